@@ -1,0 +1,77 @@
+"""Attention you can run, see and prove: an attention and Transformer workbench for PyTorch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Names are loaded on first use, so that `regard --help` and tools that only read the version import no torch.
+_WHERE = {
+    "regard.core.attend": ("attend", "explain"),
+    "regard.core.softargmax": ("softargmax",),
+    "regard.core.algebra": ("Mask",),
+    "regard.core.grid": ("Places",),
+    "regard.core.masks": (
+        "blocks", "causal", "chunks", "dilated", "documents", "full", "global_tokens", "padding", "prefix",
+        "random_links", "window",
+    ),
+    "regard.core.scores": ("additive", "alibi", "shaw", "sink", "softcap", "t5_buckets"),
+    "regard.core.positions": ("grid_positions", "rotary", "sinusoidal"),
+    "regard.core.linear": ("elu_plus_one", "linear_attend", "performer", "relu", "squared_relu"),
+    "regard.core.channel": ("channel_attend",),
+    "regard.core.cache": ("Growing", "Rolling", "Static", "Stream"),
+    "regard.core.kernels": ("recording",),
+}
+_HOME = {name: module for module, names in _WHERE.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+if TYPE_CHECKING:
+    from regard.core.algebra import Mask as Mask
+    from regard.core.attend import attend as attend, explain as explain
+    from regard.core.cache import Growing as Growing, Rolling as Rolling, Static as Static, Stream as Stream
+    from regard.core.channel import channel_attend as channel_attend
+    from regard.core.grid import Places as Places
+    from regard.core.kernels import recording as recording
+    from regard.core.linear import (
+        elu_plus_one as elu_plus_one,
+        linear_attend as linear_attend,
+        performer as performer,
+        relu as relu,
+        squared_relu as squared_relu,
+    )
+    from regard.core.masks import (
+        blocks as blocks,
+        causal as causal,
+        chunks as chunks,
+        dilated as dilated,
+        documents as documents,
+        full as full,
+        global_tokens as global_tokens,
+        padding as padding,
+        prefix as prefix,
+        random_links as random_links,
+        window as window,
+    )
+    from regard.core.positions import grid_positions as grid_positions, rotary as rotary, sinusoidal as sinusoidal
+    from regard.core.scores import (
+        additive as additive,
+        alibi as alibi,
+        shaw as shaw,
+        sink as sink,
+        softcap as softcap,
+        t5_buckets as t5_buckets,
+    )
+    from regard.core.softargmax import softargmax as softargmax
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,27 @@
+"""The one legend of axis letters: in signatures, einsum strings, error messages and on every page."""
+
+from collections.abc import Sequence
+
+LEGEND = {
+    "b": "batch",
+    "h": "query heads",
+    "g": "key/value heads",
+    "i": "query positions",
+    "j": "key positions",
+    "n": "positions",
+    "c": "width per head of q and k",
+    "e": "width per head of v",
+    "d": "model width",
+    "f": "feed-forward width",
+    "w": "vocabulary",
+}
+
+
+def spelled(letter: str, size: int) -> str:
+    """`c=8 (width per head of q and k)`."""
+    return f"{letter}={size} ({LEGEND[letter]})"
+
+
+def read(name: str, shape: Sequence[int], letters: str) -> str:
+    """`k is (2, 4, 9, 8) read as (b g j c)`."""
+    return f"{name} is {tuple(shape)} read as ({' '.join(letters.split())})"

@@ -1,0 +1,40 @@
+"""Errors that say what was expected, what came and what to do next."""
+
+
+class RegardError(Exception):
+    """The parent of every error this package raises on purpose."""
+
+
+class ShapeError(RegardError, ValueError):
+    """A tensor's rank or one of its sizes does not fit the others."""
+
+
+class DtypeError(RegardError, TypeError):
+    """A tensor's dtype is not a floating one, or not that of its partners."""
+
+
+class DeviceError(RegardError, ValueError):
+    """Tensors of one call lie on different devices."""
+
+
+class ConfigError(RegardError, ValueError):
+    """A setting is outside what it may be."""
+
+
+class UnknownNameError(RegardError, ValueError):
+    """A name that no registry entry has."""
+
+
+class KernelRefusedError(RegardError, RuntimeError):
+    """A kernel was asked by name for something it cannot compute exactly."""
+
+    def __init__(self, kernel: str, reasons: list[str], others: list[str]) -> None:
+        self.kernel = kernel
+        self.reasons = reasons
+        listed = "".join(f"\n  - {reason}" for reason in reasons)
+        instead = f"kernel=None would run {others[0]!r}" if others else "no other kernel can serve this call either"
+        super().__init__(f"kernel {kernel!r} refuses this call:{listed}\n{instead}")
+
+
+class CacheError(RegardError, RuntimeError):
+    """A cache is full, or was handed keys that do not continue what it holds."""

@@ -1,0 +1,1 @@
+"""Functions on tensors, without parameters: attention and what it is made of."""

@@ -1,0 +1,66 @@
+"""Where queries and keys stand: absolute positions of one call, and the grid of pairs asked about."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Places:
+    """The absolute position of the first query, and of the first key or of every key.
+
+    A cache hands these out. Without one, keys start at 0 and the queries are the last rows.
+    """
+
+    queries: int
+    keys: int | Int[Tensor, "j"] = 0
+
+    @classmethod
+    def last_rows(cls, i: int, j: int) -> "Places":
+        return cls(j - i)
+
+    def square(self, i: int, j: int) -> bool:
+        """Whether query r and key r stand at the same position, for every r."""
+        return i == j and isinstance(self.keys, int) and self.keys == self.queries
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Query-key pairs as integer tensors that broadcast against each other.
+
+    `row` and `column` index q and k; `i` and `j` are the positions standing there. One elementwise definition of a
+    mask or a score term thereby serves the dense matrix (row (i, 1), column (1, j)), gathered blocks and the single
+    pairs that a fused kernel asks about. `batch` and `head` carry the indices that per-sequence and per-head
+    values need.
+    """
+
+    batch: Tensor
+    head: Tensor
+    row: Tensor
+    column: Tensor
+    i: Tensor
+    j: Tensor
+    whole: bool = False  # row and column run over all of q and k, so a full matrix may be used as it is
+
+
+def key_positions(places: Places, j: int, device: torch.device | None) -> Int[Tensor, "j"]:
+    if isinstance(places.keys, Tensor):
+        return places.keys.to(device) if device is not None else places.keys
+    return torch.arange(j, device=device) + places.keys
+
+
+def whole_grid(places: Places, b: int, h: int, i: int, j: int, device: torch.device | None = None) -> Grid:
+    """Every pair of i queries and j keys."""
+    row = torch.arange(i, device=device)[:, None]
+    column = torch.arange(j, device=device)[None, :]
+    return Grid(
+        batch=torch.arange(b, device=device)[:, None, None, None],
+        head=torch.arange(h, device=device)[:, None, None],
+        row=row,
+        column=column,
+        i=row + places.queries,
+        j=key_positions(places, j, device)[None, :],
+        whole=True,
+    )

@@ -1,0 +1,161 @@
+"""The kernels, one file each, and the choice between them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from regard.base.errors import KernelRefusedError
+from regard.base.registry import Registry
+from regard.core import reference as _reference
+from regard.core.kernels import blocked, eager, flex, sdpa
+from regard.core.kernels.call import Call
+
+
+class Kernel(Protocol):
+    """What a kernel file offers."""
+
+    SUMMARY: str
+
+    def refusals(self, call: Call) -> list[str]:
+        """Every reason why this kernel cannot compute exactly what is asked; none means that it can."""
+
+    def work(self, call: Call) -> float:
+        """Score entries it would compute, weighted by how long one takes it: the smallest is chosen."""
+
+    def memory(self, call: Call) -> int:
+        """Bytes it would need beyond inputs and output."""
+
+    def run(self, call: Call) -> Tensor:
+        """The attention."""
+
+
+class _Reference:
+    """The float64 definition, as a kernel."""
+
+    SUMMARY = "the definition in float64: the truth, and slow"
+
+    refusals = staticmethod(eager.refusals)
+    run = staticmethod(_reference.reference)
+
+    @staticmethod
+    def work(call: Call) -> float:
+        return 25 * eager.work(call)
+
+    @staticmethod
+    def memory(call: Call) -> int:
+        b, h, _, i, j, _, _ = call.sizes
+        return 3 * b * h * i * j * 8
+
+
+KERNELS: Registry[Kernel] = Registry("kernel")
+for _name, _kernel in dict(reference=_Reference, eager=eager, sdpa=sdpa, blocked=blocked, flex=flex).items():
+    KERNELS.add(_name)(cast(Kernel, _kernel))
+
+_recordings: list[list[str]] = []
+
+
+def choose(call: Call) -> str:
+    """The kernel with the least work among those that can serve."""
+    if call.plain and not sdpa.refusals(call):
+        return "sdpa"  # nothing here is faster, so the others need not be asked
+    able = {name: KERNELS[name].work(call) for name in KERNELS if not KERNELS[name].refusals(call)}
+    if not able:
+        raise KernelRefusedError("eager", eager.refusals(call), [])
+    return min(able, key=lambda name: able[name])
+
+
+def run(call: Call, name: str | None) -> Tensor:
+    """The attention by the named kernel, or by the one chosen. A named one that cannot serve raises its reasons."""
+    if name is None:
+        name = choose(call)
+    elif reasons := KERNELS[name].refusals(call):
+        others = [other for other in KERNELS if not KERNELS[other].refusals(call)]
+        raise KernelRefusedError(name, reasons, [choose(call)] if others else [])
+    if not torch.compiler.is_compiling():
+        for recording in _recordings:
+            recording.append(name)
+    return KERNELS[name].run(call)
+
+
+@contextmanager
+def recording() -> Iterator[list[str]]:
+    """The names of the kernels that run inside, in order."""
+    names: list[str] = []
+    _recordings.append(names)
+    try:
+        yield names
+    finally:
+        _recordings[:] = [other for other in _recordings if other is not names]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One kernel's answer to a call."""
+
+    kernel: str
+    summary: str
+    reasons: tuple[str, ...]
+    work: float | None
+    memory: int | None
+
+    @property
+    def able(self) -> bool:
+        return not self.reasons
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which kernel would run, why each other would not, what is visible and what it would cost."""
+
+    call: str
+    mask: str
+    chosen: str | None
+    visible: int
+    pairs: int
+    answers: tuple[Answer, ...]
+
+    def __str__(self) -> str:
+        share = self.visible / self.pairs if self.pairs else 0.0
+        lines = [self.call, f"mask {self.mask}: {self.visible:,} of {self.pairs:,} pairs visible ({share:.1%})"]
+        for answer in self.answers:
+            mark = "->" if answer.kernel == self.chosen else "  "
+            if answer.able:
+                assert answer.work is not None and answer.memory is not None
+                cost = f"work {answer.work:.3g} entries, memory {in_units(answer.memory)}"
+                lines.append(f"{mark} {answer.kernel:<10} {'runs' if mark == '->' else 'could run'}: {cost}")
+            else:
+                lines.append(f"{mark} {answer.kernel:<10} refuses: {'; '.join(answer.reasons)}")
+        return "\n".join(lines)
+
+
+def explain(call: Call) -> Explanation:
+    b, h, g, i, j, c, e = call.sizes
+    answers = []
+    for name in KERNELS:
+        kernel = KERNELS[name]
+        reasons = tuple(kernel.refusals(call))
+        work, memory = (None, None) if reasons else (kernel.work(call), kernel.memory(call))
+        answers.append(Answer(name, kernel.SUMMARY, reasons, work, memory))
+    visible = call.mask.count(i, j, places=call.places) * h * (1 if call.mask.batch() else b)
+    return Explanation(
+        call=f"b={b} h={h} g={g} i={i} j={j} c={c} e={e}, {call.q.dtype} on {call.q.device}, beta={call.beta:g}",
+        mask=repr(call.mask),
+        chosen=choose(call) if any(answer.able for answer in answers) else None,
+        visible=visible,
+        pairs=b * h * i * j,
+        answers=tuple(answers),
+    )
+
+
+def in_units(size: int) -> str:
+    """Bytes as people read them."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

@@ -1,0 +1,225 @@
+"""Sparse attention by blocks: each block of queries meets only the blocks of keys it sees, in the fused kernel.
+
+Cost and memory follow the visible blocks, so a window costs what a window should, on the CPU too, and it trains.
+"""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.core.algebra import Full, Mask
+from regard.core.grid import Grid, Places, key_positions
+from regard.core.kernels import sdpa
+from regard.core.kernels.call import Call
+from regard.core.masks import Matrix
+from regard.core.tables import NONE, block_table
+
+SUMMARY = "gathers the visible key blocks and runs torch's fused attention on them"
+SIZE = 64  # fine enough that a window of 256 wastes little, coarse enough to fill the fused kernel
+_ALIKE = 4  # classes of query blocks that share one small mask; the rest keep their own
+_KEEP = 1 << 26  # bytes of a plan that may be remembered
+_MOST_REMEMBERED = 16
+
+
+@dataclass(frozen=True)
+class Group:
+    """Query blocks (r) that see as many key blocks (m) each, and what is visible inside."""
+
+    rows: Int[Tensor, "r"]
+    columns: Int[Tensor, "r m"]
+    visible: Bool[Tensor, "#r #b s l"]
+
+    @property
+    def sliding(self) -> bool:
+        """Whether one run of key blocks moves along with the queries, so that views serve instead of copies."""
+        steps = torch.arange(len(self.rows))
+        run = self.columns[0, 0] + steps[:, None] + torch.arange(self.columns.shape[1])
+        return torch.equal(self.rows, self.rows[0] + steps) and torch.equal(self.columns, run)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one mask is served: groups of query blocks, and what is seen or blind over all."""
+
+    groups: tuple[Group, ...]
+    unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that nobody sees
+    blind: Bool[Tensor, "#b 1 i 1"] | None  # queries that see nothing
+
+    @property
+    def bytes(self) -> int:
+        return sum(group.visible.numel() for group in self.groups)
+
+
+def refusals(call: Call) -> list[str]:
+    reasons = sdpa.refusals(call)
+    if isinstance(call.mask, Full):
+        reasons.append("the mask hides nothing, so there is no block to skip")
+    if _has_matrix(call.mask):
+        reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
+    if torch.compiler.is_compiling():
+        reasons.append("the list of visible blocks is worked out in Python, which torch.compile cannot trace")
+    if not call.q.shape[2] or not call.k.shape[2]:
+        reasons.append("there are no blocks where there are no positions")
+    return reasons
+
+
+def work(call: Call) -> float:
+    b, h, _, i, j, _, _ = call.sizes
+    if call.q.device.type != "cpu" and call.mask.tensors():
+        return 2.0 * b * h * i * j  # the table would have to wait for the device; assume that nothing can be skipped
+    visited = int((_table(call) != NONE).sum())
+    return 1.5 * b * h * visited * SIZE * SIZE + 2e5
+
+
+def memory(call: Call) -> int:
+    b, h, _, _, _, c, e = call.sizes
+    visited = int((_table(call) != NONE).sum())
+    gathered = b * h * visited * SIZE * (c + e) * call.q.element_size()
+    bias = b * h * visited * SIZE * SIZE * call.q.element_size() if call.terms else 0
+    return gathered + bias + visited * SIZE * SIZE
+
+
+def run(call: Call) -> Float[Tensor, "b h i e"]:
+    b, h, g, i, j, c, e = call.sizes
+    plan = _plan(call.mask, call.places, i, j, call.q.device)
+    k, v = call.k, call.v
+    if plan.unseen is not None:
+        k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
+    q, k, v = (_padded(x).flatten(0, 1) for x in (call.q, k, v))  # (b h) n c
+    terms = call.bound_terms()
+    sink = None if call.sink is None else call.sink.repeat(b)
+    outs = []
+    for group in plan.groups:
+        blocks = _rows(q, group)
+        if not group.columns.shape[1]:
+            outs.append(blocks.new_zeros(*blocks.shape[:3], e))
+            continue
+        visible = group.visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if group.visible.shape[1] > 1 else group.visible
+        bias = None
+        if terms:
+            bias = sdpa.summed(terms, _grid(call, group), call.q)
+            bias = bias.expand(len(group.rows), b, h, SIZE, group.columns.shape[1] * SIZE).flatten(1, 2)
+        outs.append(sdpa.masked(blocks, _keys(k, group), _keys(v, group), visible, bias, sink, call.beta, call.dropout))
+    out = torch.cat(outs)  # r (b h) s e
+    order = torch.cat([group.rows for group in plan.groups])
+    if not torch.equal(order, torch.arange(len(order))):
+        out = out[order.argsort().to(out.device)]
+    out = out.transpose(0, 1).reshape(b, h, -1, e)[:, :, :i]
+    return out if plan.blind is None else out.masked_fill(plan.blind, 0)
+
+
+def _rows(q: Float[Tensor, "bh n c"], group: Group) -> Float[Tensor, "r bh s c"]:
+    blocks = q.unflatten(1, (-1, SIZE))
+    if group.sliding:
+        first = int(group.rows[0])
+        return blocks[:, first : first + len(group.rows)].transpose(0, 1)
+    return blocks.index_select(1, group.rows.to(q.device)).transpose(0, 1)
+
+
+def _keys(k: Float[Tensor, "bg n c"], group: Group) -> Float[Tensor, "r bg l c"]:
+    rows, run = group.columns.shape
+    if group.sliding:
+        first = int(group.columns[0, 0]) * SIZE
+        stretch = k[:, first : first + (rows + run - 1) * SIZE]
+        return stretch.unfold(1, run * SIZE, SIZE).permute(1, 0, 3, 2)
+    gathered = k.unflatten(1, (-1, SIZE)).index_select(1, group.columns.reshape(-1).to(k.device))
+    return gathered.unflatten(1, (rows, run)).flatten(2, 3).transpose(0, 1)
+
+
+def _grid(call: Call, group: Group) -> Grid:
+    """The pairs of a group: axes r, b, h, s, l."""
+    b, h, _, i, j, _, _ = call.sizes
+    device = call.q.device
+    row, column, _ = _indices(group.rows, group.columns, i, j)
+    row, column = row.to(device)[:, None, None, :, None], column.to(device)[:, None, None, None, :]
+    positions = key_positions(call.places, j, device)
+    batch = torch.arange(b, device=device)[:, None, None, None]
+    head = torch.arange(h, device=device)[:, None, None]
+    return Grid(batch, head, row, column, row + call.places.queries, positions[column])
+
+
+def _indices(rows: Tensor, columns: Tensor, i: int, j: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Row and column indices inside blocks, kept in range, and whether a column is a real key."""
+    within = torch.arange(SIZE)
+    row = (rows[:, None] * SIZE + within).clamp(max=i - 1)
+    column = (columns[:, :, None] * SIZE + within).flatten(1)
+    return row, column.clamp(max=j - 1), column < j
+
+
+_remembered: dict[Hashable, tuple[Mask, Plan]] = {}
+
+
+def _plan(mask: Mask, places: Places, i: int, j: int, device: torch.device) -> Plan:
+    key = (mask.key(), places, i, j, device) if isinstance(places.keys, int) else None
+    if key in _remembered:
+        return _remembered[key][1]
+    plan = _planned(mask, places, i, j, device)
+    if key is not None and plan.bytes <= _KEEP:
+        while len(_remembered) >= _MOST_REMEMBERED:
+            _remembered.pop(next(iter(_remembered)))
+        _remembered[key] = (mask, plan)
+    return plan
+
+
+def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -> Plan:
+    mask = mask.to(torch.device("cpu"))
+    state = block_table(mask, i, j, SIZE, places=places).union()
+    runs = (state != NONE).sum(1)
+    sequences = mask.batch() or 1
+    seen = torch.zeros(sequences, state.shape[1], SIZE, dtype=torch.int32)
+    awake = torch.zeros(sequences, state.shape[0], SIZE, dtype=torch.bool)
+    groups: list[Group] = []
+    for run in runs.unique().tolist():
+        rows = (runs == run).nonzero()[:, 0]
+        columns = (state[rows] != NONE).nonzero()[:, 1].reshape(len(rows), run)
+        visible = _visible(mask, places, rows, columns, i, j)  # r b s l
+        seen.index_add_(1, columns.flatten(), visible.any(2).transpose(0, 1).reshape(sequences, -1, SIZE).int())
+        awake[:, rows] = visible.any(3).transpose(0, 1)
+        # a blind row keeps finite scores inside the fused kernel and is zeroed at the end
+        visible = visible | ~visible.any(3, keepdim=True)
+        groups += [Group(r, c, seen_there.to(device)) for r, c, seen_there in _alike(rows, columns, visible)]
+    unseen = (seen == 0).flatten(1)[:, None, :j, None]
+    blind = ~awake.flatten(1)[:, None, :i, None]
+    return Plan(
+        groups=tuple(sorted(groups, key=lambda group: int(group.rows[0]))),
+        unseen=unseen.to(device) if unseen.any() else None,
+        blind=blind.to(device) if blind.any() else None,
+    )
+
+
+def _visible(mask: Mask, places: Places, rows: Tensor, columns: Tensor, i: int, j: int) -> Bool[Tensor, "r b s l"]:
+    row, column, real = _indices(rows, columns, i, j)
+    row, column = row[:, None, :, None], column[:, None, None, :]
+    batch = torch.arange(mask.batch() or 1)[:, None, None]
+    at = key_positions(places, j, None)[column]
+    seen = mask.see(Grid(batch, torch.zeros(1, dtype=torch.long), row, column, row + places.queries, at))
+    return (seen & real[:, None, None, :]).expand(len(rows), mask.batch() or 1, SIZE, columns.shape[1] * SIZE)
+
+
+def _alike(rows: Tensor, columns: Tensor, visible: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Query blocks that see the same pattern share one small mask; a few classes of them cover a window."""
+    left = torch.arange(len(rows))
+    for _ in range(_ALIKE):
+        same = (visible[left] == visible[left[:1]]).flatten(1).all(1)
+        yield rows[left[same]], columns[left[same]], visible[left[:1]]
+        left = left[~same]
+        if not len(left):
+            return
+    yield rows[left], columns[left], visible[left]
+
+
+def _padded(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h m c"]:
+    return pad(x, (0, 0, 0, -x.shape[2] % SIZE))
+
+
+def _table(call: Call) -> Tensor:
+    i, j = call.q.shape[2], call.k.shape[2]
+    return block_table(call.mask, i, j, SIZE, places=call.places).union()
+
+
+def _has_matrix(mask: Mask) -> bool:
+    return isinstance(mask, Matrix) or any(_has_matrix(child) for child in mask.children())

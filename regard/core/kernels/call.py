@@ -1,0 +1,79 @@
+"""One attention call, checked and settled: what a kernel is asked to compute."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.core.algebra import Full, Mask
+from regard.core.grid import Grid, Places, whole_grid
+from regard.core.masks import Causal
+from regard.core.scores import Bound, Sink, Term
+
+
+@dataclass(frozen=True)
+class Call:
+    """Tensors that fit each other, a mask simplified to where they stand, terms, and the numbers of the call."""
+
+    q: Float[Tensor, "b h i c"]
+    k: Float[Tensor, "b g j c"]
+    v: Float[Tensor, "b g j e"]
+    mask: Mask
+    terms: tuple[Term, ...]
+    beta: float
+    dropout: float
+    places: Places
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int, int]:
+        """b, h, g, i, j, c, e."""
+        b, h, i, c = self.q.shape
+        return b, h, self.k.shape[1], i, self.k.shape[2], c, self.v.shape[3]
+
+    @property
+    def causal_square(self) -> bool:
+        """Whether the mask is the plain lower triangle, which fused kernels know by themselves."""
+        return isinstance(self.mask, Causal) and self.places.square(self.q.shape[2], self.k.shape[2])
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but q, k, v and the lower triangle is needed."""
+        return not self.terms and (isinstance(self.mask, Full) or self.causal_square)
+
+    @property
+    def sink(self) -> Float[Tensor, "h"] | None:
+        """The logits of all sinks together: sinks add up as exponentials do."""
+        logits = [term.logits.to(self.q.device) for term in self.terms if isinstance(term, Sink)]
+        return torch.stack(logits).logsumexp(0) if logits else None
+
+    def grid(self) -> Grid:
+        b, h, _, i, j, _, _ = self.sizes
+        return whole_grid(self.places, b, h, i, j, self.q.device)
+
+    def visible(self) -> Bool[Tensor, "#b #h i j"] | None:
+        """The dense mask with all four axes, or None where everything is visible."""
+        if isinstance(self.mask, Full):
+            return None
+        i, j = self.q.shape[2], self.k.shape[2]
+        seen = self.mask.see(self.grid())
+        return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
+
+    def bound_terms(self) -> list[Bound]:
+        return [term.bind(self.q, self.beta) for term in self.terms]
+
+
+def seen_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:
+    """The keys that some query of their sequence may see. The others may hold NaN, so they have to be cleared."""
+    seen = visible.any(-2)
+    if seen.shape[1] > 1:
+        seen = seen.unflatten(1, (g, -1)).any(2)
+    return seen[..., None]
+
+
+def in_transform(names: tuple[str, ...] = ("Vmap", "Jvp")) -> bool:
+    """Whether a torch.func transform is at work for which torch's fused attention has no rule."""
+    if torch.compiler.is_compiling():
+        return False  # the compiler has taken the transform apart before this is asked
+    stack = torch._C._functorch.get_interpreter_stack()
+    return stack is not None and any(level.key().name in names for level in stack)

@@ -1,0 +1,122 @@
+"""torch's scaled_dot_product_attention: the fused kernels it has for full and causal, a dense mask otherwise."""
+
+import math
+from functools import cache
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from regard.core.algebra import Full
+from regard.core.grid import Grid
+from regard.core.kernels.call import Call, in_transform, seen_keys
+from regard.core.scores import Bound
+
+SUMMARY = "torch's fused attention; cuDNN first on Hopper"
+# cuDNN's kernel measured 1.75x torch's flash kernel on an H200 (4 x 16 heads x 4096 x 128, bfloat16)
+_HOPPER_ORDER = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def refusals(call: Call) -> list[str]:
+    reasons = []
+    if math.isinf(call.beta):
+        reasons.append("beta=inf is hard attention, and the fused kernels know only softmax")
+    reasons += [
+        f"{term.name} does more than add to the scores, which is all the fused kernels allow"
+        for term in call.terms
+        if not term.additive and term.name != "sink"
+    ]
+    if in_transform():
+        reasons.append("torch's fused attention has no rule for vmap and forward-mode derivatives")
+    return reasons
+
+
+def work(call: Call) -> float:
+    b, h, _, i, j, _, _ = call.sizes
+    if call.plain:
+        return b * h * i * j * (1.0 if isinstance(call.mask, Full) else 0.6)
+    return 1.3 * b * h * i * j
+
+
+def memory(call: Call) -> int:
+    b, h, _, i, j, _, _ = call.sizes
+    if call.plain:
+        return 4 * b * h * i  # the log-sum-exp of each row
+    if call.terms:
+        return b * h * i * (j + 1) * call.q.element_size()
+    return (call.mask.batch() or 1) * i * j * (1 + call.q.element_size())
+
+
+def run(call: Call) -> Float[Tensor, "b h i e"]:
+    if call.plain:
+        return fused(call.q, call.k, call.v, call.beta, call.dropout, causal=call.causal_square)
+    k, v, visible, awake = call.k, call.v, call.visible(), None
+    if visible is not None:
+        unseen = ~seen_keys(visible, k.shape[1])
+        k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
+        awake = visible.any(-1, keepdim=True)
+        visible = visible | ~awake  # a blind row keeps finite scores and is zeroed below
+    terms = call.bound_terms()
+    bias = summed(terms, call.grid(), call.q) if terms else None
+    out = masked(call.q, k, v, visible, bias, call.sink, call.beta, call.dropout)
+    return out if awake is None else out.masked_fill(~awake, 0)
+
+
+def summed(terms: list[Bound], grid: Grid, q: Tensor) -> Float[Tensor, "..."]:
+    """All additive terms of the grid's pairs as one tensor."""
+    scores = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    for term in terms:
+        scores = term(scores, grid)
+    return scores
+
+
+def masked(
+    q: Float[Tensor, "n h i c"],
+    k: Float[Tensor, "n g j c"],
+    v: Float[Tensor, "n g j e"],
+    visible: Bool[Tensor, "#n #h i j"] | None,
+    bias: Float[Tensor, "..."] | None,
+    sink: Float[Tensor, "h"] | None,
+    beta: float,
+    dropout: float,
+) -> Float[Tensor, "n h i e"]:
+    """The fused kernel behind a dense mask in which no row is blind; the sink is one more key of value zero."""
+    added: Tensor | None = visible
+    if bias is not None or sink is not None:
+        bias = q.new_zeros(()) if bias is None else bias
+        shape = torch.broadcast_shapes(bias.shape, (1, 1 if sink is None else len(sink), q.shape[2], k.shape[2]))
+        added = bias.expand(shape) if visible is None else torch.where(visible, bias.expand(shape), -math.inf)
+        if sink is not None:
+            k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+            added = torch.cat([added, sink.to(added)[:, None, None].expand(*added.shape[:-1], 1)], -1)
+        added = added.to(q.dtype)
+    return fused(q, k, v, beta, dropout, added=added)
+
+
+def fused(
+    q: Float[Tensor, "n h i c"],
+    k: Float[Tensor, "n g j c"],
+    v: Float[Tensor, "n g j e"],
+    beta: float,
+    dropout: float,
+    *,
+    causal: bool = False,
+    added: Tensor | None = None,
+) -> Float[Tensor, "n h i e"]:
+    c, e = q.shape[-1], v.shape[-1]
+    grouped = q.shape[1] != k.shape[1]
+    if q.device.type == "cpu" and c != e:
+        # the CPU's fused kernel wants one width: zeros change neither a dot product nor the columns cut off below
+        q, k, v = (pad(x, (0, max(c, e) - x.shape[-1])) for x in (q, k, v))
+    if q.device.type == "cuda" and _hopper(q.device.index or 0):
+        with sdpa_kernel(_HOPPER_ORDER, set_priority=True):
+            return scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
+    out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
+    return out[..., :e]
+
+
+@cache
+def _hopper(device: int) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9

@@ -1,0 +1,373 @@
+"""Kernelised attention: softargmax replaced by a product of features, so that a sum remembers all keys at once.
+
+    out_i = phi(q_i) S / (phi(q_i) . z),    S = sum_j phi(k_j) v_j^T,    z = sum_j phi(k_j)
+
+S and z do not grow with the sequence. One step below serves all three forms of causal attention, which differ in how
+many keys it takes at once: all (parallel), `chunk` of them (chunked) or one (recurrent).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.base.axes import read, spelled
+from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.seeds import generator
+from regard.core.algebra import And, Full, Mask
+from regard.core.grid import Places
+from regard.core.masks import Causal, Padding, as_mask
+
+FORMS = ("parallel", "chunked", "recurrent")
+
+
+class Features(ABC):
+    """A feature map phi: key j weighs phi(q_i) . phi(k_j) for query i, which must never be negative.
+
+    A map whose values may leave the range of floats sets `logarithmic` and gives ln phi to the sums.
+    """
+
+    logarithmic: ClassVar[bool] = False
+    chunk: ClassVar[int] = 64  # keys taken at once where the caller does not say
+
+    @abstractmethod
+    def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
+        """phi(x)."""
+
+    def size(self, c: int) -> int:
+        """How many features a vector of width c has."""
+        return c
+
+    def of_queries(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
+        """phi, or ln phi if logarithmic, up to one factor per row: it cancels."""
+        return self(q)
+
+    def of_keys(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b g j r"]:
+        """phi, or ln phi if logarithmic, up to one factor for all: it cancels."""
+        return self(k)
+
+
+@dataclass(frozen=True)
+class Elementwise(Features):
+    """Features that are one function of each coordinate."""
+
+    name: str
+    fn: Callable[[Tensor], Tensor] = field(repr=False)
+
+    def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
+        return self.fn(x)
+
+
+@dataclass(frozen=True)
+class Performer(Features):
+    """phi(x)_r = exp(w_r . y - |y|^2 / 2) / sqrt(count) with y = x beta^(1/2): positive random features, FAVOR+.
+
+    The w_r are standard normal (orthogonal in groups of `width`), hence E[phi(q) . phi(k)] = exp(beta q . k): an
+    unbiased estimate of the weights of softargmax before they are normalised. Choromanski et al. 2021,
+    arXiv:2009.14794. The values range over hundreds of powers of e, so only logarithms of them are ever held.
+    """
+
+    width: int
+    count: int
+    seed: int = 0
+    beta: float | None = None
+    orthogonal: bool = True
+    directions: Float[Tensor, "r c"] = field(init=False, repr=False, compare=False)
+
+    logarithmic: ClassVar[bool] = True
+    chunk: ClassVar[int] = 16  # a chunk's own keys cost chunk * count numbers per token here
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.count < 1:
+            raise ConfigError(f"performer needs a positive width and count: width={self.width}, count={self.count}")
+        if self.beta is not None and not 0 <= self.beta < math.inf:
+            raise ConfigError(f"performer needs a finite beta that is not negative: beta={self.beta}")
+        # drawn once and kept: a value must not draw anew, and compiled code cannot draw from a seed
+        object.__setattr__(self, "directions", _directions(self.width, self.count, self.seed, self.orthogonal))
+
+    def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
+        return self.of_keys(x).exp() / math.sqrt(self.count)
+
+    def size(self, c: int) -> int:
+        if c != self.width:
+            raise ShapeError(f"q has {spelled('c', c)}, but performer was made with width={self.width}; use width={c}")
+        return self.count
+
+    def of_queries(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
+        return torch.einsum("bhic,rc->bhir", self._scaled(q), self.directions.to(q))
+
+    def of_keys(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b g j r"]:
+        return self.of_queries(k) - self._scaled(k).square().sum(-1, keepdim=True) / 2
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x * math.sqrt(self.width**-0.5 if self.beta is None else self.beta)
+
+
+def elu_plus_one() -> Features:
+    """phi(x) = elu(x) + 1, that is exp(x) below zero and x + 1 above. Katharopoulos et al. 2020, arXiv:2006.16236."""
+    return Elementwise("elu_plus_one", _elu_plus_one)
+
+
+def relu() -> Features:
+    """phi(x) = max(x, 0). Queries that share no feature with a key get zeros. Kasai et al. 2021, arXiv:2103.13076."""
+    return Elementwise("relu", torch.relu)
+
+
+def squared_relu() -> Features:
+    """phi(x) = max(x, 0)^2, sharper than relu. The activation of So et al. 2021, arXiv:2109.08668, used as features."""
+    return Elementwise("squared_relu", _squared_relu)
+
+
+def performer(width: int, count: int, seed: int = 0, beta: float | None = None, orthogonal: bool = True) -> Features:
+    """`count` positive random features that estimate softargmax attention for heads of `width`; beta as in attend."""
+    return Performer(width, count, seed, beta, orthogonal)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearState:
+    """All keys seen so far, in sums that do not grow. The sums themselves are `weighted` and `total` times exp(peak).
+
+    `peak` is the largest ln phi seen for each feature (0 for maps that are not logarithmic, -inf before the first key).
+    `length` counts the keys, hidden ones too: it is the position of the next.
+    """
+
+    weighted: Float[Tensor, "b h r e"]
+    total: Float[Tensor, "b h r"]
+    peak: Float[Tensor, "b h r"]
+    length: int
+
+
+class LinearResult(NamedTuple):
+    """What every query read, and the state that continues the sequence."""
+
+    out: Float[Tensor, "b h i e"]
+    state: LinearState
+
+
+def linear_attend(
+    q: Float[Tensor, "b h i c"],
+    k: Float[Tensor, "b g j c"],
+    v: Float[Tensor, "b g j e"],
+    *,
+    features: Features | None = None,
+    mask: Mask | None = None,
+    form: str | None = None,
+    chunk: int | None = None,
+    state: LinearState | None = None,
+) -> LinearResult:
+    """Attention of q to k and v through features, after everything that `state` remembers.
+
+    features  elu_plus_one() unless given
+    mask      None, full(), causal(), padding(lengths) or their `&`; positions go on where the state ends
+    form      "parallel" (i * j numbers, times count for performer, if causal), "chunked" or "recurrent"; all agree.
+              None takes chunked for a causal mask and parallel for a full one, whose sums are linear in any form
+    chunk     keys taken at once by the chunked form; None lets the features choose
+
+    Sums are float32 at least, under autocast too. A query that shares no feature with any visible key gets zeros.
+    """
+    features = elu_plus_one() if features is None else features
+    _check_tensors(q, k, v)
+    is_causal, visible = _read_mask(as_mask(mask), q, k, 0 if state is None else state.length)
+    step = _step_size(form, features.chunk if chunk is None else chunk, is_causal, k.shape[2])
+    exact = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.promote_types(v.dtype, torch.float32))
+    nothing = -torch.inf if features.logarithmic else 0.0
+    size = (*q.shape[:2], features.size(q.shape[3]), v.shape[3])
+    state = _empty(size, nothing, q.to(exact)) if state is None else _checked(state, size, exact)
+
+    with _full_precision(q.device):
+        if visible is not None:
+            # before any arithmetic: what is hidden may be NaN, and NaN times zero is NaN
+            k, v = k.masked_fill(~visible, 0), v.masked_fill(~visible, 0)
+        queries, keys, values = features.of_queries(q.to(exact)), features.of_keys(k.to(exact)), v.to(exact)
+        if visible is not None:
+            keys = keys.masked_fill(~visible, nothing)
+        keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
+
+        rows = []
+        for start in range(0, k.shape[2], step):
+            some = slice(start, start + step)
+            if is_causal:
+                rows.append(_read(state, queries[:, :, some], features, keys[:, :, some], values[:, :, some]))
+            state = _remember(state, keys[:, :, some], values[:, :, some], features)
+        if not is_causal:
+            rows.append(_read(state, queries, features))
+        out = torch.cat(rows, 2) if rows else values  # no keys, so no rows either
+    return LinearResult(out.to(v.dtype), state)
+
+
+def _remember(
+    state: LinearState, keys: Float[Tensor, "b h j r"], values: Float[Tensor, "b h j e"], features: Features
+) -> LinearState:
+    """The state after some more keys."""
+    weighted, total, peak = state.weighted, state.total, state.peak
+    if features.logarithmic:
+        # the peak cancels wherever the state is read, so no gradient runs through it
+        peak = torch.maximum(peak, keys.detach().amax(2))
+        level = _or_zero(peak)
+        fading, keys = (state.peak - level).exp(), (keys - level[:, :, None]).exp()
+        weighted, total = weighted * fading[..., None], total * fading
+    weighted = weighted + torch.einsum("bhjr,bhje->bhre", keys, values)
+    return LinearState(weighted, total + keys.sum(2), peak, state.length + keys.shape[2])
+
+
+def _read(
+    state: LinearState,
+    queries: Float[Tensor, "b h i r"],
+    features: Features,
+    keys: Float[Tensor, "b h i r"] | None = None,
+    values: Float[Tensor, "b h i e"] | None = None,
+) -> Float[Tensor, "b h i e"]:
+    """What queries find in the state, and in the keys given: those of their own chunk, up to each one's own."""
+    past, own = _weigh(state.peak, queries, keys, features.logarithmic)
+    found = torch.einsum("bhir,bhre->bhie", past, state.weighted)
+    mass = torch.einsum("bhir,bhr->bhi", past, state.total)
+    if own is not None and values is not None:
+        found, mass = found + torch.einsum("bhij,bhje->bhie", own, values), mass + own.sum(-1)
+    nothing = (mass == 0)[..., None]
+    return (found / mass[..., None].masked_fill(nothing, 1)).masked_fill(nothing, 0)
+
+
+def _weigh(
+    peak: Float[Tensor, "b h r"], queries: Float[Tensor, "b h i r"], keys: Float[Tensor, "b h i r"] | None, log: bool
+) -> tuple[Float[Tensor, "b h i r"], Float[Tensor, "b h i i"] | None]:
+    """The weights of the remembered features and of a chunk's own keys, up to one factor per row.
+
+    Logarithms are added before exp and the largest that the row may see is removed, for every pair by itself: factors
+    exp(ln phi(q)) and exp(ln phi(k)) could both vanish where their product does not.
+    """
+    past = queries + peak[:, :, None] if log else queries
+    top = past.detach().amax(-1, keepdim=True) if log else None
+    own = None
+    if keys is not None:
+        later = torch.ones(keys.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
+        if top is None:
+            own = torch.einsum("bhir,bhjr->bhij", queries, keys).masked_fill(later, 0)
+        else:
+            pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)
+            top = torch.maximum(top, pairs.detach().amax((-2, -1))[..., None])
+            own = (pairs - _or_zero(top)[..., None]).exp().sum(-1)
+    return (past if top is None else (past - _or_zero(top)).exp()), own
+
+
+def _elu_plus_one(x: Tensor) -> Tensor:
+    # exp itself, since elu rounds exp(x) - 1 to -1 where x is very negative; the clamp keeps exp(large) out
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return x.relu().square()
+
+
+def _or_zero(peak: Tensor) -> Tensor:
+    """A level that can be subtracted: -inf, the peak of no keys, would give -inf - -inf."""
+    return peak.masked_fill(peak == -torch.inf, 0)
+
+
+def _directions(width: int, count: int, seed: int, orthogonal: bool) -> Float[Tensor, "r c"]:
+    """`count` standard normal vectors, the same on every device; orthogonal ones keep their normal lengths."""
+    draws = generator(seed)
+    normal = torch.randn(count, width, dtype=torch.float64, generator=draws, device="cpu")
+    if not orthogonal:
+        return normal
+    groups = torch.randn(-(-count // width), width, width, dtype=torch.float64, generator=draws, device="cpu")
+    turns, triangle = torch.linalg.qr(groups)
+    # qr fixes signs by its own convention; without this no direction would be uniform, and the estimate biased
+    turns = turns * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+    return turns.flatten(0, 1)[:count] * torch.linalg.vector_norm(normal, dim=-1, keepdim=True)
+
+
+def _empty(size: tuple[int, int, int, int], peak: float, like: Tensor) -> LinearState:
+    """The state before the first key."""
+    return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0)
+
+
+def _checked(state: LinearState, size: tuple[int, int, int, int], exact: torch.dtype) -> LinearState:
+    """The state, if it fits this call."""
+    came = state.weighted
+    if tuple(came.shape) != size:
+        raise ShapeError(
+            f"{read('state.weighted', came.shape, 'b h r e')}, but this call needs {size}; "
+            "go on with the same batch, heads, widths and features, or with state=None"
+        )
+    if came.dtype != exact:
+        raise DtypeError(f"state is {came.dtype}, but this call sums in {exact}; keep q, k and v in one dtype")
+    return state
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise where q, k and v do not fit each other."""
+    for name, x, letters in (("q", q, "b h i c"), ("k", k, "b g j c"), ("v", v, "b g j e")):
+        if x.ndim != 4:
+            raise ShapeError(f"{name} is {tuple(x.shape)}, but must have four axes ({letters})")
+        if not x.is_floating_point():
+            raise DtypeError(f"{name} is {x.dtype}, but attention needs a floating-point dtype; call {name}.float()")
+        if x.dtype != q.dtype and not _autocasts(q.device):
+            raise DtypeError(f"{name} is {x.dtype}, but q is {q.dtype}; cast it: {name}.to({q.dtype})")
+    (b, h, _, c), (_, g, j, _) = q.shape, k.shape
+    for name, x, letters, wanted in (("k", k, "bgjc", {"b": b, "c": c}), ("v", v, "bgje", {"b": b, "g": g, "j": j})):
+        for letter, size in wanted.items():
+            came, of = x.shape[letters.index(letter)], "q" if letter in "bc" else "k"
+            if came != size:
+                seen = read(name, x.shape, " ".join(letters))
+                raise ShapeError(f"{name} has {spelled(letter, came)}, but {of} has {letter}={size}; {seen}")
+    if g == 0 or h % g:
+        raise ShapeError(
+            f"q has {spelled('h', h)} and k has {spelled('g', g)}; h must be a multiple of g, "
+            "so that each key head serves equally many query heads"
+        )
+
+
+def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool[Tensor, "b 1 j 1"] | None]:
+    """Whether the mask is causal, and which keys are real; other masks are refused."""
+    i, j = q.shape[2], k.shape[2]
+    mask = mask.to(k.device)
+    parts = mask.parts if isinstance(mask, And) else (mask,)
+    other = [part for part in parts if not isinstance(part, Full | Causal | Padding)]
+    if other:
+        raise ConfigError(
+            f"linear_attend cannot honour {other[0]!r}: its sums hold all keys and hide none from single queries; "
+            "use full(), causal(), padding(lengths) or their &, or attend(q, k, v, mask=...)"
+        )
+    mask.check(Places(start, start), q.shape[0], i, j)
+    is_causal = any(isinstance(part, Causal) for part in parts)
+    if is_causal and i != j:
+        raise ShapeError(
+            f"q has {spelled('i', i)}, but k has {spelled('j', j)}; a causal mask needs one query per key here: "
+            "pass the keys before them through state="
+        )
+    visible = None
+    batch = torch.arange(q.shape[0], device=k.device)[:, None]
+    positions = torch.arange(j, device=k.device) + start
+    for part in parts:
+        if isinstance(part, Padding):
+            real = part.real(positions, batch)[:, None, :, None]
+            visible = real if visible is None else visible & real
+    return is_causal, visible
+
+
+def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:
+    """How many of j keys a form takes at once."""
+    form = ("chunked" if is_causal else "parallel") if form is None else form
+    if form not in FORMS:
+        near = get_close_matches(form, FORMS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"unknown form {form!r}{hint} (there are: {', '.join(FORMS)})")
+    if chunk < 1:
+        raise ConfigError(f"chunk counts keys taken at once and must be at least 1: chunk={chunk}")
+    return {"parallel": max(j, 1), "chunked": chunk, "recurrent": 1}[form]
+
+
+def _autocasts(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """Autocast off: sums over a whole sequence do not fit bfloat16."""
+    return torch.autocast(device.type, enabled=False) if _autocasts(device) else nullcontext()

@@ -1,0 +1,286 @@
+"""Where a token stands, told to the model: sinusoids added to it, or rotations of its queries and keys."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.base.axes import spelled
+from regard.base.errors import ConfigError, DtypeError, ShapeError
+
+PAIRINGS = ("half", "interleaved")
+
+
+def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) -> Float[Tensor, "n d"]:
+    """Sinusoids of geometrically falling frequency, to be added to token vectors: sin in even, cos in odd columns.
+
+    out[n, 2k] = sin(n / base^(2k/d)), out[n, 2k+1] = cos(the same). Vaswani et al. 2017, arXiv:1706.03762.
+    `positions` is a number of tokens, or the positions themselves. Phases and result are float32.
+    """
+    if width < 2 or width % 2:
+        raise ConfigError(f"sinusoidal needs an even width, one sin and one cos per frequency: width={width}")
+    _check_base(base)
+    if isinstance(positions, int):
+        if positions < 0:
+            raise ConfigError(f"sinusoidal cannot count to a negative number of positions: positions={positions}")
+        positions = torch.arange(positions)
+    if positions.ndim != 1:
+        raise ShapeError(f"positions is {tuple(positions.shape)}, but sinusoidal takes one number per token, (n)")
+    phases = positions[:, None].float() * inverse_frequencies(base, width, positions.device)
+    return torch.stack((phases.sin(), phases.cos()), -1).flatten(-2)
+
+
+def inverse_frequencies(base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
+    """base^(-2k/width) for k = 0 .. width/2 - 1: radians per position of each pair, in float32."""
+    return 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
+
+
+def grid_positions(rows: int, columns: int, device: torch.device | str | None = None) -> Int[Tensor, "n 2"]:
+    """The (row, column) of every patch of an image, row by row: positions for `rotary(axes=2)`."""
+    row, column = torch.arange(rows, device=device), torch.arange(columns, device=device)
+    return torch.stack(torch.meshgrid(row, column, indexing="ij"), -1).flatten(0, 1)
+
+
+class Stretch(ABC):
+    """A way to use rotary positions beyond the context they were trained on: it changes the frequencies."""
+
+    @abstractmethod
+    def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
+        """The changed inverse frequencies of `width` rotated coordinates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpolate(Stretch):
+    """Position interpolation: every position is divided by `factor`, so all frequencies are.
+
+    Chen et al. 2023, arXiv:2306.15595.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_factor(self)
+
+    def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
+        return inverse_frequencies(base, width, device) / self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class NTK(Stretch):
+    """NTK-aware scaling: base' = base * factor^(w / (w - 2)) for a rotated width w.
+
+    The highest frequency is kept, the lowest is divided by `factor`, those between by a power of it.
+    bloc97 2023, reddit.com/r/LocalLLaMA/comments/14lz7j5.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_factor(self)
+
+    def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
+        if width < 4:
+            raise ConfigError(
+                f"NTK stretches between two frequencies or more, but width={width} has one; use 4 or more"
+            )
+        return inverse_frequencies(base * self.factor ** (width / (width - 2)), width, device)
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3(Stretch):
+    """Banded scaling by turns, the number of times a frequency f turns in the original context: original * f / (2 pi).
+
+    At least `high` turns: f is kept; at most `low`: f / factor; between: linear in the turns.
+    Llama 3.1, arXiv:2407.21783 and github.com/meta-llama/llama-models.
+    """
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 8192
+
+    def __post_init__(self) -> None:
+        _check_factor(self)
+        if not 0 < self.low < self.high:
+            raise ConfigError(f"Llama3 needs 0 < low < high turns: low={self.low}, high={self.high}")
+        _check_original(self, self.original, self.low)
+
+    def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
+        plain = inverse_frequencies(base, width, device)
+        turns = self.original * plain / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return plain * (kept + (1 - kept) / self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class YaRN(Stretch):
+    """Banded scaling by index: f is kept where it turns `fast` times or more in the original context, divided by
+    `factor` where `slow` times or fewer, and blended linearly in the index k of the frequency between.
+
+    A frequency turns t times at index k(t) = w ln(original / (2 pi t)) / (2 ln base); the ramp runs from
+    floor k(fast) to ceil k(slow), as in the released code. Peng et al. 2023, arXiv:2309.00071.
+    The paper also sharpens attention: multiply beta by `beta_factor`. It is never applied here.
+    """
+
+    factor: float
+    original: int
+    fast: float = 32.0
+    slow: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_factor(self)
+        if not 0 < self.slow < self.fast:
+            raise ConfigError(f"YaRN needs 0 < slow < fast turns: slow={self.slow}, fast={self.fast}")
+        _check_original(self, self.original, self.slow)
+
+    @property
+    def beta_factor(self) -> float:
+        """(0.1 ln factor + 1)^2: the paper's 1/t. Others scale q and k by its root each, which comes to the same."""
+        return (0.1 * math.log(self.factor) + 1) ** 2
+
+    def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
+        fast, slow = (
+            width * math.log(self.original / (2 * math.pi * turns)) / (2 * math.log(base))
+            for turns in (self.fast, self.slow)
+        )
+        first, last = max(math.floor(fast), 0), min(math.ceil(slow), width - 1)
+        # a ramp of no length is a step between neighbours
+        last = max(last, first + 1)
+        index = torch.arange(width // 2, dtype=torch.float32, device=device)
+        divided = ((index - first) / (last - first)).clamp(0, 1)
+        return inverse_frequencies(base, width, device) * (1 - divided + divided / self.factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """Rotary positions: each pair of coordinates turns by position * frequency, so scores depend on i - j alone.
+
+    Su et al. 2021, arXiv:2104.09864. See `rotary` for the settings.
+    """
+
+    base: float = 10000.0
+    pairing: str = "half"
+    width: int | None = None
+    axes: int = 1
+    stretch: Stretch | None = None
+
+    def __post_init__(self) -> None:
+        _check_base(self.base)
+        if self.pairing not in PAIRINGS:
+            near = get_close_matches(str(self.pairing), PAIRINGS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"unknown pairing {self.pairing!r}{hint} (there are: {', '.join(PAIRINGS)})")
+        if self.axes < 1:
+            raise ConfigError(f"axes counts the coordinates of a position and must be at least 1: axes={self.axes}")
+        if self.width is not None and (self.width < 1 or self.width % (2 * self.axes)):
+            raise ConfigError(f"width must be a positive multiple of 2 * axes = {2 * self.axes}: width={self.width}")
+        if self.stretch is not None and not isinstance(self.stretch, Stretch):
+            raise ConfigError(
+                f"stretch must be Interpolate, NTK, Llama3, YaRN or another Stretch, not {self.stretch!r}; "
+                "to divide positions by 2 write Interpolate(2)"
+            )
+
+    def frequencies(self, c: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
+        """Radians per position of each pair, in float32, for heads of width c; every axis uses the same."""
+        width = self._rotated(c) // self.axes
+        stretch = self.stretch
+        if stretch is None:
+            return inverse_frequencies(self.base, width, device)
+        return stretch.frequencies(self.base, width, device)
+
+    def __call__(self, x: Float[Tensor, "b h n c"], positions: int | Tensor | None = None) -> Float[Tensor, "b h n c"]:
+        """x turned to its positions: None counts from 0, a number counts from there, a tensor names each.
+
+        A tensor is (n) or (b n); with several axes it is needed, as (n axes) or (b n axes).
+        """
+        if x.ndim != 4:
+            raise ShapeError(f"x is {tuple(x.shape)}, but rotary turns heads, (b h n c)")
+        if not x.is_floating_point():
+            raise DtypeError(f"rotary turns floating-point heads, but x is {x.dtype}; call x.float() first")
+        width = self._rotated(x.shape[-1])
+        exact = torch.promote_types(x.dtype, torch.float32)
+        # a product of elements: autocast lowers matrix products, and a bfloat16 phase is off by whole turns
+        phases = self._places(x, positions)[..., None] * self.frequencies(x.shape[-1], x.device)
+        phases = phases.to(exact)
+        cos, sin = phases.cos(), phases.sin()
+
+        half = width // self.axes // 2
+        shape, pair = ((self.axes, 2, half), -2) if self.pairing == "half" else ((self.axes, half, 2), -1)
+        a, b = torch.unflatten(x[..., :width].to(exact), -1, shape).unbind(pair)
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), pair).flatten(-3).to(x.dtype)
+        return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)
+
+    def _rotated(self, c: int) -> int:
+        """How many of c coordinates turn."""
+        width = c if self.width is None else self.width
+        if width > c:
+            raise ShapeError(f"rotary turns width={width} coordinates, but x has {spelled('c', c)}; use width <= {c}")
+        if width % (2 * self.axes):
+            raise ShapeError(
+                f"rotary over {self.axes} axes turns a multiple of {2 * self.axes} coordinates, but x has "
+                f"{spelled('c', c)}; widen the heads or turn a part of them with width="
+            )
+        return width
+
+    def _places(self, x: Tensor, positions: int | Tensor | None) -> Float[Tensor, "*b n axes"]:
+        """The position of each token along each axis, in float32, to broadcast against (b h n axes)."""
+        b, _, n, _ = x.shape
+        if not isinstance(positions, Tensor):
+            if self.axes > 1:
+                raise ConfigError(
+                    f"rotary over {self.axes} axes needs positions of shape (n, {self.axes}), not {positions!r}; "
+                    "see grid_positions(rows, columns)"
+                )
+            return (torch.arange(n, device=x.device) + (positions or 0))[:, None].float()
+        wanted = (n,) if self.axes == 1 else (n, self.axes)
+        if tuple(positions.shape) not in (wanted, (b, *wanted)):
+            raise ShapeError(
+                f"positions is {tuple(positions.shape)}, but x has {spelled('b', b)} and {spelled('n', n)}; "
+                f"give {wanted} or {(b, *wanted)}"
+            )
+        placed = positions.to(x.device, torch.float32)
+        placed = placed[..., None] if self.axes == 1 else placed
+        return placed if placed.ndim == 2 else placed[:, None]
+
+
+def rotary(
+    *,
+    base: float = 10000.0,
+    pairing: str = "half",
+    width: int | None = None,
+    axes: int = 1,
+    stretch: Stretch | None = None,
+) -> Rotary:
+    """Rotary positions as a value to call: `rope(x)`, `rope(x, 7)` for a cache step, `rope(x, positions)`.
+
+    pairing  "half" turns coordinate k with k + w/2 (Llama of Hugging Face); "interleaved" turns 2k with 2k + 1 (GPT-J)
+    width    only the first `width` coordinates turn, the rest pass untouched
+    axes     2 for images: the first half of the turned width follows the row, the second the column
+    stretch  Interpolate, NTK, Llama3 or YaRN, for contexts longer than trained on
+    """
+    return Rotary(base=base, pairing=pairing, width=width, axes=axes, stretch=stretch)
+
+
+def _check_base(base: float) -> None:
+    if not 1 < base < math.inf:
+        raise ConfigError(f"base must be greater than 1, so that frequencies fall from 1 towards 1/base: base={base}")
+
+
+def _check_factor(stretch: Interpolate | NTK | Llama3 | YaRN) -> None:
+    if not 1 <= stretch.factor < math.inf:
+        name = type(stretch).__name__
+        raise ConfigError(
+            f"{name} stretches by a factor of at least 1 (new context / original): factor={stretch.factor}"
+        )
+
+
+def _check_original(stretch: Llama3 | YaRN, original: int, turns: float) -> None:
+    if original <= 2 * math.pi * turns:
+        raise ConfigError(
+            f"{type(stretch).__name__} needs an original context in which the fastest frequency makes {turns} turns: "
+            f"original={original}, at least {math.ceil(2 * math.pi * turns + 1)}"
+        )

@@ -1,0 +1,29 @@
+"""The definition of attention, in float64: the truth that everything else is held against."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.core.kernels.call import Call
+from regard.core.softargmax import softargmax
+
+
+def reference(call: Call) -> Float[Tensor, "b h i e"]:
+    """softargmax(beta q . k + terms, over visible keys) times v, every step written out."""
+    b, h, g, i, j, _, _ = call.sizes
+    q, k, v = call.q.double(), call.k.double(), call.v.double()
+    visible = call.mask.see(call.grid()).expand(b, h, i, j)
+    seen = visible.unflatten(1, (g, h // g)).any(3).any(2)[..., None]
+    k, v = torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
+    k, v = k.repeat_interleave(h // g, 1), v.repeat_interleave(h // g, 1)
+    scores = torch.einsum("bhic,bhjc->bhij", q, k) * (call.beta if math.isfinite(call.beta) else 1.0)
+    for term in call.terms:
+        scores = term.bind(q, call.beta)(scores, call.grid())
+    scores = torch.where(visible, scores, -math.inf)
+    if call.sink is not None:
+        scores = torch.cat([scores, call.sink.double()[:, None, None].expand(b, h, i, 1)], -1)
+    weights = softargmax(scores, beta=1.0 if math.isfinite(call.beta) else math.inf)[..., :j]
+    weights = torch.nn.functional.dropout(weights, call.dropout)
+    return torch.einsum("bhij,bhje->bhie", weights, v).to(call.q.dtype)

@@ -1,0 +1,283 @@
+"""Score terms: what is added to the scores or done to them before the softargmax, after beta.
+
+A term is bound to one call and then is an elementwise function of scores and pairs, so that the dense matrix,
+gathered blocks and a fused kernel share one definition. Several terms act in the order given.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.base.axes import spelled
+from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.core.grid import Grid
+
+Bound = Callable[[Tensor, Grid], Tensor]
+
+
+class Term(ABC):
+    """Something done to scores. `additive` terms only add a value to each pair."""
+
+    name: str
+    additive = True
+
+    @abstractmethod
+    def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> Bound:
+        """The term for one call: scores and their pairs in, scores out."""
+
+    def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:
+        """Raise where the term was made for another number of heads or positions."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Alibi(Term):
+    """s - m_h |i - j|: each head fades with distance at its own slope. Press et al. 2022, arXiv:2108.12409."""
+
+    slopes: Float[Tensor, "h"]
+    name = "alibi"
+
+    def bind(self, q: Tensor, beta: float) -> Bound:
+        slopes = self.slopes.to(q.device)
+        return lambda scores, grid: scores - slopes[grid.head] * (grid.i - grid.j).abs()
+
+    def check(self, q: Tensor, j: int) -> None:
+        _check_heads(self, len(self.slopes), q)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.slopes,)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class T5Buckets(Term):
+    """s + table[bucket(j - i), h]: one learned number per head and bucket of distances. Raffel et al. 2020,
+    arXiv:1910.10683. Near distances have a bucket each, far ones share logarithmically, all beyond `reach` one."""
+
+    table: Float[Tensor, "buckets h"]
+    reach: int
+    both_ways: bool
+    name = "t5_buckets"
+
+    def bind(self, q: Tensor, beta: float) -> Bound:
+        # beyond the reach all distances share a bucket, so a short list by distance holds every value there is
+        distances = torch.arange(-self.reach, self.reach + 1, device=q.device)
+        by_distance = self.table.to(q.device)[t5_bucket(distances, len(self.table), self.reach, self.both_ways)].T
+        reach = self.reach
+        return lambda scores, grid: (
+            scores + by_distance[grid.head, (grid.j - grid.i).clamp(-reach, reach) + reach]
+        )
+
+    def check(self, q: Tensor, j: int) -> None:
+        _check_heads(self, self.table.shape[1], q)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Shaw(Term):
+    """s + beta q_i . r_{clip(j - i)}: a learned key for each clipped distance. Shaw et al. 2018, arXiv:1803.02155."""
+
+    keys: Float[Tensor, "distances c"]
+    name = "shaw"
+
+    def bind(self, q: Tensor, beta: float) -> Bound:
+        reach = len(self.keys) // 2
+        # one score per query and distance; pairs then pick theirs, so that no (i, j, c) tensor exists
+        by_distance = torch.einsum("bhic,rc->bhir", q, self.keys.to(q)) * beta
+
+        def add(scores: Tensor, grid: Grid) -> Tensor:
+            distance = (grid.j - grid.i).clamp(-reach, reach) + reach
+            if grid.whole:
+                return scores + by_distance.gather(-1, distance.expand(*by_distance.shape[:2], *distance.shape))
+            return scores + by_distance[grid.batch, grid.head, grid.row, distance]
+
+        return add
+
+    def check(self, q: Tensor, j: int) -> None:
+        c = q.shape[-1]
+        if self.keys.shape[1] != c:
+            raise ShapeError(
+                f"shaw keys have {spelled('c', self.keys.shape[1])}, but q has c={c}; make the relative keys {c} wide"
+            )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.keys,)
+
+
+@dataclass(frozen=True, repr=False)
+class Softcap(Term):
+    """cap tanh(s / cap): no score is larger than the cap. Gemma 2, arXiv:2408.00118."""
+
+    cap: float
+    name = "softcap"
+    additive = False
+
+    def bind(self, q: Tensor, beta: float) -> Bound:
+        cap = self.cap
+        return lambda scores, grid: torch.tanh(scores / cap) * cap
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sink(Term):
+    """One more score per head that takes weight and gives nothing: weights of a row sum to less than one.
+
+    Xiao et al. 2024, arXiv:2309.17453; learned as in gpt-oss, arXiv:2508.10925. It belongs to the normalisation, so it
+    acts last wherever it stands.
+    """
+
+    logits: Float[Tensor, "h"]
+    name = "sink"
+    additive = False
+
+    def bind(self, q: Tensor, beta: float) -> Bound:
+        return lambda scores, grid: scores
+
+    def check(self, q: Tensor, j: int) -> None:
+        _check_heads(self, len(self.logits), q)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.logits,)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Additive(Term):
+    """s + values: any tensor that broadcasts to the scores."""
+
+    values: Float[Tensor, "*bh i j"]
+    name = "additive"
+
+    def bind(self, q: Tensor, beta: float) -> Bound:
+        b, h = ((1, 1) + tuple(self.values.shape[:-2]))[-2:]
+        values = self.values.reshape(b, h, *self.values.shape[-2:])
+
+        def add(scores: Tensor, grid: Grid) -> Tensor:
+            if grid.whole:
+                return scores + values
+            batch = grid.batch if b > 1 else grid.batch * 0
+            head = grid.head if h > 1 else grid.head * 0
+            row = grid.row if values.shape[2] > 1 else grid.row * 0
+            column = grid.column if values.shape[3] > 1 else grid.column * 0
+            return scores + values[batch, head, row, column]
+
+        return add
+
+    def check(self, q: Tensor, j: int) -> None:
+        wanted = (*q.shape[:-1], j)
+        have = tuple(self.values.shape)
+        if len(have) > 4 or any(a not in (1, b) for a, b in zip(have[::-1], wanted[::-1], strict=False)):
+            raise ShapeError(f"additive scores are {have}, which does not broadcast to (b h i j) = {wanted}")
+        if self.values.device != q.device:
+            raise ShapeError(f"additive scores lie on {self.values.device}, but q on {q.device}; move them with .to(q.device)")
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+
+def alibi(heads: int | None = None, *, slopes: Float[Tensor, "h"] | None = None) -> Term:
+    """Scores fade linearly with distance: give the number of query heads, or slopes of your own."""
+    if (heads is None) == (slopes is None):
+        raise ConfigError("alibi takes either heads= (the paper's slopes) or slopes= (your own), one of the two")
+    return Alibi(alibi_slopes(heads) if slopes is None and heads is not None else _floats("alibi", "slopes", slopes, 1))
+
+
+def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
+    """The paper's slopes: a geometric row from 2^(-8/h), filled up from the next power of two where h is none."""
+    if heads < 1:
+        raise ConfigError(f"alibi(heads={heads}) needs at least one head")
+    power = 1 << (heads.bit_length() - 1)
+    own = [2 ** (-8 * (n + 1) / power) for n in range(power)]
+    between = [2 ** (-4 * (n + 1) / power) for n in range(0, 2 * (heads - power), 2)]
+    return torch.tensor(own + between)
+
+
+def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways: bool = True) -> Term:
+    """A learned bias by bucket of distance; `both_ways` tells later keys from earlier ones, as an encoder does."""
+    table = _floats("t5_buckets", "table", table, 2)
+    buckets = len(table) // 2 if both_ways else len(table)
+    if buckets < 2 or (both_ways and len(table) % 2) or reach <= buckets // 2:
+        raise ConfigError(
+            f"t5_buckets needs at least 2 buckets a side, an even number for both ways, and a reach beyond the near ones: "
+            f"table has {len(table)} rows, both_ways={both_ways}, reach={reach}"
+        )
+    return T5Buckets(table, reach, both_ways)
+
+
+def t5_bucket(distance: Tensor, buckets: int, reach: int, both_ways: bool) -> Tensor:
+    """The bucket of j - i. Thresholds are compared as whole numbers, so no logarithm is rounded at a border."""
+    side = torch.zeros_like(distance)
+    if both_ways:
+        buckets //= 2
+        side = (distance > 0) * buckets
+        distance = distance.abs()
+    else:
+        distance = (-distance).clamp(min=0)  # later keys count as the query itself
+    near = buckets // 2
+    far = buckets - near
+    thresholds = [math.ceil(near * (reach / near) ** (step / far) - 1e-9) for step in range(1, far)]
+    beyond = sum(((distance >= edge).long() for edge in thresholds), torch.zeros_like(distance))
+    return side + torch.where(distance < near, distance, near + beyond)
+
+
+def shaw(keys: Float[Tensor, "distances c"]) -> Term:
+    """Relative keys, one for each distance from -reach to reach: an odd number of rows, the middle one for i = j."""
+    keys = _floats("shaw", "keys", keys, 2)
+    if len(keys) % 2 == 0:
+        raise ConfigError(f"shaw takes an odd number of relative keys (-reach .. reach), not {len(keys)}")
+    return Shaw(keys)
+
+
+def softcap(cap: float) -> Term:
+    """Scores pressed into (-cap, cap) by a tanh."""
+    if not 0 < cap < math.inf:
+        raise ConfigError(f"softcap({cap}) needs a positive finite cap")
+    return Softcap(float(cap))
+
+
+def sink(logits: Float[Tensor, "h"]) -> Term:
+    """A learned place, one logit per query head, where weight can go without taking any value along."""
+    return Sink(_floats("sink", "logits", logits, 1))
+
+
+def additive(values: Float[Tensor, "*bh i j"]) -> Term:
+    """Any tensor that broadcasts to (b, h, i, j), added to the scores."""
+    if not values.is_floating_point():
+        raise DtypeError(f"additive scores are {values.dtype}; a boolean matrix goes in mask=, True meaning visible")
+    return Additive(values)
+
+
+def as_terms(scores: "Term | Tensor | Sequence[Term | Tensor] | None") -> tuple[Term, ...]:
+    """The terms meant by what `attend` was handed: one, several in order, a plain tensor to add, or nothing."""
+    if scores is None:
+        return ()
+    several = list(scores) if isinstance(scores, tuple | list) else [scores]
+    terms = tuple(additive(term) if isinstance(term, Tensor) else term for term in several)
+    for term in terms:
+        if not isinstance(term, Term):
+            raise DtypeError(f"scores takes terms such as alibi(heads=8) or a tensor to add, not {type(term).__name__}")
+    return terms
+
+
+def _check_heads(term: Term, heads: int, q: Tensor) -> None:
+    if heads != q.shape[1]:
+        raise ShapeError(
+            f"{term.name} has {spelled('h', heads)}, but q has h={q.shape[1]}; make the term for {q.shape[1]} heads"
+        )
+
+
+def _floats(term: str, name: str, values: object, axes: int) -> Tensor:
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        raise DtypeError(f"{term}({name}) takes a floating tensor, not {getattr(values, 'dtype', type(values).__name__)}")
+    if values.ndim != axes:
+        raise ShapeError(f"{term}({name}) takes {axes} axes, not {tuple(values.shape)}")
+    return values

@@ -1,0 +1,39 @@
+"""The soft choice among scores, at any inverse temperature."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.base.errors import ConfigError, DtypeError
+
+
+def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1) -> Float[Tensor, "*axes"]:
+    """Weights exp(beta s) / sum exp(beta s) along an axis. Larger beta is sharper.
+
+    0 gives the mean of what is visible, infinity the largest score (ties share). A score of -inf is invisible and
+    weighs nothing at any beta; where all are invisible, all weights are zero.
+    """
+    check_beta(beta)
+    if not scores.is_floating_point():
+        raise DtypeError(f"scores are {scores.dtype}; softargmax takes floating numbers, so call scores.float() first")
+    if scores.numel() == 0:
+        return scores * 1.0  # there is no largest of nothing
+    visible = scores > -math.inf
+    awake = visible.any(axis, keepdim=True)
+    if math.isinf(beta):
+        best = visible & (scores == scores.amax(axis, keepdim=True))
+        share = best.to(scores.dtype)
+        return share / share.sum(axis, keepdim=True).clamp(min=1)
+    # a blind row keeps finite scores and is zeroed afterwards: no NaN exists, forward or backward
+    finite = torch.where(visible, scores, 0)
+    return torch.where(visible | ~awake, finite * beta, -math.inf).softmax(axis) * awake
+
+
+def check_beta(beta: float) -> None:
+    if math.isnan(beta) or beta == -math.inf:
+        raise ConfigError(
+            f"beta is {beta}; it is the inverse temperature: None for c ** -0.5, 0 for the mean of what is visible, "
+            "inf for hard attention, any other finite number for something between"
+        )

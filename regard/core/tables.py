@@ -1,0 +1,137 @@
+"""Block tables: which blocks of keys a block of queries sees, worked out from the algebra alone."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Int, Int8
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+from regard.core.algebra import Mask, Verdict, settle
+from regard.core.grid import Grid, Places, key_positions
+
+NONE, SOME, ALL = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Blocks of `size` queries and keys: their first and last positions, as columns and rows that broadcast."""
+
+    places: Places
+    i: int
+    j: int
+    size: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return -(-self.i // self.size), -(-self.j // self.size)
+
+    @cached_property
+    def rows(self) -> Int[Tensor, "q s"]:
+        """Row indices by block; the last block repeats its last row."""
+        return _blocks(self.i, self.size)
+
+    @cached_property
+    def columns(self) -> Int[Tensor, "k s"]:
+        return _blocks(self.j, self.size)
+
+    def query_positions(self) -> Int[Tensor, "q s"]:
+        return self.rows + self.places.queries
+
+    def key_positions(self) -> Int[Tensor, "k s"]:
+        return key_positions(self.places, self.j, torch.device("cpu"))[self.columns]
+
+    @cached_property
+    def first(self) -> Int[Tensor, "q 1"]:
+        return self.query_positions().amin(1)[:, None]
+
+    @cached_property
+    def last(self) -> Int[Tensor, "q 1"]:
+        return self.query_positions().amax(1)[:, None]
+
+    @cached_property
+    def start(self) -> Int[Tensor, "1 k"]:
+        return self.key_positions().amin(1)[None, :]
+
+    @cached_property
+    def stop(self) -> Int[Tensor, "1 k"]:
+        return self.key_positions().amax(1)[None, :]
+
+    def swept(self, mask: Mask) -> Verdict:
+        """The verdict on a mask known only by evaluation, one block of queries at a time."""
+        queries, keys = self.shape
+        some = torch.zeros(queries, keys, dtype=torch.bool)
+        every = torch.zeros(queries, keys, dtype=torch.bool)
+        zero = torch.zeros((), dtype=torch.long)
+        j = self.key_positions().reshape(1, -1)
+        for block, (row, i) in enumerate(zip(self.rows, self.query_positions(), strict=True)):
+            grid = Grid(zero, zero, row[:, None], self.columns.reshape(1, -1), i[:, None], j)
+            seen = mask.see(grid).expand(self.size, keys * self.size).reshape(self.size, keys, self.size)
+            some[block], every[block] = seen.any(2).any(0), seen.all(2).all(0)
+        return Verdict(none=~some, all=every)
+
+    def pooled(self, some: Bool[Tensor, "i j"], every: Bool[Tensor, "i j"]) -> Verdict:
+        """The verdict on a matrix that is already there: `some` and `every` over its leading axes."""
+        index = (self.rows[:, None, :, None], self.columns[None, :, None, :])
+        return Verdict(none=~some[index].flatten(2).any(2), all=every[index].flatten(2).all(2))
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """State of every block of queries (q) against every block of keys (k): 0 none, 1 some, 2 all visible.
+
+    "none" and "all" are certain. "some" may be cautious: such a block is looked at pair by pair.
+    """
+
+    size: int
+    state: Int8[Tensor, "*b q k"]
+
+    @property
+    def visited(self) -> int:
+        """How many blocks a kernel has to look at, over the sequences told apart."""
+        return int((self.state != NONE).sum())
+
+    @property
+    def density(self) -> float:
+        """The share of blocks that has to be looked at."""
+        return self.visited / max(self.state.numel(), 1)
+
+    def union(self) -> Int8[Tensor, "q k"]:
+        """One state for all sequences: "none" and "all" only where every sequence agrees."""
+        if self.state.ndim == 2:
+            return self.state
+        low, high = self.state.amin(0), self.state.amax(0)
+        return torch.where(low == high, low, SOME).to(torch.int8)
+
+
+_remembered: dict[Hashable, tuple[Mask, BlockTable]] = {}
+_MOST_REMEMBERED = 64
+
+
+def block_table(
+    mask: Mask, queries: int, keys: int | None = None, size: int = 128, *, places: Places | None = None
+) -> BlockTable:
+    places, keys = settle(queries, keys, places)
+    if size < 1:
+        raise ConfigError(f"a block holds at least one position: size={size}")
+    mask.check(places, queries, keys)
+    remembered = (mask.key(), queries, keys, size, places) if isinstance(places.keys, int) else None
+    if remembered in _remembered:
+        return _remembered[remembered][1]
+    spans = Spans(places, queries, keys, size)
+    none, everything = (torch.as_tensor(flag) for flag in mask.table(spans))
+    shape = torch.broadcast_shapes(none.shape, everything.shape, spans.shape)
+    state = torch.where(none, NONE, torch.where(everything, ALL, SOME)).to(torch.int8).expand(shape).contiguous()
+    table = BlockTable(size, state)
+    if remembered is not None:
+        while len(_remembered) >= _MOST_REMEMBERED:
+            _remembered.pop(next(iter(_remembered)))
+        _remembered[remembered] = (mask, table)
+    return table
+
+
+def _blocks(length: int, size: int) -> Tensor:
+    count = -(-length // size)
+    return torch.arange(count * size).clamp(max=max(length - 1, 0)).reshape(count, size)
