@@ -1,24 +1,32 @@
-"""Attention between channels (DaViT, Ding et al. 2022, arXiv:2204.03645): channels look at channels over all positions."""
+"""Attention between channels: channels look at channels, over all positions at once."""
 
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.base.axes import read
+from regard.base.errors import ShapeError
 from regard.core.attend import attend
 
 
 def channel_attend(
     q: Float[Tensor, "b h n c"],
     k: Float[Tensor, "b h n c"],
-    v: Float[Tensor, "b h n e"],
+    v: Float[Tensor, "b h n c"],
     *,
     beta: float | None = None,
     dropout: float = 0.0,
     kernel: str | None = None,
 ) -> Float[Tensor, "b h n c"]:
-    """softargmax(beta q^T k) over the channels of each group h, applied to v: c x e weights, whatever the length.
+    """softargmax(beta q^T k) over the channels of each group h, applied to v: c x c weights, whatever the length.
 
-    It is `attend` with positions and channels exchanged: a channel is a query whose features are its values at all n
-    positions. beta=None is n ** -0.5, which keeps the variance of such scores at one; DaViT's own models use
-    c ** -0.5 there, so pass that to reproduce them.
+    DaViT, Ding et al. 2022, arXiv:2204.03645. It is `attend` with positions and channels exchanged: a channel is a
+    query whose features are its values at all n positions. beta=None is c ** -0.5, as everywhere.
     """
+    for name, x in (("k", k), ("v", v)):
+        if x.shape != q.shape:
+            raise ShapeError(
+                f"{read(name, x.shape, 'b h n c')}, but q is {tuple(q.shape)}; channel attention mixes channels of the "
+                "same positions, so q, k and v have one shape"
+            )
+    beta = q.shape[-1] ** -0.5 if beta is None else beta
     return attend(q.mT, k.mT, v.mT, beta=beta, dropout=dropout, kernel=kernel).mT

@@ -9,7 +9,7 @@ many keys it takes at once: all (parallel), `chunk` of them (chunked) or one (re
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import ClassVar, NamedTuple
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.base.axes import read, spelled
-from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from regard.base.seeds import generator
 from regard.core.algebra import And, Full, Mask
 from regard.core.grid import Places
@@ -170,18 +170,24 @@ def linear_attend(
               None takes chunked for a causal mask and parallel for a full one, whose sums are linear in any form
     chunk     keys taken at once by the chunked form; None lets the features choose
 
-    Sums are float32 at least, under autocast too. A query that shares no feature with any visible key gets zeros.
+    Sums are float32 at least, under autocast too (which rounds q, k and v as it does for `attend`). A query that shares
+    no feature with any visible key gets zeros.
     """
     features = elu_plus_one() if features is None else features
+    autocasts = torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type)
+    if autocasts and q.dtype != torch.float64:
+        low = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(low), k.to(low), v.to(low)
     _check_tensors(q, k, v)
     is_causal, visible = _read_mask(as_mask(mask), q, k, 0 if state is None else state.length)
     step = _step_size(form, features.chunk if chunk is None else chunk, is_causal, k.shape[2])
-    exact = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.promote_types(v.dtype, torch.float32))
+    exact = torch.promote_types(q.dtype, torch.float32)
     nothing = -torch.inf if features.logarithmic else 0.0
     size = (*q.shape[:2], features.size(q.shape[3]), v.shape[3])
     state = _empty(size, nothing, q.to(exact)) if state is None else _checked(state, size, exact)
 
-    with _full_precision(q.device):
+    # sums over a whole sequence do not fit the half types that autocast would take
+    with torch.autocast(q.device.type, enabled=False) if autocasts else nullcontext():
         if visible is not None:
             # before any arithmetic: what is hidden may be NaN, and NaN times zero is NaN
             k, v = k.masked_fill(~visible, 0), v.masked_fill(~visible, 0)
@@ -194,12 +200,12 @@ def linear_attend(
         for start in range(0, k.shape[2], step):
             some = slice(start, start + step)
             if is_causal:
-                rows.append(_read(state, queries[:, :, some], features, keys[:, :, some], values[:, :, some]))
+                rows.append(_read(state, queries[:, :, some], keys[:, :, some], values[:, :, some], features))
             state = _remember(state, keys[:, :, some], values[:, :, some], features)
         if not is_causal:
-            rows.append(_read(state, queries, features))
+            rows.append(_read(state, queries, keys[:, :, :0], values[:, :, :0], features))
         out = torch.cat(rows, 2) if rows else values  # no keys, so no rows either
-    return LinearResult(out.to(v.dtype), state)
+    return LinearResult(out.to(q.dtype), state)
 
 
 def _remember(
@@ -220,40 +226,25 @@ def _remember(
 def _read(
     state: LinearState,
     queries: Float[Tensor, "b h i r"],
+    keys: Float[Tensor, "b h j r"],
+    values: Float[Tensor, "b h j e"],
     features: Features,
-    keys: Float[Tensor, "b h i r"] | None = None,
-    values: Float[Tensor, "b h i e"] | None = None,
 ) -> Float[Tensor, "b h i e"]:
-    """What queries find in the state, and in the keys given: those of their own chunk, up to each one's own."""
-    past, own = _weigh(state.peak, queries, keys, features.logarithmic)
-    found = torch.einsum("bhir,bhre->bhie", past, state.weighted)
-    mass = torch.einsum("bhir,bhr->bhi", past, state.total)
-    if own is not None and values is not None:
-        found, mass = found + torch.einsum("bhij,bhje->bhie", own, values), mass + own.sum(-1)
-    nothing = (mass == 0)[..., None]
-    return (found / mass[..., None].masked_fill(nothing, 1)).masked_fill(nothing, 0)
-
-
-def _weigh(
-    peak: Float[Tensor, "b h r"], queries: Float[Tensor, "b h i r"], keys: Float[Tensor, "b h i r"] | None, log: bool
-) -> tuple[Float[Tensor, "b h i r"], Float[Tensor, "b h i i"] | None]:
-    """The weights of the remembered features and of a chunk's own keys, up to one factor per row.
-
-    Logarithms are added before exp and the largest that the row may see is removed, for every pair by itself: factors
-    exp(ln phi(q)) and exp(ln phi(k)) could both vanish where their product does not.
-    """
-    past = queries + peak[:, :, None] if log else queries
-    top = past.detach().amax(-1, keepdim=True) if log else None
-    own = None
-    if keys is not None:
-        later = torch.ones(keys.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
-        if top is None:
-            own = torch.einsum("bhir,bhjr->bhij", queries, keys).masked_fill(later, 0)
-        else:
-            pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)
-            top = torch.maximum(top, pairs.detach().amax((-2, -1))[..., None])
-            own = (pairs - _or_zero(top)[..., None]).exp().sum(-1)
-    return (past if top is None else (past - _or_zero(top)).exp()), own
+    """What queries find in the state and in these keys: those of their own chunk up to each one's own, or none."""
+    later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
+    if features.logarithmic:
+        # every pair by itself, so that the largest a row may see becomes exp(0): the two factors of a product, each
+        # below its own peak, could both vanish where the product does not
+        pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)
+        pairs = torch.cat(((queries + state.peak[:, :, None])[:, :, :, None], pairs), 3)
+        pairs = (pairs - _or_zero(pairs.detach().amax((3, 4), keepdim=True))).exp()
+        past, own = pairs[:, :, :, 0], pairs[:, :, :, 1:].sum(-1)
+    else:
+        past, own = queries, torch.einsum("bhir,bhjr->bhij", queries, keys).masked_fill(later, 0)
+    found = torch.einsum("bhir,bhre->bhie", past, state.weighted) + torch.einsum("bhij,bhje->bhie", own, values)
+    mass = (torch.einsum("bhir,bhr->bhi", past, state.total) + own.sum(-1))[..., None]
+    nothing = mass == 0
+    return (found / mass.masked_fill(nothing, 1)).masked_fill(nothing, 0)
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
@@ -279,8 +270,9 @@ def _directions(width: int, count: int, seed: int, orthogonal: bool) -> Float[Te
     groups = torch.randn(-(-count // width), width, width, dtype=torch.float64, generator=draws, device="cpu")
     turns, triangle = torch.linalg.qr(groups)
     # qr fixes signs by its own convention; without this no direction would be uniform, and the estimate biased
-    turns = turns * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
-    return turns.flatten(0, 1)[:count] * torch.linalg.vector_norm(normal, dim=-1, keepdim=True)
+    uniform: Tensor = (turns * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]).flatten(0, 1)[:count]
+    lengths: Tensor = torch.linalg.vector_norm(normal, dim=-1, keepdim=True)
+    return uniform * lengths
 
 
 def _empty(size: tuple[int, int, int, int], peak: float, like: Tensor) -> LinearState:
@@ -308,8 +300,10 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ShapeError(f"{name} is {tuple(x.shape)}, but must have four axes ({letters})")
         if not x.is_floating_point():
             raise DtypeError(f"{name} is {x.dtype}, but attention needs a floating-point dtype; call {name}.float()")
-        if x.dtype != q.dtype and not _autocasts(q.device):
-            raise DtypeError(f"{name} is {x.dtype}, but q is {q.dtype}; cast it: {name}.to({q.dtype})")
+        if x.dtype != q.dtype:
+            raise DtypeError(f"{name} is {x.dtype}, but q is {q.dtype}; convert it: {name}.to(q.dtype)")
+        if x.device != q.device:
+            raise DeviceError(f"{name} lies on {x.device}, but q on {q.device}; move it: {name}.to(q.device)")
     (b, h, _, c), (_, g, j, _) = q.shape, k.shape
     for name, x, letters, wanted in (("k", k, "bgjc", {"b": b, "c": c}), ("v", v, "bgje", {"b": b, "g": g, "j": j})):
         for letter, size in wanted.items():
@@ -335,7 +329,7 @@ def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool
             f"linear_attend cannot honour {other[0]!r}: its sums hold all keys and hide none from single queries; "
             "use full(), causal(), padding(lengths) or their &, or attend(q, k, v, mask=...)"
         )
-    mask.check(Places(start, start), q.shape[0], i, j)
+    mask.check(Places(start, start), i, j, b=q.shape[0])
     is_causal = any(isinstance(part, Causal) for part in parts)
     if is_causal and i != j:
         raise ShapeError(
@@ -362,12 +356,3 @@ def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:
     if chunk < 1:
         raise ConfigError(f"chunk counts keys taken at once and must be at least 1: chunk={chunk}")
     return {"parallel": max(j, 1), "chunked": chunk, "recurrent": 1}[form]
-
-
-def _autocasts(device: torch.device) -> bool:
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-
-
-def _full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Autocast off: sums over a whole sequence do not fit bfloat16."""
-    return torch.autocast(device.type, enabled=False) if _autocasts(device) else nullcontext()
