@@ -92,7 +92,9 @@ def settle_call(
     if places is None:
         places = Places.last_rows(i, j)
     elif isinstance(places.keys, Tensor) and places.keys.shape != (j,):
-        raise ShapeError(f"places has {len(places.keys)} key positions, but k has {spelled('j', j)}; give one for each key")
+        raise ShapeError(
+            f"places has {len(places.keys)} key positions, but k has {spelled('j', j)}; give one for each key"
+        )
     if not isinstance(settled, Full):
         settled.check(places, i, j, b, h)
         settled = settled.to(q.device)
@@ -125,9 +127,13 @@ def _rank_hint(name: str, x: Tensor) -> str:
 def _check_together(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
-            raise DtypeError(f"{name} is {x.dtype}, but q is {q.dtype}; convert one of them, for instance {name}.to(q.dtype)")
+            raise DtypeError(
+                f"{name} is {x.dtype}, but q is {q.dtype}; convert one of them, for instance {name}.to(q.dtype)"
+            )
         if x.device != q.device:
-            raise DeviceError(f"{name} lies on {x.device}, but q on {q.device}; move one of them, for instance {name}.to(q.device)")
+            raise DeviceError(
+                f"{name} lies on {x.device}, but q on {q.device}; move one of them, for instance {name}.to(q.device)"
+            )
         if x.shape[0] != q.shape[0]:
             raise _mismatch(name, x, "b", 0, "q", q.shape[0], f"repeat or slice {name} to {q.shape[0]} sequences")
     if k.shape[3] != q.shape[3]:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.core.algebra import FAR, And, Full, Mask, Not, Or, settle
+from regard.core.given import Documents, Padding
 from regard.core.grid import Grid, Places, key_positions
-from regard.core.masks import Band, Dilated, Documents, FirstRows, GlobalTokens, Padding, RandomLinks
+from regard.core.rules import Band, Dilated, FirstRows, GlobalTokens, RandomLinks
 
 Polynomial = dict[frozenset[Mask], int]
 _MOST_TERMS = 256  # beyond this a sweep is cheaper than the sum
@@ -102,7 +103,9 @@ def _conjunction(term: frozenset[Mask], i: Tensor, first: int, end: int, sequenc
     if documents:
         return _labelled(documents, i, low, high, first, end, period, sequence)
     # keys congruent to i: those up to high - 1 less those up to low - 1
-    runs = torch.div(high - 1 - i, period, rounding_mode="floor") - torch.div(low - 1 - i, period, rounding_mode="floor")
+    runs = torch.div(high - 1 - i, period, rounding_mode="floor") - torch.div(
+        low - 1 - i, period, rounding_mode="floor"
+    )
     return int(torch.where(high > low, runs, 0).sum())
 
 
@@ -125,7 +128,9 @@ def _labelled(
     return int(torch.where(high > low, inside[0] - inside[1], 0).sum())
 
 
-def _linked(links: list[RandomLinks], i: Tensor, low: Tensor, high: Tensor, term: frozenset[Mask], sequence: int) -> int:
+def _linked(
+    links: list[RandomLinks], i: Tensor, low: Tensor, high: Tensor, term: frozenset[Mask], sequence: int
+) -> int:
     """Pairs that are links: every link of the first such mask, asked of all the others."""
     total = 0
     others = [mask for mask in term if mask is not links[0]]

@@ -2,8 +2,8 @@
 
     out_i = phi(q_i) S / (phi(q_i) . z),    S = sum_j phi(k_j) v_j^T,    z = sum_j phi(k_j)
 
-S and z do not grow with the sequence. One step below serves all three forms of causal attention, which differ in how
-many keys it takes at once: all (parallel), `chunk` of them (chunked) or one (recurrent).
+S and z do not grow with the sequence. The three forms differ in how many keys are taken at once: all (parallel),
+`chunk` of them (chunked) or one (recurrent).
 """
 
 import math
@@ -26,6 +26,8 @@ from regard.core.grid import Places
 from regard.core.masks import Causal, Padding, as_mask
 
 FORMS = ("parallel", "chunked", "recurrent")
+PAIRED = "k and v come in pairs, so give both the same"
+FIXES = {"b": "give all three one batch", "c": "project q and k to one width", "g": PAIRED, "j": PAIRED}
 
 
 class Features(ABC):
@@ -184,7 +186,7 @@ def linear_attend(
     exact = torch.promote_types(q.dtype, torch.float32)
     nothing = -torch.inf if features.logarithmic else 0.0
     size = (*q.shape[:2], features.size(q.shape[3]), v.shape[3])
-    state = _empty(size, nothing, q.to(exact)) if state is None else _checked(state, size, exact)
+    state = _begin(state, size, nothing, like=q.to(exact))
 
     # sums over a whole sequence do not fit the half types that autocast would take
     with torch.autocast(q.device.type, enabled=False) if autocasts else nullcontext():
@@ -275,26 +277,24 @@ def _directions(width: int, count: int, seed: int, orthogonal: bool) -> Float[Te
     return uniform * lengths
 
 
-def _empty(size: tuple[int, int, int, int], peak: float, like: Tensor) -> LinearState:
-    """The state before the first key."""
-    return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0)
-
-
-def _checked(state: LinearState, size: tuple[int, int, int, int], exact: torch.dtype) -> LinearState:
-    """The state, if it fits this call."""
+def _begin(state: LinearState | None, size: tuple[int, int, int, int], peak: float, like: Tensor) -> LinearState:
+    """The state, if it fits this call, or that before the first key."""
+    if state is None:
+        return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0)
     came = state.weighted
     if tuple(came.shape) != size:
         raise ShapeError(
             f"{read('state.weighted', came.shape, 'b h r e')}, but this call needs {size}; "
             "go on with the same batch, heads, widths and features, or with state=None"
         )
-    if came.dtype != exact:
-        raise DtypeError(f"state is {came.dtype}, but this call sums in {exact}; keep q, k and v in one dtype")
+    if came.dtype != like.dtype:
+        raise DtypeError(f"state is {came.dtype}, but this call sums in {like.dtype}; keep q, k and v in one dtype")
     return state
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise where q, k and v do not fit each other."""
+    sizes: dict[str, int] = {}
     for name, x, letters in (("q", q, "b h i c"), ("k", k, "b g j c"), ("v", v, "b g j e")):
         if x.ndim != 4:
             raise ShapeError(f"{name} is {tuple(x.shape)}, but must have four axes ({letters})")
@@ -304,18 +304,14 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise DtypeError(f"{name} is {x.dtype}, but q is {q.dtype}; convert it: {name}.to(q.dtype)")
         if x.device != q.device:
             raise DeviceError(f"{name} lies on {x.device}, but q on {q.device}; move it: {name}.to(q.device)")
-    (b, h, _, c), (_, g, j, _) = q.shape, k.shape
-    for name, x, letters, wanted in (("k", k, "bgjc", {"b": b, "c": c}), ("v", v, "bgje", {"b": b, "g": g, "j": j})):
-        for letter, size in wanted.items():
-            came, of = x.shape[letters.index(letter)], "q" if letter in "bc" else "k"
+        for letter, came in zip(letters.split(), x.shape, strict=True):
+            size, of = sizes.setdefault(letter, came), "q" if letter in "bc" else "k"
             if came != size:
-                seen = read(name, x.shape, " ".join(letters))
-                raise ShapeError(f"{name} has {spelled(letter, came)}, but {of} has {letter}={size}; {seen}")
+                seen, fix = read(name, x.shape, letters), FIXES[letter]
+                raise ShapeError(f"{name} has {spelled(letter, came)}, but {of} has {letter}={size}; {seen}; {fix}")
+    h, g = sizes["h"], sizes["g"]
     if g == 0 or h % g:
-        raise ShapeError(
-            f"q has {spelled('h', h)} and k has {spelled('g', g)}; h must be a multiple of g, "
-            "so that each key head serves equally many query heads"
-        )
+        raise ShapeError(f"q has {spelled('h', h)}, no multiple of k's {spelled('g', g)}; choose g to divide {h}")
 
 
 def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool[Tensor, "b 1 j 1"] | None]:
@@ -336,14 +332,9 @@ def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool
             f"q has {spelled('i', i)}, but k has {spelled('j', j)}; a causal mask needs one query per key here: "
             "pass the keys before them through state="
         )
-    visible = None
-    batch = torch.arange(q.shape[0], device=k.device)[:, None]
-    positions = torch.arange(j, device=k.device) + start
-    for part in parts:
-        if isinstance(part, Padding):
-            real = part.real(positions, batch)[:, None, :, None]
-            visible = real if visible is None else visible & real
-    return is_causal, visible
+    at, batch = torch.arange(j, device=k.device) + start, torch.arange(q.shape[0], device=k.device)[:, None]
+    real = [part.real(at, batch) for part in parts if isinstance(part, Padding)]
+    return is_causal, torch.stack(real).all(0)[:, None, :, None] if real else None
 
 
 def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:

@@ -148,7 +148,7 @@ class YaRN(Stretch):
             for turns in (self.fast, self.slow)
         )
         first, last = max(math.floor(fast), 0), min(math.ceil(slow), width - 1)
-        # a ramp of no length is a step between neighbours
+        # a ramp that would start beyond the last index must not run backwards: all lie before it and are kept
         last = max(last, first + 1)
         index = torch.arange(width // 2, dtype=torch.float32, device=device)
         divided = ((index - first) / (last - first)).clamp(0, 1)

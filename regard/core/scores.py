@@ -30,7 +30,7 @@ class Term(ABC):
     def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> Bound:
         """The term for one call: scores and their pairs in, scores out."""
 
-    def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:
+    def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit everything)
         """Raise where the term was made for another number of heads or positions."""
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -73,9 +73,7 @@ class T5Buckets(Term):
         distances = torch.arange(-self.reach, self.reach + 1, device=q.device)
         by_distance = self.table.to(q.device)[t5_bucket(distances, len(self.table), self.reach, self.both_ways)].T
         reach = self.reach
-        return lambda scores, grid: (
-            scores + by_distance[grid.head, (grid.j - grid.i).clamp(-reach, reach) + reach]
-        )
+        return lambda scores, grid: scores + by_distance[grid.head, (grid.j - grid.i).clamp(-reach, reach) + reach]
 
     def check(self, q: Tensor, j: int) -> None:
         _check_heads(self, self.table.shape[1], q)
@@ -158,7 +156,7 @@ class Additive(Term):
     name = "additive"
 
     def bind(self, q: Tensor, beta: float) -> Bound:
-        b, h = ((1, 1) + tuple(self.values.shape[:-2]))[-2:]
+        b, h = (1, 1, *self.values.shape[:-2])[-2:]
         values = self.values.reshape(b, h, *self.values.shape[-2:])
 
         def add(scores: Tensor, grid: Grid) -> Tensor:
@@ -178,7 +176,9 @@ class Additive(Term):
         if len(have) > 4 or any(a not in (1, b) for a, b in zip(have[::-1], wanted[::-1], strict=False)):
             raise ShapeError(f"additive scores are {have}, which does not broadcast to (b h i j) = {wanted}")
         if self.values.device != q.device:
-            raise ShapeError(f"additive scores lie on {self.values.device}, but q on {q.device}; move them with .to(q.device)")
+            raise ShapeError(
+                f"additive scores lie on {self.values.device}, but q on {q.device}; move them with .to(q.device)"
+            )
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.values,)
@@ -207,7 +207,7 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways
     buckets = len(table) // 2 if both_ways else len(table)
     if buckets < 2 or (both_ways and len(table) % 2) or reach <= buckets // 2:
         raise ConfigError(
-            f"t5_buckets needs at least 2 buckets a side, an even number for both ways, and a reach beyond the near ones: "
+            "t5_buckets needs 2 buckets a side or more, an even number for both ways, and a reach beyond the near ones: "
             f"table has {len(table)} rows, both_ways={both_ways}, reach={reach}"
         )
     return T5Buckets(table, reach, both_ways)
@@ -261,11 +261,15 @@ def as_terms(scores: "Term | Tensor | Sequence[Term | Tensor] | None") -> tuple[
     if scores is None:
         return ()
     several = list(scores) if isinstance(scores, tuple | list) else [scores]
-    terms = tuple(additive(term) if isinstance(term, Tensor) else term for term in several)
-    for term in terms:
-        if not isinstance(term, Term):
-            raise DtypeError(f"scores takes terms such as alibi(heads=8) or a tensor to add, not {type(term).__name__}")
-    return terms
+    return tuple(_as_term(term) for term in several)
+
+
+def _as_term(term: object) -> Term:
+    if isinstance(term, Term):
+        return term
+    if isinstance(term, Tensor):
+        return additive(term)
+    raise DtypeError(f"scores takes terms such as alibi(heads=8) or a tensor to add, not {type(term).__name__}")
 
 
 def _check_heads(term: Term, heads: int, q: Tensor) -> None:
@@ -277,7 +281,9 @@ def _check_heads(term: Term, heads: int, q: Tensor) -> None:
 
 def _floats(term: str, name: str, values: object, axes: int) -> Tensor:
     if not isinstance(values, Tensor) or not values.is_floating_point():
-        raise DtypeError(f"{term}({name}) takes a floating tensor, not {getattr(values, 'dtype', type(values).__name__)}")
+        raise DtypeError(
+            f"{term}({name}) takes a floating tensor, not {getattr(values, 'dtype', type(values).__name__)}"
+        )
     if values.ndim != axes:
         raise ShapeError(f"{term}({name}) takes {axes} axes, not {tuple(values.shape)}")
     return values

@@ -1,6 +1,5 @@
 """Block tables: which blocks of keys a block of queries sees, worked out from the algebra alone."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,8 +10,10 @@ from torch import Tensor
 from regard.base.errors import ConfigError
 from regard.core.algebra import Mask, Verdict, settle
 from regard.core.grid import Grid, Places, key_positions
+from regard.core.memo import Memo
 
 NONE, SOME, ALL = 0, 1, 2
+_AT_ONCE = 1 << 22  # pairs looked at in one go
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,7 @@ class BlockTable:
         return torch.where(low == high, low, SOME).to(torch.int8)
 
 
-_remembered: dict[Hashable, tuple[Mask, BlockTable]] = {}
-_MOST_REMEMBERED = 64
+_tables: Memo[BlockTable] = Memo(64)
 
 
 def block_table(
@@ -117,19 +117,58 @@ def block_table(
     if size < 1:
         raise ConfigError(f"a block holds at least one position: size={size}")
     mask.check(places, queries, keys)
-    remembered = (mask.key(), queries, keys, size, places) if isinstance(places.keys, int) else None
-    if remembered in _remembered:
-        return _remembered[remembered][1]
-    spans = Spans(places, queries, keys, size)
+    key = (mask.key(), queries, keys, size, places) if isinstance(places.keys, int) else None
+    return _tables.get(key, mask, lambda: _made(mask, Spans(places, queries, keys, size)))
+
+
+def _made(mask: Mask, spans: Spans) -> BlockTable:
     none, everything = (torch.as_tensor(flag) for flag in mask.table(spans))
     shape = torch.broadcast_shapes(none.shape, everything.shape, spans.shape)
-    state = torch.where(none, NONE, torch.where(everything, ALL, SOME)).to(torch.int8).expand(shape).contiguous()
-    table = BlockTable(size, state)
-    if remembered is not None:
-        while len(_remembered) >= _MOST_REMEMBERED:
-            _remembered.pop(next(iter(_remembered)))
-        _remembered[remembered] = (mask, table)
-    return table
+    state = torch.where(none, NONE, torch.where(everything, ALL, SOME)).to(torch.int8)
+    return BlockTable(spans.size, state.expand(shape).contiguous())
+
+
+def unseen_and_blind(
+    mask: Mask, places: Places, i: int, j: int, table: BlockTable
+) -> tuple[Bool[Tensor, "b j"] | None, Bool[Tensor, "b i"] | None]:
+    """The keys that no query sees and the queries that see no key, each None where there are none.
+
+    A block that is seen whole settles its keys and its queries; only what no such block settles is looked at.
+    """
+    spans = Spans(places, i, j, table.size)
+    state = table.state if table.state.ndim == 3 else table.state[None]
+    settled_keys, settled_rows = (state == ALL).any(1), (state == ALL).any(2)
+    seen = settled_keys[..., None].repeat(1, 1, table.size)
+    awake = settled_rows[..., None].repeat(1, 1, table.size)
+    doubtful = (state == SOME) & ~(settled_keys[:, None, :] & settled_rows[:, :, None])
+    mask = mask.to(torch.device("cpu"))
+    real_keys, real_rows = (_real(n, table.size) for n in (j, i))
+    for pairs in doubtful.nonzero().split(max(1, _AT_ONCE // table.size**2)):
+        batch, row, column = pairs.T
+        grid = Grid(
+            batch[:, None, None],
+            torch.zeros((), dtype=torch.long),
+            spans.rows[row][:, :, None],
+            spans.columns[column][:, None, :],
+            spans.query_positions()[row][:, :, None],
+            spans.key_positions()[column][:, None, :],
+        )
+        visible = mask.see(grid) & real_rows[row][:, :, None] & real_keys[column][:, None, :]
+        seen |= _any_at(seen, batch, column, visible.any(1))
+        awake |= _any_at(awake, batch, row, visible.any(2))
+    unseen, blind = ~seen.flatten(1)[:, :j], ~awake.flatten(1)[:, :i]
+    return unseen if unseen.any() else None, blind if blind.any() else None
+
+
+def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
+    """Where any of the hits that share a sequence and a block is true."""
+    flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)
+    return (flat.index_add_(0, batch * like.shape[1] + block, hit.int()) > 0).view(like.shape)
+
+
+def _real(length: int, size: int) -> Bool[Tensor, "blocks size"]:
+    count = -(-length // size)
+    return (torch.arange(count * size) < length).view(count, size)
 
 
 def _blocks(length: int, size: int) -> Tensor:

@@ -1,5 +1,6 @@
 """The kernels, one file each, and the choice between them."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ class _Reference:
 
 
 KERNELS: Registry[Kernel] = Registry("kernel")
-for _name, _kernel in dict(reference=_Reference, eager=eager, sdpa=sdpa, blocked=blocked, flex=flex).items():
-    KERNELS.add(_name)(cast(Kernel, _kernel))
+for _kernel in (_Reference, eager, sdpa, blocked, flex):
+    KERNELS.add(_kernel.__name__.rpartition(".")[2].strip("_").lower())(cast(Kernel, _kernel))
 
 _recordings: list[list[str]] = []
 
@@ -99,8 +100,8 @@ class Answer:
     kernel: str
     summary: str
     reasons: tuple[str, ...]
-    work: float | None
-    memory: int | None
+    work: float  # entries, weighted by the time each takes; infinite where it refuses
+    memory: int  # bytes
 
     @property
     def able(self) -> bool:
@@ -124,7 +125,6 @@ class Explanation:
         for answer in self.answers:
             mark = "->" if answer.kernel == self.chosen else "  "
             if answer.able:
-                assert answer.work is not None and answer.memory is not None
                 cost = f"work {answer.work:.3g} entries, memory {in_units(answer.memory)}"
                 lines.append(f"{mark} {answer.kernel:<10} {'runs' if mark == '->' else 'could run'}: {cost}")
             else:
@@ -138,7 +138,7 @@ def explain(call: Call) -> Explanation:
     for name in KERNELS:
         kernel = KERNELS[name]
         reasons = tuple(kernel.refusals(call))
-        work, memory = (None, None) if reasons else (kernel.work(call), kernel.memory(call))
+        work, memory = (math.inf, 0) if reasons else (kernel.work(call), kernel.memory(call))
         answers.append(Answer(name, kernel.SUMMARY, reasons, work, memory))
     visible = call.mask.count(i, j, places=call.places) * h * (1 if call.mask.batch() else b)
     return Explanation(

@@ -3,7 +3,7 @@
 Cost and memory follow the visible blocks, so a window costs what a window should, on the CPU too, and it trains.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.core.algebra import Full, Mask
+from regard.core.given import has_matrix
 from regard.core.grid import Grid, Places, key_positions
 from regard.core.kernels import sdpa
 from regard.core.kernels.call import Call
-from regard.core.masks import Matrix
-from regard.core.tables import NONE, block_table
+from regard.core.memo import Memo
+from regard.core.tables import NONE, BlockTable, block_table, unseen_and_blind
 
 SUMMARY = "gathers the visible key blocks and runs torch's fused attention on them"
 SIZE = 64  # fine enough that a window of 256 wastes little, coarse enough to fill the fused kernel
 _ALIKE = 4  # classes of query blocks that share one small mask; the rest keep their own
-_KEEP = 1 << 26  # bytes of a plan that may be remembered
-_MOST_REMEMBERED = 16
+_KEEP = 1 << 26  # pairs of a plan that may be remembered
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,12 @@ class Plan:
     unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that nobody sees
     blind: Bool[Tensor, "#b 1 i 1"] | None  # queries that see nothing
 
-    @property
-    def bytes(self) -> int:
-        return sum(group.visible.numel() for group in self.groups)
-
 
 def refusals(call: Call) -> list[str]:
     reasons = sdpa.refusals(call)
     if isinstance(call.mask, Full):
         reasons.append("the mask hides nothing, so there is no block to skip")
-    if _has_matrix(call.mask):
+    if has_matrix(call.mask):
         reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
     if torch.compiler.is_compiling():
         reasons.append("the list of visible blocks is worked out in Python, which torch.compile cannot trace")
@@ -71,21 +67,21 @@ def work(call: Call) -> float:
     b, h, _, i, j, _, _ = call.sizes
     if call.q.device.type != "cpu" and call.mask.tensors():
         return 2.0 * b * h * i * j  # the table would have to wait for the device; assume that nothing can be skipped
-    visited = int((_table(call) != NONE).sum())
+    visited = _visited(call)
     return 1.5 * b * h * visited * SIZE * SIZE + 2e5
 
 
 def memory(call: Call) -> int:
     b, h, _, _, _, c, e = call.sizes
-    visited = int((_table(call) != NONE).sum())
+    visited = _visited(call)
     gathered = b * h * visited * SIZE * (c + e) * call.q.element_size()
     bias = b * h * visited * SIZE * SIZE * call.q.element_size() if call.terms else 0
     return gathered + bias + visited * SIZE * SIZE
 
 
 def run(call: Call) -> Float[Tensor, "b h i e"]:
-    b, h, g, i, j, c, e = call.sizes
-    plan = _plan(call.mask, call.places, i, j, call.q.device)
+    b, h, _, i, _, _, e = call.sizes
+    plan = _plan(call)
     k, v = call.k, call.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
@@ -98,7 +94,9 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         if not group.columns.shape[1]:
             outs.append(blocks.new_zeros(*blocks.shape[:3], e))
             continue
-        visible = group.visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if group.visible.shape[1] > 1 else group.visible
+        visible = (
+            group.visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if group.visible.shape[1] > 1 else group.visible
+        )
         bias = None
         if terms:
             bias = sdpa.summed(terms, _grid(call, group), call.q)
@@ -113,7 +111,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
 
 
 def _rows(q: Float[Tensor, "bh n c"], group: Group) -> Float[Tensor, "r bh s c"]:
-    blocks = q.unflatten(1, (-1, SIZE))
+    blocks = q.reshape(q.shape[0], -1, SIZE, q.shape[2])
     if group.sliding:
         first = int(group.rows[0])
         return blocks[:, first : first + len(group.rows)].transpose(0, 1)
@@ -126,8 +124,9 @@ def _keys(k: Float[Tensor, "bg n c"], group: Group) -> Float[Tensor, "r bg l c"]
         first = int(group.columns[0, 0]) * SIZE
         stretch = k[:, first : first + (rows + run - 1) * SIZE]
         return stretch.unfold(1, run * SIZE, SIZE).permute(1, 0, 3, 2)
-    gathered = k.unflatten(1, (-1, SIZE)).index_select(1, group.columns.reshape(-1).to(k.device))
-    return gathered.unflatten(1, (rows, run)).flatten(2, 3).transpose(0, 1)
+    blocks = k.reshape(k.shape[0], -1, SIZE, k.shape[2])
+    gathered = blocks.index_select(1, group.columns.reshape(-1).to(k.device))
+    return gathered.reshape(k.shape[0], rows, run * SIZE, k.shape[2]).transpose(0, 1)
 
 
 def _grid(call: Call, group: Group) -> Grid:
@@ -150,44 +149,34 @@ def _indices(rows: Tensor, columns: Tensor, i: int, j: int) -> tuple[Tensor, Ten
     return row, column.clamp(max=j - 1), column < j
 
 
-_remembered: dict[Hashable, tuple[Mask, Plan]] = {}
+_plans: Memo[Plan] = Memo(16)
 
 
-def _plan(mask: Mask, places: Places, i: int, j: int, device: torch.device) -> Plan:
-    key = (mask.key(), places, i, j, device) if isinstance(places.keys, int) else None
-    if key in _remembered:
-        return _remembered[key][1]
-    plan = _planned(mask, places, i, j, device)
-    if key is not None and plan.bytes <= _KEEP:
-        while len(_remembered) >= _MOST_REMEMBERED:
-            _remembered.pop(next(iter(_remembered)))
-        _remembered[key] = (mask, plan)
-    return plan
+def _plan(call: Call) -> Plan:
+    i, j, device = call.q.shape[2], call.k.shape[2], call.q.device
+    few = _visited(call) * SIZE * SIZE <= _KEEP
+    key = (call.mask.key(), call.places, i, j, device) if few and isinstance(call.places.keys, int) else None
+    return _plans.get(key, call.mask, lambda: _planned(call.mask, call.places, i, j, device))
 
 
 def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -> Plan:
     mask = mask.to(torch.device("cpu"))
-    state = block_table(mask, i, j, SIZE, places=places).union()
+    table = block_table(mask, i, j, SIZE, places=places)
+    unseen, blind = unseen_and_blind(mask, places, i, j, table)
+    state = table.union()
     runs = (state != NONE).sum(1)
-    sequences = mask.batch() or 1
-    seen = torch.zeros(sequences, state.shape[1], SIZE, dtype=torch.int32)
-    awake = torch.zeros(sequences, state.shape[0], SIZE, dtype=torch.bool)
     groups: list[Group] = []
     for run in runs.unique().tolist():
         rows = (runs == run).nonzero()[:, 0]
         columns = (state[rows] != NONE).nonzero()[:, 1].reshape(len(rows), run)
-        visible = _visible(mask, places, rows, columns, i, j)  # r b s l
-        seen.index_add_(1, columns.flatten(), visible.any(2).transpose(0, 1).reshape(sequences, -1, SIZE).int())
-        awake[:, rows] = visible.any(3).transpose(0, 1)
+        visible = _visible(mask, places, rows, columns, i, j)
         # a blind row keeps finite scores inside the fused kernel and is zeroed at the end
         visible = visible | ~visible.any(3, keepdim=True)
         groups += [Group(r, c, seen_there.to(device)) for r, c, seen_there in _alike(rows, columns, visible)]
-    unseen = (seen == 0).flatten(1)[:, None, :j, None]
-    blind = ~awake.flatten(1)[:, None, :i, None]
     return Plan(
         groups=tuple(sorted(groups, key=lambda group: int(group.rows[0]))),
-        unseen=unseen.to(device) if unseen.any() else None,
-        blind=blind.to(device) if blind.any() else None,
+        unseen=None if unseen is None else unseen[:, None, :, None].to(device),
+        blind=None if blind is None else blind[:, None, :, None].to(device),
     )
 
 
@@ -216,10 +205,11 @@ def _padded(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h m c"]:
     return pad(x, (0, 0, 0, -x.shape[2] % SIZE))
 
 
-def _table(call: Call) -> Tensor:
+def _table(call: Call) -> BlockTable:
     i, j = call.q.shape[2], call.k.shape[2]
-    return block_table(call.mask, i, j, SIZE, places=call.places).union()
+    return block_table(call.mask, i, j, SIZE, places=call.places)
 
 
-def _has_matrix(mask: Mask) -> bool:
-    return isinstance(mask, Matrix) or any(_has_matrix(child) for child in mask.children())
+def _visited(call: Call) -> int:
+    """Pairs of blocks that some sequence has to look at."""
+    return int((_table(call).union() != NONE).sum())

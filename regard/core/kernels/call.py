@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.core.algebra import Full, Mask
 from regard.core.grid import Grid, Places, whole_grid
-from regard.core.masks import Causal
+from regard.core.rules import Causal
 from regard.core.scores import Bound, Sink, Term
 
 

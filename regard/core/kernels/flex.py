@@ -1,11 +1,195 @@
-"""torch's flex_attention on a GPU, with a block mask built from the algebra instead of by trying every pair."""
+"""torch's flex_attention on a GPU: its block mask comes from the algebra instead of from trying every pair.
+
+Each combination of mask and terms is compiled once, for all lengths.
+"""
 
 import math
-from regard.core.kernels.call import Call
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int8
 from torch import Tensor
-SUMMARY = "x"
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from regard.core.algebra import Full, Mask
+from regard.core.given import has_matrix
+from regard.core.grid import Grid, Places
+from regard.core.kernels.call import Call, in_transform
+from regard.core.memo import Memo
+from regard.core.scores import Bound
+from regard.core.tables import ALL, SOME, block_table, unseen_and_blind
+
+SUMMARY = "torch's flex_attention with a block mask worked out from the algebra"
+SIZE = 128
+
+
 def refusals(call: Call) -> list[str]:
-    return ["it runs on CUDA only"]
-def work(call: Call) -> float: return 0.
-def memory(call: Call) -> int: return 0
-def run(call: Call) -> Tensor: raise AssertionError
+    reasons = []
+    if call.q.device.type != "cuda":
+        reasons.append(f"it needs a GPU, but q lies on {call.q.device}")
+    if call.q.dtype == torch.float64:
+        reasons.append("it computes in float32 at most, and q is float64")
+    if call.dropout:
+        reasons.append("it has no dropout")
+    if math.isinf(call.beta):
+        reasons.append("beta=inf is hard attention, and it knows only softmax")
+    if has_matrix(call.mask):
+        reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
+    if torch.compiler.is_compiling():
+        reasons.append("its block mask is worked out in Python, which torch.compile cannot trace")
+    if in_transform():
+        reasons.append("it has no rule for vmap and forward-mode derivatives")
+    if not call.q.numel() or not call.k.numel() or not call.v.numel():
+        reasons.append("it does not take empty tensors")
+    return reasons
+
+
+def work(call: Call) -> float:
+    b, h, _, i, j, _, _ = call.sizes
+    return 1.1 * b * h * i * j * _density(call) + 2e6
+
+
+def memory(call: Call) -> int:
+    b, h, _, i, j, _, _ = call.sizes
+    return 4 * b * h * i + 16 * -(-i // SIZE) * -(-j // SIZE)
+
+
+def _density(call: Call) -> float:
+    if isinstance(call.mask, Full):
+        return 1.0
+    if call.mask.tensors():
+        return 0.5  # its table would have to wait for the device; some blocks can surely be skipped
+    i, j = call.q.shape[2], call.k.shape[2]
+    return block_table(call.mask, i, j, SIZE, places=call.places).density
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one mask is served."""
+
+    blocks: BlockMask | None
+    unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that nobody sees
+    blind: Bool[Tensor, "#b 1 i 1"] | None  # queries that see nothing
+
+
+def run(call: Call) -> Float[Tensor, "b h i e"]:
+    plan = _plan(call)
+    k, v = call.k, call.v
+    if plan.unseen is not None:
+        k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
+    sink = call.sink
+    divisible = call.q.shape[2] % SIZE == 0 and k.shape[2] % SIZE == 0
+    options: dict[str, Any] = {"ROWS_GUARANTEED_SAFE": plan.blind is None, "IS_DIVISIBLE": divisible}
+    structure = (_structure(call.mask), tuple(type(term) for term in call.terms), divisible, plan.blind is None)
+    result = _compiled(structure)(
+        call.q,
+        k,
+        v,
+        score_mod=_score_mod(call.bound_terms(), _positions(call.places, call.q.device)) if call.terms else None,
+        block_mask=plan.blocks,
+        scale=call.beta,
+        enable_gqa=call.q.shape[1] != k.shape[1],
+        kernel_options=options,
+        return_aux=AuxRequest(lse=True) if sink is not None else None,
+    )
+    out: Tensor = result
+    if sink is not None:
+        out, aux = result
+        # a sink is one more exponential in the sum: what is left for the keys is sigmoid(lse - sink)
+        out = out * torch.sigmoid(aux.lse - sink[:, None])[..., None].to(out.dtype)
+    return out if plan.blind is None else out.masked_fill(plan.blind, 0)
+
+
+Positions = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _positions(places: Places, device: torch.device) -> Positions:
+    """Positions from indices. Starts travel as tensors, so that a cache step compiles nothing anew."""
+    keys = places.keys
+    if isinstance(keys, Tensor):
+        at = keys.to(device)
+        start = torch.tensor(places.queries, device=device)
+        return lambda q, kv: (q + start, at[kv])
+    if places.queries == 0 and keys == 0:
+        return lambda q, kv: (q, kv)
+    starts = torch.tensor([places.queries, keys], device=device)
+    return lambda q, kv: (q + starts[0], kv + starts[1])
+
+
+def _score_mod(terms: list[Bound], positions: Positions) -> Callable[..., Tensor]:
+    def modify(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        grid = Grid(b, h, q, kv, *positions(q, kv))
+        changed = score
+        for term in terms:
+            changed = term(changed, grid)
+        return changed.to(score.dtype)
+
+    return modify
+
+
+def _mask_mod(mask: Mask, positions: Positions) -> Callable[..., Tensor]:
+    return lambda b, h, q, kv: mask.see(Grid(b, h, q, kv, *positions(q, kv)))
+
+
+_plans: Memo[Plan] = Memo(64)
+
+
+def _plan(call: Call) -> Plan:
+    if isinstance(call.mask, Full):
+        return Plan(None, None, None)
+    i, j, device = call.q.shape[2], call.k.shape[2], call.q.device
+    key = (call.mask.key(), i, j, call.places, device) if isinstance(call.places.keys, int) else None
+    return _plans.get(key, call.mask, lambda: _planned(call.mask, call.places, i, j, device))
+
+
+def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -> Plan:
+    table = block_table(mask, i, j, SIZE, places=places)
+    unseen, blind = unseen_and_blind(mask, places, i, j, table)
+    state = table.state if table.state.ndim == 3 else table.state[None]
+    blocks = block_mask(state.to(device), _mask_mod(mask, _positions(places, device)), i, j)
+    return Plan(
+        blocks,
+        None if unseen is None else unseen[:, None, :, None].to(device),
+        None if blind is None else blind[:, None, :, None].to(device),
+    )
+
+
+def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i: int, j: int) -> BlockMask:
+    """flex's own form of a block table: for each query block the key blocks to look at, and those to take whole."""
+    lists = []
+    for kind in (SOME, ALL):
+        hit = (state == kind)[:, None]
+        order = hit.int().argsort(dim=-1, descending=True, stable=True)
+        lists.append((hit.sum(-1, dtype=torch.int32), order.int()))
+    (some, which), (whole, which_whole) = lists
+    return BlockMask.from_kv_blocks(some, which, whole, which_whole, SIZE, mask_mod, (i, j))
+
+
+def _structure(mask: Mask) -> Hashable:
+    """What of a mask is compiled in: its rules. Data may change freely."""
+    if mask.tensors():
+        return (type(mask), *(_structure(child) for child in mask.children()))
+    return mask
+
+
+_functions: dict[Hashable, Callable[..., Any]] = {}
+
+
+def _call_flex(*args: Any, **kwargs: Any) -> Any:
+    return flex_attention(*args, **kwargs)
+
+
+def _compiled(structure: Hashable) -> Callable[..., Any]:
+    """The compiled function of one structure.
+
+    The compiler counts recompilations by code object and gives up after a few; a code object for each structure
+    keeps one mask's from using up another's. fullgraph makes it raise instead of running the dense path unseen.
+    """
+    if structure not in _functions:
+        code = _call_flex.__code__.replace(co_name=f"flex_{len(_functions)}")
+        own = FunctionType(code, _call_flex.__globals__)
+        _functions[structure] = torch.compile(own, dynamic=True, fullgraph=True)
+    return _functions[structure]

@@ -16,7 +16,12 @@ from regard.core.scores import Bound
 
 SUMMARY = "torch's fused attention; cuDNN first on Hopper"
 # cuDNN's kernel measured 1.75x torch's flash kernel on an H200 (4 x 16 heads x 4096 x 128, bfloat16)
-_HOPPER_ORDER = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_HOPPER_ORDER = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 def refusals(call: Call) -> list[str]:

@@ -1,0 +1,223 @@
+"""What attention keeps between calls: key/value caches and the state of a stream.
+
+A cache is extended by new keys and values and hands back all that it holds together with their places, so that one
+mask object serves training, a cache step and a stream. One pass, every split through a cache and every chunking of
+a stream give the same numbers.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.base.axes import read, spelled
+from regard.base.errors import CacheError, ConfigError
+from regard.core.algebra import FAR, Mask
+from regard.core.attend import Scores, attend
+from regard.core.given import has_matrix
+from regard.core.grid import Places
+from regard.core.scores import Additive, as_terms
+
+
+class Held(NamedTuple):
+    """Keys and values to attend to, and where they and the newest queries stand."""
+
+    k: Float[Tensor, "b g j c"]
+    v: Float[Tensor, "b g j e"]
+    places: Places
+
+
+class Cache(ABC):
+    """Keys and values of the positions so far."""
+
+    length = 0  # positions received
+
+    @abstractmethod
+    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
+        """Take in n new positions; hand back what their queries attend to."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is stored."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that is held."""
+        return sum(x.numel() * x.element_size() for x in self.tensors())
+
+
+class Growing(Cache):
+    """Keeps everything and grows by copying: any length, and gradients flow through it."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Tensor, ...] = ()
+
+    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
+        _check_continues(self._held, k, v)
+        places = Places(queries=self.length)
+        self._held = _joined(self._held, k, v)
+        self.length += k.shape[2]
+        return Held(*self._held, places)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._held
+
+
+class Static(Cache):
+    """Room for `capacity` positions, taken once and written in place: for generating, not for training."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ConfigError(f"a cache needs room for at least one position: capacity={capacity}")
+        self.capacity = capacity
+        self._room: tuple[Tensor, ...] = ()
+
+    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
+        _check_continues(self._room, k, v)
+        start, end = self.length, self.length + k.shape[2]
+        if end > self.capacity:
+            raise CacheError(
+                f"the cache has room for {self.capacity} positions and holds {start}, so {k.shape[2]} more do not fit; "
+                f"make it Static({end}) or larger, or use Growing()"
+            )
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise CacheError(
+                "Static is written in place and keeps no gradient; use Growing(), or generate under torch.no_grad()"
+            )
+        if not self._room:
+            self._room = tuple(x.new_zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v))
+        for room, new in zip(self._room, (k, v), strict=True):
+            room[:, :, start:end] = new
+        self.length = end
+        keys, values = (room[:, :, :end] for room in self._room)
+        return Held(keys, values, Places(queries=start))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._room
+
+
+class Rolling(Cache):
+    """Keeps only what a mask may still show to later queries: a window's reach, a prefix, the chunks looked back to.
+
+    Exact for every mask. One that never forgets, such as `causal()` alone, keeps everything.
+    """
+
+    def __init__(self, mask: Mask) -> None:
+        _check_by_position(mask)
+        self.mask = mask
+        self._held: tuple[Tensor, ...] = ()
+        self._positions = torch.arange(0)
+
+    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
+        _check_continues(self._held, k, v)
+        start, self.length = self.length, self.length + k.shape[2]
+        keys, values = _joined(self._held, k, v)
+        positions = torch.cat([self._positions, torch.arange(start, self.length)])
+        needed = may_see(self.mask, self.length, positions).nonzero()[:, 0]
+        self._positions = positions[needed]
+        self._held = tuple(x.index_select(2, needed.to(x.device)) for x in (keys, values))
+        return Held(keys, values, Places(start, _run_or_list(positions)))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._held
+
+
+class Stream:
+    """Attention over an endless input: queries, keys and values come in chunks of any size, outputs leave in order.
+
+    A row is given out as soon as no key still to come can be visible to it, so the delay is the mask's look-ahead and
+    nothing more; what no later row can see is forgotten.
+    """
+
+    def __init__(
+        self, mask: Mask, *, scores: Scores | None = None, beta: float | None = None, kernel: str | None = None
+    ) -> None:
+        _check_by_position(mask)
+        for term in as_terms(scores):
+            if isinstance(term, Additive):
+                raise ConfigError("a stream has no fixed rows and columns to add a tensor to; use a term such as alibi")
+        self.mask, self.scores, self.beta, self.kernel = mask, scores, beta, kernel
+        self.received = 0  # positions taken in
+        self.given = 0  # positions given out
+        self._waiting: Tensor | None = None  # queries of positions given..received - 1
+        self._held: tuple[Tensor, ...] = ()
+        self._positions = torch.arange(0)
+
+    def push(
+        self, q: Float[Tensor, "b h n c"], k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]
+    ) -> Float[Tensor, "b h r e"]:
+        """Take in n positions; give out the r rows that are complete now, possibly none."""
+        if q.shape[2] != k.shape[2]:
+            raise CacheError(
+                f"a stream takes a query with each key, but q has n={q.shape[2]} and k n={k.shape[2]} (positions)"
+            )
+        _check_continues(self._held, k, v)
+        self._waiting = q if self._waiting is None else torch.cat([self._waiting, q], 2)
+        self._held = _joined(self._held, k, v)
+        self._positions = torch.cat([self._positions, torch.arange(self.received, self.received + k.shape[2])])
+        self.received += k.shape[2]
+        rows = torch.arange(self.given, self.received)
+        waits = _flags(self.mask.box(rows, rows, self.received, FAR).none, rows).logical_not()
+        return self._give(int((waits.cumsum(0) == 0).sum()))
+
+    def finish(self) -> Float[Tensor, "b h r e"]:
+        """The input has ended: give out the rows that were still waiting for keys."""
+        if self._waiting is None:
+            raise CacheError("nothing was pushed into this stream, so there is nothing to finish")
+        return self._give(self.received - self.given)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is stored: held keys and values, and waiting queries."""
+        return (*self._held, *(() if self._waiting is None else (self._waiting,)))
+
+    def _give(self, rows: int) -> Tensor:
+        assert self._waiting is not None
+        now, self._waiting = self._waiting[:, :, :rows], self._waiting[:, :, rows:]
+        places = Places(self.given, _run_or_list(self._positions))
+        k, v = self._held
+        out = attend(now, k, v, mask=self.mask, scores=self.scores, beta=self.beta, kernel=self.kernel, places=places)
+        self.given += rows
+        needed = may_see(self.mask, self.given, self._positions).nonzero()[:, 0]
+        self._positions = self._positions[needed]
+        self._held = tuple(x.index_select(2, needed.to(x.device)) for x in self._held)
+        return out
+
+
+def may_see(mask: Mask, start: int, keys: Int[Tensor, "j"]) -> Bool[Tensor, "j"]:
+    """Which keys some query at position `start` or later may see."""
+    return _flags(mask.box(start, FAR, keys, keys).none, keys).logical_not()
+
+
+def _flags(flag: bool | Tensor, like: Tensor) -> Tensor:
+    return torch.as_tensor(flag).expand(like.shape)
+
+
+def _run_or_list(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:
+    """The first of consecutive positions, which serves more kernels, or all of them."""
+    if not len(positions):
+        return 0
+    first, last = int(positions[0]), int(positions[-1])
+    return first if last - first + 1 == len(positions) else positions
+
+
+def _joined(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)) if held else (k, v)
+
+
+def _check_by_position(mask: Mask) -> None:
+    if has_matrix(mask):
+        raise ConfigError("a boolean matrix has fixed rows and columns; write the rule with regard's masks")
+
+
+def _check_continues(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> None:
+    if k.shape[2] != v.shape[2]:
+        raise CacheError(f"{read('v', v.shape, 'b g n e')}, but k has {spelled('n', k.shape[2])}; they come in pairs")
+    for name, old, new, letters in zip("kv", held, (k, v), ("b g n c", "b g n e"), strict=False):
+        same = (old.shape[:2], old.shape[3]) == (new.shape[:2], new.shape[3])
+        if not same or old.dtype != new.dtype or old.device != new.device:
+            raise CacheError(
+                f"{read(name, new.shape, letters)}, {new.dtype} on {new.device}, does not continue the cache, "
+                f"which holds {tuple(old.shape)}, {old.dtype} on {old.device}; only the number of positions may change"
+            )

@@ -1,0 +1,191 @@
+"""The masks that hold data: lengths, document ids, a boolean matrix."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.base.axes import spelled
+from regard.base.errors import ShapeError
+from regard.core.algebra import Mask, Verdict
+from regard.core.grid import Grid, Places
+
+if TYPE_CHECKING:
+    from regard.core.tables import Spans
+
+
+class Data(Mask):
+    """A mask that holds a tensor: equal by its contents, remembered by the tensor's identity and version."""
+
+    data: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.data,)
+
+    def key(self) -> Hashable:
+        # a tensor made in inference mode counts no versions, so nothing may be remembered about it
+        return (type(self), id(self.data), object() if self.data.is_inference() else self.data._version)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(self) is type(other)
+            and isinstance(other, Data)
+            and self._settings() == other._settings()
+            and (
+                self.data is other.data
+                or (self.data.shape == other.data.shape and torch.equal(self.data.cpu(), other.data.cpu()))
+            )
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.data.shape, self._settings()))
+
+    def _settings(self) -> Hashable:
+        return ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Padding(Data):
+    """Keys that are real: the first `data[b]` of each sequence, or all but the first `width - data[b]`."""
+
+    data: Int[Tensor, "b"]
+    side: Literal["right", "left"]
+    width: int | None
+
+    def real(self, j: Int[Tensor, "..."], batch: Int[Tensor, "..."]) -> Bool[Tensor, "..."]:
+        """Whether the key at position j of sequence `batch` is real."""
+        length = self.data[batch]
+        return j < length if self.width is None else j >= self.width - length
+
+    def see(self, grid: Grid) -> Tensor:
+        return self.real(grid.j, grid.batch)
+
+    def table(self, spans: "Spans") -> Verdict:
+        length = self.data.cpu()[:, None, None]
+        if self.width is None:
+            return Verdict(none=spans.start >= length, all=spans.stop < length)
+        return Verdict(none=spans.stop < self.width - length, all=spans.start >= self.width - length)
+
+    def check(self, places: Places, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
+        if b is not None and b != len(self.data):
+            raise ShapeError(
+                f"{self!r} has {len(self.data)} lengths, but q has b={b} (batch); give one length per sequence"
+            )
+
+    def batch(self) -> int | None:
+        return len(self.data)
+
+    def to(self, device: torch.device) -> Mask:
+        return Padding(self.data.to(device), self.side, self.width)
+
+    def _settings(self) -> Hashable:
+        return self.side, self.width
+
+    def __repr__(self) -> str:
+        rest = f", side='left', width={self.width}" if self.side == "left" else ""
+        return f"padding({_short(self.data)}{rest})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Documents(Data):
+    """Keys that belong to the query's own document."""
+
+    data: Int[Tensor, "*b n"]
+
+    def labels(self, positions: Tensor, batch: Tensor) -> Tensor:
+        return self.data[positions] if self.data.ndim == 1 else self.data[batch, positions]
+
+    def see(self, grid: Grid) -> Tensor:
+        return self.labels(grid.i, grid.batch) == self.labels(grid.j, grid.batch)
+
+    def table(self, spans: "Spans") -> Verdict:
+        rows, columns = (self.data.cpu()[..., at] for at in (spans.query_positions(), spans.key_positions()))
+        low_row, high_row = rows.amin(-1)[..., :, None], rows.amax(-1)[..., :, None]
+        low_column, high_column = columns.amin(-1)[..., None, :], columns.amax(-1)[..., None, :]
+        alike = (low_row == high_row) & (low_column == high_column) & (low_row == low_column)
+        return Verdict(none=(high_row < low_column) | (high_column < low_row), all=alike)
+
+    def check(self, places: Places, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
+        n = self.data.shape[-1]
+        if b is not None and self.batch() not in (None, b):
+            raise ShapeError(
+                f"{self!r} has ids for {self.batch()} sequences, but q has b={b} (batch); give one row each"
+            )
+        ends = [places.queries, places.queries + i - 1] if i else []
+        ends += [places.keys, places.keys + j - 1] if j and isinstance(places.keys, int) else []
+        outside = [end for end in ends if not 0 <= end < n]
+        if outside:
+            raise ShapeError(
+                f"{self!r} covers n={n} (positions), but this call reaches position {outside[-1]} "
+                f"with i={i} and j={j}; give an id for every position"
+            )
+
+    def batch(self) -> int | None:
+        return None if self.data.ndim == 1 else len(self.data)
+
+    def to(self, device: torch.device) -> Mask:
+        return Documents(self.data.to(device))
+
+    def __repr__(self) -> str:
+        return f"documents({_short(self.data)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Matrix(Data):
+    """A boolean matrix as it was given, by row and column of this call instead of by position."""
+
+    data: Bool[Tensor, "*bh i j"]
+
+    def see(self, grid: Grid) -> Tensor:
+        if grid.whole:
+            return self.data
+        batch, head = (
+            index if size > 1 else index * 0
+            for index, size in zip((grid.batch, grid.head), self._leading(), strict=True)
+        )
+        return self.data.reshape(*self._leading(), *self.data.shape[-2:])[batch, head, grid.row, grid.column]
+
+    def table(self, spans: "Spans") -> Verdict:
+        return spans.pooled(self.data.cpu().flatten(0, -3).any(0), self.data.cpu().flatten(0, -3).all(0))
+
+    def check(self, places: Places, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
+        if self.data.shape[-2:] != (i, j):
+            raise ShapeError(
+                f"mask is {tuple(self.data.shape)} and ends in {tuple(self.data.shape[-2:])}, but q has {spelled('i', i)} "
+                f"and k has {spelled('j', j)}; a boolean matrix must end in ({i}, {j})"
+            )
+        for letter, size, own in zip("bh", (b, h), self._leading(), strict=True):
+            if size is not None and own not in (1, size):
+                raise ShapeError(
+                    f"mask is {tuple(self.data.shape)} read as (b h i j), but q has {spelled(letter, size)}; "
+                    f"use 1 or {size} there"
+                )
+
+    def _leading(self) -> tuple[int, int]:
+        b, h = (1, 1, *self.data.shape[:-2])[-2:]
+        return b, h
+
+    def batch(self) -> int | None:
+        return self._leading()[0] if self._leading()[0] > 1 else None
+
+    def opaque(self) -> bool:
+        return True
+
+    def to(self, device: torch.device) -> Mask:
+        return Matrix(self.data.to(device))
+
+    def __repr__(self) -> str:
+        return f"matrix{tuple(self.data.shape)}"
+
+
+def has_matrix(mask: Mask) -> bool:
+    """Whether some part is a boolean matrix, which goes by row and column instead of by position."""
+    return isinstance(mask, Matrix) or any(has_matrix(child) for child in mask.children())
+
+
+def _short(data: Tensor, most: int = 12) -> str:
+    """The contents while they are few, else their shape."""
+    return str(data.tolist()) if data.numel() <= most else f"<{' x '.join(map(str, data.shape))}>"

@@ -1,0 +1,27 @@
+"""A small memory of what was worked out for masks."""
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from regard.core.algebra import Mask
+
+T = TypeVar("T")
+
+
+class Memo(Generic[T]):
+    """The latest `most` results by key. The mask is kept too, so that its tensors' identities stay taken."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._kept: dict[Hashable, tuple[Mask, T]] = {}
+
+    def get(self, key: Hashable | None, mask: Mask, make: Callable[[], T]) -> T:
+        """The result under the key, made if need be; with no key it is made and forgotten."""
+        if key is None:
+            return make()
+        if key not in self._kept:
+            made = make()
+            while len(self._kept) >= self.most:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = (mask, made)
+        return self._kept[key][1]
