@@ -14,6 +14,7 @@ def scramble(x: Tensor, seed: int) -> Tensor:
 
     Three rounds of xor-shift and odd multiplication, kept to 32 bits inside int64 so that nothing overflows.
     """
+    x = x.long()  # a kernel may hand in 32-bit indices, in which the products would overflow
     x = (x ^ (seed * 0x9E3779B1 & 0xFFFFFFFF)) & 0xFFFFFFFF
     x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
     x = (x ^ (x >> 15)) * 0x2C1B3C6D & 0xFFFFFFFF

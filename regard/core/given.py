@@ -154,8 +154,8 @@ class Matrix(Data):
     def check(self, places: Places, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
         if self.data.shape[-2:] != (i, j):
             raise ShapeError(
-                f"mask is {tuple(self.data.shape)} and ends in {tuple(self.data.shape[-2:])}, but q has {spelled('i', i)} "
-                f"and k has {spelled('j', j)}; a boolean matrix must end in ({i}, {j})"
+                f"mask is {tuple(self.data.shape)}, which ends in {tuple(self.data.shape[-2:])}, "
+                f"but q has {spelled('i', i)} and k has {spelled('j', j)}; a boolean matrix must end in ({i}, {j})"
             )
         for letter, size, own in zip("bh", (b, h), self._leading(), strict=True):
             if size is not None and own not in (1, size):

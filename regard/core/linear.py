@@ -22,8 +22,10 @@ from regard.base.axes import read, spelled
 from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from regard.base.seeds import generator
 from regard.core.algebra import And, Full, Mask
+from regard.core.given import Padding
 from regard.core.grid import Places
-from regard.core.masks import Causal, Padding, as_mask
+from regard.core.masks import as_mask
+from regard.core.rules import Causal
 
 FORMS = ("parallel", "chunked", "recurrent")
 PAIRED = "k and v come in pairs, so give both the same"

@@ -131,7 +131,8 @@ class GlobalTokens(Mask):
         return self.meaning().box(first, last, start, stop)
 
     def within(self, first: int, last: int, start: int, stop: int) -> Mask:
-        return self.meaning().within(first, last, start, stop)
+        simpler = self.meaning().within(first, last, start, stop)
+        return self if isinstance(simpler, Or) else simpler
 
     def __repr__(self) -> str:
         return f"global_tokens({self.size})"

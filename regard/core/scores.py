@@ -6,7 +6,7 @@ gathered blocks and a fused kernel share one definition. Several terms act in th
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,12 @@ class Term(ABC):
         """Raise where the term was made for another number of heads or positions."""
 
     def tensors(self) -> tuple[Tensor, ...]:
+        """The values this term was made with, learned or not."""
         return ()
+
+    def settings(self) -> Hashable:
+        """What a compiled kernel may take for constant: everything but the contents of the tensors."""
+        return (self.name, *(tuple(tensor.shape) for tensor in self.tensors()))
 
     def __repr__(self) -> str:
         return self.name
@@ -74,6 +79,9 @@ class T5Buckets(Term):
         by_distance = self.table.to(q.device)[t5_bucket(distances, len(self.table), self.reach, self.both_ways)].T
         reach = self.reach
         return lambda scores, grid: scores + by_distance[grid.head, (grid.j - grid.i).clamp(-reach, reach) + reach]
+
+    def settings(self) -> Hashable:
+        return self.name, tuple(self.table.shape), self.reach
 
     def check(self, q: Tensor, j: int) -> None:
         _check_heads(self, self.table.shape[1], q)
@@ -120,6 +128,9 @@ class Softcap(Term):
     cap: float
     name = "softcap"
     additive = False
+
+    def settings(self) -> Hashable:
+        return self.name, self.cap
 
     def bind(self, q: Tensor, beta: float) -> Bound:
         cap = self.cap
@@ -207,7 +218,7 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways
     buckets = len(table) // 2 if both_ways else len(table)
     if buckets < 2 or (both_ways and len(table) % 2) or reach <= buckets // 2:
         raise ConfigError(
-            "t5_buckets needs 2 buckets a side or more, an even number for both ways, and a reach beyond the near ones: "
+            "t5_buckets needs 2 buckets a side or more, an even number for both ways, a reach beyond the near ones: "
             f"table has {len(table)} rows, both_ways={both_ways}, reach={reach}"
         )
     return T5Buckets(table, reach, both_ways)

@@ -39,7 +39,7 @@ class Call:
     @property
     def plain(self) -> bool:
         """Whether nothing but q, k, v and the lower triangle is needed."""
-        return not self.terms and (isinstance(self.mask, Full) or self.causal_square)
+        return len(self.terms) == 0 and (isinstance(self.mask, Full) or self.causal_square)
 
     @property
     def sink(self) -> Float[Tensor, "h"] | None:

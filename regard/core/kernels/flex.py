@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int8
 from torch import Tensor
+from torch._dynamo import maybe_mark_dynamic
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from regard.core.algebra import Full, Mask
@@ -82,9 +83,10 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
     sink = call.sink
     divisible = call.q.shape[2] % SIZE == 0 and k.shape[2] % SIZE == 0
-    options: dict[str, Any] = {"ROWS_GUARANTEED_SAFE": plan.blind is None, "IS_DIVISIBLE": divisible}
-    structure = (_structure(call.mask), tuple(type(term) for term in call.terms), divisible, plan.blind is None)
-    result = _compiled(structure)(
+    options: dict[str, Any] = {"IS_DIVISIBLE": divisible}
+    for x in (call.q, k, v):
+        _any_size(x, 0, 2)
+    result = _compiled((_structure(call), divisible))(
         call.q,
         k,
         v,
@@ -165,14 +167,35 @@ def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i:
         order = hit.int().argsort(dim=-1, descending=True, stable=True)
         lists.append((hit.sum(-1, dtype=torch.int32), order.int()))
     (some, which), (whole, which_whole) = lists
-    return BlockMask.from_kv_blocks(some, which, whole, which_whole, SIZE, mask_mod, (i, j))
+    blocks = BlockMask.from_kv_blocks(some, which, whole, which_whole, SIZE, mask_mod, (i, j))
+    for x in vars(blocks).values():
+        if isinstance(x, Tensor):
+            _any_size(x, *range(2, x.ndim))
+    return blocks
 
 
-def _structure(mask: Mask) -> Hashable:
-    """What of a mask is compiled in: its rules. Data may change freely."""
-    if mask.tensors():
-        return (type(mask), *(_structure(child) for child in mask.children()))
-    return mask
+def _any_size(x: Tensor, *axes: int) -> None:
+    """Have the compiler make code for any size along these axes."""
+    for axis in axes:
+        maybe_mark_dynamic(x, axis)
+
+
+def _structure(call: Call) -> Hashable:
+    """What is compiled in: rules, settings and the sizes that code is made for. Data and lengths may change."""
+    b, h, g, i, j, c, e = call.sizes
+    ones = (b == 1, i <= SIZE, j <= SIZE)  # an axis of size one is compiled apart
+    starts = (
+        isinstance(call.places.keys, Tensor),
+        call.places == Places(0, 0) if isinstance(call.places.keys, int) else False,
+    )
+    training = torch.is_grad_enabled() and (call.q.requires_grad or call.k.requires_grad or call.v.requires_grad)
+    terms = tuple(term.settings() for term in call.terms)
+    return _rules(call.mask), terms, call.q.dtype, call.q.device, h, g, c, e, ones, starts, training
+
+
+def _rules(mask: Mask) -> Hashable:
+    """A mask without its data."""
+    return (type(mask), *(_rules(child) for child in mask.children())) if mask.tensors() else mask
 
 
 _functions: dict[Hashable, Callable[..., Any]] = {}
@@ -191,5 +214,5 @@ def _compiled(structure: Hashable) -> Callable[..., Any]:
     if structure not in _functions:
         code = _call_flex.__code__.replace(co_name=f"flex_{len(_functions)}")
         own = FunctionType(code, _call_flex.__globals__)
-        _functions[structure] = torch.compile(own, dynamic=True, fullgraph=True)
+        _functions[structure] = torch.compile(own, fullgraph=True)
     return _functions[structure]

@@ -1,0 +1,5 @@
+"""`python -m regard` is the command line, installed or not."""
+
+from regard.cli import main
+
+main()

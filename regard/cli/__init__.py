@@ -1,0 +1,60 @@
+"""The command line: parse, call, print. torch is imported only when a command runs."""
+
+import io
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, ParamSpec
+
+import typer
+
+import regard
+from regard.base.errors import RegardError
+from regard.cli import bench, explain, masks, tour
+
+P = ParamSpec("P")
+
+# help and usage errors as plain text: a third of the time, and one line stays one line
+app = typer.Typer(
+    name="regard", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+
+def clean(command: Callable[P, None]) -> Callable[P, None]:
+    """The command, with an error of ours shown as one line and exit code 2. Any other is a bug and keeps its trace."""
+
+    @wraps(command)
+    def shown(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except RegardError as error:
+            typer.echo(f"regard: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from None
+
+    return shown
+
+
+for _name, _module in {"tour": tour, "masks": masks, "explain": explain, "bench": bench}.items():
+    app.command(_name)(clean(_module.command))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"regard {regard.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Attention you can run, see and prove. New here? Begin with `regard tour`."""
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks the shades of a drawing shows ? instead
+    app(prog_name="regard")

@@ -1,0 +1,170 @@
+"""`regard explain`: which kernel would run a call, why the others would not, and what it would cost."""
+
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from regard.base.axes import LEGEND
+from regard.base.errors import ConfigError
+from regard.base.registry import Registry
+from regard.cli.expressions import parse_mask
+from regard.cli.output import show, show_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.core.kernels import Explanation
+    from regard.core.scores import Term
+
+# the score terms there are, each with the number it takes unless one follows its colon
+TERMS: dict[str, float | None] = {
+    "alibi": None,
+    "softcap": 30,
+    "sink": None,
+    "shaw": 8,
+    "t5_buckets": 32,
+    "additive": None,
+}
+
+
+class Dtype(StrEnum):
+    """The floating types a call may have."""
+
+    float32 = "float32"
+    float64 = "float64"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+def command(
+    shape: Annotated[str, typer.Option(help="Sizes of q: b,h,i,c")] = "1,8,1024,64",
+    kv: Annotated[str | None, typer.Option(help="Sizes of k and v: g,j,e; as those of q unless given")] = None,
+    mask: Annotated[str, typer.Option(help="A mask expression, as for `regard masks`")] = "full()",
+    scores: Annotated[
+        list[str] | None,
+        typer.Option(help="alibi, softcap:30, sink, shaw:8, t5_buckets:32 or additive; give it again for several"),
+    ] = None,
+    beta: Annotated[float | None, typer.Option(help="Inverse temperature; c ** -0.5 unless given, inf is hard")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="The type of q, k and v")] = Dtype.float32,
+    dropout: Annotated[float, typer.Option(help="Share of weights set to zero")] = 0.0,
+    json: Annotated[bool, typer.Option("--json", help="The explanation as JSON")] = False,
+) -> None:
+    """Say which kernel would run a call, and why."""
+    import regard
+
+    b, h, i, c = sizes("--shape", shape, "b h i c")
+    g, j, e = (h, i, c) if kv is None else sizes("--kv", kv, "g j e")
+    explanation = regard.explain(
+        blank((b, h, i, c), dtype.value),
+        blank((b, g, j, c), dtype.value),
+        blank((b, g, j, e), dtype.value),
+        mask=parse_mask(mask),
+        scores=[term(text, h, i, j, c) for text in scores or ()],
+        beta=beta,
+        dropout=dropout,
+    )
+    if json:
+        show_json(as_plain(explanation))
+    else:
+        show(account(explanation))
+
+
+def sizes(option: str, text: str, letters: str) -> tuple[int, ...]:
+    """`1,8,1024,64` as numbers, one for each letter."""
+    names = letters.split()
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if len(found) != len(names) or min(found) < 0:
+        spelled = ", ".join(f"{name} {LEGEND[name]}" for name in names)
+        raise ConfigError(f"{option} takes {len(names)} whole numbers {','.join(names)} ({spelled}), not {text!r}")
+    return found
+
+
+def blank(shape: tuple[int, ...], dtype: str = "float32") -> "Tensor":
+    """A tensor that has a shape and takes no memory: an explanation reads no number of it."""
+    import torch
+
+    return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
+
+
+def term(text: str, h: int, i: int, j: int, c: int) -> "Term":
+    """The score term that `name` or `name:number` spells, for a call of these sizes."""
+    from regard.core import scores
+
+    name, _, setting = text.partition(":")
+    number = _number(name, setting)
+    match name:
+        case "alibi":
+            return scores.alibi(heads=h)
+        case "softcap":
+            return scores.softcap(number)
+        case "sink":
+            return scores.sink(blank((h,)))
+        case "shaw":
+            return scores.shaw(blank((2 * int(number) + 1, c)))
+        case "t5_buckets":
+            return scores.t5_buckets(blank((int(number), h)))
+    return scores.additive(blank((i, j)))
+
+
+def _number(name: str, setting: str) -> float:
+    """The number after the colon, or the usual one; 0 for a term that takes none."""
+    known: Registry[float | None] = Registry("score term")
+    for each, number in TERMS.items():
+        known.add(each)(number)
+    usual = known[name]
+    if usual is None:
+        if setting:
+            raise ConfigError(f"{name} takes no number: write {name}, not {name}:{setting}")
+        return 0
+    try:
+        value = float(setting) if setting else usual
+    except ValueError:
+        value = -1
+    if not 0 < value < 1 << 20:
+        raise ConfigError(
+            f"{name} takes a number above zero after its colon, for instance {name}:{usual:g}, not {setting!r}"
+        )
+    return value
+
+
+def as_plain(explanation: "Explanation") -> dict[str, object]:
+    """The explanation in numbers and strings. A kernel that refuses has no cost."""
+    refused: dict[str, object] = {"work": None, "memory": None}
+    answers = [asdict(answer) | ({} if answer.able else refused) for answer in explanation.answers]
+    return asdict(explanation) | {"share": share(explanation), "answers": answers}
+
+
+def share(explanation: "Explanation") -> float:
+    """How much of all pairs is visible."""
+    return explanation.visible / explanation.pairs if explanation.pairs else 0.0
+
+
+def account(explanation: "Explanation") -> RenderableType:
+    """The explanation as a table: one row for each kernel."""
+    from regard.core.kernels import in_units
+
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
+    table.add_column("")
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("answer", ratio=1)
+    table.add_column("work", justify="right", no_wrap=True)
+    table.add_column("memory", justify="right", no_wrap=True)
+    for answer in explanation.answers:
+        chosen = answer.kernel == explanation.chosen
+        row = ["->" if chosen else "", answer.kernel]
+        if answer.able:
+            row += ["runs" if chosen else "could run", f"{answer.work:.3g}", in_units(answer.memory)]
+        else:
+            row += [f"refuses: {'; '.join(answer.reasons)}", "", ""]
+        table.add_row(*(Text(cell) for cell in row), style="bold" if chosen else None)
+    pairs = f"{explanation.visible:,} of {explanation.pairs:,} pairs visible ({100 * share(explanation):.3g}%)"
+    return Group(Text(explanation.call), Text(f"mask {explanation.mask}: {pairs}"), table)

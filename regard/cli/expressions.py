@@ -1,0 +1,111 @@
+"""Masks written as text: `causal() & window(before=3) | global_tokens(1)`. Read, never executed."""
+
+import ast
+import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from regard.base.errors import ConfigError, RegardError
+from regard.base.registry import Registry
+
+if TYPE_CHECKING:
+    from regard.core.algebra import Mask
+
+Maker = Callable[..., "Mask"]
+Value = int | float | str | None | list["Value"]
+
+NAMES = (
+    "full",
+    "causal",
+    "window",
+    "dilated",
+    "blocks",
+    "chunks",
+    "global_tokens",
+    "prefix",
+    "padding",
+    "documents",
+    "random_links",
+)
+_FARTHEST = 1 << 40  # whole numbers beyond this are no positions, and would not fit a tensor's arithmetic
+_DEEPEST = 100
+
+
+def makers() -> Registry[Maker]:
+    """The functions an expression may call."""
+    from regard.core import masks
+
+    registry: Registry[Maker] = Registry("mask")
+    for name in NAMES:
+        registry.add(name)(getattr(masks, name))
+    return registry
+
+
+def parse_mask(text: str) -> "Mask":
+    """The mask that the text spells, or an error that says which part of it is none."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(
+            f"{text!r} is no mask expression ({getattr(error, 'msg', 'it nests too deeply')}); "
+            "write for instance causal() & window(before=3)"
+        ) from None
+    return _mask(tree.body, makers(), _DEEPEST)
+
+
+def _mask(node: ast.expr, known: Registry[Maker], depth: int) -> "Mask":
+    if not depth:
+        raise ConfigError(f"the expression nests deeper than {_DEEPEST} levels")
+    match node:
+        case ast.BinOp(left, ast.BitAnd(), right):
+            return _mask(left, known, depth - 1) & _mask(right, known, depth - 1)
+        case ast.BinOp(left, ast.BitOr(), right):
+            return _mask(left, known, depth - 1) | _mask(right, known, depth - 1)
+        case ast.UnaryOp(ast.Invert(), part):
+            return ~_mask(part, known, depth - 1)
+        case ast.Call(ast.Name(name)):
+            return _called(name, node, known)
+        case ast.Name(name):
+            known[name]  # an unknown name is told first, with the nearest
+            raise ConfigError(f"{name} is a function that makes a mask; write {name}(...)")
+        case ast.BoolOp() | ast.UnaryOp(ast.Not()):
+            raise ConfigError(f"masks combine with & | ~, not with and, or, not: {ast.unparse(node)}")
+    raise ConfigError(f"{ast.unparse(node)} is no mask; there are {', '.join(NAMES)}, combined with & | ~")
+
+
+def _called(name: str, node: ast.Call, known: Registry[Maker]) -> "Mask":
+    make = known[name]
+    signature = inspect.signature(make)
+    settings: dict[str, Value] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ConfigError(f"{name} takes its settings one by one: {ast.unparse(node)}")
+        if keyword.arg not in signature.parameters:
+            near = get_close_matches(keyword.arg, signature.parameters, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            there = ", ".join(signature.parameters) or "nothing"
+            raise ConfigError(f"{name} has no setting {keyword.arg!r}{hint} (it takes: {there})")
+        settings[keyword.arg] = _value(keyword.value)
+    values = [_value(argument) for argument in node.args]
+    try:
+        signature.bind(*values, **settings)
+        return make(*values, **settings)
+    except RegardError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        taken = ", ".join(signature.parameters)
+        raise ConfigError(f"{ast.unparse(node)} does not fit {name}({taken}): {error}") from None
+
+
+def _value(node: ast.expr) -> Value:
+    match node:
+        case ast.Constant(int() | float() | str() | None as value) if not isinstance(value, bool):
+            if isinstance(value, int) and value > _FARTHEST:
+                raise ConfigError(f"{value} is farther than any position; use at most {_FARTHEST}")
+            return value
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)) if not isinstance(value, bool):
+            return -value
+        case ast.List(items):
+            return [_value(item) for item in items]
+    raise ConfigError(f"{ast.unparse(node)} is no setting of a mask; use numbers, lists of them, None or a quoted word")

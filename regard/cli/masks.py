@@ -1,0 +1,224 @@
+"""`regard masks`: the gallery of masks, or one expression drawn and counted."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.columns import Columns
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from regard.base.errors import ConfigError
+from regard.cli.expressions import makers, parse_mask
+from regard.cli.output import show, show_json, tell
+
+if TYPE_CHECKING:
+    from regard.core.algebra import Mask
+
+LARGEST_DRAWN = 4096  # positions; a drawing looks at every pair
+_MOST_BLOCKS = 1 << 22  # pairs of blocks in one table
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a block table says: how many pairs of blocks see nothing, something, everything."""
+
+    size: int
+    none: int
+    some: int
+    all: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A mask in numbers. `pairs` and `visible` run over all the sequences it tells apart."""
+
+    mask: str
+    meaning: str | None
+    queries: int
+    keys: int
+    sequences: int
+    visible: int
+    pairs: int
+    share: float
+    blocks: Blocks
+
+
+def command(
+    expression: Annotated[
+        str | None, typer.Argument(help="For instance: 'causal() & window(before=3) | global_tokens(1)'")
+    ] = None,
+    queries: Annotated[
+        int | None, typer.Option(min=1, help="Query positions; 16 unless given, 12 in the gallery")
+    ] = None,
+    keys: Annotated[int | None, typer.Option(min=1, help="Key positions, as many as queries unless given")] = None,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Positions in a block of the table; fits the size unless given")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Numbers instead of pictures")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the picture here: .png, .svg or .pdf")] = None,
+) -> None:
+    """Draw and count masks: all of them, or the one you spell."""
+    if expression is None:
+        if keys is not None:
+            raise ConfigError("--keys goes with an expression; the gallery has as many keys as queries")
+        size = queries or 12
+        named = {name: parse_mask(text) for name, text in examples(size).items()}
+        summaries = [summary(mask, size, size, block_size, meaning(name)) for name, mask in named.items()]
+        if json:
+            show_json([asdict(each) for each in summaries])
+        else:
+            show(gallery(list(named.values()), summaries))
+        if save:
+            picture(save, list(named.values()), size, size)
+        return
+    mask = parse_mask(expression)
+    queries = queries or natural_length(mask) or 16
+    keys = keys or queries
+    numbers = summary(mask, queries, keys, block_size)
+    if json:
+        show_json(asdict(numbers))
+    else:
+        show(Text(numbers.mask, style="bold"), "", drawing_or_reason(mask, queries, keys), "", facts(numbers))
+    if save:
+        picture(save, [mask], queries, keys)
+
+
+def examples(size: int) -> dict[str, str]:
+    """One telling expression for each mask there is, at so many positions."""
+    first, second = size * 5 // 12, size * 8 // 12
+    ids = [0] * first + [1] * (second - first) + [2] * (size - second)
+    return {
+        "full": "full()",
+        "causal": "causal()",
+        "window": "window(before=3)",
+        "dilated": "dilated(3)",
+        "blocks": "blocks(4)",
+        "chunks": "chunks(4, before=1)",
+        "global_tokens": "global_tokens(2)",
+        "prefix": "prefix(4)",
+        "padding": f"padding([{size * 3 // 4}])",
+        "documents": f"documents({ids})",
+        "random_links": "random_links(3)",
+    }
+
+
+def meaning(name: str) -> str:
+    """What a mask means, in the words of the function that makes it."""
+    return (makers()[name].__doc__ or "").splitlines()[0]
+
+
+def natural_length(mask: "Mask") -> int | None:
+    """The number of positions that a mask was made for, where its data tell."""
+    from regard.core.given import Documents
+
+    if isinstance(mask, Documents):
+        return mask.data.shape[-1]
+    return next((length for child in mask.children() if (length := natural_length(child))), None)
+
+
+def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant: str | None = None) -> Summary:
+    """The numbers of a mask, from its form alone: no matrix is built."""
+    sequences = 1 if mask.batch() is None else mask.batch() or 0
+    size = block_size or _fitting(max(queries, keys))
+    if -(-queries // size) * -(-keys // size) * max(sequences, 1) > _MOST_BLOCKS:
+        raise ConfigError(
+            f"blocks of {size} positions make too long a table for {queries} x {keys}; "
+            f"try --block-size {_fitting(max(queries, keys) * max(sequences, 1))}"
+        )
+    state = mask.block_table(queries, keys, size).state
+    none, some, every = ((state == value).sum().item() for value in (0, 1, 2))
+    visible, pairs = mask.count(queries, keys), queries * keys * sequences
+    return Summary(
+        mask=repr(mask),
+        meaning=meant,
+        queries=queries,
+        keys=keys,
+        sequences=sequences,
+        visible=visible,
+        pairs=pairs,
+        share=visible / max(pairs, 1),
+        blocks=Blocks(size, int(none), int(some), int(every)),
+    )
+
+
+def _fitting(positions: int) -> int:
+    """A block size that shows structure: a few blocks for a small mask, a thousand a side for the largest."""
+    size = 4 if positions <= 64 else 64
+    while positions > size * 1024:
+        size *= 2
+    return size
+
+
+def drawing(mask: "Mask", queries: int, keys: int, width: int = 80) -> Text:
+    """The mask as text, two columns to a cell, or one where two would not fit the width."""
+    lines = mask.draw(queries, keys).splitlines()
+    if lines and len(lines[0]) > width:
+        lines = [line[1::2] for line in lines]
+    return Text("\n".join(lines), no_wrap=True)
+
+
+def drawing_or_reason(mask: "Mask", queries: int, keys: int) -> Text:
+    if max(queries, keys) > LARGEST_DRAWN:
+        return Text(f"not drawn, only counted: {max(queries, keys):,} positions are more than {LARGEST_DRAWN:,}")
+    picture = drawing(mask, queries, keys)
+    if (sequences := mask.batch() or 1) > 1:
+        picture.append(f"\n(the first of {sequences} sequences)")
+    return picture
+
+
+def facts(numbers: Summary) -> Table:
+    """The numbers as a few lines to read."""
+    table = Table.grid(padding=(0, 2))
+    blocks = numbers.blocks
+    apart = f" in each of {numbers.sequences} sequences" if numbers.sequences > 1 else ""
+    table.add_row("positions", f"{numbers.queries:,} queries (rows) x {numbers.keys:,} keys (columns){apart}")
+    table.add_row("visible", f"{numbers.visible:,} of {numbers.pairs:,} pairs, {100 * numbers.share:.3g}%")
+    total = blocks.none + blocks.some + blocks.all
+    table.add_row(
+        f"blocks of {blocks.size}",
+        f"{total:,}: {blocks.none:,} empty, {blocks.some:,} partly visible, {blocks.all:,} full; "
+        f"{100 * (blocks.some + blocks.all) / max(total, 1):.3g}% have to be looked at",
+    )
+    return table
+
+
+def gallery(shown: "list[Mask]", summaries: list[Summary]) -> RenderableType:
+    """Masks side by side, each with its name, what it means and how much it shows."""
+    cards = []
+    for mask, numbers in zip(shown, summaries, strict=True):
+        picture = drawing(mask, numbers.queries, numbers.keys)
+        width = max(24, *(len(line) for line in picture.plain.splitlines()))
+        card = Table.grid()
+        card.add_column(width=width)
+        card.add_row(Text(numbers.mask, style="bold"))
+        card.add_row(picture)
+        card.add_row(Text(f"{numbers.visible:,} of {numbers.pairs:,} visible"))
+        if numbers.meaning:
+            card.add_row(Text(numbers.meaning, style="dim"))
+        cards.append(Padding(card, (0, 0, 1, 0)))
+    return Columns(cards, padding=(0, 2))
+
+
+def picture(path: Path, shown: "list[Mask]", queries: int, keys: int) -> None:
+    """Write the masks as one image."""
+    from matplotlib.figure import Figure
+
+    if max(queries, keys) > LARGEST_DRAWN:
+        raise ConfigError(f"--save draws every pair, so at most {LARGEST_DRAWN} positions, not {max(queries, keys)}")
+    columns = min(4, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(4 * columns, 4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for mask in shown:
+        mask.draw(queries, keys, ax=next(axes))
+    for unused in axes:
+        unused.axis("off")
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot save {path}: {error}") from None
+    tell(f"saved {path}")
