@@ -24,6 +24,7 @@ from regard import (
     global_tokens,
     padding,
     prefix,
+    random_links,
     shaw,
     t5_buckets,
     window,
@@ -35,6 +36,7 @@ Property = Callable[[Attention], None]
 
 PROPERTIES: dict[str, Property] = {}
 NEAR = 5e-6  # of the largest number: what float32 leaves between two ways to the same sum
+RESULTS = ("the output", "the gradient of q", "the gradient of k", "the gradient of v")
 UNUSED = 1 << 40  # the position of a cache slot that holds nothing yet: later than any query
 SHORT, LONG = 11, 149  # one block of a blocked kernel, and several with a rest
 
@@ -86,10 +88,10 @@ def read_weights(attention: Attention, q: Tensor, k: Tensor, **rest: object) -> 
     return attention(q, k, torch.eye(j, device=q.device, dtype=q.dtype).expand(*k.shape[:2], j, j), **rest)
 
 
-def shown(attention: Attention, i: int, j: int, mask: Mask | Tensor, places: Places | None = None) -> Tensor:
+def shown(attention: Attention, i: int, j: int, mask: Mask) -> Tensor:
     """The visible pairs (i, j): q = 0 weighs all that is visible alike."""
     q, k, _ = draw(i, j, b=1, h=1, g=1)
-    return read_weights(attention, 0 * q, k, mask=mask, places=places)[0, 0] > 0
+    return read_weights(attention, 0 * q, k, mask=mask)[0, 0] > 0
 
 
 def gradients(attention: Attention, q: Tensor, k: Tensor, v: Tensor, **rest: object) -> tuple[Tensor, ...]:
@@ -128,7 +130,7 @@ def assert_shows(seen: Tensor, expected: Tensor, name: str) -> None:
 class NoNaN(TorchDispatchMode):
     """Raises at the first operation that makes a NaN, forward or backward."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for x in tree_leaves(out):
             made = isinstance(x, Tensor) and x.is_floating_point() and "empty" not in func.name()
@@ -182,68 +184,64 @@ CASES = (
 )
 
 
-def hold_against_truth(attention: Attention, which: int, name: str, factor: float, cases: tuple[Case, ...]) -> None:
+def hold_against_truth(attention: Attention, which: int, factor: float, cases: tuple[Case, ...] = CASES) -> None:
     """No farther from float64 than the textbook's way in the same precision, but for a factor and one ulp."""
     for case in cases:
-        inputs = draw(case.i, case.j)
-        actual = gradients(attention, *inputs, mask=case.mask, scores=case.term())[which]
-        naive = gradients(case.textbook, *inputs)[which]
-        truth = gradients(case.textbook, *(x.double() for x in inputs))[which]
-        ulp = torch.finfo(actual.dtype).eps * truth.abs().max().item()
-        allowed = factor * (naive.double() - truth).abs().max().item() + ulp
-        error = (actual.double() - truth).abs().max().item()
-        assert error <= allowed, f"{name} under {case.mask} is off by {error:.2e} from float64; {allowed:.2e} is allowed"
+        for dtype in (torch.float32, torch.bfloat16):
+            inputs = draw(case.i, case.j, dtype=dtype)
+            actual = gradients(attention, *inputs, mask=case.mask, scores=case.term())[which]
+            naive = gradients(case.textbook, *inputs)[which]
+            truth = gradients(case.textbook, *(x.double() for x in inputs))[which]
+            ulp = torch.finfo(dtype).eps * truth.abs().max().item()
+            allowed = factor * (naive.double() - truth).abs().max().item() + ulp
+            error = (actual.double() - truth).abs().max().item()
+            assert error <= allowed, (
+                f"{RESULTS[which]} under {case.mask} in {dtype} is off by {error:.1e}, allowed are {allowed:.1e}"
+            )
 
 
 @rule
 def outputs_match_the_truth(attention: Attention) -> None:
-    hold_against_truth(attention, 0, "the output", 2, CASES)
+    hold_against_truth(attention, 0, 2)
 
 
 @rule
 def outputs_match_the_truth_when_all_is_visible(attention: Attention) -> None:
     everything = Case(9, 13, window(None, None), lambda i, j: (j >= 0) & (i >= 0))
-    hold_against_truth(attention, 0, "the output", 2, (everything,))
+    hold_against_truth(attention, 0, 2, (everything,))
 
 
 @rule
 def gradients_of_q_match_the_truth(attention: Attention) -> None:
-    hold_against_truth(attention, 1, "the gradient of q", 3, CASES)
+    hold_against_truth(attention, 1, 3)
 
 
 @rule
 def gradients_of_k_match_the_truth(attention: Attention) -> None:
-    hold_against_truth(attention, 2, "the gradient of k", 3, CASES)
+    hold_against_truth(attention, 2, 3)
 
 
 @rule
 def gradients_of_v_match_the_truth(attention: Attention) -> None:
-    hold_against_truth(attention, 3, "the gradient of v", 3, CASES)
+    hold_against_truth(attention, 3, 3)
 
 
 @rule
 def gradients_reach_learned_terms(attention: Attention) -> None:
     q, k, v = draw(SHORT, SHORT)
     i, j = positions(SHORT, SHORT)
-    slopes, relative = SLOPES.to(_device).double(), noise(7, 5, seed=4).double()
-    bias = noise(6, SHORT, SHORT, seed=5).double()
+    learned = SLOPES.to(_device), noise(7, 5, seed=4), noise(6, SHORT, SHORT, seed=5)
+    slopes, keys, bias = (x.clone().requires_grad_() for x in learned)
+    out = attention(q, k, v, mask=causal(), scores=[alibi(slopes=slopes), shaw(keys), additive(bias)])
+    assert out.requires_grad, "no gradient reaches the learned terms"
+    actual = torch.autograd.grad(out.square().sum(), (slopes, keys, bias), materialize_grads=True)
 
-    def total(terms: Callable[[], object], run: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        leaves = (slopes, relative, bias)
-        leaves = tuple(x.detach().to(q.dtype if run is attention else torch.float64).requires_grad_() for x in leaves)
-        return torch.autograd.grad(terms(*leaves).square().sum(), leaves)
-
-    def ours(slopes: Tensor, relative: Tensor, bias: Tensor) -> Tensor:
-        return attention(q, k, v, mask=causal(), scores=[alibi(slopes=slopes), shaw(relative), additive(bias)])
-
-    def theirs(slopes: Tensor, relative: Tensor, bias: Tensor) -> Tensor:
-        by_distance = (q.double()[:, :, :, None] * relative[(j - i).clamp(-3, 3) + 3]).sum(-1) * 5**-0.5
-        added = bias + by_distance - slopes[:, None, None] * (i - j).abs()
-        return textbook(q.double(), k.double(), v.double(), j <= i, added)
-
-    names = ("slopes of alibi", "relative keys of shaw", "added scores")
-    for name, actual, expected in zip(names, total(ours, attention), total(theirs, textbook), strict=True):
-        assert_near(actual, expected, f"the gradient of the {name} is wrong", 4 * NEAR)
+    q, k, v, slopes, keys, bias = (x.double().requires_grad_() for x in (q, k, v, *learned))
+    by_distance = (q[:, :, :, None] * keys[(j - i).clamp(-3, 3) + 3]).sum(-1) * 5**-0.5
+    truth = textbook(q, k, v, j <= i, bias + by_distance - slopes[:, None, None] * (i - j).abs())
+    expected = torch.autograd.grad(truth.square().sum(), (slopes, keys, bias))
+    for name, x, y in zip(("slopes of alibi", "keys of shaw", "added scores"), actual, expected, strict=True):
+        assert_near(x, y, f"the gradient of the {name} is wrong", 4 * NEAR)
 
 
 @rule
@@ -273,16 +271,16 @@ def assert_blind_to_later(attention: Attention, n: int, mask: Mask) -> None:
 def poison_in_padding_stays_out(attention: Attention) -> None:
     """NaN and Inf in padded keys and values reach no output and no gradient."""
     for n in (SHORT, LONG):
-        lengths = torch.tensor([n - 4, n - 1])
-        for mask in (padding(lengths), padding(lengths, side="left", width=n)):
-            real = mask.dense(1, n).to(_device)[:, :, 0, :, None]
-            assert_clean(attention, n, n, real, f"padding on the {mask.side} of {n} keys", mask=mask)
+        lengths, at = torch.tensor([n - 4, n - 1]), torch.arange(n)[:, None]
+        right, left = at < lengths[:, None, None, None], at >= n - lengths[:, None, None, None]
+        assert_clean(attention, n, n, right, "padding on the right", mask=padding(lengths))
+        assert_clean(attention, n, n, left, "padding on the left", mask=padding(lengths, side="left", width=n))
 
 
 @rule
 def poison_in_unused_slots_stays_out(attention: Attention) -> None:
     """Keys that no query of the call may see are as good as absent: slots of a cache, keys behind the window."""
-    slots = torch.arange(LONG, device=_device)[:, None]
+    slots = torch.arange(LONG)[:, None]
     assert_clean(attention, 3, LONG, slots < 75, "an unused cache slot", mask=causal(), places=Places(72))
     behind = (slots >= 72 - 4) & (slots < 75)
     mask = causal() & window(before=4)
@@ -294,20 +292,20 @@ def poison_behind_a_dense_mask_stays_out(attention: Attention) -> None:
     """A key head serves two query heads: a key is unseen where neither sees it."""
     visible = torch.ones(6, 5, 9, dtype=torch.bool, device=_device)
     visible[2, :, 4] = visible[3, :, 4] = visible[0, :, 6] = False
-    seen = torch.ones(3, 9, 1, dtype=torch.bool, device=_device)
+    seen = torch.ones(3, 9, 1, dtype=torch.bool)
     seen[1, 4] = False
     assert_clean(attention, 5, 9, seen, "a key that no head of its group sees", mask=visible)
 
 
 def assert_clean(attention: Attention, i: int, j: int, seen: Tensor, name: str, **rest: object) -> None:
     q, k, v = draw(i, j)
+    seen = seen.to(_device)
     clean = gradients(attention, q, k, v, **rest)
     for poison in (torch.nan, torch.inf, -torch.inf):
         dirty = gradients(attention, q, k.masked_fill(~seen, poison), v.masked_fill(~seen, poison), **rest)
-        names = ("the output", "the gradient of q", "the gradient of k", "the gradient of v")
-        for x, actual, expected in zip(names, dirty, clean, strict=True):
+        for x, actual, expected in zip(RESULTS, dirty, clean, strict=True):
             assert_near(actual, expected, f"{poison} in {name} changes {x}")
-        for x, actual in zip(names[2:], dirty[2:], strict=True):
+        for x, actual in zip(RESULTS[2:], dirty[2:], strict=True):
             assert not actual.masked_fill(seen, 0).any(), f"{name} gets {x}"
 
 
@@ -320,6 +318,7 @@ def blind_rows_give_zeros(attention: Attention) -> None:
             padding([0, n - 2]): torch.tensor([True, False], device=_device)[:, None].expand(2, n),
             causal() & padding([n - 3, n - 1], side="left", width=n): j < torch.tensor([[3], [1]], device=_device),
             causal() & ~window(before=4): (i < 5).T.expand(2, n),
+            prefix(0): (i >= 0).T.expand(2, n),
         }
         for mask, blind in masks.items():
             assert_zero_where_blind(attention, draw(n, n), blind, str(mask), mask=mask)
@@ -328,9 +327,7 @@ def blind_rows_give_zeros(attention: Attention) -> None:
 @rule
 def blind_rows_of_a_dense_mask_give_zeros(attention: Attention) -> None:
     i, j = positions(5, 9)
-    assert_zero_where_blind(
-        attention, draw(5, 9), (i == 6).T.expand(2, 5), "a dense mask", mask=(i != 6) & (j != 2)
-    )
+    assert_zero_where_blind(attention, draw(5, 9), (i == 6).T.expand(2, 5), "a dense mask", mask=(i != 6) & (j != 2))
 
 
 @rule
@@ -339,20 +336,29 @@ def no_keys_give_zeros(attention: Attention) -> None:
     assert_zero_where_blind(attention, draw(5, 0), blind, "no key at all")
 
 
+@rule
+def nothing_asked_gives_nothing(attention: Attention) -> None:
+    """An empty batch and an empty step of queries are no errors."""
+    q, k, v = draw(5, SHORT)
+    for inputs in ((q[:0], k[:0], v[:0]), (q[:, :, :0], k, v)):
+        out = attention(*inputs, mask=causal())
+        expected = (*inputs[0].shape[:3], v.shape[3])
+        assert out.shape == expected, f"q of shape {tuple(inputs[0].shape)} gives {tuple(out.shape)}, not {expected}"
+
+
 def assert_zero_where_blind(
     attention: Attention, inputs: tuple[Tensor, Tensor, Tensor], blind: Tensor, name: str, **rest: object
 ) -> None:
     with NoNaN() if _device.type == "cpu" else nullcontext():
         out, *grads = gradients(attention, *inputs, **rest)
-    for x, y in zip(("output", "gradient of q", "gradient of k", "gradient of v"), (out, *grads), strict=True):
-        assert not y.isnan().any(), f"the {x} has NaN under {name}"
+    for x, y in zip(RESULTS, (out, *grads), strict=True):
+        assert not y.isnan().any(), f"{x} has NaN under {name}"
     rows = blind[:, None, :, None]
-    assert not out.masked_fill(~rows, 0).any(), f"a blind row under {name} gives {out.masked_fill(~rows, 0).max()}, not 0"
+    assert not out.masked_fill(~rows, 0).any(), f"a blind row under {name} does not give zeros"
     assert not grads[0].masked_fill(~rows, 0).any(), f"a blind query under {name} gets a gradient"
     asleep = blind.all(1)
     assert not any(grad[asleep].any() for grad in grads), f"a sequence that sees nothing gets a gradient under {name}"
-    awake = out.masked_fill(rows, 1)
-    assert (awake != 0).any(-1).all(), f"a row that sees something gives zeros under {name}"
+    assert out.masked_fill(rows, 1).any(-1).all(), f"a row that sees something gives zeros under {name}"
 
 
 @rule
@@ -379,12 +385,14 @@ def packed_documents_are_separate_sequences(attention: Attention) -> None:
         n = sum(lengths)
         q, k, v = draw(n, n)
         ids = torch.repeat_interleave(torch.tensor([4, 1, 3]), torch.tensor(lengths))
-        for mask in (documents(ids), documents(torch.stack([ids, ids + 1])) & causal()):
-            packed = attention(q, k, v, mask=mask)
-            for own in torch.arange(n).split(lengths):
-                own = own.to(_device)
-                alone = attention(q[:, :, own], k[:, :, own], v[:, :, own], mask=causal() if "causal" in str(mask) else None)
-                assert_near(packed[:, :, own], alone, f"documents of lengths {lengths} see each other under {mask}")
+        whole = attention(q, k, v, mask=documents(ids))
+        ordered = attention(q, k, v, mask=causal() & documents(torch.stack([ids, ids + 1])))
+        for own in torch.arange(n, device=_device).split(lengths):
+            i, j = positions(len(own), len(own))
+            parts = q[:, :, own], k[:, :, own], v[:, :, own]
+            message = f"documents of lengths {lengths} see each other"
+            assert_near(whole[:, :, own], textbook(*parts, j >= 0), message)
+            assert_near(ordered[:, :, own], textbook(*parts, j <= i), message + " under causal()")
 
 
 @rule
@@ -420,10 +428,11 @@ def identity_values_read_the_weights(attention: Attention) -> None:
 @rule
 def key_order_does_not_matter(attention: Attention) -> None:
     q, k, v = draw(SHORT, LONG)
-    order = torch.cat([torch.randperm(LONG - 4, generator=torch.Generator().manual_seed(0)), torch.arange(LONG - 4, LONG)])
-    order, real = order.to(_device), padding([LONG - 4] * 2)
-    shuffled = attention(q, k[:, :, order], v[:, :, order], mask=real)
-    assert_near(shuffled, attention(q, k, v, mask=real), "the same keys and values in another order")
+    real = LONG - 4
+    order = torch.cat([noise(real).argsort(), torch.arange(real, LONG, device=_device)])
+    shuffled = attention(q, k[:, :, order], v[:, :, order], mask=padding([real, real]))
+    expected = attention(q, k, v, mask=padding([real, real]))
+    assert_near(shuffled, expected, "the same keys and values in another order give another result")
 
 
 @rule
@@ -460,7 +469,8 @@ def assert_apart(attention: Attention, name: str, axis: int, changed: str) -> No
         inputs[x].select(axis, 1).mul_(-3)
     after = attention(*inputs.values(), mask=causal())
     others = torch.tensor([n for n in range(before.shape[axis]) if n != 1], device=_device)
-    assert_same(after.index_select(axis, others), before.index_select(axis, others), f"changing one {name} changes others")
+    kept, expected = (x.index_select(axis, others) for x in (after, before))
+    assert_same(kept, expected, f"changing one {name} changes others")
     assert (after.select(axis, 1) != before.select(axis, 1)).any(), f"changing a {name} changes nothing"
 
 
@@ -496,28 +506,37 @@ def windows_count_neighbours(attention: Attention) -> None:
 @rule
 def queries_are_the_last_rows(attention: Attention) -> None:
     """With 5 cached keys and 3 new tokens, queries are positions 5, 6 and 7."""
-    for rows, n in ((3, 8), (1, 8), (71, LONG)):
+    for rows, n in ((3, 8), (71, LONG)):
         i, j = positions(rows, n)
         assert_shows(shown(attention, rows, n, causal()), j <= i, f"causal() with {rows} queries and {n} keys")
         q, k, v = draw(n, n)
-        last = attention(q[:, :, -rows:], k, v, mask=causal())
-        assert_near(last, attention(q, k, v, mask=causal())[:, :, -rows:], f"{rows} of {n} queries are not the last rows")
+        last, whole = attention(q[:, :, -rows:], k, v, mask=causal()), attention(q, k, v, mask=causal())
+        assert_near(last, whole[:, :, -rows:], f"{rows} of {n} queries are not the last rows")
 
 
 @rule
 def cache_steps_equal_the_whole(attention: Attention) -> None:
     """Keys that grow, any split of the new tokens: the rows of one pass over the whole."""
-    n = 13
-    q, k, v = draw(n, n)
-    for mask in (causal(), causal() & window(before=4), causal() & chunks(4, before=1)):
-        for term in (None, alibi(slopes=SLOPES)):
-            whole = attention(q, k, v, mask=mask, scores=term)
-            for step in (1, 2, 5):
-                for start in range(0, n, step):
-                    stop = min(start + step, n)
-                    rows = attention(q[:, :, start:stop], k[:, :, :stop], v[:, :, :stop], mask=mask, scores=term)
-                    expected = whole[:, :, start:stop]
-                    assert_near(rows, expected, f"rows {start}..{stop - 1} from the cache under {mask} with {term}")
+    for term in (None, alibi(slopes=SLOPES)):
+        for step in (1, 2, 5):
+            assert_stepwise(attention, causal(), term, range(0, 13, step), step)
+
+
+@rule
+def cache_steps_keep_the_window(attention: Attention) -> None:
+    for mask in (causal() & window(before=4), causal() & chunks(4, before=1)):
+        for step in (1, 3):
+            assert_stepwise(attention, mask, None, range(9, 13, step), step)
+
+
+def assert_stepwise(attention: Attention, mask: Mask, term: Term | None, starts: range, step: int) -> None:
+    q, k, v = draw(13, 13)
+    whole = attention(q, k, v, mask=mask, scores=term)
+    for start in starts:
+        stop = min(start + step, 13)
+        rows = attention(q[:, :, start:stop], k[:, :, :stop], v[:, :, :stop], mask=mask, scores=term)
+        message = f"rows {start}..{stop - 1} over {stop} cached keys under {mask} with {term} differ from one pass"
+        assert_near(rows, whole[:, :, start:stop], message)
 
 
 @rule
@@ -525,14 +544,12 @@ def places_put_queries_into_a_fixed_cache(attention: Attention) -> None:
     """Every slot is handed over each time; places tell where the queries stand, and where the keys begin."""
     n = 77
     q, k, v = draw(n, n)
-    mask = causal() & window(before=5)
-    whole = attention(q, k, v, mask=mask, scores=alibi(slopes=SLOPES))
+    mask, term = causal() & window(before=5), alibi(slopes=SLOPES)
+    whole = attention(q, k, v, mask=mask, scores=term)
     for start, stop in ((0, 1), (6, 7), (30, 33), (64, 65), (70, 77)):
         for first in (0, max(0, start - 5)):
-            rows = attention(
-                q[:, :, start:stop], k[:, :, first:], v[:, :, first:],
-                mask=mask, scores=alibi(slopes=SLOPES), places=Places(start, first),
-            )  # fmt: skip
+            inputs = q[:, :, start:stop], k[:, :, first:], v[:, :, first:]
+            rows = attention(*inputs, mask=mask, scores=term, places=Places(start, first))
             message = f"queries {start}..{stop - 1} over keys from position {first} on differ from one pass"
             assert_near(rows, whole[:, :, start:stop], message)
 
@@ -542,16 +559,27 @@ def places_put_keys_into_a_rolling_cache(attention: Attention) -> None:
     """Position p lies in slot p % 7, so a window wraps round; empty slots hold NaN and a position far ahead."""
     n, slots = 19, 7
     q, k, v = draw(n, n)
-    mask = causal() & window(before=slots - 1)
-    whole = attention(q, k, v, mask=mask, scores=alibi(slopes=SLOPES))
+    mask, term = causal() & window(before=slots - 1), alibi(slopes=SLOPES)
+    whole = attention(q, k, v, mask=mask, scores=term)
     ring_k, ring_v = (torch.full((*x.shape[:2], slots, x.shape[3]), torch.nan, device=_device) for x in (k, v))
     at = torch.full((slots,), UNUSED, device=_device)
     for t in range(n):
         ring_k[:, :, t % slots], ring_v[:, :, t % slots], at[t % slots] = k[:, :, t], v[:, :, t], t
-        row = attention(
-            q[:, :, t : t + 1], ring_k, ring_v, mask=mask, scores=alibi(slopes=SLOPES), places=Places(t, at.clone())
-        )
+        row = attention(q[:, :, t : t + 1], ring_k, ring_v, mask=mask, scores=term, places=Places(t, at.clone()))
         assert_near(row, whole[:, :, t : t + 1], f"step {t} over a ring of {slots} slots differs from one pass")
+
+
+@rule
+def keys_may_lie_in_any_order_of_positions(attention: Attention) -> None:
+    """A key's position, not its place in memory, says who sees it and how far away it is."""
+    q, k, v = draw(LONG, LONG)
+    at = noise(LONG, seed=4).argsort()
+    near = causal() & window(before=5)
+    for mask in (near, causal() & chunks(4, before=1), near | global_tokens(2), random_links(3)):
+        for term in (None, alibi(slopes=SLOPES)):
+            out = attention(q, k[:, :, at], v[:, :, at], mask=mask, scores=term, places=Places(0, at))
+            expected = attention(q, k, v, mask=mask, scores=term)
+            assert_near(out, expected, f"keys in another order with their positions, under {mask} with {term}")
 
 
 @rule
@@ -569,8 +597,16 @@ def default_beta_comes_from_the_width_of_q(attention: Attention) -> None:
     q, k, v = draw(7, SHORT, c=5, e=3)
     i, j = positions(7, SHORT)
     assert_near(attention(q, k, v, mask=causal()), textbook(q, k, v, j <= i, beta=5**-0.5), "beta is not c ** -0.5")
-    out = attention(q, k, v, mask=causal(), beta=0.3)
-    assert_near(out, textbook(q, k, v, j <= i, beta=0.3), "beta=0.3 is not taken as it is")
+
+
+@rule
+def beta_is_taken_as_it_is(attention: Attention) -> None:
+    for rows in (7, SHORT):
+        q, k, v = draw(rows, SHORT)
+        i, j = positions(rows, SHORT)
+        for beta in (0.3, 2.0, -0.5):
+            out = attention(q, k, v, mask=causal(), beta=beta)
+            assert_near(out, textbook(q, k, v, j <= i, beta=beta), f"beta={beta} is not taken as it is")
 
 
 @rule
@@ -578,7 +614,8 @@ def beta_zero_is_the_mean_of_the_visible(attention: Attention) -> None:
     for n in (SHORT, LONG):
         q, k, v = draw(n, n, g=6)
         mean = v.cumsum(2) / torch.arange(1, n + 1, device=_device)[:, None]
-        assert_near(attention(9 * q, k, v, mask=causal(), beta=0.0), mean, "beta=0 is not the mean of the visible values")
+        out = attention(9 * q, k, v, mask=causal(), beta=0.0)
+        assert_near(out, mean, "beta=0 is not the mean of the visible values")
 
 
 @rule
@@ -596,8 +633,8 @@ def larger_beta_is_sharper(attention: Attention) -> None:
     q, k, _ = draw(7, SHORT)
     betas = (0.0, 0.1, 0.4, 1.0, 3.0)
     tops = [read_weights(attention, q, k, mask=causal(), beta=beta).amax(-1) for beta in betas]
-    for (low, high), (less, more) in zip(zip(betas, betas[1:], strict=False), zip(tops, tops[1:], strict=False), strict=True):
-        assert (more > less).all(), f"the largest weight of a row does not grow from beta={low} to beta={high}"
+    for beta, less, more in zip(betas[1:], tops, tops[1:], strict=False):
+        assert (more > less).all(), f"the largest weight of a row does not grow up to beta={beta}"
 
 
 @rule
@@ -621,13 +658,13 @@ def dropout_drops_weights_and_keeps_their_mean(attention: Attention) -> None:
         torch.manual_seed(0)
         weights = read_weights(attention, 0 * q, k, mask=prefix(seen), dropout=share)[..., :seen]
     kept = weights != 0
+    patterns = kept.flatten(0, 2).unique(dim=0)
+    assert len(patterns) > 200, f"{kept[..., 0].numel()} rows share {len(patterns)} patterns of dropout"
     dropped = 1 - kept.float().mean().item()
     sigma = (share * (1 - share) / kept.numel()) ** 0.5
     assert abs(dropped - share) < 5 * sigma, f"dropout={share} drops a share of {dropped:.3f} of the weights"
     left = weights[kept]
     assert_near(left, torch.full_like(left, 1 / seen / (1 - share)), "weights that stay are not scaled by 1 / (1 - p)")
-    patterns = kept.flatten(0, 2).unique(dim=0)
-    assert len(patterns) > 200, f"{kept[..., 0].numel()} rows share {len(patterns)} patterns of dropout"
 
 
 @rule
@@ -651,12 +688,11 @@ def large_scores_do_not_overflow(attention: Attention) -> None:
     for dtype, size in ((torch.float32, 3e4), (torch.float16, 200.0)):
         q, k, v = draw(SHORT, 13, dtype=dtype)
         q, k = q.sign() * size, k.sign() * size
-        inputs = (q, k, v)
-        truth = gradients(lambda q, k, v: textbook(q, k, v, j <= i), *(x.double() for x in inputs))
-        for name, actual, expected in zip("oqkv", gradients(attention, *inputs, mask=causal()), truth, strict=True):
-            assert actual.isfinite().all(), f"scores near {5**0.5 * size**2:.0e} in {dtype} overflow ({name})"
-            if name in "ov":  # gradients of q and k are differences of huge numbers
-                assert_near(actual, expected, f"large scores in {dtype} ({name})", 4 * torch.finfo(dtype).eps)
+        results = gradients(attention, q, k, v, mask=causal())
+        for name, x in zip(RESULTS, results, strict=True):
+            assert x.isfinite().all(), f"scores near {5**0.5 * size**2:.0e} in {dtype} overflow in {name}"
+        truth = textbook(q.double(), k.double(), v.double(), j <= i)
+        assert_near(results[0], truth, f"scores near {5**0.5 * size**2:.0e} in {dtype}", 4 * torch.finfo(dtype).eps)
 
 
 @rule
@@ -669,6 +705,22 @@ def half_precision_accumulates_in_float32(attention: Attention) -> None:
         truth = textbook(q.double(), k.double(), v.double(), j <= i, beta=1.0)
         out = attention(q, k, v, mask=causal(), beta=1.0)
         assert_near(out, truth, f"scores near 128 in {dtype} lose their differences", 2 * torch.finfo(dtype).eps)
+
+
+@rule
+def terms_keep_their_precision(attention: Attention) -> None:
+    """Half-precision q and k do not round what is added to their scores."""
+    i, j = positions(SHORT, LONG)
+    q, k, v = draw(SHORT, LONG, dtype=torch.bfloat16)
+    q[..., 0] = 16
+    exact = [x.double() for x in (q, k, v)]
+    bias, keys = 128 + noise(6, SHORT, LONG, seed=3), noise(7, 5, seed=4)
+    keys[:, 0] = 8
+    by_distance = (exact[0][:, :, :, None] * keys.double()[(j - i).clamp(-3, 3) + 3]).sum(-1)
+    for term, added in ((additive(bias), bias), (shaw(keys), by_distance)):
+        out = attention(q, k, v, mask=causal(), scores=term, beta=1.0)
+        truth = textbook(*exact, j <= i, added.double(), beta=1.0)
+        assert_near(out, truth, f"{term} near 128 loses its differences", 2 * torch.finfo(q.dtype).eps)
 
 
 @rule
@@ -694,7 +746,8 @@ def memory_layout_does_not_matter(attention: Attention) -> None:
     q, k, v = draw(SHORT, 13)
     views = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     for mask in (causal(), causal() & window(before=4)):
-        assert_near(attention(*views, mask=mask), attention(q, k, v, mask=mask), "a view gives another result than a copy")
+        out, expected = attention(*views, mask=mask), attention(q, k, v, mask=mask)
+        assert_near(out, expected, "a view gives another result than a copy")
 
 
 @rule
@@ -723,7 +776,7 @@ def added_scores_are_not_scaled(attention: Attention) -> None:
 
 @rule
 def masks_combine(attention: Attention) -> None:
-    for rows, n in ((SHORT, SHORT), (7, 71)):
+    for rows, n in ((SHORT, SHORT), (9, 71)):
         i, j = positions(rows, n)
         near, old = window(before=3, after=1), prefix(2)
         expected = {
@@ -739,7 +792,7 @@ def masks_combine(attention: Attention) -> None:
 
 @rule
 def chunks_are_whole_and_counted_from_zero(attention: Attention) -> None:
-    for rows, n in ((SHORT, SHORT), (7, 71)):
+    for rows, n in ((SHORT, SHORT), (9, 71)):
         i, j = positions(rows, n)
         own, other = i // 4, j // 4
         expected = {
@@ -754,7 +807,7 @@ def chunks_are_whole_and_counted_from_zero(attention: Attention) -> None:
 
 @rule
 def a_prefix_is_seen_by_all(attention: Attention) -> None:
-    for rows, n in ((SHORT, SHORT), (7, 71)):
+    for rows, n in ((SHORT, SHORT), (9, 71)):
         i, j = positions(rows, n)
         assert_shows(shown(attention, rows, n, prefix(3)), (j < 3).expand(rows, n), "prefix(3)")
         assert_shows(shown(attention, rows, n, prefix(3) | causal()), (j < 3) | (j <= i), "prefix(3) | causal()")
@@ -762,7 +815,7 @@ def a_prefix_is_seen_by_all(attention: Attention) -> None:
 
 @rule
 def global_tokens_see_all_and_are_seen_by_all(attention: Attention) -> None:
-    for rows, n in ((SHORT, SHORT), (71, 71), (7, 71)):
+    for rows, n in ((SHORT, SHORT), (71, 71), (9, 71)):
         i, j = positions(rows, n)
         mask = global_tokens(2) | window(before=1)
         expected = (i < 2) | (j < 2) | ((j >= i - 1) & (j <= i))
@@ -772,35 +825,38 @@ def global_tokens_see_all_and_are_seen_by_all(attention: Attention) -> None:
 @rule
 def alibi_fades_with_distance(attention: Attention) -> None:
     """-m |i - j|, to both sides, from where the query stands, each query head at its own slope."""
-    i, j = positions(7, SHORT)
-    mask, seen = window(before=4, after=3), (j >= i - 4) & (j <= i + 3)
-    q, k, v = draw(7, SHORT)
     paper = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])
-    for term, slopes in ((alibi(heads=6), paper), (alibi(slopes=SLOPES), SLOPES)):
-        bias = -slopes.to(_device)[:, None, None] * (i - j).abs()
-        expected = textbook(q, k, v, seen, bias)
-        assert_near(attention(q, k, v, mask=mask, scores=term), expected, "alibi is not -m |i - j|")
+    for rows, n in ((7, SHORT), (71, LONG)):
+        i, j = positions(rows, n)
+        q, k, v = draw(rows, n)
+        for term, slopes in ((alibi(heads=6), paper), (alibi(slopes=SLOPES), SLOPES)):
+            bias = -slopes.to(_device)[:, None, None] * (i - j).abs()
+            expected = textbook(q, k, v, (j >= i - 4) & (j <= i + 3), bias)
+            out = attention(q, k, v, mask=window(before=4, after=3), scores=term)
+            assert_near(out, expected, "alibi is not -m |i - j|")
 
 
 @rule
 def shaw_counts_from_query_to_key(attention: Attention) -> None:
     """The relative key of a pair is that of j - i: a later key has a positive distance."""
-    i, j = positions(7, SHORT)
-    mask, seen = window(before=5, after=3), (j >= i - 5) & (j <= i + 3)
-    q, k, v = draw(7, SHORT)
     keys = noise(5, 5, seed=4)
-    bias = (q[:, :, :, None] * keys[(j - i).clamp(-2, 2) + 2]).sum(-1) * 0.4
-    out = attention(q, k, v, mask=mask, scores=shaw(keys), beta=0.4)
-    assert_near(out, textbook(q, k, v, seen, bias, beta=0.4), "shaw is not beta q_i . r[clip(j - i)]")
+    for rows, n in ((7, SHORT), (71, LONG)):
+        i, j = positions(rows, n)
+        q, k, v = draw(rows, n)
+        bias = (q[:, :, :, None] * keys[(j - i).clamp(-2, 2) + 2]).sum(-1) * 0.4
+        expected = textbook(q, k, v, (j >= i - 5) & (j <= i + 3), bias, beta=0.4)
+        out = attention(q, k, v, mask=window(before=5, after=3), scores=shaw(keys), beta=0.4)
+        assert_near(out, expected, "shaw is not beta q_i . r[clip(j - i)]")
 
 
 @rule
 def t5_buckets_count_from_query_to_key(attention: Attention) -> None:
     """With 8 buckets, 0 is the query itself, 1 the key before it and 5 the key after it."""
-    i, j = positions(7, SHORT)
-    mask, seen = window(before=1, after=1), (j - i).abs() <= 1
-    q, k, v = draw(7, SHORT)
     table = noise(8, 6, seed=4)
-    bucket = torch.where(j > i, 5, i - j).clamp(0, 5)
-    out = attention(q, k, v, mask=mask, scores=t5_buckets(table, reach=16))
-    assert_near(out, textbook(q, k, v, seen, table[bucket].permute(2, 0, 1)), "a T5 bucket is not that of j - i")
+    for rows, n in ((7, SHORT), (71, LONG)):
+        i, j = positions(rows, n)
+        q, k, v = draw(rows, n)
+        bias = table[torch.where(j > i, 5, i - j).clamp(0, 5)].permute(2, 0, 1)
+        expected = textbook(q, k, v, (j - i).abs() <= 1, bias)
+        out = attention(q, k, v, mask=window(before=1, after=1), scores=t5_buckets(table, reach=16))
+        assert_near(out, expected, "a T5 bucket is not that of j - i")

@@ -28,12 +28,13 @@ class UnknownNameError(RegardError, ValueError):
 class KernelRefusedError(RegardError, RuntimeError):
     """A kernel was asked by name for something it cannot compute exactly."""
 
-    def __init__(self, kernel: str, reasons: list[str], others: list[str]) -> None:
+    def __init__(self, kernel: str | None, reasons: list[str], others: list[str]) -> None:
         self.kernel = kernel
         self.reasons = reasons
         listed = "".join(f"\n  - {reason}" for reason in reasons)
-        instead = f"kernel=None would run {others[0]!r}" if others else "no other kernel can serve this call either"
-        super().__init__(f"kernel {kernel!r} refuses this call:{listed}\n{instead}")
+        who = "no kernel can serve" if kernel is None else f"kernel {kernel!r} refuses"
+        instead = f"\nkernel=None would run {others[0]!r}" if others else ""
+        super().__init__(f"{who} this call:{listed}{instead}")
 
 
 class CacheError(RegardError, RuntimeError):

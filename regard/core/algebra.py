@@ -131,11 +131,11 @@ class Mask(ABC):
         none, everything = self.box(first, last, start, stop)
         return Full() if everything is True else NOTHING if none is True else self
 
-    def __and__(self, other: "Mask") -> "Mask":
-        return And(_flat(And, self, other)) if isinstance(other, Mask) else NotImplemented
+    def __and__(self, other: "Mask | Tensor") -> "Mask":
+        return And(_flat(And, self, _as_mask(other)))
 
-    def __or__(self, other: "Mask") -> "Mask":
-        return Or(_flat(Or, self, other)) if isinstance(other, Mask) else NotImplemented
+    def __or__(self, other: "Mask | Tensor") -> "Mask":
+        return Or(_flat(Or, self, _as_mask(other)))
 
     def __invert__(self) -> "Mask":
         return Not(self)
@@ -308,6 +308,14 @@ def settle(queries: int, keys: int | None, places: Places | None) -> tuple[Place
     if queries < 0 or keys < 0:
         raise ShapeError(f"lengths cannot be negative: queries={queries}, keys={keys}")
     return places or Places.last_rows(queries, keys), keys
+
+
+def _as_mask(other: Mask | Tensor) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    from regard.core.masks import as_mask  # the functions that make masks are built from this file
+
+    return as_mask(other)
 
 
 def _flat(kind: type[And] | type[Or], *masks: Mask) -> tuple[Mask, ...]:

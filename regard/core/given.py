@@ -27,7 +27,12 @@ class Data(Mask):
 
     def key(self) -> Hashable:
         # a tensor made in inference mode counts no versions, so nothing may be remembered about it
-        return (type(self), id(self.data), object() if self.data.is_inference() else self.data._version)
+        return (
+            type(self),
+            self._settings(),
+            id(self.data),
+            object() if self.data.is_inference() else self.data._version,
+        )
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -152,16 +157,19 @@ class Matrix(Data):
         return spans.pooled(self.data.cpu().flatten(0, -3).any(0), self.data.cpu().flatten(0, -3).all(0))
 
     def check(self, places: Places, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
-        if self.data.shape[-2:] != (i, j):
-            raise ShapeError(
-                f"mask is {tuple(self.data.shape)}, which ends in {tuple(self.data.shape[-2:])}, "
-                f"but q has {spelled('i', i)} and k has {spelled('j', j)}; a boolean matrix must end in ({i}, {j})"
-            )
-        for letter, size, own in zip("bh", (b, h), self._leading(), strict=True):
-            if size is not None and own not in (1, size):
+        letters = ["b", "h", "i", "j"][-self.data.ndim :]
+        form = f"mask is {tuple(self.data.shape)} read as ({' '.join(letters)})"
+        for letter, name, size, own in zip("ij", "qk", (i, j), self.data.shape[-2:], strict=True):
+            if own != size:
+                turned = "; did you mean mask.mT?" if self.data.shape[-2:] == (j, i) else ""
                 raise ShapeError(
-                    f"mask is {tuple(self.data.shape)} read as (b h i j), but q has {spelled(letter, size)}; "
-                    f"use 1 or {size} there"
+                    f"mask has {spelled(letter, own)}, but {name} has {letter}={size}; {form}; "
+                    f"a boolean matrix must end in ({i}, {j}){turned}"
+                )
+        for letter, wanted, own in zip("bh", (b, h), self._leading(), strict=True):
+            if wanted is not None and own not in (1, wanted):
+                raise ShapeError(
+                    f"mask has {spelled(letter, own)}, but q has {letter}={wanted}; {form}; use 1 or {wanted} there"
                 )
 
     def _leading(self) -> tuple[int, int]:

@@ -19,17 +19,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.base.axes import read, spelled
-from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
+from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.base.seeds import generator
 from regard.core.algebra import And, Full, Mask
+from regard.core.checks import autocasting, settled
 from regard.core.given import Padding
 from regard.core.grid import Places
 from regard.core.masks import as_mask
 from regard.core.rules import Causal
 
 FORMS = ("parallel", "chunked", "recurrent")
-PAIRED = "k and v come in pairs, so give both the same"
-FIXES = {"b": "give all three one batch", "c": "project q and k to one width", "g": PAIRED, "j": PAIRED}
 
 
 class Features(ABC):
@@ -178,11 +177,7 @@ def linear_attend(
     no feature with any visible key gets zeros.
     """
     features = elu_plus_one() if features is None else features
-    autocasts = torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type)
-    if autocasts and q.dtype != torch.float64:
-        low = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(low), k.to(low), v.to(low)
-    _check_tensors(q, k, v)
+    q, k, v = settled(q, k, v)
     is_causal, visible = _read_mask(as_mask(mask), q, k, 0 if state is None else state.length)
     step = _step_size(form, features.chunk if chunk is None else chunk, is_causal, k.shape[2])
     exact = torch.promote_types(q.dtype, torch.float32)
@@ -191,7 +186,7 @@ def linear_attend(
     state = _begin(state, size, nothing, like=q.to(exact))
 
     # sums over a whole sequence do not fit the half types that autocast would take
-    with torch.autocast(q.device.type, enabled=False) if autocasts else nullcontext():
+    with torch.autocast(q.device.type, enabled=False) if autocasting(q) else nullcontext():
         if visible is not None:
             # before any arithmetic: what is hidden may be NaN, and NaN times zero is NaN
             k, v = k.masked_fill(~visible, 0), v.masked_fill(~visible, 0)
@@ -292,28 +287,6 @@ def _begin(state: LinearState | None, size: tuple[int, int, int, int], peak: flo
     if came.dtype != like.dtype:
         raise DtypeError(f"state is {came.dtype}, but this call sums in {like.dtype}; keep q, k and v in one dtype")
     return state
-
-
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise where q, k and v do not fit each other."""
-    sizes: dict[str, int] = {}
-    for name, x, letters in (("q", q, "b h i c"), ("k", k, "b g j c"), ("v", v, "b g j e")):
-        if x.ndim != 4:
-            raise ShapeError(f"{name} is {tuple(x.shape)}, but must have four axes ({letters})")
-        if not x.is_floating_point():
-            raise DtypeError(f"{name} is {x.dtype}, but attention needs a floating-point dtype; call {name}.float()")
-        if x.dtype != q.dtype:
-            raise DtypeError(f"{name} is {x.dtype}, but q is {q.dtype}; convert it: {name}.to(q.dtype)")
-        if x.device != q.device:
-            raise DeviceError(f"{name} lies on {x.device}, but q on {q.device}; move it: {name}.to(q.device)")
-        for letter, came in zip(letters.split(), x.shape, strict=True):
-            size, of = sizes.setdefault(letter, came), "q" if letter in "bc" else "k"
-            if came != size:
-                seen, fix = read(name, x.shape, letters), FIXES[letter]
-                raise ShapeError(f"{name} has {spelled(letter, came)}, but {of} has {letter}={size}; {seen}; {fix}")
-    h, g = sizes["h"], sizes["g"]
-    if g == 0 or h % g:
-        raise ShapeError(f"q has {spelled('h', h)}, no multiple of k's {spelled('g', g)}; choose g to divide {h}")
 
 
 def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool[Tensor, "b 1 j 1"] | None]:

@@ -65,6 +65,8 @@ def padding(
     With side="left" sequences were filled up at their front to a common `width`; keys appended later are real.
     """
     data = _integers("padding", "lengths", lengths)
+    if data.device.type == "cpu" and data.numel() and int(data.min()) < 0:
+        raise ConfigError(f"padding(lengths) counts real keys, so {int(data.min())} cannot be one of the lengths")
     if data.ndim != 1:
         raise ShapeError(f"lengths must be one number per sequence (b,), not of shape {tuple(data.shape)}")
     if side not in ("right", "left"):
@@ -104,16 +106,18 @@ def as_mask(mask: "Mask | Bool[Tensor, '*bh i j'] | None") -> Mask:
         )
     if not 2 <= mask.ndim <= 4:
         raise ShapeError(
-            f"mask has {mask.ndim} axes {tuple(mask.shape)}; a boolean matrix is (i j), (h i j) or (b h i j)"
+            f"mask is {tuple(mask.shape)}, but a boolean matrix is (i j), (h i j) or (b h i j); "
+            "for one row of keys write mask[None].expand(i, -1), or use regard.padding(lengths)"
         )
     return Matrix(mask)
 
 
 def _needed(form: str, name: str, value: int, least: int) -> int:
+    what = "neighbours, so there is no minus sign" if name in ("before", "after") else "positions"
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{form}({name}=...) takes a whole number, not {value!r}")
     if value < least:
-        raise ConfigError(f"{form}({name}={value}) must be at least {least}; it counts neighbours, not an offset")
+        raise ConfigError(f"{form}({name}={value}) must be at least {least}; it counts {what}")
     return value
 
 

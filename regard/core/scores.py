@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.base.axes import spelled
-from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.axes import read, spelled
+from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from regard.core.grid import Grid
 
 Bound = Callable[[Tensor, Grid], Tensor]
@@ -184,10 +184,16 @@ class Additive(Term):
     def check(self, q: Tensor, j: int) -> None:
         wanted = (*q.shape[:-1], j)
         have = tuple(self.values.shape)
-        if len(have) > 4 or any(a not in (1, b) for a, b in zip(have[::-1], wanted[::-1], strict=False)):
-            raise ShapeError(f"additive scores are {have}, which does not broadcast to (b h i j) = {wanted}")
+        letters = ["b", "h", "i", "j"][-len(have) :]
+        for letter, own, size in zip(letters, have, wanted[-len(have) :], strict=True):
+            if own not in (1, size):
+                raise ShapeError(
+                    f"scores have {spelled(letter, own)}, but {'k' if letter == 'j' else 'q'} has {letter}={size}; "
+                    f"{read('scores', have, ' '.join(letters)).replace(' is ', ' are ')}; "
+                    f"each axis must be 1 or that of (b h i j) = {wanted}"
+                )
         if self.values.device != q.device:
-            raise ShapeError(
+            raise DeviceError(
                 f"additive scores lie on {self.values.device}, but q on {q.device}; move them with .to(q.device)"
             )
 
@@ -216,11 +222,14 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways
     """A learned bias by bucket of distance; `both_ways` tells later keys from earlier ones, as an encoder does."""
     table = _floats("t5_buckets", "table", table, 2)
     buckets = len(table) // 2 if both_ways else len(table)
-    if buckets < 2 or (both_ways and len(table) % 2) or reach <= buckets // 2:
+    if both_ways and len(table) % 2:
         raise ConfigError(
-            "t5_buckets needs 2 buckets a side or more, an even number for both ways, a reach beyond the near ones: "
-            f"table has {len(table)} rows, both_ways={both_ways}, reach={reach}"
+            f"t5_buckets both ways needs an even number of buckets, not {len(table)}; try {len(table) + 1}"
         )
+    if buckets < 2:
+        raise ConfigError(f"t5_buckets needs at least 2 buckets a side, not {buckets}; make the table longer")
+    if reach <= buckets // 2:
+        raise ConfigError(f"t5_buckets has {buckets // 2} near buckets a side, so reach={reach} must be beyond that")
     return T5Buckets(table, reach, both_ways)
 
 
@@ -262,8 +271,19 @@ def sink(logits: Float[Tensor, "h"]) -> Term:
 
 def additive(values: Float[Tensor, "*bh i j"]) -> Term:
     """Any tensor that broadcasts to (b, h, i, j), added to the scores."""
+    if not isinstance(values, Tensor):
+        raise DtypeError(
+            f"additive takes a floating tensor, not {type(values).__name__}; make it one with torch.tensor(...)"
+        )
+    if values.dtype == torch.bool:
+        raise DtypeError("additive scores are boolean; a boolean matrix goes in mask=, True meaning visible")
     if not values.is_floating_point():
-        raise DtypeError(f"additive scores are {values.dtype}; a boolean matrix goes in mask=, True meaning visible")
+        raise DtypeError(f"additive scores are {values.dtype}, but scores are floating numbers; call .float() first")
+    if not 2 <= values.ndim <= 4:
+        raise ShapeError(
+            f"additive scores are {tuple(values.shape)}, but are read as (i j), (h i j) or (b h i j); "
+            "for one row of keys write scores[None]"
+        )
     return Additive(values)
 
 
@@ -296,5 +316,6 @@ def _floats(term: str, name: str, values: object, axes: int) -> Tensor:
             f"{term}({name}) takes a floating tensor, not {getattr(values, 'dtype', type(values).__name__)}"
         )
     if values.ndim != axes:
-        raise ShapeError(f"{term}({name}) takes {axes} axes, not {tuple(values.shape)}")
+        form = {1: "one axis (h,)", 2: "two axes (rows, columns)"}[axes]
+        raise ShapeError(f"{term}({name}) takes {form}, not {tuple(values.shape)}")
     return values

@@ -15,7 +15,7 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
     0 gives the mean of what is visible, infinity the largest score (ties share). A score of -inf is invisible and
     weighs nothing at any beta; where all are invisible, all weights are zero.
     """
-    check_beta(beta)
+    beta = as_beta(beta)
     if not scores.is_floating_point():
         raise DtypeError(f"scores are {scores.dtype}; softargmax takes floating numbers, so call scores.float() first")
     if scores.numel() == 0:
@@ -31,9 +31,11 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
     return torch.where(visible | ~awake, finite * beta, -math.inf).softmax(axis) * awake
 
 
-def check_beta(beta: float) -> None:
-    if math.isnan(beta) or beta == -math.inf:
+def as_beta(beta: float) -> float:
+    """A usable inverse temperature, as a float."""
+    if not isinstance(beta, int | float) or math.isnan(beta) or beta == -math.inf:
         raise ConfigError(
-            f"beta is {beta}; it is the inverse temperature: None for c ** -0.5, 0 for the mean of what is visible, "
-            "inf for hard attention, any other finite number for something between"
+            f"beta is {beta!r}, but it is one number, the inverse temperature: None for c ** -0.5, 0 for the mean of "
+            "what is visible, inf for hard attention, any other finite number for something between"
         )
+    return float(beta)

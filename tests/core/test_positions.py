@@ -273,6 +273,13 @@ def test_yarn_keeps_divides_or_blends_by_index() -> None:
     torch.testing.assert_close(out[46:], plain[46:] / 16, rtol=1e-6, atol=0)
 
 
+def test_yarn_starts_its_ramp_at_the_first_frequency_where_none_turns_fast() -> None:
+    # original 64: even the highest frequency turns 10 times only, so the released formula clips the ramp to start at 0
+    out = rotary(stretch=YaRN(4, original=64)).frequencies(16)
+    for index, value in enumerate([1.0, 0.237170815, 0.05, 0.00790569466]):
+        assert out[index].item() == pytest.approx(value, rel=1e-6)
+
+
 def test_yarn_keeps_all_where_even_the_lowest_frequency_turns_fast() -> None:
     stretch = YaRN(2, original=51200)  # base 10: the slower of two frequencies still turns 2577 times
     assert torch.equal(stretch.frequencies(10.0, 4), inverse_frequencies(10.0, 4))

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from regard.base.errors import KernelRefusedError
+from regard.base.errors import ConfigError, KernelRefusedError
 from regard.base.registry import Registry
 from regard.core import reference as _reference
 from regard.core.kernels import blocked, eager, flex, sdpa
@@ -65,7 +65,7 @@ def choose(call: Call) -> str:
         return "sdpa"  # nothing here is faster, so the others need not be asked
     able = [name for name in KERNELS if len(KERNELS[name].refusals(call)) == 0]
     if len(able) == 0:
-        raise KernelRefusedError("eager", eager.refusals(call), [])
+        raise KernelRefusedError(None, eager.refusals(call), [])
     if torch.compiler.is_compiling():
         return able[0]  # comparing work would tie the compiled code to one length; the order is the usual one
     return min(able, key=lambda name: KERNELS[name].work(call))
@@ -75,6 +75,8 @@ def run(call: Call, name: str | None) -> Tensor:
     """The attention by the named kernel, or by the one chosen. A named one that cannot serve raises its reasons."""
     if name is None:
         name = choose(call)
+    elif not isinstance(name, str):
+        raise ConfigError(f"kernel is a name such as 'sdpa', or None to choose, not {name!r}")
     elif reasons := KERNELS[name].refusals(call):
         others = [other for other in KERNELS if not KERNELS[other].refusals(call)]
         raise KernelRefusedError(name, reasons, [choose(call)] if others else [])

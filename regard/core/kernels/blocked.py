@@ -36,6 +36,8 @@ class Group:
     @property
     def sliding(self) -> bool:
         """Whether one run of key blocks moves along with the queries, so that views serve instead of copies."""
+        if not self.columns.shape[1]:
+            return False
         steps = torch.arange(len(self.rows))
         run = self.columns[0, 0] + steps[:, None] + torch.arange(self.columns.shape[1])
         return torch.equal(self.rows, self.rows[0] + steps) and torch.equal(self.columns, run)
@@ -58,8 +60,8 @@ def refusals(call: Call) -> list[str]:
         reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
     if torch.compiler.is_compiling():
         reasons.append("the list of visible blocks is worked out in Python, which torch.compile cannot trace")
-    if not call.q.shape[2] or not call.k.shape[2]:
-        reasons.append("there are no blocks where there are no positions")
+    if 0 in call.sizes:
+        reasons.append("it does not take empty tensors")
     return reasons
 
 
@@ -92,7 +94,9 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
     for group in plan.groups:
         blocks = _rows(q, group)
         if not group.columns.shape[1]:
-            outs.append(blocks.new_zeros(*blocks.shape[:3], e))
+            # zeros that know where they come from, so that a mask which hides everything still trains
+            nothing = blocks[..., :1].masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0)
+            outs.append(nothing.expand(*blocks.shape[:3], e))
             continue
         visible = (
             group.visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if group.visible.shape[1] > 1 else group.visible

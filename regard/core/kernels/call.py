@@ -39,7 +39,8 @@ class Call:
     @property
     def plain(self) -> bool:
         """Whether nothing but q, k, v and the lower triangle is needed."""
-        return len(self.terms) == 0 and (isinstance(self.mask, Full) or self.causal_square)
+        # torch's own triangle is -inf before it is scaled: a beta of zero or less would turn it into NaN or +inf
+        return len(self.terms) == 0 and (isinstance(self.mask, Full) or (self.causal_square and self.beta > 0))
 
     @property
     def sink(self) -> Float[Tensor, "h"] | None:
@@ -60,7 +61,8 @@ class Call:
         return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
 
     def bound_terms(self) -> list[Bound]:
-        return [term.bind(self.q, self.beta) for term in self.terms]
+        q = self.q.to(torch.promote_types(self.q.dtype, torch.float32))  # terms are as exact as scores are
+        return [term.bind(q, self.beta) for term in self.terms]
 
 
 def seen_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:

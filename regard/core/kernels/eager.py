@@ -15,7 +15,8 @@ SUMMARY = "the whole matrix, step by step, in float32 or better"
 def refusals(call: Call) -> list[str]:
     if math.isinf(call.beta) and call.terms:
         names = ", ".join(term.name for term in call.terms)
-        return [f"at beta=inf only the largest q . k counts, so {names} would be lost; put positions into q and k"]
+        lost = f"at beta=inf only the largest q . k counts, so {names} would be lost"
+        return [f"{lost}; use a large finite beta, or drop the terms"]
     return []
 
 
@@ -30,7 +31,7 @@ def memory(call: Call) -> int:
 
 
 def run(call: Call) -> Float[Tensor, "b h i e"]:
-    b, h, g, i, j, _, e = call.sizes
+    b, h, g, i, j, c, e = call.sizes
     exact = torch.promote_types(call.q.dtype, torch.float32)
     q, k, v = call.q.to(exact), call.k.to(exact), call.v.to(exact)
     visible = call.visible()
@@ -39,7 +40,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         k, v = k.masked_fill(~keep, 0), v.masked_fill(~keep, 0)
     # the query heads of one key head are stacked as rows, so no key is copied
     with torch.autocast(q.device.type, enabled=False):
-        scores = (q.reshape(b, g, h // g * i, -1) @ k.mT).view(b, h, i, j)
+        scores = (q.reshape(b, g, h // g * i, c) @ k.mT).view(b, h, i, j)
     if math.isfinite(call.beta):
         scores = scores * call.beta
     if call.terms:

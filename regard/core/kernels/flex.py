@@ -43,7 +43,7 @@ def refusals(call: Call) -> list[str]:
         reasons.append("its block mask is worked out in Python, which torch.compile cannot trace")
     if in_transform():
         reasons.append("it has no rule for vmap and forward-mode derivatives")
-    if not call.q.numel() or not call.k.numel() or not call.v.numel():
+    if 0 in call.sizes:
         reasons.append("it does not take empty tensors")
     return reasons
 

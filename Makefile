@@ -1,0 +1,62 @@
+# Everything there is to do, and all that CI does. A fresh machine needs Python (3.11 or newer), pip and make.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# constraints.txt says which versions were tested together; no install goes around it
+PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
+# tests are many and small: one thread in each of two processes is faster than two threads that wait for each other
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
+CODE := regard tests $(wildcard bench)
+
+.DEFAULT_GOAL := help
+.PHONY: run test check fix slow bench docs clean help
+
+run: $(VENV)/.run  ## the tour
+	$(PY) -m regard tour
+
+test: check  ## all quick tests, with coverage of base and core
+	$(PYTEST) -n $(WORKERS) -m "not slow" \
+		--cov=regard/base --cov=regard/core --cov-branch --cov-report=term:skip-covered --cov-fail-under=95
+
+check: $(VENV)/.test  ## style, types and who imports whom
+	$(PY) -m ruff check $(CODE)
+	$(PY) -m ruff format --check $(CODE)
+	$(PY) -m mypy --strict
+	$(PYTEST) -q tests/test_architecture.py
+
+fix: $(VENV)/.test  ## let ruff put style right
+	$(PY) -m ruff check --fix $(CODE)
+	$(PY) -m ruff format $(CODE)
+
+slow: $(VENV)/.test  ## the tests that take minutes
+	$(PYTEST) -m slow
+
+bench: $(VENV)/.test  ## ratios against peers
+	$(PY) -m bench
+
+docs: $(VENV)/.test  ## run every code block of the pages, and list them
+	$(PYTEST) -q tests/test_docs.py
+	@ls README.md CONTRIBUTING.md CHANGELOG.md && find docs -name '*.md' | sort
+
+clean:  ## caches and build outputs; .venv stays
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov build dist *.egg-info
+	find regard tests $(wildcard bench) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/\1 \2/p' Makefile | while read -r name words; do printf '%-6s %s\n' "$$name" "$$words"; done
+
+# Some systems ship Python without ensurepip; then the pip outside puts one inside.
+$(PY):
+	$(PYTHON) -m venv $(VENV) || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(PY) install pip; }
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(PY)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(PY)
+	$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/.run

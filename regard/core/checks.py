@@ -1,0 +1,94 @@
+"""Whether q, k and v fit each other, and what to say where they do not."""
+
+import torch
+from torch import Tensor
+
+from regard.base.axes import LEGEND, read, spelled
+from regard.base.errors import DeviceError, DtypeError, ShapeError
+
+LETTERS = {"q": "b h i c", "k": "b g j c", "v": "b g j e"}
+
+
+def settled(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as attention takes them: checked, and in autocast's dtype where that is on."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, x)
+    if autocasting(q):
+        low = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(low), k.to(low), v.to(low)
+    _check_together(q, k, v)
+    return q, k, v
+
+
+def autocasting(x: Tensor) -> bool:
+    """Whether autocast would lower this tensor."""
+    kind = x.device.type
+    return x.dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def _check_tensor(name: str, x: Tensor) -> None:
+    letters = LETTERS[name]
+    if not isinstance(x, Tensor):
+        raise DtypeError(
+            f"{name} must be a tensor read as ({letters}), not {type(x).__name__}; "
+            f"make it one with torch.as_tensor({name})"
+        )
+    if x.ndim != 4:
+        meaning = ", ".join(LEGEND[letter] for letter in letters.split())
+        raise ShapeError(
+            f"{name} has {x.ndim} axes, {tuple(x.shape)}, but is read as ({letters}): {meaning}; "
+            f"{_reshape(name, x.ndim)}"
+        )
+    if x.is_complex():
+        raise DtypeError(f"{name} is {x.dtype}, but attention needs real numbers; take {name}.real or {name}.abs()")
+    if not x.is_floating_point():
+        raise DtypeError(f"{name} is {x.dtype}, but attention needs floating numbers; call {name}.float() first")
+
+
+def _reshape(name: str, axes: int) -> str:
+    if axes == 3:
+        return f"for one head write {name}[:, None], for one sequence {name}[None]"
+    if axes == 2:
+        return f"for one sequence and one head write {name}[None, None]"
+    return f"reshape {name} to four axes"
+
+
+def _check_together(q: Tensor, k: Tensor, v: Tensor) -> None:
+    b, h, _, c = q.shape
+    g, j = k.shape[1:3]
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise DtypeError(
+                f"{name} is {x.dtype}, but q is {q.dtype}; convert one of them, for instance {name}.to(q.dtype)"
+            )
+        if x.device != q.device:
+            raise DeviceError(
+                f"{name} lies on {x.device}, but q on {q.device}; move one of them, for instance {name}.to(q.device)"
+            )
+        if x.shape[0] != b:
+            raise _mismatch(name, x, 0, "q", b, f"repeat or slice {name} to {b} sequences")
+    if k.shape[3] != c:
+        raise _mismatch("k", k, 3, "q", c, f"project k and q to one width, for instance {c}")
+    if v.shape[1] != g:
+        raise _mismatch("v", v, 1, "k", g, "k and v come in pairs, so give both as many heads")
+    if v.shape[2] != j:
+        raise _mismatch("v", v, 2, "k", j, "k and v come in pairs, so give both as many positions")
+    for letter, size in (("h", h), ("g", g), ("c", c)):
+        if size == 0:
+            raise ShapeError(
+                f"{spelled(letter, 0)} cannot be: there must be at least one; {read('q', q.shape, 'b h i c')}"
+            )
+    if h % g:
+        raise ShapeError(
+            f"q has {spelled('h', h)}, which is not a multiple of k's {spelled('g', g)}; "
+            f"{read('q', q.shape, 'b h i c')}, {read('k', k.shape, 'b g j c')}; choose g among the divisors of {h}"
+        )
+
+
+def _mismatch(name: str, x: Tensor, axis: int, other: str, size: int, fix: str) -> ShapeError:
+    letters = LETTERS[name]
+    letter = letters.split()[axis]
+    return ShapeError(
+        f"{name} has {spelled(letter, x.shape[axis])}, but {other} has {letter}={size}; "
+        f"{read(name, x.shape, letters)}; {fix}"
+    )

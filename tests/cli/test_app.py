@@ -1,0 +1,127 @@
+"""The command line as a whole: its help, its speed, its errors, its exit codes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import regard
+from regard.base.errors import ConfigError, KernelRefusedError
+from regard.cli import app, clean
+
+COMMANDS = ("tour", "masks", "explain", "bench")
+run = CliRunner()
+
+
+def shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`python -m regard` as a user types it, in a folder that holds the package."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8"
+    )
+
+
+def test_help_names_every_command() -> None:
+    result = run.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in result.stdout
+    assert "..." not in result.stdout.split("Commands:")[1], "a summary was cut: make it shorter"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command: str) -> None:
+    result = run.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+def test_the_version_is_printed() -> None:
+    result = run.invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"regard {regard.__version__}\n")
+
+
+def test_help_is_quick(root: Path) -> None:
+    took = []
+    for _ in range(5):
+        start = os.times()
+        assert shell("-m", "regard", "--help", cwd=root).returncode == 0
+        end = os.times()
+        # time on the processor: a machine busy with other tests does not count
+        took.append(end.children_user + end.children_system - start.children_user - start.children_system)
+    assert min(took) < 0.3
+
+
+def test_help_imports_no_torch(root: Path) -> None:
+    result = shell("-X", "importtime", "-m", "regard", "--help", cwd=root)
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "|" in line}
+    assert "regard.cli" in imported
+    assert not imported & {"torch", "numpy", "matplotlib", "jaxtyping"}
+
+
+def test_a_bare_copy_of_the_package_runs(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "regard", tmp_path / "regard", ignore=shutil.ignore_patterns("__pycache__"))
+    result = shell("-m", "regard", "masks", "causal()", "--queries", "3", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "██ · ·\n████ ·\n██████\n" in result.stdout
+
+
+def test_a_usage_error_is_exit_code_2_without_a_trace(root: Path) -> None:
+    result = shell("-m", "regard", "masks", "casual()", cwd=root)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("regard: unknown mask 'casual'; did you mean 'causal'? (there are: full, causal,")
+    assert result.stderr.count("\n") == 1
+
+
+def test_unknown_commands_and_options_are_exit_code_2() -> None:
+    for words in (["mask"], ["masks", "--size", "3"], ["explain", "--dtype", "int8"], ["masks", "--queries", "0"]):
+        result = run.invoke(app, words)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+
+
+def test_an_error_of_several_lines_is_shown_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    @clean
+    def command() -> None:
+        raise KernelRefusedError("sdpa", ["it is Monday", "it rains"], ["eager"])
+
+    with pytest.raises(Exception) as raised:
+        command()
+    assert getattr(raised.value, "exit_code", None) == 2
+    words = "regard: kernel 'sdpa' refuses this call: - it is Monday - it rains kernel=None would run 'eager'\n"
+    assert capsys.readouterr().err == words
+
+
+def test_an_error_that_is_not_ours_keeps_its_trace() -> None:
+    @clean
+    def command() -> None:
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        command()
+
+
+def test_a_command_keeps_its_own_name_and_words() -> None:
+    @clean
+    def command() -> None:
+        """Words."""
+        raise ConfigError("never raised here")
+
+    assert (command.__name__, command.__doc__) == ("command", "Words.")
+
+
+def test_a_terminal_without_the_shades_of_a_drawing_shows_something(root: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "regard", "masks", "causal()", "--queries", "2"],
+        cwd=root,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0
+    assert "????" in result.stdout

@@ -1,0 +1,418 @@
+"""Bad input gets an error that names the tensor, the axis, both sizes and what to do next."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from regard import (
+    Places,
+    additive,
+    alibi,
+    attend,
+    blocks,
+    causal,
+    chunks,
+    dilated,
+    documents,
+    explain,
+    global_tokens,
+    padding,
+    prefix,
+    random_links,
+    shaw,
+    sink,
+    softargmax,
+    softcap,
+    t5_buckets,
+    window,
+)
+from regard.base.errors import (
+    ConfigError,
+    DeviceError,
+    DtypeError,
+    KernelRefusedError,
+    RegardError,
+    ShapeError,
+    UnknownNameError,
+)
+
+Q, K, V = (2, 6, 7, 5), (2, 3, 11, 5), (2, 3, 11, 9)
+
+
+def call(*, door=attend, q=Q, k=K, v=V, **rest):
+    """`attend` on zeros of these shapes, or on the tensors themselves."""
+    q, k, v = (torch.zeros(x) if isinstance(x, tuple) else x for x in (q, k, v))
+    return door(q, k, v, **rest)
+
+
+def visible(*shape):
+    return torch.ones(shape, dtype=torch.bool)
+
+
+def said(kind, thunk, *args, **kwargs):
+    """The text of the error that is raised, which has to be one of regard's and of that kind."""
+    with pytest.raises(kind) as caught:
+        thunk(*args, **kwargs)
+    assert isinstance(caught.value, RegardError)
+    return str(caught.value)
+
+
+WRONG_RANK = {
+    "q without a batch": (
+        {"q": (6, 7, 5)},
+        "q has 3 axes, (6, 7, 5), but is read as (b h i c): batch, query heads, query positions, width per head of "
+        "q and k; for one head write q[:, None], for one sequence q[None]",
+    ),
+    "a bare matrix for k": (
+        {"k": (11, 5)},
+        "k has 2 axes, (11, 5), but is read as (b g j c): batch, key/value heads, key positions, width per head of "
+        "q and k; for one sequence and one head write k[None, None]",
+    ),
+    "v with five axes": (
+        {"v": (1, 2, 3, 11, 9)},
+        "v has 5 axes, (1, 2, 3, 11, 9), but is read as (b g j e): batch, key/value heads, key positions, "
+        "width per head of v; reshape v to four axes",
+    ),
+}
+
+MISMATCHES = {
+    "widths of q and k": (
+        {"k": (2, 3, 11, 4)},
+        "k has c=4 (width per head of q and k), but q has c=5; k is (2, 3, 11, 4) read as (b g j c); "
+        "project k and q to one width, for instance 5",
+    ),
+    "batch of k": (
+        {"k": (3, 3, 11, 5)},
+        "k has b=3 (batch), but q has b=2; k is (3, 3, 11, 5) read as (b g j c); repeat or slice k to 2 sequences",
+    ),
+    "batch of v": (
+        {"v": (4, 3, 11, 9)},
+        "v has b=4 (batch), but q has b=2; v is (4, 3, 11, 9) read as (b g j e); repeat or slice v to 2 sequences",
+    ),
+    "heads of k and v": (
+        {"v": (2, 6, 11, 9)},
+        "v has g=6 (key/value heads), but k has g=3; v is (2, 6, 11, 9) read as (b g j e); "
+        "k and v come in pairs, so give both as many heads",
+    ),
+    "lengths of k and v": (
+        {"v": (2, 3, 12, 9)},
+        "v has j=12 (key positions), but k has j=11; v is (2, 3, 12, 9) read as (b g j e); "
+        "k and v come in pairs, so give both as many positions",
+    ),
+    "heads that do not divide": (
+        {"k": (2, 4, 11, 5), "v": (2, 4, 11, 9)},
+        "q has h=6 (query heads), which is not a multiple of k's g=4 (key/value heads); "
+        "q is (2, 6, 7, 5) read as (b h i c), k is (2, 4, 11, 5) read as (b g j c); choose g among the divisors of 6",
+    ),
+    "no key heads": (
+        {"k": (2, 0, 11, 5), "v": (2, 0, 11, 9)},
+        "q has h=6 (query heads), which is not a multiple of k's g=0 (key/value heads); "
+        "q is (2, 6, 7, 5) read as (b h i c), k is (2, 0, 11, 5) read as (b g j c); choose g among the divisors of 6",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_RANK | MISMATCHES)
+def test_a_shape_that_does_not_fit_is_explained(name):
+    shapes, text = (WRONG_RANK | MISMATCHES)[name]
+    assert said(ShapeError, call, **shapes) == text
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_explain_refuses_what_attend_refuses(name):
+    shapes, text = MISMATCHES[name]
+    assert said(ShapeError, call, door=explain, **shapes) == text
+
+
+def test_a_shape_error_is_a_value_error_too():
+    with pytest.raises(ValueError, match="k has c=4"):
+        call(k=(2, 3, 11, 4))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("k", torch.float16), ("v", torch.float64)])
+def test_mixed_dtypes_are_named_with_a_way_out(name, dtype):
+    text = said(DtypeError, call, **{name: torch.zeros({"k": K, "v": V}[name], dtype=dtype)})
+    assert text == f"{name} is {dtype}, but q is torch.float32; convert one of them, for instance {name}.to(q.dtype)"
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_mixed_devices_are_named_with_a_way_out(name):
+    text = said(DeviceError, call, **{name: torch.zeros({"k": K, "v": V}[name], device="meta")})
+    assert text == f"{name} lies on meta, but q on cpu; move one of them, for instance {name}.to(q.device)"
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("q", torch.int64), ("k", torch.int32), ("v", torch.bool)])
+def test_whole_numbers_are_refused(name, dtype):
+    text = said(DtypeError, call, **{name: torch.ones({"q": Q, "k": K, "v": V}[name], dtype=dtype)})
+    assert text == f"{name} is {dtype}, but attention needs floating numbers; call {name}.float() first"
+
+
+@pytest.mark.parametrize(("name", "value"), [("q", [[1.0]]), ("k", np.zeros(K)), ("v", None)])
+def test_what_is_no_tensor_is_refused(name, value):
+    letters = {"q": "b h i c", "k": "b g j c", "v": "b g j e"}[name]
+    text = said(DtypeError, call, **{name: value})
+    assert text.startswith(f"{name} must be a tensor read as ({letters}), not {type(value).__name__}")
+
+
+TOO_SMALL = {
+    "window(before=-1)": lambda: window(before=-1),
+    "window(after=-3)": lambda: window(after=-3),
+    "chunks(before=-1)": lambda: chunks(4, before=-1),
+    "chunks(size=0)": lambda: chunks(0),
+    "blocks(size=0)": lambda: blocks(0),
+    "dilated(step=0)": lambda: dilated(0),
+    "prefix(size=-1)": lambda: prefix(-1),
+    "global_tokens(size=-2)": lambda: global_tokens(-2),
+    "random_links(count=-1)": lambda: random_links(-1),
+}
+
+
+@pytest.mark.parametrize("written", TOO_SMALL)
+def test_a_mask_that_counts_below_its_least_is_refused(written):
+    least = 1 if "=0" in written else 0
+    assert said(ConfigError, TOO_SMALL[written]).startswith(f"{written} must be at least {least}")
+
+
+def test_a_negative_window_is_told_what_windows_count():
+    text = said(ConfigError, window, before=-1)
+    assert text == "window(before=-1) must be at least 0; it counts neighbours, not an offset"
+
+
+@pytest.mark.parametrize("value", [2.0, True, "4"])
+def test_a_window_takes_whole_numbers(value):
+    assert said(ConfigError, window, before=value) == f"window(before=...) takes a whole number, not {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [
+        ((7, 12), ["mask is (7, 12)", "i=7 (query positions)", "j=11 (key positions)", "must end in (7, 11)"]),
+        ((11, 7), ["mask is (11, 7)", "i=7 (query positions)", "j=11 (key positions)", "must end in (7, 11)"]),
+        ((2, 1, 1, 11), ["mask is (2, 1, 1, 11)", "i=7 (query positions)", "must end in (7, 11)"]),
+        ((3, 1, 7, 11), ["mask is (3, 1, 7, 11)", "(b h i j)", "q has b=2 (batch)", "use 1 or 2"]),
+        ((3, 7, 11), ["mask is (3, 7, 11)", "q has h=6 (query heads)", "use 1 or 6"]),
+        ((2, 3, 7, 11), ["mask is (2, 3, 7, 11)", "(b h i j)", "q has h=6 (query heads)", "use 1 or 6"]),
+        ((11,), ["mask has 1 ax", "(11,)", "(i j), (h i j) or (b h i j)"]),
+        ((1, 2, 6, 7, 11), ["mask has 5 axes", "(1, 2, 6, 7, 11)", "(i j), (h i j) or (b h i j)"]),
+    ],
+)
+def test_a_matrix_of_another_size_is_explained(shape, parts):
+    text = said(ShapeError, call, mask=visible(*shape))
+    assert [part for part in parts if part not in text] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_mask_that_is_not_boolean_is_sent_to_scores(dtype):
+    assert said(DtypeError, call, mask=torch.zeros(7, 11, dtype=dtype)) == (
+        f"mask is {dtype}, but a mask is boolean with True meaning visible; "
+        "terms to be added to the scores go in scores="
+    )
+
+
+@pytest.mark.parametrize("mask", ["causal", causal, 3])
+def test_what_is_no_mask_is_refused(mask):
+    text = said(DtypeError, call, mask=mask)
+    assert text == f"mask must be a mask such as regard.causal() or a boolean tensor, not {type(mask).__name__}"
+
+
+def test_masks_have_no_truth_value():
+    with pytest.raises(TypeError) as caught:
+        causal() and window(before=3)
+    assert str(caught.value) == "a mask has no truth value; combine masks with & | ~ instead of and, or, not"
+
+
+DATA_OF_ANOTHER_SIZE = {
+    "a length too many": (
+        padding([3, 4, 5]),
+        "padding([3, 4, 5]) has 3 lengths, but q has b=2 (batch); give one length per sequence",
+    ),
+    "an id too few": (
+        documents([0] * 10),
+        "documents([0, 0, 0, 0, 0, 0, 0, 0, 0, 0]) covers n=10 (positions), but this call reaches position 10 with "
+        "i=7 and j=11; give an id for every position",
+    ),
+    "a row of ids too many": (
+        documents(torch.zeros(3, 11, dtype=torch.long)),
+        "documents(<3 x 11>) has ids for 3 sequences, but q has b=2 (batch); give one row each",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DATA_OF_ANOTHER_SIZE)
+def test_lengths_and_ids_for_another_batch_are_explained(name):
+    mask, text = DATA_OF_ANOTHER_SIZE[name]
+    assert said(ShapeError, call, mask=mask) == text
+
+
+def test_the_check_reaches_into_a_combined_mask():
+    assert "3 lengths, but q has b=2" in said(ShapeError, call, mask=causal() & ~padding([3, 4, 5]))
+
+
+def test_padding_is_checked_where_it_is_made():
+    table = torch.ones(2, 2, dtype=torch.long)
+    assert said(ShapeError, padding, table) == "lengths must be one number per sequence (b,), not of shape (2, 2)"
+    assert said(DtypeError, padding, [1.5]) == "padding(lengths) takes whole numbers, not torch.float32"
+    assert said(ConfigError, padding, [1], side="both") == "side must be 'right' or 'left', not 'both'"
+    for settings in ({"side": "left"}, {"width": 4}):
+        assert "side='left' and width= go together" in said(ConfigError, padding, [1], **settings)
+
+
+def test_documents_are_checked_where_they_are_made():
+    text = said(ShapeError, documents, torch.zeros(1, 2, 3, dtype=torch.long))
+    assert text == "ids must be (n,) or (b, n), not of shape (1, 2, 3)"
+    assert said(DtypeError, documents, torch.zeros(3)) == "documents(ids) takes whole numbers, not torch.float32"
+
+
+@pytest.mark.parametrize("beta", [math.nan, -math.inf])
+def test_a_beta_that_means_nothing_is_refused(beta):
+    text = (
+        f"beta is {beta}; it is the inverse temperature: None for c ** -0.5, 0 for the mean of what is visible, "
+        "inf for hard attention, any other finite number for something between"
+    )
+    assert said(ConfigError, call, beta=beta) == text
+    assert said(ConfigError, softargmax, torch.zeros(3), beta) == text
+
+
+@pytest.mark.parametrize("dropout", [1.0, 1.5, -0.1, math.nan])
+def test_dropout_is_a_share(dropout):
+    text = f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout}"
+    assert said(ConfigError, call, dropout=dropout) == text
+
+
+def test_softargmax_takes_floating_numbers():
+    text = said(DtypeError, softargmax, torch.ones(3, dtype=torch.long))
+    assert text == "scores are torch.int64; softargmax takes floating numbers, so call scores.float() first"
+
+
+def test_an_unknown_kernel_gets_a_suggestion_and_the_list():
+    text = said(UnknownNameError, call, kernel="eagr")
+    assert text.startswith("unknown kernel 'eagr'; did you mean 'eager'? (there are: ")
+    assert all(name in text for name in ("flex", "sdpa", "blocked", "eager", "reference"))
+    assert "did you mean" not in said(UnknownNameError, call, kernel="quick")
+
+
+def test_a_kernel_that_refuses_lists_all_its_reasons():
+    with pytest.raises(KernelRefusedError) as refusal:
+        call(kernel="blocked", beta=math.inf, scores=softcap(3.0))
+    assert refusal.value.kernel == "blocked"
+    assert refusal.value.reasons == [
+        "beta=inf is hard attention, and the fused kernels know only softmax",
+        "softcap does more than add to the scores, which is all the fused kernels allow",
+        "the mask hides nothing, so there is no block to skip",
+    ]
+    listed = "".join(f"\n  - {reason}" for reason in refusal.value.reasons)
+    assert str(refusal.value) == (
+        f"kernel 'blocked' refuses this call:{listed}\nno other kernel can serve this call either"
+    )
+
+
+def test_a_kernel_that_refuses_says_which_would_run():
+    text = said(KernelRefusedError, call, kernel="sdpa", scores=softcap(3.0))
+    assert text == (
+        "kernel 'sdpa' refuses this call:\n"
+        "  - softcap does more than add to the scores, which is all the fused kernels allow\n"
+        "kernel=None would run 'eager'"
+    )
+
+
+def test_hard_attention_with_a_term_is_refused_by_all():
+    text = said(KernelRefusedError, call, beta=math.inf, scores=[alibi(heads=6), softcap(2.0)])
+    assert "at beta=inf only the largest q . k counts, so alibi, softcap would be lost" in text
+
+
+@pytest.mark.parametrize(
+    ("term", "text"),
+    [
+        (alibi(heads=3), "alibi has h=3 (query heads), but q has h=6; make the term for 6 heads"),
+        (sink(torch.zeros(3)), "sink has h=3 (query heads), but q has h=6; make the term for 6 heads"),
+        (t5_buckets(torch.zeros(8, 3)), "t5_buckets has h=3 (query heads), but q has h=6; make the term for 6 heads"),
+        (
+            shaw(torch.zeros(5, 4)),
+            "shaw keys have c=4 (width per head of q and k), but q has c=5; make the relative keys 5 wide",
+        ),
+    ],
+)
+def test_a_term_for_another_model_is_explained(term, text):
+    assert said(ShapeError, call, scores=term) == text
+    assert said(ShapeError, call, scores=[softcap(2.0), term]) == text, "only the first of several terms is checked"
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (3, 7, 11), (3, 1, 7, 11), (1, 2, 6, 7, 11)])
+def test_added_scores_have_to_broadcast(shape):
+    text = said(ShapeError, call, scores=torch.zeros(shape))
+    assert text.startswith(f"additive scores are {shape}")
+    assert "(b h i j) = (2, 6, 7, 11)" in text
+
+
+def test_a_boolean_matrix_is_sent_from_scores_to_mask():
+    text = said(DtypeError, call, scores=visible(7, 11))
+    assert text == "additive scores are torch.bool; a boolean matrix goes in mask=, True meaning visible"
+
+
+def test_added_scores_on_another_device_are_refused():
+    text = said(ValueError, call, scores=torch.zeros(7, 11, device="meta"))
+    assert text == "additive scores lie on meta, but q on cpu; move them with .to(q.device)"
+
+
+@pytest.mark.parametrize("scores", ["alibi", alibi, 1.0, [alibi(heads=6), 3.0]])
+def test_what_is_no_term_is_refused(scores):
+    wrong = scores[1] if isinstance(scores, list) else scores
+    text = said(DtypeError, call, scores=scores)
+    assert text == f"scores takes terms such as alibi(heads=8) or a tensor to add, not {type(wrong).__name__}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "part"),
+    [
+        (ConfigError, lambda: alibi(), "alibi takes either heads= (the paper's slopes) or slopes= (your own)"),
+        (ConfigError, lambda: alibi(3, slopes=torch.zeros(3)), "one of the two"),
+        (ConfigError, lambda: alibi(0), "alibi(heads=0) needs at least one head"),
+        (ShapeError, lambda: alibi(slopes=torch.zeros(3, 3)), "(3, 3)"),
+        (DtypeError, lambda: alibi(slopes=[0.5]), "alibi(slopes) takes a floating tensor, not list"),
+        (DtypeError, lambda: sink(torch.ones(3, dtype=torch.long)), "sink(logits) takes a floating tensor, not torch"),
+        (ShapeError, lambda: sink(torch.zeros(3, 1)), "(3, 1)"),
+        (ConfigError, lambda: t5_buckets(torch.zeros(7, 6)), "table has 7 rows, both_ways=True, reach=128"),
+        (ConfigError, lambda: t5_buckets(torch.zeros(8, 6), reach=2), "table has 8 rows, both_ways=True, reach=2"),
+        (ShapeError, lambda: t5_buckets(torch.zeros(8)), "(8,)"),
+        (ConfigError, lambda: shaw(torch.zeros(4, 5)), "an odd number of relative keys (-reach .. reach), not 4"),
+        (ShapeError, lambda: shaw(torch.zeros(5)), "(5,)"),
+        (ConfigError, lambda: softcap(0.0), "softcap(0.0) needs a positive finite cap"),
+        (ConfigError, lambda: softcap(math.inf), "softcap(inf) needs a positive finite cap"),
+    ],
+)
+def test_a_term_is_checked_where_it_is_made(kind, make, part):
+    assert part in said(kind, make)
+
+
+def test_key_positions_have_to_be_as_many_as_keys():
+    text = said(ShapeError, call, places=Places(4, torch.arange(10)))
+    assert text == "places has 10 key positions, but k has j=11 (key positions); give one for each key"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: call(beta="sharp"),
+        lambda: call(beta=torch.tensor([1.0, 2.0])),
+        lambda: call(dropout="none"),
+        lambda: call(kernel=3),
+        lambda: call(places=4),
+        lambda: call(places=Places(4, torch.arange(11.0)), mask=causal()),
+        lambda: call(scores=torch.zeros(11)),
+        lambda: additive([[1.0]]),
+    ],
+    ids=[
+        "a word for beta",
+        "two betas",
+        "a word for dropout",
+        "a number for a kernel",
+        "a number for places",
+        "floating positions",
+        "added scores of one axis",
+        "a list for additive",
+    ],
+)
+def test_a_wrong_type_gets_an_error_of_ours(wrong):
+    said(RegardError, wrong)

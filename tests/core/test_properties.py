@@ -1,0 +1,75 @@
+"""Every property holds for every kernel, and every fault is caught by the property that is there for it."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import regard
+from regard.base.errors import KernelRefusedError
+from tests.mutants import MUTANTS, naive
+from tests.properties import PROPERTIES, on
+
+
+def hold(name: str, kernel: str) -> None:
+    """The property under one kernel; where that refuses a call, its reasons are the reason to skip."""
+    try:
+        PROPERTIES[name](partial(regard.attend, kernel=kernel))
+    except KernelRefusedError as refusal:
+        pytest.skip(f"{kernel} refuses: {'; '.join(refusal.reasons)}")
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_holds_for_the_kernel_that_attend_chooses(name):
+    PROPERTIES[name](regard.attend)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "eager"])
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_holds_for_a_kernel_that_serves_everything(name, kernel):
+    PROPERTIES[name](partial(regard.attend, kernel=kernel))
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_holds_for_a_kernel_that_may_refuse(name, kernel):
+    hold(name, kernel)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+class TestOnAGPU:
+    @pytest.fixture(autouse=True)
+    def placed(self):
+        with on("cuda"):
+            yield
+
+    @pytest.mark.parametrize("name", PROPERTIES)
+    def test_holds_for_the_kernel_that_attend_chooses(self, name):
+        PROPERTIES[name](regard.attend)
+
+    @pytest.mark.parametrize("kernel", ["reference", "eager", "sdpa", "blocked", "flex"])
+    @pytest.mark.parametrize("name", PROPERTIES)
+    def test_holds_for_a_kernel_that_may_refuse(self, name, kernel):
+        hold(name, kernel)
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_holds_for_the_naive_attention_that_mutants_start_from(name):
+    PROPERTIES[name](naive)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught_by_its_property(name):
+    mutant, caught_by = MUTANTS[name]
+    with pytest.raises(AssertionError) as caught:
+        PROPERTIES[caught_by](mutant)
+    assert caught.traceback[-1].path.name == "properties.py", "the mutant broke down before the property could judge it"
+
+
+def test_every_property_catches_a_mutant():
+    assert {caught_by for _, caught_by in MUTANTS.values()} == set(PROPERTIES)
+
+
+def test_there_are_mutants_enough():
+    assert len(MUTANTS) >= 25

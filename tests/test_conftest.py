@@ -1,0 +1,104 @@
+"""The ground the tests stand on is tested too: shape checks that bite, and step aside where they should."""
+
+import importlib
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jaxtyping
+import pytest
+import torch
+
+SOURCE = '''
+"""A module with annotations, some of which lie."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: Float[Tensor, "a b"]
+    right: Float[Tensor, "b"]
+
+    def __and__(self, other: "Pair") -> "Pair":
+        return self if isinstance(other, Pair) else NotImplemented
+
+
+def told(x: Float[Tensor, "a b"]) -> Float[Tensor, "b a"]:
+    return x.mT
+
+
+def lied(x: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
+    return x.mT
+
+
+def outer(x: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
+    return lied(x)
+
+
+def refuses(x: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
+    if x.ndim != 2:
+        raise ValueError(f"x has {x.ndim} axes, but needs 2")
+    return x
+
+
+def summed(numbers: list[float]) -> float:
+    return sum(numbers)
+
+
+def scaled(x: Float[Tensor, "a b"], by: float) -> Float[Tensor, "a b"]:
+    return Pair(x * by, x[0]).left
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The source above, loaded as regard's own modules are."""
+    if not sys.modules["conftest"].SHAPES_CHECKED:
+        pytest.skip("beartype is not installed")
+    import regard.core
+
+    (tmp_path / "annotated.py").write_text(SOURCE)
+    monkeypatch.setattr(regard.core, "__path__", [*regard.core.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "regard.core.annotated", raising=False)
+    return importlib.import_module("regard.core.annotated")
+
+
+def test_a_wrong_annotation_is_caught(module: ModuleType) -> None:
+    assert module.told(torch.zeros(3, 5)).shape == (5, 3)
+    with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
+        module.lied(torch.zeros(3, 5))
+    with pytest.raises(jaxtyping.TypeCheckError, match="lied"):
+        module.outer(torch.zeros(3, 5))
+
+
+def test_fields_of_a_dataclass_are_checked_together(module: ModuleType) -> None:
+    module.Pair(torch.zeros(3, 5), torch.zeros(5))
+    with pytest.raises(jaxtyping.TypeCheckError, match="right"):
+        module.Pair(torch.zeros(3, 5), torch.zeros(3))
+
+
+def test_an_error_of_the_function_itself_comes_first(module: ModuleType) -> None:
+    with pytest.raises(ValueError, match="x has 1 axes, but needs 2"):
+        module.refuses(torch.zeros(3))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        module.Pair(torch.zeros(3, 5), torch.zeros(5)) & 1
+
+
+def test_an_int_is_welcome_where_a_float_is(module: ModuleType) -> None:
+    assert module.scaled(torch.ones(3, 5), 2).sum() == 30
+
+
+def test_checking_draws_no_number_of_the_tests(module: ModuleType) -> None:
+    before = random.getstate()
+    assert module.summed([1.0, 2.0, 3.0]) == 6
+    assert random.getstate() == before
+
+
+def test_nothing_is_checked_inside_a_compiled_function(module: ModuleType) -> None:
+    run = torch.compile(lambda x: module.scaled(module.outer(x), 2), fullgraph=True, backend="eager")
+    assert run(torch.ones(3, 5)).shape == (5, 3)

@@ -1,0 +1,104 @@
+"""The public surface, name by name: adding or losing one is a decision, so it is written here too."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regard
+
+SURFACE = {
+    "__version__",
+    *("attend", "explain", "softargmax", "recording", "channel_attend"),
+    *("Mask", "Places"),
+    *("full", "causal", "window", "dilated", "blocks", "chunks", "global_tokens", "prefix"),
+    *("padding", "documents", "random_links"),
+    *("additive", "alibi", "shaw", "sink", "softcap", "t5_buckets"),
+    *("sinusoidal", "rotary", "grid_positions"),
+    *("linear_attend", "elu_plus_one", "relu", "squared_relu", "performer"),
+    *("Growing", "Rolling", "Static", "Stream"),
+}
+NAMES = sorted(SURFACE - {"__version__"})
+
+
+def test_the_surface_is_what_is_written_here() -> None:
+    assert sorted(regard.__all__) == sorted(SURFACE)
+    assert dir(regard) == sorted(regard.__all__)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_there_and_says_what_it_is(name: str) -> None:
+    assert inspect.getdoc(getattr(regard, name))
+
+
+def untyped(thing: Any) -> list[str]:
+    """Parameters and results without an annotation."""
+    if inspect.isclass(thing):
+        members = [(key, value) for key, value in vars(thing).items() if not key.startswith("_")]
+        functions = [(key, getattr(value, "__func__", value)) for key, value in members]
+        return [f"{key}.{gap}" for key, value in functions if inspect.isfunction(value) for gap in untyped(value)]
+    signature = inspect.signature(thing)
+    gaps = [name for name, each in signature.parameters.items() if each.annotation is each.empty and name != "self"]
+    return [gap for gap in gaps if gap != "cls"] + (
+        [] if signature.return_annotation is not signature.empty else ["->"]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_typed(name: str) -> None:
+    assert untyped(getattr(regard, name)) == []
+
+
+def test_a_missing_annotation_would_be_found() -> None:
+    class Lax:
+        def method(self, x): ...  # type: ignore[no-untyped-def]
+
+    assert untyped(Lax) == ["method.x", "method.->"]
+
+
+def test_type_checkers_see_the_names_that_exist() -> None:
+    tree = ast.parse(Path(regard.__file__).read_text())
+    told = {
+        alias.name: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    for name in NAMES:
+        module = told[name]
+        assert module
+        assert getattr(importlib.import_module(module), name) is getattr(regard, name)
+
+
+def test_importing_regard_does_not_import_torch() -> None:
+    code = "import sys, regard; regard.__version__; dir(regard); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(regard.__file__).parent.parent).returncode == 0
+
+
+FIRST = """
+import importlib, pkgutil, sys
+import regard
+names = [found.name for found in pkgutil.walk_packages(regard.__path__, "regard.") if found.name != "regard.__main__"]
+for name in names:
+    for loaded in [other for other in sys.modules if other.startswith("regard.")]:
+        del sys.modules[loaded]
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        print(f"{name}: {error}")
+"""
+
+
+def test_every_module_can_be_the_first_to_be_imported() -> None:
+    root = Path(regard.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", FIRST], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+
+
+def test_an_unknown_attribute_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'regard' has no attribute 'attention'"):
+        _ = regard.attention
+    with pytest.raises(ImportError):
+        from regard import attention  # noqa: F401
