@@ -30,6 +30,7 @@ from regard import (
     window,
 )
 from regard.core.scores import Term
+from tests.tolerance import GRADIENT, OUTPUT, too_far
 
 Attention = Callable[..., Tensor]
 Property = Callable[[Attention], None]
@@ -192,38 +193,34 @@ def hold_against_truth(attention: Attention, which: int, factor: float, cases: t
             actual = gradients(attention, *inputs, mask=case.mask, scores=case.term())[which]
             naive = gradients(case.textbook, *inputs)[which]
             truth = gradients(case.textbook, *(x.double() for x in inputs))[which]
-            ulp = torch.finfo(dtype).eps * truth.abs().max().item()
-            allowed = factor * (naive.double() - truth).abs().max().item() + ulp
-            error = (actual.double() - truth).abs().max().item()
-            assert error <= allowed, (
-                f"{RESULTS[which]} under {case.mask} in {dtype} is off by {error:.1e}, allowed are {allowed:.1e}"
-            )
+            wrong = too_far(actual, naive, truth, factor)
+            assert not wrong, f"{RESULTS[which]} under {case.mask}: {wrong}"
 
 
 @rule
 def outputs_match_the_truth(attention: Attention) -> None:
-    hold_against_truth(attention, 0, 2)
+    hold_against_truth(attention, 0, OUTPUT)
 
 
 @rule
 def outputs_match_the_truth_when_all_is_visible(attention: Attention) -> None:
     everything = Case(9, 13, window(None, None), lambda i, j: (j >= 0) & (i >= 0))
-    hold_against_truth(attention, 0, 2, (everything,))
+    hold_against_truth(attention, 0, OUTPUT, (everything,))
 
 
 @rule
 def gradients_of_q_match_the_truth(attention: Attention) -> None:
-    hold_against_truth(attention, 1, 3)
+    hold_against_truth(attention, 1, GRADIENT)
 
 
 @rule
 def gradients_of_k_match_the_truth(attention: Attention) -> None:
-    hold_against_truth(attention, 2, 3)
+    hold_against_truth(attention, 2, GRADIENT)
 
 
 @rule
 def gradients_of_v_match_the_truth(attention: Attention) -> None:
-    hold_against_truth(attention, 3, 3)
+    hold_against_truth(attention, 3, GRADIENT)
 
 
 @rule

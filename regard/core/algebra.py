@@ -74,6 +74,10 @@ class Mask(ABC):
         """The number of sequences told apart, or None where all are treated alike."""
         return next((size for child in self.children() if (size := child.batch()) is not None), None)
 
+    def heads(self) -> int | None:
+        """The number of heads told apart, or None where all are treated alike."""
+        return next((size for child in self.children() if (size := child.heads()) is not None), None)
+
     def opaque(self) -> bool:
         """Whether some part is a predicate or a matrix, of which only evaluation tells."""
         return any(child.opaque() for child in self.children())

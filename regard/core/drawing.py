@@ -20,7 +20,7 @@ def draw(mask: Mask, queries: int, keys: int | None = None, *, places: Places | 
     seen = seen.flatten(0, -3)[0] if seen.ndim > 2 else seen  # the first sequence stands for all
     shares = _pooled(seen)
     if ax is not None:
-        ax.imshow(seen, cmap="Blues", vmin=0, vmax=1.4, interpolation="nearest", aspect="equal")
+        ax.imshow(seen.numpy(), cmap="Blues", vmin=0, vmax=1.4, interpolation="nearest", aspect="equal")
         ax.set_title(repr(mask), fontsize=8)
         ax.set_xlabel("key position j")
         ax.set_ylabel("query position i")

@@ -179,6 +179,9 @@ class Matrix(Data):
     def batch(self) -> int | None:
         return self._leading()[0] if self._leading()[0] > 1 else None
 
+    def heads(self) -> int | None:
+        return self._leading()[1] if self._leading()[1] > 1 else None
+
     def opaque(self) -> bool:
         return True
 

@@ -67,7 +67,7 @@ def padding(
     data = _integers("padding", "lengths", lengths)
     if data.device.type == "cpu" and data.numel() and int(data.min()) < 0:
         raise ConfigError(f"padding(lengths) counts real keys, so {int(data.min())} cannot be one of the lengths")
-    if data.ndim != 1:
+    if data.ndim != 1 or not len(data):
         raise ShapeError(f"lengths must be one number per sequence (b,), not of shape {tuple(data.shape)}")
     if side not in ("right", "left"):
         raise ConfigError(f"side must be 'right' or 'left', not {side!r}")
@@ -81,7 +81,7 @@ def padding(
 def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "*b n"]) -> Mask:
     """A query sees the keys that carry its own document id: packed sequences stay apart."""
     data = _integers("documents", "ids", ids)
-    if data.ndim not in (1, 2):
+    if data.ndim not in (1, 2) or not len(data):
         raise ShapeError(f"ids must be (n,) or (b, n), not of shape {tuple(data.shape)}")
     return Documents(data)
 

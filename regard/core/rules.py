@@ -182,8 +182,8 @@ class RandomLinks(Mask):
         return Verdict(none=start > last, all=False)
 
     def table(self, spans: "Spans") -> Verdict:
-        if isinstance(spans.places.keys, Tensor):
-            return spans.swept(self)  # the search below needs keys in order
+        if isinstance(spans.places.keys, Tensor) or not spans.j:
+            return spans.swept(self)  # the search below needs keys, in order
         rows = spans.query_positions()
         hit = torch.zeros(spans.shape, dtype=torch.bool)
         for which in range(self.links):

@@ -124,7 +124,10 @@ def block_table(
 def _made(mask: Mask, spans: Spans) -> BlockTable:
     none, everything = (torch.as_tensor(flag) for flag in mask.table(spans))
     shape = torch.broadcast_shapes(none.shape, everything.shape, spans.shape)
-    state = torch.where(none, NONE, torch.where(everything, ALL, SOME)).to(torch.int8)
+    nothing, some, whole = torch.tensor(
+        [NONE, SOME, ALL], dtype=torch.int8
+    )  # one byte a block, a million positions long
+    state = torch.where(none, nothing, torch.where(everything, whole, some))
     return BlockTable(spans.size, state.expand(shape).contiguous())
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError, KernelRefusedError
 from regard.base.registry import Registry
-from regard.core import reference as _reference
+from regard.core import reference
 from regard.core.kernels import blocked, eager, flex, sdpa
 from regard.core.kernels.call import Call
 
@@ -40,7 +40,10 @@ class _Reference:
     SUMMARY = "the definition in float64: the truth, and slow"
 
     refusals = staticmethod(eager.refusals)
-    run = staticmethod(_reference.reference)
+
+    @staticmethod
+    def run(call: Call) -> Tensor:
+        return reference.reference(call)
 
     @staticmethod
     def work(call: Call) -> float:
@@ -144,7 +147,8 @@ def explain(call: Call) -> Explanation:
         reasons = tuple(kernel.refusals(call))
         work, memory = (math.inf, 0) if reasons else (kernel.work(call), kernel.memory(call))
         answers.append(Answer(name, kernel.SUMMARY, reasons, work, memory))
-    visible = call.mask.count(i, j, places=call.places) * h * (1 if call.mask.batch() else b)
+    alike = b * h // ((call.mask.batch() or 1) * (call.mask.heads() or 1))
+    visible = call.mask.count(i, j, places=call.places) * alike
     return Explanation(
         call=f"b={b} h={h} g={g} i={i} j={j} c={c} e={e}, {call.q.dtype} on {call.q.device}, beta={call.beta:g}",
         mask=repr(call.mask),

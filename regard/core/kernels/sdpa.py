@@ -1,6 +1,8 @@
 """torch's scaled_dot_product_attention: the fused kernels it has for full and causal, a dense mask otherwise."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -119,10 +121,26 @@ def fused(
         # the CPU's fused kernel wants one width: zeros change neither a dot product nor the columns cut off below
         q, k, v = (pad(x, (0, max(c, e) - x.shape[-1])) for x in (q, k, v))
     if q.device.type == "cuda" and _hopper(q.device.index or 0):
-        with sdpa_kernel(_HOPPER_ORDER, set_priority=True):
+        with _cudnn_first():
             return scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
     out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
     return out[..., :e]
+
+
+@contextmanager
+def _cudnn_first() -> Iterator[None]:
+    """torch's fused kernels in our order, set back on leaving."""
+    if torch.compiler.is_compiling():
+        with sdpa_kernel(_HOPPER_ORDER, set_priority=True):
+            yield
+        return
+    # what sdpa_kernel does, without its 17 microseconds: a short call would feel them
+    before = torch._C._get_sdp_priority_order()
+    torch._C._set_sdp_priority_order([backend.value for backend in _HOPPER_ORDER])
+    try:
+        yield
+    finally:
+        torch._C._set_sdp_priority_order(before)
 
 
 @cache

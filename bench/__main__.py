@@ -1,0 +1,7 @@
+"""`python -m bench`."""
+
+import sys
+
+from bench.report import main
+
+sys.exit(main(sys.argv[1:]))

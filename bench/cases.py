@@ -1,0 +1,158 @@
+"""What is measured, and what has to be reached."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+import regard
+from bench import peers
+from bench.peers import Attention
+from bench.race import Run, peak_bytes, race
+from regard import Mask, Places, attend, causal, full, global_tokens, window
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measured line."""
+
+    name: str
+    shape: str
+    kernel: str
+    milliseconds: float
+    peer: str
+    peer_milliseconds: float
+    ratio: float
+    low: float
+    high: float
+    target: float
+    megabytes: float | None = None
+    peer_megabytes: float | None = None
+
+    @property
+    def reached(self) -> bool:
+        lean = self.megabytes is None or self.peer_megabytes is None or self.megabytes <= self.peer_megabytes
+        return self.ratio >= self.target and lean
+
+
+class GateError(AssertionError):
+    """A result was wrong, so no time is taken."""
+
+
+def on_cpu(quick: bool) -> Iterator[Result]:
+    """Full and causal against torch's own call; a window against the dense matrix, at growing lengths."""
+    for n in (256,) if quick else (512, 1024, 2048):
+        for mask in (full(), causal()):
+            ours, peer = _ours(mask), peers.sdpa(causal=mask == causal())
+            yield from _measured("cpu", mask, (1, 8, n, 64), torch.float32, ours, {"torch sdpa": peer}, 0.97, quick)
+    mask = window(before=255)
+    for n in (1024,) if quick else (1024, 2048, 4096, 8192, 16384):
+        dense = mask.dense(n)
+        target = 10.0 if n == 16384 else 0.0
+        yield from _measured(
+            "cpu", mask, (1, 2, n, 64), torch.float32, _ours(mask), {"eager": peers.eager(dense)}, target, quick
+        )
+
+
+def on_gpu(quick: bool) -> Iterator[Result]:
+    """Full and causal against the best of cuDNN, flash and flex; windows and global tokens at 32k against flex."""
+    for width in (128,) if quick else (64, 128):
+        for mask in (full(), causal()):
+            is_causal = mask == causal()
+            others: dict[str, Attention] = {
+                "cuDNN": peers.sdpa_by(SDPBackend.CUDNN_ATTENTION, is_causal),
+                "flash": peers.sdpa_by(SDPBackend.FLASH_ATTENTION, is_causal),
+                "flex": peers.flex(peers.predicate(mask) if is_causal else None, 4096),
+            }
+            yield from _measured("cuda", mask, (4, 16, 4096, width), torch.bfloat16, _ours(mask), others, 0.98, quick)
+        for mask in (causal() & window(before=255), causal() & window(before=255) | global_tokens(64)):
+            others = {"flex": peers.flex(peers.predicate(mask), 32768)}
+            yield from _measured("cuda", mask, (1, 16, 32768, width), torch.bfloat16, _ours(mask), others, 1.0, quick)
+
+
+def growth(results: list[Result], name: str) -> float:
+    """The power of n with which our time grows, from the shortest to the longest length of one line."""
+    lines = [result for result in results if result.name == name]
+    first, last = lines[0], lines[-1]
+    lengths = [int(line.shape.split(" x ")[2]) for line in (first, last)]
+    return math.log(last.milliseconds / first.milliseconds) / math.log(lengths[1] / lengths[0])
+
+
+def _ours(mask: Mask) -> Attention:
+    return lambda q, k, v: attend(q, k, v, mask=mask)
+
+
+def _measured(
+    device: str,
+    mask: Mask,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    ours: Attention,
+    others: dict[str, Attention],
+    target: float,
+    quick: bool,
+) -> Iterator[Result]:
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v, grad = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4))
+    _gate(mask, ours(q, k, v), q, k, v)
+    contestants = {"regard": ours, **others}
+    with regard.recording() as ran:
+        ours(q, k, v)
+    rounds, least = (3, 0.02) if quick else (9, 0.05 if device == "cuda" else 0.2)
+    for name, runs in (
+        ("forward", {name: _forward(attention, q, k, v) for name, attention in contestants.items()}),
+        ("forward + backward", {name: _both(attention, q, k, v, grad) for name, attention in contestants.items()}),
+    ):
+        times = race(runs, rounds=rounds, least=least, device=device)
+        peer = times.best_peer()
+        ratio = times.ratio(peer)
+        memory = {who: peak_bytes(runs[who]) / 1e6 for who in ("regard", peer)} if device == "cuda" else {}
+        yield Result(
+            name=f"{mask!r}, {name}",
+            shape=" x ".join(map(str, shape)),
+            kernel=ran[0],
+            milliseconds=times.typical("regard") * 1e3,
+            peer=peer,
+            peer_milliseconds=times.typical(peer) * 1e3,
+            ratio=ratio.median,
+            low=ratio.low,
+            high=ratio.high,
+            target=target,
+            megabytes=memory.get("regard"),
+            peer_megabytes=memory.get(peer),
+        )
+
+
+def _forward(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Run:
+    def run() -> object:
+        with torch.no_grad():
+            return attention(q, k, v)
+
+    return run
+
+
+def _both(attention: Attention, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Run:
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+
+    def run() -> object:
+        return torch.autograd.grad(attention(*leaves), leaves, grad)
+
+    return run
+
+
+def _gate(mask: Mask, out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """The last rows against the float64 definition, with twice the error of the naive method allowed."""
+    n = q.shape[2]
+    rows = slice(max(0, n - 97), n)
+    last = q[:1, :2, rows]
+    places = Places(queries=rows.start)
+    keys, values = k[:1, :2], v[:1, :2]
+    truth = attend(last.double(), keys.double(), values.double(), mask=mask, places=places, kernel="reference")
+    visible = mask.dense(last.shape[2], n, places=places, device=q.device)
+    naive = ((last @ keys.mT) * q.shape[3] ** -0.5).masked_fill(~visible, -torch.inf).softmax(-1) @ values
+    error, allowed = ((x.double() - truth).abs().max().item() for x in (out[:1, :2, rows], naive))
+    if not error <= 2 * allowed + torch.finfo(q.dtype).eps:
+        raise GateError(f"{mask!r}: error {error:.2e} against float64, but the naive method has {allowed:.2e}")

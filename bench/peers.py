@@ -1,0 +1,64 @@
+"""The peers, called as their users call them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from regard.core.algebra import Mask
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def sdpa(causal: bool) -> Attention:
+    """torch's scaled_dot_product_attention."""
+    return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def sdpa_by(backend: SDPBackend, causal: bool) -> Attention:
+    """One of its backends."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            out: Tensor = scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return out
+
+    return run
+
+
+def eager(visible: Tensor) -> Attention:
+    """Attention written out with a dense mask, as in a textbook."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT) * q.shape[-1] ** -0.5
+        out: Tensor = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
+        return out
+
+    return run
+
+
+def flex(see: Callable[..., Tensor] | None, n: int) -> Attention:
+    """torch's flex_attention, compiled, with a block mask made once and outside the clock."""
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention)
+    blocks = None if see is None else create_block_mask(see, None, None, n, n, device="cuda")
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = compiled(q, k, v, block_mask=blocks)
+        return out
+
+    return run
+
+
+def predicate(mask: Mask) -> Callable[..., Tensor]:
+    """The masks of the benchmark as a flex user writes them."""
+    return {
+        "causal()": lambda b, h, i, j: j <= i,
+        "causal() & window(before=255)": lambda b, h, i, j: (j <= i) & (j >= i - 255),
+        "causal() & window(before=255) | global_tokens(64)": lambda b, h, i, j: (
+            ((j <= i) & (j >= i - 255)) | (i < 64) | (j < 64)
+        ),
+    }[repr(mask)]
