@@ -33,7 +33,8 @@ class KernelRefusedError(RegardError, RuntimeError):
         self.reasons = reasons
         listed = "".join(f"\n  - {reason}" for reason in reasons)
         who = "no kernel can serve" if kernel is None else f"kernel {kernel!r} refuses"
-        instead = f"\nkernel=None would run {others[0]!r}" if others else ""
+        instead = f"\nkernel=None would run {others[0]!r}" if others else "\nno other kernel can serve it either"
+        instead = "" if kernel is None else instead
         super().__init__(f"{who} this call:{listed}{instead}")
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from regard.base.errors import ShapeError
+from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.core.grid import Grid, Places, whole_grid
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class Mask(ABC):
     @staticmethod
     def of(name: str, fn: Callable[[Tensor, Tensor], Tensor]) -> "Mask":
         """A rule of one's own: `fn(i, j)` on integer tensors of query and key positions gives True where visible."""
+        if not callable(fn):
+            raise ConfigError(f"Mask.of takes a function of query and key positions, not {fn!r}")
         return Predicate(name, fn)
 
     def dense(
@@ -140,6 +142,13 @@ class Mask(ABC):
 
     def __or__(self, other: "Mask | Tensor") -> "Mask":
         return Or(_flat(Or, self, _as_mask(other)))
+
+    # reached where the other operand is a boolean tensor
+    def __rand__(self, other: Tensor) -> "Mask":
+        return _as_mask(other) & self
+
+    def __ror__(self, other: Tensor) -> "Mask":
+        return _as_mask(other) | self
 
     def __invert__(self) -> "Mask":
         return Not(self)
@@ -319,6 +328,8 @@ def _as_mask(other: Mask | Tensor) -> Mask:
         return other
     from regard.core.masks import as_mask  # the functions that make masks are built from this file
 
+    if other is None:
+        raise DtypeError("a mask combines with masks and boolean tensors, not with None; leave it out, or write full()")
     return as_mask(other)
 
 

@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.base.axes import spelled
-from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.errors import ConfigError, ShapeError
+from regard.base.numbers import real
 from regard.core import kernels
 from regard.core.algebra import Full, Mask
 from regard.core.checks import settled
@@ -77,7 +78,7 @@ def settle_call(
     b, h, i, c = q.shape
     j = k.shape[2]
     beta = c**-0.5 if beta is None else as_beta(beta)
-    if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
+    if not 0.0 <= real("dropout", dropout, "the share of weights set to zero") < 1.0:
         raise ConfigError(f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout!r}")
     rule = as_mask(mask)
     terms = as_terms(scores)
@@ -95,11 +96,8 @@ def settle_call(
 def _checked(places: Places, j: int) -> Places:
     if not isinstance(places, Places):
         raise ConfigError(f"places must be regard.Places(queries, keys), not {places!r}; a cache hands them out")
-    if isinstance(places.keys, Tensor):
-        if places.keys.is_floating_point():
-            raise DtypeError(f"places.keys is {places.keys.dtype}, but positions are whole numbers; call .long() on it")
-        if places.keys.shape != (j,):
-            raise ShapeError(
-                f"places.keys is {tuple(places.keys.shape)}, but k has {spelled('j', j)}; give one position per key"
-            )
+    if isinstance(places.keys, Tensor) and places.keys.shape != (j,):
+        raise ShapeError(
+            f"places.keys is {tuple(places.keys.shape)}, but k has {spelled('j', j)}; give one position per key"
+        )
     return places

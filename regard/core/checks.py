@@ -73,11 +73,10 @@ def _check_together(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise _mismatch("v", v, 1, "k", g, "k and v come in pairs, so give both as many heads")
     if v.shape[2] != j:
         raise _mismatch("v", v, 2, "k", j, "k and v come in pairs, so give both as many positions")
-    for letter, size in (("h", h), ("g", g), ("c", c)):
+    for letter, size, name, x in (("h", h, "q", q), ("g", g, "k", k), ("c", c, "q", q)):
         if size == 0:
-            raise ShapeError(
-                f"{spelled(letter, 0)} cannot be: there must be at least one; {read('q', q.shape, 'b h i c')}"
-            )
+            seen = read(name, x.shape, LETTERS[name])
+            raise ShapeError(f"{name} has {spelled(letter, 0)}, but there must be at least one; {seen}")
     if h % g:
         raise ShapeError(
             f"q has {spelled('h', h)}, which is not a multiple of k's {spelled('g', g)}; "

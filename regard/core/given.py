@@ -120,7 +120,12 @@ class Documents(Data):
                 f"{self!r} has ids for {self.batch()} sequences, but q has b={b} (batch); give one row each"
             )
         ends = [places.queries, places.queries + i - 1] if i else []
-        ends += [places.keys, places.keys + j - 1] if j and isinstance(places.keys, int) else []
+        keys = places.keys
+        if j and isinstance(keys, Tensor):
+            # elsewhere than on the CPU it would have to wait for the device
+            ends += [int(keys.min()), int(keys.max())] if keys.device.type == "cpu" else []
+        elif j:
+            ends += [keys, keys + j - 1]
         outside = [end for end in ends if not 0 <= end < n]
         if outside:
             raise ShapeError(

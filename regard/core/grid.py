@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.base.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Places:
@@ -16,6 +18,17 @@ class Places:
 
     queries: int
     keys: int | Int[Tensor, "j"] = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("queries", self.queries), ("keys", self.keys)):
+            if name == "keys" and isinstance(value, Tensor):
+                if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or value.ndim != 1:
+                    raise ConfigError(
+                        f"Places.keys is {value.dtype} of shape {tuple(value.shape)}, but takes the first key's position "
+                        "or a row of whole numbers, one for each key"
+                    )
+            elif isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+                raise ConfigError(f"Places.{name} takes a position, a whole number, not {value!r}")
 
     @classmethod
     def last_rows(cls, i: int, j: int) -> "Places":

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from regard.base.axes import read, spelled
 from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.numbers import whole
 from regard.base.seeds import generator
 from regard.core.algebra import And, Full, Mask
 from regard.core.checks import autocasting, settled
@@ -177,6 +178,8 @@ def linear_attend(
     no feature with any visible key gets zeros.
     """
     features = elu_plus_one() if features is None else features
+    if not isinstance(features, Features):
+        raise ConfigError(f"features takes a feature map such as relu(), called with its parentheses, not {features!r}")
     q, k, v = settled(q, k, v)
     is_causal, visible = _read_mask(as_mask(mask), q, k, 0 if state is None else state.length)
     step = _step_size(form, features.chunk if chunk is None else chunk, is_causal, k.shape[2])
@@ -316,9 +319,8 @@ def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:
     """How many of j keys a form takes at once."""
     form = ("chunked" if is_causal else "parallel") if form is None else form
     if form not in FORMS:
-        near = get_close_matches(form, FORMS, n=1)
+        near = get_close_matches(str(form), FORMS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"unknown form {form!r}{hint} (there are: {', '.join(FORMS)})")
-    if chunk < 1:
-        raise ConfigError(f"chunk counts keys taken at once and must be at least 1: chunk={chunk}")
+    whole("chunk", chunk, 1, "keys taken at once")
     return {"parallel": max(j, 1), "chunked": chunk, "recurrent": 1}[form]

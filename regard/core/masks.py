@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.numbers import whole
 from regard.core.algebra import Full, Mask
 from regard.core.given import Documents, Matrix, Padding
 from regard.core.rules import Causal, Chunks, Dilated, GlobalTokens, Prefix, RandomLinks, Window
@@ -25,36 +26,36 @@ def causal() -> Mask:
 
 def window(before: int | None = 0, after: int | None = 0) -> Mask:
     """A query sees itself, `before` keys before it and `after` keys after it (None: all of them)."""
-    return Window(_whole("window", "before", before, least=0), _whole("window", "after", after, least=0))
+    return Window(_side("window(before)", before, "neighbours"), _side("window(after)", after, "neighbours"))
 
 
 def dilated(step: int) -> Mask:
     """A query sees every `step`-th key, counted from itself."""
-    return Dilated(_needed("dilated", "step", step, least=1))
+    return Dilated(whole("dilated(step)", step, 1))
 
 
 def blocks(size: int) -> Mask:
     """A query sees its own block of `size` positions."""
-    return Chunks(_needed("blocks", "size", size, least=1), 0, 0)
+    return Chunks(whole("blocks(size)", size, 1), 0, 0)
 
 
 def chunks(size: int, before: int | None = 0, after: int | None = 0) -> Mask:
     """A query sees its own chunk of `size` positions and whole chunks before and after it (None: all of them)."""
     return Chunks(
-        _needed("chunks", "size", size, least=1),
-        _whole("chunks", "before", before, least=0),
-        _whole("chunks", "after", after, least=0),
+        whole("chunks(size)", size, 1),
+        _side("chunks(before)", before, "whole chunks"),
+        _side("chunks(after)", after, "whole chunks"),
     )
 
 
 def global_tokens(size: int) -> Mask:
     """The first `size` positions see all and are seen by all."""
-    return GlobalTokens(_needed("global_tokens", "size", size, least=0))
+    return GlobalTokens(whole("global_tokens(size)", size, 0))
 
 
 def prefix(size: int) -> Mask:
     """The first `size` keys are seen by all."""
-    return Prefix(_needed("prefix", "size", size, least=0))
+    return Prefix(whole("prefix(size)", size, 0))
 
 
 def padding(
@@ -75,6 +76,10 @@ def padding(
         raise ConfigError(
             f"side='left' and width= go together (the common width after padding): side={side!r}, width={width}"
         )
+    if width is not None and data.device.type == "cpu" and int(data.max()) > whole("padding(width)", width, 0):
+        raise ConfigError(
+            f"padding(width) is {width}, but a sequence has {int(data.max())} real keys; they must fit in it"
+        )
     return Padding(data, side, width)
 
 
@@ -88,7 +93,7 @@ def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "*b n"]
 
 def random_links(count: int, seed: int = 0) -> Mask:
     """A query sees `count` keys of its past, drawn by seed and position alone (all of them while it has fewer)."""
-    return RandomLinks(_needed("random_links", "count", count, least=0), seed)
+    return RandomLinks(whole("random_links(count)", count, 0, "keys"), whole("random_links(seed)", seed, 0))
 
 
 def as_mask(mask: "Mask | Bool[Tensor, '*bh i j'] | None") -> Mask:
@@ -107,26 +112,20 @@ def as_mask(mask: "Mask | Bool[Tensor, '*bh i j'] | None") -> Mask:
     if not 2 <= mask.ndim <= 4:
         raise ShapeError(
             f"mask is {tuple(mask.shape)}, but a boolean matrix is (i j), (h i j) or (b h i j); "
-            "for one row of keys write mask[None].expand(i, -1), or use regard.padding(lengths)"
+            + ("for one row of keys write mask[None].expand(i, -1)" if mask.ndim == 1 else "reshape it to one of these")
         )
     return Matrix(mask)
 
 
-def _needed(form: str, name: str, value: int, least: int) -> int:
-    what = "neighbours, so there is no minus sign" if name in ("before", "after") else "positions"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{form}({name}=...) takes a whole number, not {value!r}")
-    if value < least:
-        raise ConfigError(f"{form}({name}={value}) must be at least {least}; it counts {what}")
-    return value
-
-
-def _whole(form: str, name: str, value: int | None, least: int) -> int | None:
-    return None if value is None else _needed(form, name, value, least)
+def _side(what: str, value: int | None, counts: str) -> int | None:
+    return None if value is None else whole(what, value, 0, counts)
 
 
 def _integers(form: str, name: str, values: object) -> Tensor:
-    data = values if isinstance(values, Tensor) else torch.tensor(values)
+    try:
+        data = values if isinstance(values, Tensor) else torch.tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise DtypeError(f"{form}({name}) takes whole numbers in rows of one length, not {values!r}") from None
     if data.numel() == 0:
         data = data.long()
     if data.is_floating_point() or data.dtype == torch.bool or data.is_complex():

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.base.axes import read, spelled
 from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
+from regard.base.numbers import real, whole
 from regard.core.grid import Grid
 
 Bound = Callable[[Tensor, Grid], Tensor]
@@ -210,8 +211,7 @@ def alibi(heads: int | None = None, *, slopes: Float[Tensor, "h"] | None = None)
 
 def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
     """The paper's slopes: a geometric row from 2^(-8/h), filled up from the next power of two where h is none."""
-    if heads < 1:
-        raise ConfigError(f"alibi(heads={heads}) needs at least one head")
+    heads = whole("alibi(heads)", heads, 1, "query heads")
     power = 1 << (heads.bit_length() - 1)
     own = [2 ** (-8 * (n + 1) / power) for n in range(power)]
     between = [2 ** (-4 * (n + 1) / power) for n in range(0, 2 * (heads - power), 2)]
@@ -228,7 +228,7 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways
         )
     if buckets < 2:
         raise ConfigError(f"t5_buckets needs at least 2 buckets a side, not {buckets}; make the table longer")
-    if reach <= buckets // 2:
+    if whole("t5_buckets(reach)", reach, 1) <= buckets // 2:
         raise ConfigError(f"t5_buckets has {buckets // 2} near buckets a side, so reach={reach} must be beyond that")
     return T5Buckets(table, reach, both_ways)
 
@@ -259,7 +259,7 @@ def shaw(keys: Float[Tensor, "distances c"]) -> Term:
 
 def softcap(cap: float) -> Term:
     """Scores pressed into (-cap, cap) by a tanh."""
-    if not 0 < cap < math.inf:
+    if not 0 < real("softcap(cap)", cap) < math.inf:
         raise ConfigError(f"softcap({cap}) needs a positive finite cap")
     return Softcap(float(cap))
 
@@ -277,12 +277,14 @@ def additive(values: Float[Tensor, "*bh i j"]) -> Term:
         )
     if values.dtype == torch.bool:
         raise DtypeError("additive scores are boolean; a boolean matrix goes in mask=, True meaning visible")
+    if values.is_complex():
+        raise DtypeError(f"additive scores are {values.dtype}, but scores are real numbers; take .real or .abs()")
     if not values.is_floating_point():
         raise DtypeError(f"additive scores are {values.dtype}, but scores are floating numbers; call .float() first")
     if not 2 <= values.ndim <= 4:
         raise ShapeError(
             f"additive scores are {tuple(values.shape)}, but are read as (i j), (h i j) or (b h i j); "
-            "for one row of keys write scores[None]"
+            + ("for one row of keys write scores[None]" if values.ndim == 1 else "reshape them to one of these")
         )
     return Additive(values)
 

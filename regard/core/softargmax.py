@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DtypeError
+from regard.base.numbers import real
 
 
 def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1) -> Float[Tensor, "*axes"]:
@@ -33,9 +34,7 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
 
 def as_beta(beta: float) -> float:
     """A usable inverse temperature, as a float."""
-    if not isinstance(beta, int | float) or math.isnan(beta) or beta == -math.inf:
-        raise ConfigError(
-            f"beta is {beta!r}, but it is one number, the inverse temperature: None for c ** -0.5, 0 for the mean of "
-            "what is visible, inf for hard attention, any other finite number for something between"
-        )
-    return float(beta)
+    number = real("beta", beta, "the inverse temperature: 0 for the mean of what is visible, inf for hard attention")
+    if number == -math.inf:
+        raise ConfigError("beta is -inf; inf is hard attention, and a negative finite beta prefers the smallest scores")
+    return number

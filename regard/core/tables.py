@@ -89,10 +89,15 @@ class BlockTable:
     size: int
     state: Int8[Tensor, "*b q k"]
 
-    @property
+    @cached_property
     def visited(self) -> int:
-        """How many blocks a kernel has to look at, over the sequences told apart."""
+        """How many blocks have to be looked at, over the sequences told apart."""
         return int((self.state != NONE).sum())
+
+    @cached_property
+    def visited_by_any(self) -> int:
+        """How many blocks have to be looked at for some sequence."""
+        return int((self.union() != NONE).sum())
 
     @property
     def density(self) -> float:

@@ -106,10 +106,13 @@ MISMATCHES = {
         "q has h=6 (query heads), which is not a multiple of k's g=4 (key/value heads); "
         "q is (2, 6, 7, 5) read as (b h i c), k is (2, 4, 11, 5) read as (b g j c); choose g among the divisors of 6",
     ),
-    "no key heads": (
-        {"k": (2, 0, 11, 5), "v": (2, 0, 11, 9)},
-        "q has h=6 (query heads), which is not a multiple of k's g=0 (key/value heads); "
-        "q is (2, 6, 7, 5) read as (b h i c), k is (2, 0, 11, 5) read as (b g j c); choose g among the divisors of 6",
+    "no query heads": (
+        {"q": (2, 0, 7, 5)},
+        "h=0 (query heads) cannot be: there must be at least one; q is (2, 0, 7, 5) read as (b h i c)",
+    ),
+    "no width": (
+        {"q": (2, 6, 7, 0), "k": (2, 3, 11, 0)},
+        "c=0 (width per head of q and k) cannot be: there must be at least one; q is (2, 6, 7, 0) read as (b h i c)",
     ),
 }
 
@@ -124,6 +127,19 @@ def test_a_shape_that_does_not_fit_is_explained(name):
 def test_explain_refuses_what_attend_refuses(name):
     shapes, text = MISMATCHES[name]
     assert said(ShapeError, call, door=explain, **shapes) == text
+
+
+@pytest.mark.parametrize("door", [attend, explain])
+def test_no_key_heads_are_refused(door):
+    text = said(ShapeError, call, door=door, k=(2, 0, 11, 5), v=(2, 0, 11, 9))
+    assert text.startswith("g=0 (key/value heads) cannot be: there must be at least one; ")
+
+
+def test_sequences_positions_and_widths_of_v_may_be_none_at_all():
+    assert call(q=(0, 6, 7, 5), k=(0, 3, 11, 5), v=(0, 3, 11, 9)).shape == (0, 6, 7, 9)
+    assert call(q=(2, 6, 0, 5)).shape == (2, 6, 0, 9)
+    assert call(k=(2, 3, 0, 5), v=(2, 3, 0, 9)).shape == (2, 6, 7, 9)
+    assert call(v=(2, 3, 11, 0)).shape == (2, 6, 7, 0)
 
 
 def test_a_shape_error_is_a_value_error_too():
@@ -149,11 +165,20 @@ def test_whole_numbers_are_refused(name, dtype):
     assert text == f"{name} is {dtype}, but attention needs floating numbers; call {name}.float() first"
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("q", torch.complex64), ("k", torch.complex128), ("v", torch.complex64)])
+def test_complex_numbers_are_refused(name, dtype):
+    text = said(DtypeError, call, **{name: torch.ones({"q": Q, "k": K, "v": V}[name], dtype=dtype)})
+    assert text == f"{name} is {dtype}, but attention needs real numbers; take {name}.real or {name}.abs()"
+
+
 @pytest.mark.parametrize(("name", "value"), [("q", [[1.0]]), ("k", np.zeros(K)), ("v", None)])
 def test_what_is_no_tensor_is_refused(name, value):
     letters = {"q": "b h i c", "k": "b g j c", "v": "b g j e"}[name]
     text = said(DtypeError, call, **{name: value})
-    assert text.startswith(f"{name} must be a tensor read as ({letters}), not {type(value).__name__}")
+    assert text == (
+        f"{name} must be a tensor read as ({letters}), not {type(value).__name__}; make it one with "
+        f"torch.as_tensor({name})"
+    )
 
 
 TOO_SMALL = {
@@ -177,7 +202,7 @@ def test_a_mask_that_counts_below_its_least_is_refused(written):
 
 def test_a_negative_window_is_told_what_windows_count():
     text = said(ConfigError, window, before=-1)
-    assert text == "window(before=-1) must be at least 0; it counts neighbours, not an offset"
+    assert text == "window(before=-1) must be at least 0; it counts neighbours, so there is no minus sign"
 
 
 @pytest.mark.parametrize("value", [2.0, True, "4"])
@@ -185,22 +210,73 @@ def test_a_window_takes_whole_numbers(value):
     assert said(ConfigError, window, before=value) == f"window(before=...) takes a whole number, not {value!r}"
 
 
-@pytest.mark.parametrize(
-    ("shape", "parts"),
-    [
-        ((7, 12), ["mask is (7, 12)", "i=7 (query positions)", "j=11 (key positions)", "must end in (7, 11)"]),
-        ((11, 7), ["mask is (11, 7)", "i=7 (query positions)", "j=11 (key positions)", "must end in (7, 11)"]),
-        ((2, 1, 1, 11), ["mask is (2, 1, 1, 11)", "i=7 (query positions)", "must end in (7, 11)"]),
-        ((3, 1, 7, 11), ["mask is (3, 1, 7, 11)", "(b h i j)", "q has b=2 (batch)", "use 1 or 2"]),
-        ((3, 7, 11), ["mask is (3, 7, 11)", "q has h=6 (query heads)", "use 1 or 6"]),
-        ((2, 3, 7, 11), ["mask is (2, 3, 7, 11)", "(b h i j)", "q has h=6 (query heads)", "use 1 or 6"]),
-        ((11,), ["mask has 1 ax", "(11,)", "(i j), (h i j) or (b h i j)"]),
-        ((1, 2, 6, 7, 11), ["mask has 5 axes", "(1, 2, 6, 7, 11)", "(i j), (h i j) or (b h i j)"]),
-    ],
-)
-def test_a_matrix_of_another_size_is_explained(shape, parts):
+MATRICES_OF_ANOTHER_SIZE = {
+    (7, 12): "mask has j=12 (key positions), but k has j=11; mask is (7, 12) read as (i j); "
+    "a boolean matrix must end in (7, 11)",
+    (8, 11): "mask has i=8 (query positions), but q has i=7; mask is (8, 11) read as (i j); "
+    "a boolean matrix must end in (7, 11)",
+    (2, 1, 1, 11): "mask has i=1 (query positions), but q has i=7; mask is (2, 1, 1, 11) read as (b h i j); "
+    "a boolean matrix must end in (7, 11)",
+    (3, 1, 7, 11): "mask has b=3 (batch), but q has b=2; mask is (3, 1, 7, 11) read as (b h i j); use 1 or 2 there",
+    (3, 7, 11): "mask has h=3 (query heads), but q has h=6; mask is (3, 7, 11) read as (h i j); use 1 or 6 there",
+    (2, 3, 7, 11): "mask has h=3 (query heads), but q has h=6; mask is (2, 3, 7, 11) read as (b h i j); "
+    "use 1 or 6 there",
+    (11, 7): "mask has i=11 (query positions), but q has i=7; mask is (11, 7) read as (i j); "
+    "a boolean matrix must end in (7, 11); did you mean mask.mT?",
+    (2, 1, 11, 7): "mask has i=11 (query positions), but q has i=7; mask is (2, 1, 11, 7) read as (b h i j); "
+    "a boolean matrix must end in (7, 11); did you mean mask.mT?",
+}
+
+
+@pytest.mark.parametrize("shape", MATRICES_OF_ANOTHER_SIZE, ids=str)
+def test_a_matrix_of_another_size_is_explained(shape):
+    text = MATRICES_OF_ANOTHER_SIZE[shape]
+    assert said(ShapeError, call, mask=visible(*shape)) == text
+    assert said(ShapeError, call, mask=causal() & visible(*shape)) == text, "a part of a combined mask is not checked"
+
+
+@pytest.mark.parametrize("shape", [(), (11,), (1, 2, 6, 7, 11)], ids=str)
+def test_a_matrix_has_two_to_four_axes(shape):
     text = said(ShapeError, call, mask=visible(*shape))
-    assert [part for part in parts if part not in text] == []
+    assert text.startswith(f"mask is {shape}, but a boolean matrix is (i j), (h i j) or (b h i j)")
+
+
+def test_one_row_of_keys_is_told_how_to_become_a_mask():
+    text = said(ShapeError, call, mask=visible(11))
+    assert text.endswith("; for one row of keys write mask[None].expand(i, -1), or use regard.padding(lengths)")
+
+
+def test_the_transpose_that_is_suggested_fits():
+    assert call(mask=visible(11, 7).mT).shape == (2, 6, 7, 9)
+
+
+def test_the_row_that_is_suggested_fits():
+    assert call(mask=visible(11)[None].expand(7, -1)).shape == (2, 6, 7, 9)
+    assert call(scores=torch.zeros(11)[None]).shape == (2, 6, 7, 9)
+
+
+def test_a_mask_and_a_boolean_tensor_combine():
+    at = torch.arange(5)
+    seen, odd = at[:, None] >= at, (at % 2 == 1).expand(5, 5)
+    assert torch.equal((causal() & odd).dense(5), seen & odd)
+    assert torch.equal((causal() | odd).dense(5), seen | odd)
+    q, k, v = torch.randn(2, 6, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 9)
+    torch.testing.assert_close(attend(q, k, v, mask=causal() & odd), attend(q, k, v, mask=seen & odd))
+    torch.testing.assert_close(attend(q, k, v, mask=causal() | odd), attend(q, k, v, mask=seen | odd))
+
+
+@pytest.mark.parametrize(
+    ("other", "part"),
+    [
+        ("window", "mask must be a mask such as regard.causal() or a boolean tensor, not str"),
+        (torch.zeros(7, 11), "mask is torch.float32, but a mask is boolean with True meaning visible"),
+        (visible(11), "mask is (11,), but a boolean matrix is (i j), (h i j) or (b h i j)"),
+    ],
+    ids=["a word", "a floating tensor", "one axis"],
+)
+def test_what_is_no_mask_combines_with_none(other, part):
+    for combine in (lambda: causal() & other, lambda: causal() | other):
+        assert said(RegardError, combine).startswith(part)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
@@ -251,8 +327,12 @@ def test_the_check_reaches_into_a_combined_mask():
 
 
 def test_padding_is_checked_where_it_is_made():
-    table = torch.ones(2, 2, dtype=torch.long)
-    assert said(ShapeError, padding, table) == "lengths must be one number per sequence (b,), not of shape (2, 2)"
+    for shape in ((2, 2), (0,), ()):
+        text = said(ShapeError, padding, torch.ones(shape, dtype=torch.long))
+        assert text == f"lengths must be one number per sequence (b,), not of shape {shape}"
+    for lengths in ([-3, 2], torch.tensor([4, -3])):
+        text = said(ConfigError, padding, lengths)
+        assert text == "padding(lengths) counts real keys, so -3 cannot be one of the lengths"
     assert said(DtypeError, padding, [1.5]) == "padding(lengths) takes whole numbers, not torch.float32"
     assert said(ConfigError, padding, [1], side="both") == "side must be 'right' or 'left', not 'both'"
     for settings in ({"side": "left"}, {"width": 4}):
@@ -260,24 +340,25 @@ def test_padding_is_checked_where_it_is_made():
 
 
 def test_documents_are_checked_where_they_are_made():
-    text = said(ShapeError, documents, torch.zeros(1, 2, 3, dtype=torch.long))
-    assert text == "ids must be (n,) or (b, n), not of shape (1, 2, 3)"
+    for shape in ((1, 2, 3), (0,), ()):
+        text = said(ShapeError, documents, torch.zeros(shape, dtype=torch.long))
+        assert text == f"ids must be (n,) or (b, n), not of shape {shape}"
     assert said(DtypeError, documents, torch.zeros(3)) == "documents(ids) takes whole numbers, not torch.float32"
 
 
-@pytest.mark.parametrize("beta", [math.nan, -math.inf])
+@pytest.mark.parametrize("beta", [math.nan, -math.inf, "sharp", torch.tensor([1.0, 2.0])], ids=str)
 def test_a_beta_that_means_nothing_is_refused(beta):
     text = (
-        f"beta is {beta}; it is the inverse temperature: None for c ** -0.5, 0 for the mean of what is visible, "
-        "inf for hard attention, any other finite number for something between"
+        f"beta is {beta!r}, but it is one number, the inverse temperature: None for c ** -0.5, 0 for the mean of "
+        "what is visible, inf for hard attention, any other finite number for something between"
     )
     assert said(ConfigError, call, beta=beta) == text
     assert said(ConfigError, softargmax, torch.zeros(3), beta) == text
 
 
-@pytest.mark.parametrize("dropout", [1.0, 1.5, -0.1, math.nan])
+@pytest.mark.parametrize("dropout", [1.0, 1.5, -0.1, math.nan, "none", None])
 def test_dropout_is_a_share(dropout):
-    text = f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout}"
+    text = f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout!r}"
     assert said(ConfigError, call, dropout=dropout) == text
 
 
@@ -293,6 +374,12 @@ def test_an_unknown_kernel_gets_a_suggestion_and_the_list():
     assert "did you mean" not in said(UnknownNameError, call, kernel="quick")
 
 
+@pytest.mark.parametrize("kernel", [3, ["sdpa"]])
+def test_a_kernel_goes_by_its_name(kernel):
+    text = said(ConfigError, call, kernel=kernel)
+    assert text == f"kernel is a name such as 'sdpa', or None to choose, not {kernel!r}"
+
+
 def test_a_kernel_that_refuses_lists_all_its_reasons():
     with pytest.raises(KernelRefusedError) as refusal:
         call(kernel="blocked", beta=math.inf, scores=softcap(3.0))
@@ -303,9 +390,7 @@ def test_a_kernel_that_refuses_lists_all_its_reasons():
         "the mask hides nothing, so there is no block to skip",
     ]
     listed = "".join(f"\n  - {reason}" for reason in refusal.value.reasons)
-    assert str(refusal.value) == (
-        f"kernel 'blocked' refuses this call:{listed}\nno other kernel can serve this call either"
-    )
+    assert str(refusal.value) == f"kernel 'blocked' refuses this call:{listed}"
 
 
 def test_a_kernel_that_refuses_says_which_would_run():
@@ -317,9 +402,20 @@ def test_a_kernel_that_refuses_says_which_would_run():
     )
 
 
-def test_hard_attention_with_a_term_is_refused_by_all():
-    text = said(KernelRefusedError, call, beta=math.inf, scores=[alibi(heads=6), softcap(2.0)])
-    assert "at beta=inf only the largest q . k counts, so alibi, softcap would be lost" in text
+@pytest.mark.parametrize(
+    ("terms", "names"), [(alibi(heads=6), "alibi"), ([alibi(heads=6), softcap(2.0)], "alibi, softcap")]
+)
+def test_hard_attention_with_a_term_is_served_by_no_kernel(terms, names):
+    reason = (
+        f"at beta=inf only the largest q . k counts, so {names} would be lost; use a large finite beta, or drop the "
+        "terms"
+    )
+    with pytest.raises(KernelRefusedError) as refusal:
+        call(beta=math.inf, scores=terms)
+    assert refusal.value.kernel is None
+    assert refusal.value.reasons == [reason]
+    assert str(refusal.value) == f"no kernel can serve this call:\n  - {reason}"
+    assert call(door=explain, beta=math.inf, scores=terms).chosen is None
 
 
 @pytest.mark.parametrize(
@@ -339,16 +435,44 @@ def test_a_term_for_another_model_is_explained(term, text):
     assert said(ShapeError, call, scores=[softcap(2.0), term]) == text, "only the first of several terms is checked"
 
 
-@pytest.mark.parametrize("shape", [(7, 12), (3, 7, 11), (3, 1, 7, 11), (1, 2, 6, 7, 11)])
+SCORES_OF_ANOTHER_SIZE = {
+    (7, 12): "scores have j=12 (key positions), but k has j=11; scores are (7, 12) read as (i j)",
+    (3, 7, 11): "scores have h=3 (query heads), but q has h=6; scores are (3, 7, 11) read as (h i j)",
+    (3, 1, 7, 11): "scores have b=3 (batch), but q has b=2; scores are (3, 1, 7, 11) read as (b h i j)",
+    (11, 7): "scores have i=11 (query positions), but q has i=7; scores are (11, 7) read as (i j)",
+}
+
+
+@pytest.mark.parametrize("shape", SCORES_OF_ANOTHER_SIZE, ids=str)
 def test_added_scores_have_to_broadcast(shape):
     text = said(ShapeError, call, scores=torch.zeros(shape))
-    assert text.startswith(f"additive scores are {shape}")
-    assert "(b h i j) = (2, 6, 7, 11)" in text
+    assert text.startswith(f"{SCORES_OF_ANOTHER_SIZE[shape]}; each axis must be 1 or that of (b h i j) = (2, 6, 7, 11)")
+
+
+@pytest.mark.parametrize("shape", [(), (11,), (1, 2, 6, 7, 11)], ids=str)
+def test_added_scores_have_two_to_four_axes(shape):
+    text = said(ShapeError, call, scores=torch.zeros(shape))
+    assert text.startswith(f"additive scores are {shape}, but are read as (i j), (h i j) or (b h i j)")
+
+
+def test_one_row_of_added_scores_is_told_how_to_become_a_matrix():
+    assert said(ShapeError, call, scores=torch.zeros(11)).endswith("; for one row of keys write scores[None]")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_added_scores_of_whole_numbers_are_refused(dtype):
+    text = said(DtypeError, call, scores=torch.zeros(7, 11, dtype=dtype))
+    assert text == f"additive scores are {dtype}, but scores are floating numbers; call .float() first"
 
 
 def test_a_boolean_matrix_is_sent_from_scores_to_mask():
     text = said(DtypeError, call, scores=visible(7, 11))
-    assert text == "additive scores are torch.bool; a boolean matrix goes in mask=, True meaning visible"
+    assert text == "additive scores are boolean; a boolean matrix goes in mask=, True meaning visible"
+
+
+def test_a_list_of_numbers_is_no_tensor_to_add():
+    text = said(DtypeError, additive, [[1.0]])
+    assert text == "additive takes a floating tensor, not list; make it one with torch.tensor(...)"
 
 
 def test_added_scores_on_another_device_are_refused():
@@ -373,8 +497,13 @@ def test_what_is_no_term_is_refused(scores):
         (DtypeError, lambda: alibi(slopes=[0.5]), "alibi(slopes) takes a floating tensor, not list"),
         (DtypeError, lambda: sink(torch.ones(3, dtype=torch.long)), "sink(logits) takes a floating tensor, not torch"),
         (ShapeError, lambda: sink(torch.zeros(3, 1)), "(3, 1)"),
-        (ConfigError, lambda: t5_buckets(torch.zeros(7, 6)), "table has 7 rows, both_ways=True, reach=128"),
-        (ConfigError, lambda: t5_buckets(torch.zeros(8, 6), reach=2), "table has 8 rows, both_ways=True, reach=2"),
+        (ConfigError, lambda: t5_buckets(torch.zeros(7, 6)), "an even number of buckets, not 7; try 8"),
+        (ConfigError, lambda: t5_buckets(torch.zeros(2, 6)), "at least 2 buckets a side, not 1; make the table longer"),
+        (
+            ConfigError,
+            lambda: t5_buckets(torch.zeros(8, 6), reach=2),
+            "2 near buckets a side, so reach=2 must be beyond",
+        ),
         (ShapeError, lambda: t5_buckets(torch.zeros(8)), "(8,)"),
         (ConfigError, lambda: shaw(torch.zeros(4, 5)), "an odd number of relative keys (-reach .. reach), not 4"),
         (ShapeError, lambda: shaw(torch.zeros(5)), "(5,)"),
@@ -386,33 +515,25 @@ def test_a_term_is_checked_where_it_is_made(kind, make, part):
     assert part in said(kind, make)
 
 
-def test_key_positions_have_to_be_as_many_as_keys():
-    text = said(ShapeError, call, places=Places(4, torch.arange(10)))
-    assert text == "places has 10 key positions, but k has j=11 (key positions); give one for each key"
+@pytest.mark.parametrize("shape", [(10,), (2, 11)], ids=str)
+def test_key_positions_have_to_be_as_many_as_keys(shape):
+    text = said(ShapeError, call, places=placed(torch.zeros(shape, dtype=torch.long)))
+    assert text == f"places.keys is {shape}, but k has j=11 (key positions); give one position per key"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: call(beta="sharp"),
-        lambda: call(beta=torch.tensor([1.0, 2.0])),
-        lambda: call(dropout="none"),
-        lambda: call(kernel=3),
-        lambda: call(places=4),
-        lambda: call(places=Places(4, torch.arange(11.0)), mask=causal()),
-        lambda: call(scores=torch.zeros(11)),
-        lambda: additive([[1.0]]),
-    ],
-    ids=[
-        "a word for beta",
-        "two betas",
-        "a word for dropout",
-        "a number for a kernel",
-        "a number for places",
-        "floating positions",
-        "added scores of one axis",
-        "a list for additive",
-    ],
-)
-def test_a_wrong_type_gets_an_error_of_ours(wrong):
-    said(RegardError, wrong)
+def test_key_positions_are_whole_numbers():
+    text = said(DtypeError, call, places=placed(torch.arange(11.0)))
+    assert text == "places.keys is torch.float32, but positions are whole numbers; call .long() on it"
+
+
+@pytest.mark.parametrize("places", [4, (4, 0), "last"])
+def test_what_is_no_places_is_refused(places):
+    text = said(ConfigError, call, places=places)
+    assert text == f"places must be regard.Places(queries, keys), not {places!r}; a cache hands them out"
+
+
+def placed(keys):
+    """Places that hold these keys even where annotations are checked and would refuse them first."""
+    places = Places(4)
+    object.__setattr__(places, "keys", keys)
+    return places

@@ -132,6 +132,7 @@ def test_every_form_is_as_near_the_truth_as_the_definition_in_its_precision(
         same = with_gradients(lambda *x: naive(*x, features, visible), *inputs)
         truth = with_gradients(lambda *x: naive(*x, features, visible), *(x.double() for x in inputs))
         for name, factor, *results in zip(RESULTS, FACTORS, actual, same, truth, strict=True):
+            assert results[0].dtype == dtype
             wrong = too_far(*results, factor)
             assert not wrong, f"{name}: {wrong}"
 
@@ -555,7 +556,10 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         ShapeError,
         lambda: linear_attend(*draw(9, N), mask=causal()),
     ),
-    r"k is \(6, 11, 5\), but must have four axes \(b g j c\)": (ShapeError, lambda: reshaped(k=torch.ones(6, 11, 5))),
+    r"k has 3 axes, \(6, 11, 5\), but is read as \(b g j c\): batch, key/value heads, key positions, .*k\[None\]$": (
+        ShapeError,
+        lambda: reshaped(k=torch.ones(6, 11, 5)),
+    ),
     r"k has c=4 \(width per head of q and k\), but q has c=5; k is \(2, 3, 11, 4\) read as \(b g j c\); project": (
         ShapeError,
         lambda: reshaped(k=torch.ones(B, G, N, 4)),
@@ -563,15 +567,27 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     r"k has b=1 \(batch\), but q has b=2": (ShapeError, lambda: reshaped(k=torch.ones(1, G, N, C))),
     r"v has g=6 \(key/value heads\), but k has g=3.*pairs": (ShapeError, lambda: reshaped(v=torch.ones(B, H, N, E))),
     r"v has j=10 \(key positions\), but k has j=11": (ShapeError, lambda: reshaped(v=torch.ones(B, G, 10, E))),
-    r"h=6 \(query heads\), no multiple of k's g=4 \(key/value heads\); choose g to divide 6": (
+    r"q has h=6 \(query heads\), which is not a multiple of k's g=4 \(key/value heads\);.*among the divisors of 6$": (
         ShapeError,
         lambda: reshaped(k=torch.ones(B, 4, N, C), v=torch.ones(B, 4, N, E)),
     ),
-    r"q is torch.int64, but attention needs a floating-point dtype; call q.float\(\)": (
+    r"^h=0 \(query heads\) cannot be: there must be at least one; q is \(2, 0, 11, 5\) read as \(b h i c\)": (
+        ShapeError,
+        lambda: reshaped(q=torch.ones(B, 0, N, C)),
+    ),
+    r"^c=0 \(width per head of q and k\) cannot be: there must be at least one; q is \(2, 6, 11, 0\)": (
+        ShapeError,
+        lambda: reshaped(q=torch.ones(B, H, N, 0), k=torch.ones(B, G, N, 0)),
+    ),
+    r"^q is torch.int64, but attention needs floating numbers; call q.float\(\) first$": (
         DtypeError,
         lambda: reshaped(q=torch.ones(B, H, N, C, dtype=torch.int64)),
     ),
-    r"v is torch.float16, but q is torch.float32; convert it: v.to\(q.dtype\)": (
+    r"^q is torch.complex64, but attention needs real numbers; take q.real or q.abs\(\)$": (
+        DtypeError,
+        lambda: reshaped(q=torch.ones(B, H, N, C, dtype=torch.complex64)),
+    ),
+    r"^v is torch.float16, but q is torch.float32; convert one of them, for instance v.to\(q.dtype\)$": (
         DtypeError,
         lambda: reshaped(v=torch.ones(B, G, N, E, dtype=torch.float16)),
     ),

@@ -63,12 +63,14 @@ _recordings: list[list[str]] = []
 
 
 def choose(call: Call) -> str:
-    """The kernel with the least work among those that can serve."""
+    """The fused kernel with the least work among those that can serve, else the eager one."""
     if call.plain and not sdpa.refusals(call):
         return "sdpa"  # nothing here is faster, so the others need not be asked
-    able = [name for name in KERNELS if len(KERNELS[name].refusals(call)) == 0]
+    able = [name for name in ("flex", "sdpa", "blocked") if len(KERNELS[name].refusals(call)) == 0]
     if len(able) == 0:
-        raise KernelRefusedError(None, eager.refusals(call), [])
+        if reasons := eager.refusals(call):
+            raise KernelRefusedError(None, reasons, [])
+        return "eager"
     if torch.compiler.is_compiling():
         return able[0]  # comparing work would tie the compiled code to one length; the order is the usual one
     return min(able, key=lambda name: KERNELS[name].work(call))

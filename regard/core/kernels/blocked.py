@@ -69,14 +69,14 @@ def work(call: Call) -> float:
     b, h, _, i, j, _, _ = call.sizes
     if call.q.device.type != "cpu" and call.mask.tensors():
         return 2.0 * b * h * i * j  # the table would have to wait for the device; assume that nothing can be skipped
-    visited = _visited(call)
+    visited = _table(call).visited_by_any
     weight = 1.5 if call.q.device.type == "cpu" else 6.0  # a GPU loses more by copies and many calls
     return weight * b * h * visited * SIZE * SIZE + 2e5
 
 
 def memory(call: Call) -> int:
     b, h, _, _, _, c, e = call.sizes
-    visited = _visited(call)
+    visited = _table(call).visited_by_any
     gathered = b * h * visited * SIZE * (c + e) * call.q.element_size()
     bias = b * h * visited * SIZE * SIZE * call.q.element_size() if call.terms else 0
     return gathered + bias + visited * SIZE * SIZE
@@ -159,7 +159,7 @@ _plans: Memo[Plan] = Memo(16)
 
 def _plan(call: Call) -> Plan:
     i, j, device = call.q.shape[2], call.k.shape[2], call.q.device
-    few = _visited(call) * SIZE * SIZE <= _KEEP
+    few = _table(call).visited_by_any * SIZE * SIZE <= _KEEP
     key = (call.mask.key(), call.places, i, j, device) if few and isinstance(call.places.keys, int) else None
     return _plans.get(key, call.mask, lambda: _planned(call.mask, call.places, i, j, device))
 
@@ -213,8 +213,3 @@ def _padded(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h m c"]:
 def _table(call: Call) -> BlockTable:
     i, j = call.q.shape[2], call.k.shape[2]
     return block_table(call.mask, i, j, SIZE, places=call.places)
-
-
-def _visited(call: Call) -> int:
-    """Pairs of blocks that some sequence has to look at."""
-    return int((_table(call).union() != NONE).sum())

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 SUMMARY = "torch's flex_attention with a block mask worked out from the algebra"
-COARSE = 128  # flex's own block size
-FINE = (
-    64  # wastes less of a sparse mask; with the tiles below 1.3x a window's and 1.8x a global-local forward on an H200
-)
+COARSE = 128  # flex's own block size, and the only one its gradient takes
+FINE = 64  # wastes less of a sparse mask
+# for sparse masks: short rows of blocks want small tiles (measured on an H200, docs/log.md)
 _TILES = {
     "fwd_BLOCK_M": 64,
     "fwd_BLOCK_N": 64,
@@ -83,11 +82,15 @@ def _density(call: Call) -> float:
     return block_table(call.mask, i, j, COARSE, places=call.places).density
 
 
-def _size(call: Call) -> int:
-    """Fine blocks for what is sparse and fits them: half precision, heads up to 128 wide, more than a few queries."""
+def _sparse(call: Call) -> bool:
+    """Whether small tiles pay and fit: half precision, heads up to 128 wide, more than a few queries."""
     _, _, _, i, _, c, e = call.sizes
-    fits = call.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE
-    return FINE if fits and _density(call) < 0.5 else COARSE
+    return call.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE and _density(call) < 0.5
+
+
+def _training(call: Call) -> bool:
+    learned = (call.q, call.k, call.v, *(tensor for term in call.terms for tensor in term.tensors()))
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
 
 
 @dataclass(frozen=True)
@@ -100,17 +103,16 @@ class Plan:
 
 
 def run(call: Call) -> Float[Tensor, "b h i e"]:
-    size = _size(call)
+    sparse = _sparse(call)
+    size = FINE if sparse and not _training(call) else COARSE
     plan = _plan(call, size)
     k, v = call.k, call.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
     sink = call.sink
     divisible = call.q.shape[2] % COARSE == 0 and k.shape[2] % COARSE == 0
-    options = {"IS_DIVISIBLE": divisible, **(_TILES if size == FINE else {})}
-    for x in (call.q, k, v):
-        _any_size(x, 0, 2)
-    result = _compiled((_structure(call), size, divisible))(
+    options = {"IS_DIVISIBLE": divisible, **(_TILES if sparse else {})}
+    result = _compiled((_structure(call), sparse, divisible))(
         call.q,
         k,
         v,
@@ -216,9 +218,8 @@ def _structure(call: Call) -> Hashable:
         isinstance(call.places.keys, Tensor),
         call.places == Places(0, 0) if isinstance(call.places.keys, int) else False,
     )
-    training = torch.is_grad_enabled() and (call.q.requires_grad or call.k.requires_grad or call.v.requires_grad)
     terms = tuple(term.settings() for term in call.terms)
-    return _rules(call.mask), terms, call.q.dtype, call.q.device, h, g, c, e, ones, starts, training
+    return _rules(call.mask), terms, call.q.dtype, call.q.device, h, g, c, e, ones, starts, _training(call)
 
 
 def _rules(mask: Mask) -> Hashable:

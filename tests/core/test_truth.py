@@ -1,0 +1,304 @@
+"""The truth is checked against three nested loops, and every kernel against the truth.
+
+Numbers are judged by the one rule of `tests/tolerance.py`: a result may be off from float64 by little more than the
+naive method is in the same dtype. A kernel that does not serve a call has to say so; nothing is skipped.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import (
+    Mask,
+    Places,
+    additive,
+    alibi,
+    attend,
+    blocks,
+    causal,
+    chunks,
+    dilated,
+    documents,
+    full,
+    global_tokens,
+    padding,
+    prefix,
+    random_links,
+    shaw,
+    sink,
+    softcap,
+    t5_buckets,
+    window,
+)
+from regard.base.errors import KernelRefusedError
+from regard.core.grid import whole_grid
+from regard.core.masks import as_mask
+from regard.core.scores import Sink, Term
+from tests.tolerance import GRADIENT, OUTPUT, error, too_far
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """b, h, g, i, j, c and e of a call: no two alike unless a test is about that."""
+
+    b: int = 2
+    h: int = 6
+    g: int = 3
+    i: int = 67
+    j: int = 131
+    c: int = 5
+    e: int = 7
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={size}" for name, size in vars(self).items())
+
+
+# -- what goes in: masks and terms by name, so that truth can be remembered under the name
+
+
+def ids(size: int, *, rows: int = 0) -> Tensor:
+    """Document numbers in runs of unequal length, in another order in each row."""
+    at = torch.arange(size)
+    return torch.stack([(at * (3 + row) // 40 * 5 + row) % 7 for row in range(rows)]) if rows else at * 3 // 40 * 5 % 7
+
+
+def matrix(*shape: int) -> Tensor:
+    """A boolean matrix with a third of it hidden, a row that sees nothing and a key that nobody sees."""
+    visible = torch.rand(shape, generator=torch.Generator().manual_seed(3)) > 0.3
+    visible[..., shape[-2] // 2, :] = False
+    visible[..., shape[-1] // 3] = False
+    return visible
+
+
+MASKS: dict[str, Callable[[Sizes], Mask | Tensor | None]] = {
+    "none": lambda s: None,
+    "full": lambda s: full(),
+    "open window": lambda s: window(None, None),
+    "causal": lambda s: causal(),
+    "not causal": lambda s: ~causal(),
+    "nothing": lambda s: ~full(),
+    "window before": lambda s: window(before=9),
+    "window after": lambda s: window(before=0, after=70),
+    "window half open": lambda s: window(before=None, after=3),
+    "window both": lambda s: window(before=5, after=11),
+    "not window": lambda s: ~window(before=5, after=11),
+    "dilated": lambda s: dilated(3),
+    "blocks": lambda s: blocks(11),
+    "chunks": lambda s: chunks(13, before=1, after=2),
+    "chunks half open": lambda s: chunks(13, before=None),
+    "global tokens": lambda s: global_tokens(3),
+    "prefix": lambda s: prefix(17),
+    "no prefix": lambda s: prefix(0),
+    "padding": lambda s: padding([max(0, s.j - 5 * n) for n in range(s.b)]),
+    "padding to nothing": lambda s: padding([0, *[s.j - 1] * (s.b - 1)]),
+    "padding left": lambda s: padding([max(0, s.j - 3 - 40 * n) for n in range(s.b)], side="left", width=s.j),
+    "documents": lambda s: documents(ids(s.j)),
+    "documents by sequence": lambda s: documents(ids(s.j, rows=s.b)),
+    "random links": lambda s: random_links(4, seed=5),
+    "predicate": lambda s: Mask.of("thirds", lambda i, j: (i + j) % 3 == 0),
+    "causal window": lambda s: causal() & window(before=20),
+    "window and global": lambda s: causal() & window(before=9) | global_tokens(3),
+    "causal and padding": lambda s: causal() & padding([max(0, s.j - 5 - n) for n in range(s.b)]),
+    "causal and documents": lambda s: causal() & documents(ids(s.j, rows=s.b)),
+    "dilated chunks": lambda s: chunks(32, before=1) & dilated(5) | prefix(1),
+    "prefix or causal": lambda s: prefix(9) | causal(),
+    "predicate and causal": lambda s: causal() & Mask.of("even", lambda i, j: (i - j) % 2 == 0),
+    "matrix": lambda s: matrix(s.i, s.j),
+    "matrix by head": lambda s: matrix(s.h, s.i, s.j),
+    "matrix by sequence": lambda s: matrix(s.b, 1, s.i, s.j),
+    "matrix by both": lambda s: matrix(s.b, s.h, s.i, s.j),
+    "matrix and causal": lambda s: causal() & matrix(s.h, s.i, s.j),
+}
+SEES_ALL = {"none", "full", "open window"}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms made from learned tensors, whose shapes and sizes they state."""
+
+    make: Callable[..., list[Term | Tensor]]
+    shapes: Callable[[Sizes], dict[str, tuple[int, ...]]] = field(default=lambda s: {})
+    refused: tuple[str, ...] = ()  # terms that do more than add
+
+
+def added(shape: Callable[[Sizes], tuple[int, ...]]) -> Terms:
+    return Terms(lambda values: [additive(values)], lambda s: {"values": shape(s)})
+
+
+TERMS = {
+    "none": Terms(lambda: []),
+    "alibi": Terms(lambda slopes: [alibi(slopes=slopes)], lambda s: {"slopes": (s.h,)}),
+    "t5": Terms(lambda table: [t5_buckets(table, reach=50)], lambda s: {"table": (12, s.h)}),
+    "t5 one way": Terms(lambda table: [t5_buckets(table, reach=99, both_ways=False)], lambda s: {"table": (9, s.h)}),
+    "shaw": Terms(lambda keys: [shaw(keys)], lambda s: {"keys": (11, s.c)}),
+    "softcap": Terms(lambda: [softcap(1.5)], refused=("softcap",)),
+    "sink": Terms(lambda logits: [sink(logits)], lambda s: {"logits": (s.h,)}),
+    "added (i j)": added(lambda s: (s.i, s.j)),
+    "added (h i j)": added(lambda s: (s.h, s.i, s.j)),
+    "added (b h i j)": added(lambda s: (s.b, s.h, s.i, s.j)),
+    "added (b 1 1 j)": added(lambda s: (s.b, 1, 1, s.j)),
+    "many": Terms(
+        lambda slopes, keys, values, one, two: [sink(one), alibi(slopes=slopes), shaw(keys), values, sink(two)],
+        lambda s: {"slopes": (s.h,), "keys": (5, s.c), "values": (s.h, 1, s.j), "one": (s.h,), "two": (s.h,)},
+    ),
+    "many and a cap": Terms(
+        lambda values, table, logits: [values, softcap(2.0), t5_buckets(table, reach=40), sink(logits), softcap(3.0)],
+        lambda s: {"values": (s.i, 1), "table": (8, s.h), "logits": (s.h,)},
+        refused=("softcap", "softcap"),
+    ),
+}
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "heads inside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "axes turned": lambda x: x.mT.contiguous().mT,
+    "every second": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "cut out": lambda x: torch.nn.functional.pad(x, (1, 2, 3, 1))[..., 3:-1, 1:-2],
+    "one head for all": lambda x: x[:, :1].expand_as(x),
+    "one sequence for all": lambda x: x[:1].expand_as(x),
+    "backwards": lambda x: x.flip(2).flip(2),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call by the names of its parts."""
+
+    mask: str = "none"
+    term: str = "none"
+    sizes: Sizes = Sizes()
+    dtype: torch.dtype = torch.float32
+    learned: torch.dtype | None = None  # dtype of what a term learns; that of q unless told
+    layout: str = "contiguous"
+    beta: float | None = None
+    places: Places | None = None
+    device: str = "cpu"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """q, k, v and what the terms learn, rounded to their dtypes."""
+        s, source = self.sizes, torch.Generator().manual_seed(1)
+        shapes = {"q": (s.b, s.h, s.i, s.c), "k": (s.b, s.g, s.j, s.c), "v": (s.b, s.g, s.j, s.e)}
+        made = {}
+        for name, shape in (shapes | TERMS[self.term].shapes(s)).items():
+            dtype = self.dtype if name in "qkv" else self.learned or self.dtype
+            drawn = torch.randn(shape, generator=source, dtype=torch.float64)
+            # slopes fade, as they do in practice: growing scores would be about little but rounding
+            made[name] = (drawn.abs() / 8 if name == "slopes" else drawn).to(self.device, dtype)
+        return made
+
+
+Results = dict[str, Tensor]
+
+
+def computed(attention: Callable[..., Tensor], case: Case, exact: bool = False) -> Results:
+    """The output and the gradient of everything that can learn, for one fixed upstream gradient."""
+    tensors = {name: (x.double() if exact else x).requires_grad_() for name, x in case.tensors().items()}
+    q, k, v = (LAYOUTS[case.layout](tensors[name]) for name in "qkv")
+    rest = {name: x for name, x in tensors.items() if name not in "qkv"}
+    mask, terms = MASKS[case.mask](case.sizes), TERMS[case.term].make(**rest)
+    if isinstance(mask, Tensor):
+        mask = mask.to(case.device)
+    out = attention(q, k, v, mask=mask, scores=terms or None, beta=case.beta, places=case.places)
+    source = torch.Generator().manual_seed(2)
+    upstream = torch.randn(out.shape, generator=source, dtype=torch.float64).to(case.device, case.dtype).to(out.dtype)
+    grads = torch.autograd.grad(out, list(tensors.values()), upstream, materialize_grads=True)
+    return {"the output": out.detach()} | dict(zip(tensors, grads, strict=True))
+
+
+def naive(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | Tensor | None,
+    scores: list[Term | Tensor] | None,
+    beta: float | None,
+    places: Places | None,
+    shuffle: int,
+) -> Tensor:
+    """What a textbook writes, every step in the dtype of q, with queries and keys summed over in some order."""
+    (b, h, i, c), j, share = q.shape, k.shape[2], q.shape[1] // k.shape[1]
+    source = torch.Generator().manual_seed(shuffle)
+    rows, columns = (torch.randperm(n, generator=source) if shuffle else torch.arange(n) for n in (i, j))
+    grid = whole_grid(places or Places.last_rows(i, j), b, h, i, j, q.device)
+    visible = as_mask(mask).to(q.device).see(grid).expand(b, h, i, j)
+    beta = c**-0.5 if beta is None else beta
+    total = q @ k.repeat_interleave(share, 1).mT * beta
+    sinks = [q.new_full((h,), -torch.inf)]
+    for term in scores or []:
+        term = additive(term) if isinstance(term, Tensor) else term
+        total = term.bind(q, beta)(total, grid).to(q.dtype)
+        sinks += [term.logits.to(q.dtype)] if isinstance(term, Sink) else []
+    visible, total = (x[:, :, rows][..., columns] for x in (visible, total))
+    total = total.masked_fill(~visible, -torch.inf)
+    total = torch.cat([total, *(x[:, None, None].expand(b, h, i, 1) for x in sinks)], -1)
+    awake = visible.any(-1, keepdim=True)
+    weights = torch.where(awake, total, 0).softmax(-1)[..., :j]
+    out = torch.where(awake, weights @ v[:, :, columns].repeat_interleave(share, 1), q.new_zeros(()))
+    return out[:, :, rows.argsort()]
+
+
+def reference(*inputs: Tensor, **rest: object) -> Tensor:
+    return attend(*inputs, **rest, kernel="reference")
+
+
+@cache
+def truth_and_naive(case: Case) -> tuple[Results, Results]:
+    """Remembered, because every kernel is held against them.
+
+    What the naive method is off by is a matter of luck where few numbers are compared, the gradient of six slopes for
+    instance. So it sums in three orders, and the worst counts.
+    """
+    truth = computed(reference, case, exact=True)
+    tries = [computed(partial(naive, shuffle=shuffle), case) for shuffle in range(3)]
+    return truth, {name: max((x[name] for x in tries), key=lambda x: error(x, truth[name])) for name in truth}
+
+
+def refusal(kernel: str, case: Case) -> list[str]:
+    """The words in which a kernel must refuse a call, one text a reason; none where it must serve."""
+    reasons = []
+    if kernel in ("sdpa", "blocked"):
+        reasons += [f"{name} does more than add to the scores" for name in TERMS[case.term].refused]
+    if kernel == "blocked":
+        reasons += ["the mask hides nothing"] * (case.mask in SEES_ALL)
+    if kernel in ("blocked", "flex"):
+        reasons += ["a boolean matrix is dense already"] * ("matrix" in case.mask)
+    if kernel == "flex":
+        reasons += ["it computes in float32 at most"] * (case.dtype == torch.float64)
+    if kernel in ("blocked", "flex"):
+        reasons += ["it does not take empty tensors"] * (0 in vars(case.sizes).values())
+    return reasons
+
+
+def hold(kernel: str, case: Case) -> None:
+    """The kernel serves the call as exactly as it must, or refuses for the reasons that it must."""
+
+    def by_kernel(*inputs: Tensor, **rest: object) -> Tensor:
+        return attend(*inputs, **rest, kernel=kernel)
+
+    reasons = refusal(kernel, case)
+    if reasons:
+        with pytest.raises(KernelRefusedError) as caught:
+            computed(by_kernel, case)
+        assert len(caught.value.reasons) == len(reasons), caught.value
+        for expected, said in zip(reasons, caught.value.reasons, strict=True):
+            assert expected in said
+        return
+    truth, plain = truth_and_naive(case)
+    for name, actual in computed(by_kernel, case).items():
+        wrong = too_far(actual, plain[name], truth[name], OUTPUT if name == "the output" else GRADIENT)
+        assert not wrong, f"{name} by {kernel} for {case}: {wrong}"
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "blocked", "eager"])
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_kernel_under_every_mask_with_every_term(mask, term, kernel):
+    hold(kernel, Case(mask, term))
