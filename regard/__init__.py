@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 # Names are loaded on first use, so that `regard --help` and tools that only read the version import no torch.
 _WHERE = {
+    "regard.base.errors": ("RegardError",),
     "regard.core.attend": ("attend", "explain"),
     "regard.core.softargmax": ("softargmax",),
     "regard.core.algebra": ("Mask",),
@@ -36,6 +37,7 @@ _HOME = {name: module for module, names in _WHERE.items() for name in names}
 __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
+    from regard.base.errors import RegardError as RegardError
     from regard.core.algebra import Mask as Mask
     from regard.core.attend import attend as attend
     from regard.core.attend import explain as explain

@@ -121,11 +121,10 @@ class Documents(Data):
             )
         ends = [places.queries, places.queries + i - 1] if i else []
         keys = places.keys
-        if j and isinstance(keys, Tensor):
-            # elsewhere than on the CPU it would have to wait for the device
-            ends += [int(keys.min()), int(keys.max())] if keys.device.type == "cpu" else []
-        elif j:
-            ends += [keys, keys + j - 1]
+        if isinstance(keys, int):
+            ends += [keys, keys + j - 1] if j else []
+        elif j and keys.device.type == "cpu":  # elsewhere it would have to wait for the device
+            ends += [int(keys.min()), int(keys.max())]
         outside = [end for end in ends if not 0 <= end < n]
         if outside:
             raise ShapeError(

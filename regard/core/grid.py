@@ -24,8 +24,8 @@ class Places:
             if name == "keys" and isinstance(value, Tensor):
                 if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or value.ndim != 1:
                     raise ConfigError(
-                        f"Places.keys is {value.dtype} of shape {tuple(value.shape)}, but takes the first key's position "
-                        "or a row of whole numbers, one for each key"
+                        f"Places.keys is {value.dtype} of shape {tuple(value.shape)}, but takes the first key's place, "
+                        "a whole number, or a row of them with one for each key"
                     )
             elif isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
                 raise ConfigError(f"Places.{name} takes a position, a whole number, not {value!r}")

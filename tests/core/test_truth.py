@@ -41,9 +41,6 @@ from regard.core.masks import as_mask
 from regard.core.scores import Sink, Term
 from tests.tolerance import GRADIENT, OUTPUT, error, too_far
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-
-
 @dataclass(frozen=True)
 class Sizes:
     """b, h, g, i, j, c and e of a call: no two alike unless a test is about that."""
@@ -58,9 +55,6 @@ class Sizes:
 
     def __str__(self) -> str:
         return " ".join(f"{name}={size}" for name, size in vars(self).items())
-
-
-# -- what goes in: masks and terms by name, so that truth can be remembered under the name
 
 
 def ids(size: int, *, rows: int = 0) -> Tensor:
@@ -116,6 +110,7 @@ MASKS: dict[str, Callable[[Sizes], Mask | Tensor | None]] = {
     "matrix by both": lambda s: matrix(s.b, s.h, s.i, s.j),
     "matrix and causal": lambda s: causal() & matrix(s.h, s.i, s.j),
 }
+ORDERS = 5  # of summation in the naive method
 SEES_ALL = {"none", "full", "open window"}
 
 
@@ -254,10 +249,10 @@ def truth_and_naive(case: Case) -> tuple[Results, Results]:
     """Remembered, because every kernel is held against them.
 
     What the naive method is off by is a matter of luck where few numbers are compared, the gradient of six slopes for
-    instance. So it sums in three orders, and the worst counts.
+    instance. So it sums in several orders, and the worst counts.
     """
     truth = computed(reference, case, exact=True)
-    tries = [computed(partial(naive, shuffle=shuffle), case) for shuffle in range(3)]
+    tries = [computed(partial(naive, shuffle=shuffle), case) for shuffle in range(ORDERS)]
     return truth, {name: max((x[name] for x in tries), key=lambda x: error(x, truth[name])) for name in truth}
 
 
@@ -302,3 +297,129 @@ def hold(kernel: str, case: Case) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_kernel_under_every_mask_with_every_term(mask, term, kernel):
     hold(kernel, Case(mask, term))
+
+
+CALLS = [
+    ("none", "none"),
+    ("causal", "none"),
+    ("causal", "sink"),
+    ("window both", "none"),
+    ("causal window", "many"),
+    ("window and global", "alibi"),
+    ("causal and padding", "t5"),
+    ("padding left", "shaw"),
+    ("not causal", "added (h i j)"),
+    ("matrix by both", "many and a cap"),
+]
+KERNELS = ["sdpa", "blocked", "eager", "reference"]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("mask", "term"), CALLS)
+def test_every_kernel_in_every_precision(mask, term, dtype, kernel):
+    hold(kernel, Case(mask, term, dtype=dtype))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("mask", "term"), [call for call in CALLS if call[1] != "none"])
+def test_terms_that_learn_in_float32_beside_half_precision(mask, term, dtype, kernel):
+    hold(kernel, Case(mask, term, dtype=dtype, learned=torch.float32))
+
+
+LENGTHS = [
+    (63, 63), (64, 64), (65, 65), (129, 129), (197, 197),
+    (63, 64), (64, 65), (65, 129), (1, 197), (64, 197), (129, 193),
+    (64, 63), (65, 64), (197, 129), (197, 1), (129, 64),
+    (1, 1), (1, 64), (1, 65), (64, 1),
+    (0, 65), (65, 0), (0, 0), (1, 0), (0, 1),
+]  # fmt: skip
+SHAPES = [
+    *(Sizes(i=i, j=j) for i, j in LENGTHS),
+    *(Sizes(b=b, i=65, j=129) for b in (0, 1, 3)),
+    *(Sizes(h=h, g=g, i=65, j=129) for h, g in ((1, 1), (5, 5), (5, 1), (6, 2), (9, 3))),
+    *(Sizes(c=c, e=e, i=65, j=129) for c, e in ((9, 9), (11, 3), (3, 11), (1, 5), (5, 1), (64, 32), (5, 0))),
+]
+NEVER_OUTSIDE = ("causal window", "window and global", "padding", "not causal")  # masks that take any positions
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("mask", "term"),
+    [("none", "none"), ("causal", "sink"), ("causal window", "none"), ("window and global", "many"), ("padding", "t5")],
+)
+def test_every_kernel_at_every_size(mask, term, sizes, kernel):
+    hold(kernel, Case(mask, term, sizes))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("mask", "term"), [("none", "none"), ("causal window", "alibi"), ("matrix by head", "shaw")])
+def test_every_kernel_with_every_layout(mask, term, layout, kernel):
+    hold(kernel, Case(mask, term, Sizes(i=65, j=129), layout=layout))
+
+
+PLACES = {
+    "queries ahead of all keys": Places(150, 3),
+    "queries in the middle": Places(31),
+    "queries before all keys": Places(2, 90),
+    "keys in another order": Places(31, torch.randperm(131, generator=torch.Generator().manual_seed(7))),
+    "keys with gaps": Places(200, torch.arange(131) * 3),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize(
+    ("mask", "term"),
+    [("causal", "none"), ("causal window", "alibi"), ("dilated chunks", "shaw"), ("random links", "t5"), ("padding", "sink")],
+)
+def test_every_kernel_at_other_places(mask, term, places, kernel):
+    hold(kernel, Case(mask, term, places=PLACES[places]))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("beta", [0.0, 1.0, 0.05, 4.0, -0.7])
+@pytest.mark.parametrize(("mask", "term"), [("none", "none"), ("causal", "none"), ("causal window", "many")])
+def test_every_kernel_at_every_temperature(mask, term, beta, kernel):
+    hold(kernel, Case(mask, term, Sizes(i=65, j=65), beta=beta))
+
+
+GRADIENTS_BY_DIFFERENCES = [
+    ("causal", "none"),
+    ("causal window", "many"),
+    ("padding to nothing", "t5"),
+    ("not causal", "alibi"),
+    ("matrix by head", "added (b h i j)"),
+    ("window and global", "many and a cap"),
+]
+TINY = Sizes(b=2, h=2, g=1, i=3, j=5, c=3, e=2)
+
+
+def function_of(case: Case, kernel: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """The call as a function of all it can learn from."""
+    tensors = case.tensors()
+
+    def attention(*inputs: Tensor) -> Tensor:
+        rest = dict(zip(tensors, inputs, strict=True))
+        q, k, v = (rest.pop(name) for name in "qkv")
+        terms = TERMS[case.term].make(**rest)
+        return attend(q, k, v, mask=MASKS[case.mask](case.sizes), scores=terms or None, kernel=kernel)
+
+    return attention, [x.requires_grad_() for x in tensors.values()]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("mask", "term"), GRADIENTS_BY_DIFFERENCES)
+def test_gradients_are_those_of_finite_differences(mask, term, kernel):
+    case = Case(mask, term, TINY, torch.float64)
+    if not refusal(kernel, case):
+        assert torch.autograd.gradcheck(*function_of(case, kernel))
+
+
+@pytest.mark.parametrize("kernel", ["eager", "reference"])
+@pytest.mark.parametrize(("mask", "term"), GRADIENTS_BY_DIFFERENCES)
+def test_second_gradients_are_those_of_finite_differences(mask, term, kernel):
+    assert torch.autograd.gradgradcheck(*function_of(Case(mask, term, TINY, torch.float64), kernel))
