@@ -42,13 +42,15 @@ class GateError(AssertionError):
     """A result was wrong, so no time is taken."""
 
 
-def on_cpu(quick: bool) -> Iterator[Result]:
+def on_cpu(quick: bool, only: str = "") -> Iterator[Result]:
     """Full and causal against torch's own call; a window against the dense matrix, at growing lengths."""
     for n in (256,) if quick else (512, 1024, 2048):
-        for mask in (full(), causal()):
+        for mask in _kept(only, full(), causal()):
             ours, peer = _ours(mask), peers.sdpa(causal=mask == causal())
             yield from _measured("cpu", mask, (1, 8, n, 64), torch.float32, ours, {"torch sdpa": peer}, 0.97, quick)
     mask = window(before=255)
+    if not _kept(only, mask):
+        return
     for n in (1024,) if quick else (1024, 2048, 4096, 8192, 16384):
         dense = mask.dense(n)
         target = 10.0 if n == 16384 else 0.0
@@ -57,10 +59,10 @@ def on_cpu(quick: bool) -> Iterator[Result]:
         )
 
 
-def on_gpu(quick: bool) -> Iterator[Result]:
+def on_gpu(quick: bool, only: str = "") -> Iterator[Result]:
     """Full and causal against the best of cuDNN, flash and flex; windows and global tokens at 32k against flex."""
     for width in (128,) if quick else (64, 128):
-        for mask in (full(), causal()):
+        for mask in _kept(only, full(), causal()):
             is_causal = mask == causal()
             others: dict[str, Attention] = {
                 "cuDNN": peers.sdpa_by(SDPBackend.CUDNN_ATTENTION, is_causal),
@@ -68,7 +70,7 @@ def on_gpu(quick: bool) -> Iterator[Result]:
                 "flex": peers.flex(peers.predicate(mask) if is_causal else None, 4096),
             }
             yield from _measured("cuda", mask, (4, 16, 4096, width), torch.bfloat16, _ours(mask), others, 0.98, quick)
-        for mask in (causal() & window(before=255), causal() & window(before=255) | global_tokens(64)):
+        for mask in _kept(only, causal() & window(before=255), causal() & window(before=255) | global_tokens(64)):
             others = {"flex": peers.flex(peers.predicate(mask), 32768)}
             yield from _measured("cuda", mask, (1, 16, 32768, width), torch.bfloat16, _ours(mask), others, 1.0, quick)
 
@@ -79,6 +81,10 @@ def growth(results: list[Result], name: str) -> float:
     first, last = lines[0], lines[-1]
     lengths = [int(line.shape.split(" x ")[2]) for line in (first, last)]
     return math.log(last.milliseconds / first.milliseconds) / math.log(lengths[1] / lengths[0])
+
+
+def _kept(only: str, *masks: Mask) -> list[Mask]:
+    return [mask for mask in masks if only in repr(mask)]
 
 
 def _ours(mask: Mask) -> Attention:

@@ -19,18 +19,19 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="few rounds and small sizes: to see that it runs")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only masks whose expression contains this")
     parser.add_argument("--json", action="store_true", help="results as JSON on standard output")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here")
 
     results = []
-    for result in (on_gpu if options.device == "cuda" else on_cpu)(options.quick):
+    for result in (on_gpu if options.device == "cuda" else on_cpu)(options.quick, options.only):
         results.append(result)
         print(f"{result.name} [{result.shape}]: {result.ratio:.2f}x {result.peer}", file=sys.stderr, flush=True)
     missed = [f"{line.name} [{line.shape}]: {line.ratio:.2f}x" for line in results if not line.reached]
     notes = []
-    if options.device == "cpu" and not options.quick:
+    if options.device == "cpu" and not options.quick and options.only in _WINDOW:
         for name in (f"{_WINDOW}, forward", f"{_WINDOW}, forward + backward"):
             power = growth(results, name)
             notes.append(f"{name}: time grows as n^{power:.2f} from 1k to 16k")

@@ -1,12 +1,16 @@
 """Bad input gets an error that names the tensor, the axis, both sizes and what to do next."""
 
+import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from regard import (
+    Mask,
     Places,
     additive,
     alibi,
@@ -108,11 +112,15 @@ MISMATCHES = {
     ),
     "no query heads": (
         {"q": (2, 0, 7, 5)},
-        "h=0 (query heads) cannot be: there must be at least one; q is (2, 0, 7, 5) read as (b h i c)",
+        "q has h=0 (query heads), but there must be at least one; q is (2, 0, 7, 5) read as (b h i c)",
     ),
     "no width": (
         {"q": (2, 6, 7, 0), "k": (2, 3, 11, 0)},
-        "c=0 (width per head of q and k) cannot be: there must be at least one; q is (2, 6, 7, 0) read as (b h i c)",
+        "q has c=0 (width per head of q and k), but there must be at least one; q is (2, 6, 7, 0) read as (b h i c)",
+    ),
+    "no key heads": (
+        {"k": (2, 0, 11, 5), "v": (2, 0, 11, 9)},
+        "k has g=0 (key/value heads), but there must be at least one; k is (2, 0, 11, 5) read as (b g j c)",
     ),
 }
 
@@ -127,12 +135,6 @@ def test_a_shape_that_does_not_fit_is_explained(name):
 def test_explain_refuses_what_attend_refuses(name):
     shapes, text = MISMATCHES[name]
     assert said(ShapeError, call, door=explain, **shapes) == text
-
-
-@pytest.mark.parametrize("door", [attend, explain])
-def test_no_key_heads_are_refused(door):
-    text = said(ShapeError, call, door=door, k=(2, 0, 11, 5), v=(2, 0, 11, 9))
-    assert text.startswith("g=0 (key/value heads) cannot be: there must be at least one; ")
 
 
 def test_sequences_positions_and_widths_of_v_may_be_none_at_all():
@@ -181,33 +183,100 @@ def test_what_is_no_tensor_is_refused(name, value):
     )
 
 
+TABLE = torch.zeros(8, 6)
 TOO_SMALL = {
-    "window(before=-1)": lambda: window(before=-1),
-    "window(after=-3)": lambda: window(after=-3),
-    "chunks(before=-1)": lambda: chunks(4, before=-1),
-    "chunks(size=0)": lambda: chunks(0),
-    "blocks(size=0)": lambda: blocks(0),
-    "dilated(step=0)": lambda: dilated(0),
-    "prefix(size=-1)": lambda: prefix(-1),
-    "global_tokens(size=-2)": lambda: global_tokens(-2),
-    "random_links(count=-1)": lambda: random_links(-1),
+    "window(before) is -1, but must be at least 0: it counts neighbours": lambda: window(before=-1),
+    "window(after) is -3, but must be at least 0: it counts neighbours": lambda: window(after=-3),
+    "chunks(before) is -1, but must be at least 0: it counts whole chunks": lambda: chunks(4, before=-1),
+    "chunks(after) is -2, but must be at least 0: it counts whole chunks": lambda: chunks(4, after=-2),
+    "chunks(size) is 0, but must be at least 1: it counts positions": lambda: chunks(0),
+    "blocks(size) is 0, but must be at least 1: it counts positions": lambda: blocks(0),
+    "dilated(step) is 0, but must be at least 1: it counts positions": lambda: dilated(0),
+    "prefix(size) is -1, but must be at least 0: it counts positions": lambda: prefix(-1),
+    "global_tokens(size) is -2, but must be at least 0: it counts positions": lambda: global_tokens(-2),
+    "random_links(count) is -1, but must be at least 0: it counts keys": lambda: random_links(-1),
+    "padding(width) is -1, but must be at least 0: it counts positions": lambda: padding([3], side="left", width=-1),
+    "alibi(heads) is 0, but must be at least 1: it counts query heads": lambda: alibi(0),
+    "t5_buckets(reach) is 0, but must be at least 1: it counts positions": lambda: t5_buckets(TABLE, reach=0),
 }
 
 
-@pytest.mark.parametrize("written", TOO_SMALL)
-def test_a_mask_that_counts_below_its_least_is_refused(written):
-    least = 1 if "=0" in written else 0
-    assert said(ConfigError, TOO_SMALL[written]).startswith(f"{written} must be at least {least}")
+@pytest.mark.parametrize("text", TOO_SMALL)
+def test_what_counts_below_its_least_is_refused(text):
+    assert said(ConfigError, TOO_SMALL[text]) == text
 
 
-def test_a_negative_window_is_told_what_windows_count():
-    text = said(ConfigError, window, before=-1)
-    assert text == "window(before=-1) must be at least 0; it counts neighbours, so there is no minus sign"
+def test_a_seed_is_not_negative():
+    text = said(ConfigError, random_links, 2, seed=-1)
+    assert text.startswith("random_links(seed) is -1, but must be at least 0")
 
 
-@pytest.mark.parametrize("value", [2.0, True, "4"])
-def test_a_window_takes_whole_numbers(value):
-    assert said(ConfigError, window, before=value) == f"window(before=...) takes a whole number, not {value!r}"
+WHOLE = {
+    "window(before)": lambda value: window(before=value),
+    "window(after)": lambda value: window(after=value),
+    "chunks(size)": lambda value: chunks(value),
+    "chunks(before)": lambda value: chunks(4, before=value),
+    "chunks(after)": lambda value: chunks(4, after=value),
+    "blocks(size)": lambda value: blocks(value),
+    "dilated(step)": lambda value: dilated(value),
+    "prefix(size)": lambda value: prefix(value),
+    "global_tokens(size)": lambda value: global_tokens(value),
+    "random_links(count)": lambda value: random_links(value),
+    "random_links(seed)": lambda value: random_links(2, seed=value),
+    "padding(width)": lambda value: padding([1, 0], side="left", width=value),
+    "alibi(heads)": lambda value: alibi(value),
+    "t5_buckets(reach)": lambda value: t5_buckets(TABLE, reach=value),
+}
+
+
+@pytest.mark.parametrize("value", [8.0, True, "8", np.True_, np.float32(8), math.inf, torch.tensor(8.0)], ids=repr)
+@pytest.mark.parametrize("what", WHOLE)
+def test_what_counts_takes_whole_numbers(what, value):
+    assert said(ConfigError, WHOLE[what], value) == f"{what} takes a whole number, not {value!r}"
+
+
+# annotations say int and float, and tests check them; whoever does not may hand in what numpy has for these
+NUMPY = {
+    "window(np.int64(3))": "window(before=3)",
+    "window(np.uint8(3), after=np.int32(2))": "window(before=3, after=2)",
+    "chunks(np.int64(4), before=np.int16(1))": "chunks(4, before=1, after=0)",
+    "chunks(np.int64(4), after=np.int16(1))": "chunks(4, before=0, after=1)",
+    "blocks(np.int64(4))": "blocks(4)",
+    "dilated(np.int64(2))": "dilated(2)",
+    "prefix(np.int64(2))": "prefix(2)",
+    "global_tokens(np.int64(2))": "global_tokens(2)",
+    "random_links(np.int64(2), np.int64(5))": "random_links(2, seed=5)",
+    "padding([3, 5], side='left', width=np.int64(7))": "padding([3, 5], side='left', width=7)",
+    "torch.equal(alibi(np.int64(6)).slopes, alibi(6).slopes)": "True",
+    "int(t5_buckets(torch.zeros(8, 6), reach=np.int64(9)).reach)": "9",
+    "softcap(np.float32(0.5)).cap": "0.5",
+    "softargmax(torch.tensor([0.0, 1.0]), np.float32(0)).tolist()": "[0.5, 0.5]",
+    "softargmax(torch.tensor([0.0, 1.0]), np.float64('inf')).tolist()": "[0.0, 1.0]",
+    "torch.equal(attend(x, x, x, beta=np.float32(0.5)), attend(x, x, x, beta=0.5))": "True",
+    "torch.equal(attend(x, x, x, beta=np.int64(2)), attend(x, x, x, beta=2))": "True",
+    "torch.equal(attend(x, x, x, dropout=np.float32(0)), attend(x, x, x))": "True",
+    "type(window(np.int64(3)).before), type(chunks(np.int64(4)).size)": "(<class 'int'>, <class 'int'>)",
+    "type(softcap(np.float32(0.5)).cap)": "<class 'float'>",
+}
+
+
+@pytest.fixture(scope="module")
+def as_users_have_it(root):
+    """What each line of NUMPY gives where no annotation is checked."""
+    code = f"""
+import json, numpy as np, torch
+from regard import *
+x = torch.randn(2, 6, 7, 5)
+print(json.dumps([repr(eval(line)) for line in {list(NUMPY)!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(NUMPY, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("line", NUMPY)
+def test_numbers_of_numpy_are_welcome(line, as_users_have_it):
+    assert as_users_have_it[line] == NUMPY[line]
 
 
 MATRICES_OF_ANOTHER_SIZE = {
@@ -243,7 +312,7 @@ def test_a_matrix_has_two_to_four_axes(shape):
 
 def test_one_row_of_keys_is_told_how_to_become_a_mask():
     text = said(ShapeError, call, mask=visible(11))
-    assert text.endswith("; for one row of keys write mask[None].expand(i, -1), or use regard.padding(lengths)")
+    assert text.endswith("; for one row of keys write mask[None].expand(i, -1)")
 
 
 def test_the_transpose_that_is_suggested_fits():
@@ -265,18 +334,58 @@ def test_a_mask_and_a_boolean_tensor_combine():
     torch.testing.assert_close(attend(q, k, v, mask=causal() | odd), attend(q, k, v, mask=seen | odd))
 
 
+def test_a_boolean_tensor_may_come_first():
+    at = torch.arange(5)
+    seen, odd = at[:, None] >= at, (at % 2 == 1).expand(5, 5)
+    both, either = odd & causal(), odd | causal()
+    assert isinstance(both, Mask)
+    assert isinstance(either, Mask)
+    assert torch.equal(both.dense(5), seen & odd)
+    assert torch.equal(either.dense(5), seen | odd)
+    assert repr(both) == "matrix(5, 5) & causal()"
+    assert repr(either | window(before=1)) == "matrix(5, 5) | causal() | window(before=1)"
+
+
+COMBINATIONS = [
+    lambda other: causal() & other,
+    lambda other: causal() | other,
+    lambda other: other & causal(),
+    lambda other: other | causal(),
+]
+
+
 @pytest.mark.parametrize(
     ("other", "part"),
     [
+        (3, "mask must be a mask such as regard.causal() or a boolean tensor, not int"),
         ("window", "mask must be a mask such as regard.causal() or a boolean tensor, not str"),
         (torch.zeros(7, 11), "mask is torch.float32, but a mask is boolean with True meaning visible"),
         (visible(11), "mask is (11,), but a boolean matrix is (i j), (h i j) or (b h i j)"),
     ],
-    ids=["a word", "a floating tensor", "one axis"],
+    ids=["a number", "a word", "a floating tensor", "one axis"],
 )
 def test_what_is_no_mask_combines_with_none(other, part):
-    for combine in (lambda: causal() & other, lambda: causal() | other):
-        assert said(RegardError, combine).startswith(part)
+    for combine in COMBINATIONS:
+        assert said(RegardError, combine, other).startswith(part)
+
+
+def test_nothing_at_all_combines_with_no_mask():
+    for combine in COMBINATIONS:
+        assert said(DtypeError, combine, None) == (
+            "a mask combines with masks and boolean tensors, not with None; leave it out, or write full()"
+        )
+    assert call(mask=None).shape == (2, 6, 7, 9)
+
+
+@pytest.mark.parametrize("fn", [3, None, torch.ones(5, 5, dtype=torch.bool)], ids=["a number", "nothing", "a matrix"])
+def test_a_rule_of_ones_own_is_a_function(fn):
+    text = said(ConfigError, Mask.of, "mine", fn)
+    assert text == f"Mask.of takes a function of query and key positions, not {fn!r}"
+
+
+def test_a_name_and_a_function_in_the_wrong_order_are_told_apart():
+    text = said(ConfigError, Mask.of, lambda i, j: i > j, "later")
+    assert text == "Mask.of takes a function of query and key positions, not 'later'"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
@@ -322,6 +431,34 @@ def test_lengths_and_ids_for_another_batch_are_explained(name):
     assert said(ShapeError, call, mask=mask) == text
 
 
+REACHES = {
+    "keys beyond": (Places(4, torch.arange(2, 13)), 12),
+    "one key beyond": (Places(4, torch.tensor([0, 1, 2, 11, 4, 5, 6, 7, 8, 9, 10])), 11),
+    "keys before": (Places(4, torch.arange(-3, 8)), -3),
+    "a run of keys beyond": (Places(4, 3), 13),
+    "a run of keys before": (Places(4, -2), -2),
+    "queries beyond": (Places(9), 15),
+    "queries before": (Places(-2), -2),
+}
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_positions_that_have_no_id_are_explained(name):
+    places, position = REACHES[name]
+    text = said(ShapeError, call, mask=causal() & documents([0] * 11), places=places)
+    assert text.startswith(
+        f"documents([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]) covers n=11 (positions), but this call reaches position "
+        f"{position} with i=7 and j=11"
+    )
+    assert text == said(ShapeError, documents([0] * 11).dense, 7, 11, places=places)
+    assert text == said(ShapeError, documents([0] * 11).count, 7, 11, places=places)
+
+
+def test_key_positions_that_have_ids_are_fine():
+    for keys in (torch.arange(11), torch.arange(10, -1, -1), torch.zeros(11, dtype=torch.int32)):
+        assert call(mask=documents([0] * 11), places=Places(4, keys)).shape == (2, 6, 7, 9)
+
+
 def test_the_check_reaches_into_a_combined_mask():
     assert "3 lengths, but q has b=2" in said(ShapeError, call, mask=causal() & ~padding([3, 4, 5]))
 
@@ -339,27 +476,80 @@ def test_padding_is_checked_where_it_is_made():
         assert "side='left' and width= go together" in said(ConfigError, padding, [1], **settings)
 
 
+@pytest.mark.parametrize("lengths", [[3, 5], [5], torch.tensor([2, 5, 4])], ids=str)
+def test_a_width_that_cannot_hold_the_lengths_is_refused(lengths):
+    text = said(ConfigError, padding, lengths, side="left", width=4)
+    assert text == "padding(width) is 4, but a sequence has 5 real keys; they must fit in it"
+    assert repr(padding(lengths, side="left", width=5)).endswith(", side='left', width=5)")
+
+
 def test_documents_are_checked_where_they_are_made():
     for shape in ((1, 2, 3), (0,), ()):
         text = said(ShapeError, documents, torch.zeros(shape, dtype=torch.long))
         assert text == f"ids must be (n,) or (b, n), not of shape {shape}"
     assert said(DtypeError, documents, torch.zeros(3)) == "documents(ids) takes whole numbers, not torch.float32"
+    assert said(DtypeError, documents, [True]) == "documents(ids) takes whole numbers, not torch.bool"
 
 
-@pytest.mark.parametrize("beta", [math.nan, -math.inf, "sharp", torch.tensor([1.0, 2.0])], ids=str)
-def test_a_beta_that_means_nothing_is_refused(beta):
-    text = (
-        f"beta is {beta!r}, but it is one number, the inverse temperature: None for c ** -0.5, 0 for the mean of "
-        "what is visible, inf for hard attention, any other finite number for something between"
-    )
+@pytest.mark.parametrize("ids", [[[0, 1], [0]], [0, [1]], "001", [None], {"a": 0}], ids=str)
+def test_ids_come_in_rows_of_one_length(ids):
+    text = said(DtypeError, documents, ids)
+    assert text == f"documents(ids) takes whole numbers in rows of one length, not {ids!r}"
+
+
+MEANING_OF_BETA = "the inverse temperature: 0 for the mean of what is visible, inf for hard attention"
+
+
+@pytest.mark.parametrize("beta", [math.nan, "sharp", True, 1j, [0.5]], ids=str)
+def test_a_beta_that_is_no_number_is_refused(beta):
+    text = f"beta is {beta!r}, but takes one real number, {MEANING_OF_BETA}"
     assert said(ConfigError, call, beta=beta) == text
+    assert said(ConfigError, call, door=explain, beta=beta) == text
     assert said(ConfigError, softargmax, torch.zeros(3), beta) == text
 
 
-@pytest.mark.parametrize("dropout", [1.0, 1.5, -0.1, math.nan, "none", None])
+@pytest.mark.parametrize("beta", [torch.tensor(0.5), torch.tensor(2), np.array(0.5)], ids=repr)
+def test_a_beta_in_a_tensor_is_told_to_come_out(beta):
+    text = f"beta is {beta!r}, but takes one real number, {MEANING_OF_BETA}; call .item() on it"
+    assert said(ConfigError, call, beta=beta) == text
+    assert said(ConfigError, softargmax, torch.zeros(3), beta) == text
+    assert call(beta=beta.item()).shape == (2, 6, 7, 9)
+
+
+def test_several_betas_are_refused():
+    beta = torch.tensor([1.0, 2.0])
+    text = f"beta is {beta!r}, but takes one real number, {MEANING_OF_BETA}"
+    assert said(ConfigError, call, beta=beta).startswith(text)
+
+
+def test_the_least_beta_is_refused():
+    text = "beta is -inf; inf is hard attention, and a negative finite beta prefers the smallest scores"
+    assert said(ConfigError, call, beta=-math.inf) == text
+    assert said(ConfigError, softargmax, torch.zeros(3), -math.inf) == text
+
+
+def test_attend_chooses_a_beta_and_softargmax_does_not():
+    assert call(beta=None).shape == (2, 6, 7, 9)
+    assert said(ConfigError, softargmax, torch.zeros(3), None).startswith("beta is None, but takes one real number, ")
+
+
+@pytest.mark.parametrize("dropout", [1.0, 1, 1.5, -0.1, math.inf, -math.inf])
 def test_dropout_is_a_share(dropout):
     text = f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout!r}"
     assert said(ConfigError, call, dropout=dropout) == text
+
+
+@pytest.mark.parametrize("dropout", [math.nan, "none", None, True])
+def test_dropout_is_a_number(dropout):
+    text = f"dropout is {dropout!r}, but takes one real number, the share of weights set to zero"
+    assert said(ConfigError, call, dropout=dropout) == text
+
+
+def test_dropout_in_a_tensor_is_told_to_come_out():
+    text = said(ConfigError, call, dropout=torch.tensor(0.5))
+    assert text == (
+        "dropout is tensor(0.5000), but takes one real number, the share of weights set to zero; call .item() on it"
+    )
 
 
 def test_softargmax_takes_floating_numbers():
@@ -390,7 +580,7 @@ def test_a_kernel_that_refuses_lists_all_its_reasons():
         "the mask hides nothing, so there is no block to skip",
     ]
     listed = "".join(f"\n  - {reason}" for reason in refusal.value.reasons)
-    assert str(refusal.value) == f"kernel 'blocked' refuses this call:{listed}"
+    assert str(refusal.value) == f"kernel 'blocked' refuses this call:{listed}\nno other kernel can serve it either"
 
 
 def test_a_kernel_that_refuses_says_which_would_run():
@@ -492,7 +682,6 @@ def test_what_is_no_term_is_refused(scores):
     [
         (ConfigError, lambda: alibi(), "alibi takes either heads= (the paper's slopes) or slopes= (your own)"),
         (ConfigError, lambda: alibi(3, slopes=torch.zeros(3)), "one of the two"),
-        (ConfigError, lambda: alibi(0), "alibi(heads=0) needs at least one head"),
         (ShapeError, lambda: alibi(slopes=torch.zeros(3, 3)), "(3, 3)"),
         (DtypeError, lambda: alibi(slopes=[0.5]), "alibi(slopes) takes a floating tensor, not list"),
         (DtypeError, lambda: sink(torch.ones(3, dtype=torch.long)), "sink(logits) takes a floating tensor, not torch"),
@@ -501,39 +690,90 @@ def test_what_is_no_term_is_refused(scores):
         (ConfigError, lambda: t5_buckets(torch.zeros(2, 6)), "at least 2 buckets a side, not 1; make the table longer"),
         (
             ConfigError,
-            lambda: t5_buckets(torch.zeros(8, 6), reach=2),
-            "2 near buckets a side, so reach=2 must be beyond",
+            lambda: t5_buckets(TABLE, reach=2),
+            "t5_buckets has 2 near buckets a side, so reach=2 must be beyond that",
+        ),
+        (
+            ConfigError,
+            lambda: t5_buckets(TABLE, reach=4, both_ways=False),
+            "t5_buckets has 4 near buckets a side, so reach=4 must be beyond that",
         ),
         (ShapeError, lambda: t5_buckets(torch.zeros(8)), "(8,)"),
         (ConfigError, lambda: shaw(torch.zeros(4, 5)), "an odd number of relative keys (-reach .. reach), not 4"),
         (ShapeError, lambda: shaw(torch.zeros(5)), "(5,)"),
         (ConfigError, lambda: softcap(0.0), "softcap(0.0) needs a positive finite cap"),
         (ConfigError, lambda: softcap(math.inf), "softcap(inf) needs a positive finite cap"),
+        (ConfigError, lambda: softcap(-1.5), "softcap(-1.5) needs a positive finite cap"),
+        (ConfigError, lambda: softcap("1"), "softcap(cap) is '1', but takes one real number"),
+        (ConfigError, lambda: softcap(True), "softcap(cap) is True, but takes one real number"),
+        (ConfigError, lambda: softcap(math.nan), "softcap(cap) is nan, but takes one real number"),
+        (
+            ConfigError,
+            lambda: softcap(torch.tensor(2.0)),
+            "tensor(2.), but takes one real number; call .item() on it",
+        ),
     ],
 )
 def test_a_term_is_checked_where_it_is_made(kind, make, part):
     assert part in said(kind, make)
 
 
-@pytest.mark.parametrize("shape", [(10,), (2, 11)], ids=str)
-def test_key_positions_have_to_be_as_many_as_keys(shape):
-    text = said(ShapeError, call, places=placed(torch.zeros(shape, dtype=torch.long)))
-    assert text == f"places.keys is {shape}, but k has j=11 (key positions); give one position per key"
+def test_the_shortest_reaches_and_the_smallest_counts_are_fine():
+    assert t5_buckets(TABLE, reach=3).reach == 3
+    assert t5_buckets(TABLE, reach=5, both_ways=False).reach == 5
+    assert len(alibi(1).slopes) == 1
+    assert repr(window(0)) == "window(before=0)"
+    assert repr(random_links(0, seed=0)) == "random_links(0, seed=0)"
+    assert repr(prefix(0) | global_tokens(0)) == "prefix(0) | global_tokens(0)"
+    assert repr(chunks(1) & dilated(1)) == "blocks(1) & dilated(1)"
+    assert repr(padding([0], side="left", width=0)) == "padding([0], side='left', width=0)"
 
 
-def test_key_positions_are_whole_numbers():
-    text = said(DtypeError, call, places=placed(torch.arange(11.0)))
-    assert text == "places.keys is torch.float32, but positions are whole numbers; call .long() on it"
+@pytest.mark.parametrize("size", [0, 1, 10, 12])
+def test_key_positions_have_to_be_as_many_as_keys(size):
+    text = said(ShapeError, call, places=Places(4, torch.arange(size)))
+    assert text == f"places.keys is ({size},), but k has j=11 (key positions); give one position per key"
+
+
+@pytest.mark.parametrize("value", [4.0, True, "4", None, torch.tensor(4), torch.arange(4)], ids=repr)
+def test_the_first_query_stands_at_a_whole_number(value):
+    assert said(ConfigError, Places, value) == f"Places.queries takes a position, a whole number, not {value!r}"
+
+
+@pytest.mark.parametrize("value", [4.0, True, "4", None, [0, 1], np.arange(3)], ids=repr)
+def test_keys_stand_at_whole_numbers(value):
+    text = said(ConfigError, Places, 0, value)
+    assert text.startswith("Places.keys takes ")
+    assert f", not {value!r}" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (torch.float32, (11,)),
+        (torch.bool, (11,)),
+        (torch.complex64, (11,)),
+        (torch.int64, (2, 11)),
+        (torch.int64, ()),
+        (torch.float32, ()),
+    ],
+    ids=str,
+)
+def test_every_key_stands_at_a_whole_number(dtype, shape):
+    text = said(ConfigError, Places, 0, torch.zeros(shape, dtype=dtype))
+    assert text.startswith(f"Places.keys is {dtype} of shape {shape}, but takes ")
+    assert "first key" in text
+    assert "for each key" in text
+
+
+def test_places_may_lie_before_the_beginning():
+    assert Places(-3, -2) == Places(queries=-3, keys=-2)
+    assert call(mask=causal(), places=Places(-3, -9)).shape == (2, 6, 7, 9)
+    for dtype in (torch.int64, torch.int32):
+        assert call(mask=causal(), places=Places(4, torch.arange(11, dtype=dtype))).shape == (2, 6, 7, 9)
 
 
 @pytest.mark.parametrize("places", [4, (4, 0), "last"])
 def test_what_is_no_places_is_refused(places):
     text = said(ConfigError, call, places=places)
     assert text == f"places must be regard.Places(queries, keys), not {places!r}; a cache hands them out"
-
-
-def placed(keys):
-    """Places that hold these keys even where annotations are checked and would refuse them first."""
-    places = Places(4)
-    object.__setattr__(places, "keys", keys)
-    return places

@@ -543,7 +543,20 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         lambda: call(form="chunk"),
     ),
     r"unknown form '' \(there are": (ConfigError, lambda: call(form="")),
-    r"at least 1: chunk=0": (ConfigError, lambda: call(chunk=0)),
+    r"^unknown form 3 \(there are: parallel, chunked, recurrent\)$": (ConfigError, lambda: call(form=3)),
+    r"^chunk is 0, but must be at least 1: it counts keys taken at once$": (ConfigError, lambda: call(chunk=0)),
+    r"^chunk takes a whole number, not 2\.5$": (ConfigError, lambda: call(chunk=2.5)),
+    r"^chunk takes a whole number, not 3\.0$": (ConfigError, lambda: call(chunk=3.0, form="parallel")),
+    r"^chunk takes a whole number, not True$": (ConfigError, lambda: call(chunk=True)),
+    r"^features takes a feature map such as relu\(\), called with its parentheses, not <function relu at 0x\w+>$": (
+        ConfigError,
+        lambda: call(features=relu),
+    ),
+    r"^features takes a feature map such as relu\(\), .*, not <built-in method relu": (
+        ConfigError,
+        lambda: call(features=torch.relu),
+    ),
+    r"^features takes a feature map such as relu\(\), .*, not 'relu'$": (ConfigError, lambda: call(features="relu")),
     r"cannot honour window\(before=3\).*use full\(\), causal\(\), padding\(lengths\)": (
         ConfigError,
         lambda: call(mask=causal() & window(before=3)),
@@ -571,11 +584,15 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         ShapeError,
         lambda: reshaped(k=torch.ones(B, 4, N, C), v=torch.ones(B, 4, N, E)),
     ),
-    r"^h=0 \(query heads\) cannot be: there must be at least one; q is \(2, 0, 11, 5\) read as \(b h i c\)": (
+    r"^q has h=0 \(query heads\), but there must be at least one; q is \(2, 0, 11, 5\) read as \(b h i c\)$": (
         ShapeError,
         lambda: reshaped(q=torch.ones(B, 0, N, C)),
     ),
-    r"^c=0 \(width per head of q and k\) cannot be: there must be at least one; q is \(2, 6, 11, 0\)": (
+    r"^k has g=0 \(key/value heads\), but there must be at least one; k is \(2, 0, 11, 5\) read as \(b g j c\)$": (
+        ShapeError,
+        lambda: reshaped(k=torch.ones(B, 0, N, C), v=torch.ones(B, 0, N, E)),
+    ),
+    r"^q has c=0 \(width per head of q and k\), but there must be at least one; q is \(2, 6, 11, 0\) read as": (
         ShapeError,
         lambda: reshaped(q=torch.ones(B, H, N, 0), k=torch.ones(B, G, N, 0)),
     ),

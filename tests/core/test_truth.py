@@ -36,6 +36,7 @@ from regard import (
     window,
 )
 from regard.base.errors import KernelRefusedError
+from regard.core.algebra import Full
 from regard.core.grid import whole_grid
 from regard.core.masks import as_mask
 from regard.core.scores import Sink, Term
@@ -46,12 +47,12 @@ class Sizes:
     """b, h, g, i, j, c and e of a call: no two alike unless a test is about that."""
 
     b: int = 2
-    h: int = 6
-    g: int = 3
+    h: int = 4
+    g: int = 2
     i: int = 67
     j: int = 131
-    c: int = 5
-    e: int = 7
+    c: int = 19
+    e: int = 13
 
     def __str__(self) -> str:
         return " ".join(f"{name}={size}" for name, size in vars(self).items())
@@ -110,8 +111,8 @@ MASKS: dict[str, Callable[[Sizes], Mask | Tensor | None]] = {
     "matrix by both": lambda s: matrix(s.b, s.h, s.i, s.j),
     "matrix and causal": lambda s: causal() & matrix(s.h, s.i, s.j),
 }
-ORDERS = 5  # of summation in the naive method
-SEES_ALL = {"none", "full", "open window"}
+DRAWS, ORDERS = 2, 3  # of inputs, and of summation in the naive method
+DATA = ("padding", "documents", "predicate", "matrix")  # known by evaluation alone, even where they hide nothing
 
 
 @dataclass(frozen=True)
@@ -176,16 +177,17 @@ class Case:
     places: Places | None = None
     device: str = "cpu"
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self, draw: int) -> dict[str, Tensor]:
         """q, k, v and what the terms learn, rounded to their dtypes."""
-        s, source = self.sizes, torch.Generator().manual_seed(1)
+        s, source = self.sizes, torch.Generator().manual_seed(draw)
         shapes = {"q": (s.b, s.h, s.i, s.c), "k": (s.b, s.g, s.j, s.c), "v": (s.b, s.g, s.j, s.e)}
         made = {}
         for name, shape in (shapes | TERMS[self.term].shapes(s)).items():
             dtype = self.dtype if name in "qkv" else self.learned or self.dtype
             drawn = torch.randn(shape, generator=source, dtype=torch.float64)
-            # slopes fade, as they do in practice: growing scores would be about little but rounding
-            made[name] = (drawn.abs() / 8 if name == "slopes" else drawn).to(self.device, dtype)
+            # weights spread over many keys and slopes that fade: else one or two numbers would decide on the error
+            scaled = drawn / 2 if name == "q" else drawn.abs() / 8 if name == "slopes" else drawn
+            made[name] = scaled.to(self.device, dtype)
         return made
 
 
@@ -193,15 +195,20 @@ Results = dict[str, Tensor]
 
 
 def computed(attention: Callable[..., Tensor], case: Case, exact: bool = False) -> Results:
-    """The output and the gradient of everything that can learn, for one fixed upstream gradient."""
-    tensors = {name: (x.double() if exact else x).requires_grad_() for name, x in case.tensors().items()}
+    """The output and the gradient of everything that can learn, of all draws together."""
+    draws = [drawn(attention, case, exact, draw) for draw in range(DRAWS)]
+    return {name: torch.stack([results[name] for results in draws]) for name in draws[0]}
+
+
+def drawn(attention: Callable[..., Tensor], case: Case, exact: bool, draw: int) -> Results:
+    tensors = {name: (x.double() if exact else x).requires_grad_() for name, x in case.tensors(draw).items()}
     q, k, v = (LAYOUTS[case.layout](tensors[name]) for name in "qkv")
     rest = {name: x for name, x in tensors.items() if name not in "qkv"}
     mask, terms = MASKS[case.mask](case.sizes), TERMS[case.term].make(**rest)
     if isinstance(mask, Tensor):
         mask = mask.to(case.device)
     out = attention(q, k, v, mask=mask, scores=terms or None, beta=case.beta, places=case.places)
-    source = torch.Generator().manual_seed(2)
+    source = torch.Generator().manual_seed(draw + DRAWS)
     upstream = torch.randn(out.shape, generator=source, dtype=torch.float64).to(case.device, case.dtype).to(out.dtype)
     grads = torch.autograd.grad(out, list(tensors.values()), upstream, materialize_grads=True)
     return {"the output": out.detach()} | dict(zip(tensors, grads, strict=True))
@@ -218,14 +225,15 @@ def naive(
     places: Places | None,
     shuffle: int,
 ) -> Tensor:
-    """What a textbook writes, every step in the dtype of q, with queries and keys summed over in some order."""
+    """What a textbook writes, every step in the dtype of q. Every sum runs in the order that the shuffle says."""
     (b, h, i, c), j, share = q.shape, k.shape[2], q.shape[1] // k.shape[1]
     source = torch.Generator().manual_seed(shuffle)
-    rows, columns = (torch.randperm(n, generator=source) if shuffle else torch.arange(n) for n in (i, j))
+    orders = (torch.randperm(n, generator=source) if shuffle else torch.arange(n) for n in (i, j, c, v.shape[3]))
+    rows, columns, features, values = orders
     grid = whole_grid(places or Places.last_rows(i, j), b, h, i, j, q.device)
     visible = as_mask(mask).to(q.device).see(grid).expand(b, h, i, j)
     beta = c**-0.5 if beta is None else beta
-    total = q @ k.repeat_interleave(share, 1).mT * beta
+    total = q[..., features] @ k[..., features].repeat_interleave(share, 1).mT * beta
     sinks = [q.new_full((h,), -torch.inf)]
     for term in scores or []:
         term = additive(term) if isinstance(term, Tensor) else term
@@ -236,8 +244,8 @@ def naive(
     total = torch.cat([total, *(x[:, None, None].expand(b, h, i, 1) for x in sinks)], -1)
     awake = visible.any(-1, keepdim=True)
     weights = torch.where(awake, total, 0).softmax(-1)[..., :j]
-    out = torch.where(awake, weights @ v[:, :, columns].repeat_interleave(share, 1), q.new_zeros(()))
-    return out[:, :, rows.argsort()]
+    out = weights @ v[:, :, columns][..., values].repeat_interleave(share, 1)
+    return torch.where(awake, out, q.new_zeros(()))[:, :, rows.argsort()][..., values.argsort()]
 
 
 def reference(*inputs: Tensor, **rest: object) -> Tensor:
@@ -256,13 +264,22 @@ def truth_and_naive(case: Case) -> tuple[Results, Results]:
     return truth, {name: max((x[name] for x in tries), key=lambda x: error(x, truth[name])) for name in truth}
 
 
+def hides_nothing(case: Case) -> bool:
+    """Whether the rule shows every pair where this call stands, and can be known to."""
+    mask = as_mask(MASKS[case.mask](case.sizes))
+    if isinstance(mask, Full) or any(word in case.mask for word in DATA):
+        return isinstance(mask, Full)
+    i, j = case.sizes.i, case.sizes.j
+    return i * j > 0 and bool(mask.dense(i, j, places=case.places).all())
+
+
 def refusal(kernel: str, case: Case) -> list[str]:
     """The words in which a kernel must refuse a call, one text a reason; none where it must serve."""
     reasons = []
     if kernel in ("sdpa", "blocked"):
         reasons += [f"{name} does more than add to the scores" for name in TERMS[case.term].refused]
     if kernel == "blocked":
-        reasons += ["the mask hides nothing"] * (case.mask in SEES_ALL)
+        reasons += ["the mask hides nothing"] * hides_nothing(case)
     if kernel in ("blocked", "flex"):
         reasons += ["a boolean matrix is dense already"] * ("matrix" in case.mask)
     if kernel == "flex":
@@ -331,17 +348,16 @@ def test_terms_that_learn_in_float32_beside_half_precision(mask, term, dtype, ke
 LENGTHS = [
     (63, 63), (64, 64), (65, 65), (129, 129), (197, 197),
     (63, 64), (64, 65), (65, 129), (1, 197), (64, 197), (129, 193),
-    (64, 63), (65, 64), (197, 129), (197, 1), (129, 64),
-    (1, 1), (1, 64), (1, 65), (64, 1),
+    (64, 63), (65, 64), (197, 129), (129, 64), (197, 3),
+    (1, 3), (1, 64), (1, 65), (3, 1),
     (0, 65), (65, 0), (0, 0), (1, 0), (0, 1),
 ]  # fmt: skip
 SHAPES = [
     *(Sizes(i=i, j=j) for i, j in LENGTHS),
-    *(Sizes(b=b, i=65, j=129) for b in (0, 1, 3)),
+    *(Sizes(b=b, i=65, j=129) for b in (1, 3)),
     *(Sizes(h=h, g=g, i=65, j=129) for h, g in ((1, 1), (5, 5), (5, 1), (6, 2), (9, 3))),
-    *(Sizes(c=c, e=e, i=65, j=129) for c, e in ((9, 9), (11, 3), (3, 11), (1, 5), (5, 1), (64, 32), (5, 0))),
+    *(Sizes(c=c, e=e, i=65, j=129) for c, e in ((17, 17), (11, 3), (3, 11), (1, 5), (5, 1), (64, 32), (5, 0))),
 ]
-NEVER_OUTSIDE = ("causal window", "window and global", "padding", "not causal")  # masks that take any positions
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -381,7 +397,7 @@ def test_every_kernel_at_other_places(mask, term, places, kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("beta", [0.0, 1.0, 0.05, 4.0, -0.7])
+@pytest.mark.parametrize("beta", [0.0, 0.05, 0.6, -0.2])
 @pytest.mark.parametrize(("mask", "term"), [("none", "none"), ("causal", "none"), ("causal window", "many")])
 def test_every_kernel_at_every_temperature(mask, term, beta, kernel):
     hold(kernel, Case(mask, term, Sizes(i=65, j=65), beta=beta))
@@ -400,7 +416,7 @@ TINY = Sizes(b=2, h=2, g=1, i=3, j=5, c=3, e=2)
 
 def function_of(case: Case, kernel: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
     """The call as a function of all it can learn from."""
-    tensors = case.tensors()
+    tensors = case.tensors(0)
 
     def attention(*inputs: Tensor) -> Tensor:
         rest = dict(zip(tensors, inputs, strict=True))

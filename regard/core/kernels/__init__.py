@@ -66,7 +66,12 @@ def choose(call: Call) -> str:
     """The fused kernel with the least work among those that can serve, else the eager one."""
     if call.plain and not sdpa.refusals(call):
         return "sdpa"  # nothing here is faster, so the others need not be asked
-    able = [name for name in ("flex", "sdpa", "blocked") if len(KERNELS[name].refusals(call)) == 0]
+    able = ["flex"] if len(flex.refusals(call)) == 0 else []
+    if able and flex.surely_best(call):
+        return "flex"
+    able += ["sdpa"] if len(sdpa.refusals(call)) == 0 else []
+    # where flex can serve, blocked would only copy what flex reads in place
+    able += ["blocked"] if "flex" not in able and len(blocked.refusals(call)) == 0 else []
     if len(able) == 0:
         if reasons := eager.refusals(call):
             raise KernelRefusedError(None, reasons, [])

@@ -70,8 +70,7 @@ def work(call: Call) -> float:
     if call.q.device.type != "cpu" and call.mask.tensors():
         return 2.0 * b * h * i * j  # the table would have to wait for the device; assume that nothing can be skipped
     visited = _table(call).visited_by_any
-    weight = 1.5 if call.q.device.type == "cpu" else 6.0  # a GPU loses more by copies and many calls
-    return weight * b * h * visited * SIZE * SIZE + 2e5
+    return 1.5 * b * h * visited * SIZE * SIZE + 2e5
 
 
 def memory(call: Call) -> int:

@@ -68,6 +68,12 @@ def work(call: Call) -> float:
     return 1.1 * b * h * i * j * _density(call) + 2e6
 
 
+def surely_best(call: Call) -> bool:
+    """Whether even with nothing to skip it would do less work than a dense mask: true for all but short calls."""
+    b, h, _, i, j, _, _ = call.sizes
+    return b * h * i * j > 1e7
+
+
 def memory(call: Call) -> int:
     b, h, _, i, j, _, _ = call.sizes
     return 4 * b * h * i + 16 * -(-i // FINE) * -(-j // FINE)
@@ -95,24 +101,22 @@ def _training(call: Call) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one mask is served."""
+    """How calls of one kind are served."""
 
     blocks: "BlockMask | None"
     unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that nobody sees
     blind: Bool[Tensor, "#b 1 i 1"] | None  # queries that see nothing
+    function: Callable[..., Any]
+    options: dict[str, Any]
 
 
 def run(call: Call) -> Float[Tensor, "b h i e"]:
-    sparse = _sparse(call)
-    size = FINE if sparse and not _training(call) else COARSE
-    plan = _plan(call, size)
+    plan = _plan(call)
     k, v = call.k, call.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
     sink = call.sink
-    divisible = call.q.shape[2] % COARSE == 0 and k.shape[2] % COARSE == 0
-    options = {"IS_DIVISIBLE": divisible, **(_TILES if sparse else {})}
-    result = _compiled((_structure(call), sparse, divisible))(
+    result = plan.function(
         call.q,
         k,
         v,
@@ -121,7 +125,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         block_mask=plan.blocks,
         scale=call.beta,
         enable_gqa=call.q.shape[1] != k.shape[1],
-        kernel_options=options,
+        kernel_options=plan.options,
     )
     out: Tensor = result
     if sink is not None:
@@ -165,24 +169,29 @@ def _mask_mod(mask: Mask, positions: Positions) -> Callable[..., Tensor]:
 _plans: Memo[Plan] = Memo(64)
 
 
-def _plan(call: Call, size: int) -> Plan:
-    if isinstance(call.mask, Full):
-        return Plan(None, None, None)
-    i, j, device = call.q.shape[2], call.k.shape[2], call.q.device
-    key = (call.mask.key(), i, j, call.places, device, size) if isinstance(call.places.keys, int) else None
-    return _plans.get(key, call.mask, lambda: _planned(call.mask, call.places, i, j, size, device))
+def _plan(call: Call) -> Plan:
+    q, k, v = call.q, call.k, call.v
+    settings = tuple(term.settings() for term in call.terms)
+    kind = (call.places, q.shape, k.shape, v.shape, q.dtype, q.device, _training(call), settings)
+    key = (call.mask.key(), *kind) if isinstance(call.places.keys, int) else None
+    return _plans.get(key, call.mask, lambda: _planned(call))
 
 
-def _planned(mask: Mask, places: Places, i: int, j: int, size: int, device: torch.device) -> Plan:
-    table = block_table(mask, i, j, size, places=places)
+def _planned(call: Call) -> Plan:
+    mask, places, device = call.mask, call.places, call.q.device
+    i, j = call.q.shape[2], call.k.shape[2]
+    sparse = _sparse(call)
+    divisible = i % COARSE == 0 and j % COARSE == 0
+    function = _compiled((_structure(call), sparse, divisible))
+    options = {"IS_DIVISIBLE": divisible, **(_TILES if sparse else {})}
+    if isinstance(mask, Full):
+        return Plan(None, None, None, function, options)
+    table = block_table(mask, i, j, FINE if sparse and not _training(call) else COARSE, places=places)
     unseen, blind = unseen_and_blind(mask, places, i, j, table)
     state = table.state if table.state.ndim == 3 else table.state[None]
-    blocks = block_mask(state.to(device), _mask_mod(mask, _positions(places, device)), i, j, size)
-    return Plan(
-        blocks,
-        None if unseen is None else unseen[:, None, :, None].to(device),
-        None if blind is None else blind[:, None, :, None].to(device),
-    )
+    blocks = block_mask(state.to(device), _mask_mod(mask, _positions(places, device)), i, j, table.size)
+    unseen, blind = (None if flags is None else flags[:, None, :, None].to(device) for flags in (unseen, blind))
+    return Plan(blocks, unseen, blind, function, options)
 
 
 def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i: int, j: int, size: int) -> "BlockMask":
@@ -195,19 +204,7 @@ def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i:
         order = hit.int().argsort(dim=-1, descending=True, stable=True)
         lists.append((hit.sum(-1, dtype=torch.int32), order.int()))
     (some, which), (whole, which_whole) = lists
-    blocks = BlockMask.from_kv_blocks(some, which, whole, which_whole, size, mask_mod, (i, j))
-    for x in vars(blocks).values():
-        if isinstance(x, Tensor):
-            _any_size(x, *range(2, x.ndim))
-    return blocks
-
-
-def _any_size(x: Tensor, *axes: int) -> None:
-    """Have the compiler make code for any size along these axes."""
-    from torch._dynamo import maybe_mark_dynamic
-
-    for axis in axes:
-        maybe_mark_dynamic(x, axis)
+    return BlockMask.from_kv_blocks(some, which, whole, which_whole, size, mask_mod, (i, j))
 
 
 def _structure(call: Call) -> Hashable:

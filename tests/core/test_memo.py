@@ -1,0 +1,62 @@
+"""A small memory: it makes things once, forgets the oldest and keeps what its keys are made of."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from regard import causal, padding
+from regard.core.memo import Memo
+
+
+def counting(results):
+    """A function that gives the next result each time it is called."""
+    upcoming = iter(results)
+    return lambda: next(upcoming)
+
+
+def test_a_result_is_made_once_per_key():
+    memo, make = Memo(3), counting("abc")
+    assert [memo.get(key, causal(), make) for key in (1, 1, 2, 1, 2)] == ["a", "a", "b", "a", "b"]
+
+
+def test_without_a_key_nothing_is_remembered():
+    memo, make = Memo(3), counting("abc")
+    assert [memo.get(None, causal(), make) for _ in range(3)] == ["a", "b", "c"]
+    assert memo._kept == {}
+
+
+def test_a_result_that_is_nothing_is_remembered_too():
+    memo, make = Memo(3), counting([None, "again"])
+    assert [memo.get(1, causal(), make), memo.get(1, causal(), make)] == [None, None]
+
+
+def test_the_oldest_is_forgotten_first():
+    memo, make = Memo(2), counting("abcdef")
+    made = [memo.get(key, causal(), make) for key in (1, 2, 3, 2, 3, 1, 3, 2)]
+    assert made == ["a", "b", "c", "b", "c", "d", "c", "e"]
+    assert len(memo._kept) == 2
+
+
+def test_a_failure_is_not_remembered():
+    memo = Memo(2)
+    memo.get(1, causal(), lambda: "a")
+    with pytest.raises(ZeroDivisionError):
+        memo.get(2, causal(), lambda: 1 / 0)
+    assert memo.get(2, causal(), lambda: "b") == "b"
+    assert memo.get(1, causal(), lambda: "c") == "a"
+
+
+def test_the_data_of_a_key_stays_alive_as_long_as_the_result():
+    """A tensor that is freed would leave its identity to the next one, which would find the wrong result."""
+    memo = Memo(1)
+    mask = padding(torch.tensor([3, 5]))
+    key, data = mask.key(), weakref.ref(mask.data)
+    memo.get(key, mask, lambda: "a")
+    del mask
+    gc.collect()
+    assert data() is not None
+    memo.get("another", causal(), lambda: "b")
+    gc.collect()
+    assert data() is None
