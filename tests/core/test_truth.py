@@ -42,13 +42,14 @@ from regard.core.masks import as_mask
 from regard.core.scores import Sink, Term
 from tests.tolerance import GRADIENT, OUTPUT, error, too_far
 
+
 @dataclass(frozen=True)
 class Sizes:
     """b, h, g, i, j, c and e of a call: no two alike unless a test is about that."""
 
     b: int = 2
-    h: int = 4
-    g: int = 2
+    h: int = 6
+    g: int = 3
     i: int = 67
     j: int = 131
     c: int = 19
@@ -111,7 +112,8 @@ MASKS: dict[str, Callable[[Sizes], Mask | Tensor | None]] = {
     "matrix by both": lambda s: matrix(s.b, s.h, s.i, s.j),
     "matrix and causal": lambda s: causal() & matrix(s.h, s.i, s.j),
 }
-DRAWS, ORDERS = 2, 3  # of inputs, and of summation in the naive method
+FEW, MANY = 1, 8  # draws of inputs
+ORDERS = 3  # of summation in the naive method
 DATA = ("padding", "documents", "predicate", "matrix")  # known by evaluation alone, even where they hide nothing
 
 
@@ -194,13 +196,13 @@ class Case:
 Results = dict[str, Tensor]
 
 
-def computed(attention: Callable[..., Tensor], case: Case, exact: bool = False) -> Results:
+def computed(attention: Callable[..., Tensor], case: Case, draws: int, exact: bool = False) -> Results:
     """The output and the gradient of everything that can learn, of all draws together."""
-    draws = [drawn(attention, case, exact, draw) for draw in range(DRAWS)]
-    return {name: torch.stack([results[name] for results in draws]) for name in draws[0]}
+    results = [drawn(attention, case, draw, exact) for draw in range(draws)]
+    return {name: torch.stack([result[name] for result in results]) for name in results[0]}
 
 
-def drawn(attention: Callable[..., Tensor], case: Case, exact: bool, draw: int) -> Results:
+def drawn(attention: Callable[..., Tensor], case: Case, draw: int, exact: bool) -> Results:
     tensors = {name: (x.double() if exact else x).requires_grad_() for name, x in case.tensors(draw).items()}
     q, k, v = (LAYOUTS[case.layout](tensors[name]) for name in "qkv")
     rest = {name: x for name, x in tensors.items() if name not in "qkv"}
@@ -208,7 +210,7 @@ def drawn(attention: Callable[..., Tensor], case: Case, exact: bool, draw: int) 
     if isinstance(mask, Tensor):
         mask = mask.to(case.device)
     out = attention(q, k, v, mask=mask, scores=terms or None, beta=case.beta, places=case.places)
-    source = torch.Generator().manual_seed(draw + DRAWS)
+    source = torch.Generator().manual_seed(draw + 100)
     upstream = torch.randn(out.shape, generator=source, dtype=torch.float64).to(case.device, case.dtype).to(out.dtype)
     grads = torch.autograd.grad(out, list(tensors.values()), upstream, materialize_grads=True)
     return {"the output": out.detach()} | dict(zip(tensors, grads, strict=True))
@@ -253,14 +255,14 @@ def reference(*inputs: Tensor, **rest: object) -> Tensor:
 
 
 @cache
-def truth_and_naive(case: Case) -> tuple[Results, Results]:
+def truth_and_naive(case: Case, draws: int) -> tuple[Results, Results]:
     """Remembered, because every kernel is held against them.
 
     What the naive method is off by is a matter of luck where few numbers are compared, the gradient of six slopes for
     instance. So it sums in several orders, and the worst counts.
     """
-    truth = computed(reference, case, exact=True)
-    tries = [computed(partial(naive, shuffle=shuffle), case) for shuffle in range(ORDERS)]
+    truth = computed(reference, case, draws, exact=True)
+    tries = [computed(partial(naive, shuffle=shuffle), case, draws) for shuffle in range(ORDERS)]
     return truth, {name: max((x[name] for x in tries), key=lambda x: error(x, truth[name])) for name in truth}
 
 
@@ -298,15 +300,24 @@ def hold(kernel: str, case: Case) -> None:
     reasons = refusal(kernel, case)
     if reasons:
         with pytest.raises(KernelRefusedError) as caught:
-            computed(by_kernel, case)
+            computed(by_kernel, case, FEW)
         assert len(caught.value.reasons) == len(reasons), caught.value
         for expected, said in zip(reasons, caught.value.reasons, strict=True):
             assert expected in said
         return
-    truth, plain = truth_and_naive(case)
-    for name, actual in computed(by_kernel, case).items():
-        wrong = too_far(actual, plain[name], truth[name], OUTPUT if name == "the output" else GRADIENT)
-        assert not wrong, f"{name} by {kernel} for {case}: {wrong}"
+    # of thousands of results some are unlucky in one draw beside a lucky naive one: many draws tell luck from fault
+    wrong = judged(by_kernel, case, FEW) and judged(by_kernel, case, MANY)
+    assert not wrong, f"{kernel} for {case}: {wrong}"
+
+
+def judged(attention: Callable[..., Tensor], case: Case, draws: int) -> list[str]:
+    """What is too far from the truth."""
+    truth, plain = truth_and_naive(case, draws)
+    wrong = []
+    for name, actual in computed(attention, case, draws).items():
+        words = too_far(actual, plain[name], truth[name], OUTPUT if name == "the output" else GRADIENT)
+        wrong += [f"{name} is {words}"] if words else []
+    return wrong
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "blocked", "eager"])
@@ -390,14 +401,20 @@ PLACES = {
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize(
     ("mask", "term"),
-    [("causal", "none"), ("causal window", "alibi"), ("dilated chunks", "shaw"), ("random links", "t5"), ("padding", "sink")],
+    [
+        ("causal", "none"),
+        ("causal window", "alibi"),
+        ("dilated chunks", "shaw"),
+        ("random links", "t5"),
+        ("padding", "sink"),
+    ],
 )
 def test_every_kernel_at_other_places(mask, term, places, kernel):
     hold(kernel, Case(mask, term, places=PLACES[places]))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("beta", [0.0, 0.05, 0.6, -0.2])
+@pytest.mark.parametrize("beta", [0.0, 0.05, 1.0, -0.2])
 @pytest.mark.parametrize(("mask", "term"), [("none", "none"), ("causal", "none"), ("causal window", "many")])
 def test_every_kernel_at_every_temperature(mask, term, beta, kernel):
     hold(kernel, Case(mask, term, Sizes(i=65, j=65), beta=beta))
