@@ -5,6 +5,7 @@ Cost and memory follow the visible blocks, so a window costs what a window shoul
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,7 +34,7 @@ class Group:
     columns: Int[Tensor, "r m"]
     visible: Bool[Tensor, "#r #b s l"]
 
-    @property
+    @cached_property
     def sliding(self) -> bool:
         """Whether one run of key blocks moves along with the queries, so that views serve instead of copies."""
         if not self.columns.shape[1]:
@@ -206,7 +207,8 @@ def _alike(rows: Tensor, columns: Tensor, visible: Tensor) -> Iterator[tuple[Ten
 
 
 def _padded(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h m c"]:
-    return pad(x, (0, 0, 0, -x.shape[2] % SIZE))
+    missing = -x.shape[2] % SIZE
+    return pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def _table(call: Call) -> BlockTable:

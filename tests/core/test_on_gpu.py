@@ -1,0 +1,124 @@
+"""What is not attention itself gives on a GPU what it gives on the CPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard import (
+    Growing,
+    Rolling,
+    Static,
+    Stream,
+    alibi,
+    attend,
+    causal,
+    channel_attend,
+    chunks,
+    elu_plus_one,
+    grid_positions,
+    linear_attend,
+    padding,
+    performer,
+    prefix,
+    relu,
+    rotary,
+    sinusoidal,
+    squared_relu,
+    window,
+)
+from regard.core.linear import Features
+
+pytestmark = pytest.mark.cuda
+
+B, H, G, N, C, E = 2, 6, 3, 37, 16, 24
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.randn(size, dtype=dtype) for size in ((B, H, N, C), (B, G, N, C), (B, G, N, E))]
+
+
+def on_gpu(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.cuda() for tensor in tensors]
+
+
+def close(gpu: Tensor, cpu: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 4e-2}[dtype]
+    return gpu.is_cuda and torch.allclose(gpu.cpu().double(), cpu.double(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+@pytest.mark.parametrize("features", [elu_plus_one(), relu(), squared_relu(), performer(C, 19)], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_attention_agrees_with_the_cpu(features: Features, form: str, dtype: torch.dtype) -> None:
+    q, k, v = inputs(dtype)
+    mask = causal() & padding([N, 20])
+    cpu = linear_attend(q.double(), k.double(), v.double(), features=features, mask=mask, form=form)
+    gpu = linear_attend(*on_gpu(q, k, v), features=features, mask=mask, form=form)
+    assert close(gpu.out, cpu.out, dtype)
+    assert gpu.state.weighted.is_cuda
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_agrees_with_the_cpu(pairing: str, dtype: torch.dtype) -> None:
+    (q, _, _) = inputs(dtype)
+    rope = rotary(pairing=pairing, width=8)
+    assert close(rope(q.cuda(), 1000), rope(q, 1000), dtype)
+    flat = rotary(pairing=pairing, axes=2)
+    square = q[:, :, :36]
+    assert close(flat(square.cuda(), grid_positions(6, 6).cuda()), flat(square, grid_positions(6, 6)), dtype)
+    assert close(sinusoidal(torch.arange(9).cuda(), 10), sinusoidal(9, 10))
+
+
+def test_channel_attention_agrees_with_the_cpu() -> None:
+    q, k, _ = (x.repeat_interleave(H // x.shape[1], 1) for x in inputs())
+    assert close(channel_attend(*on_gpu(q, k, k)), channel_attend(q, k, k))
+
+
+@pytest.mark.parametrize(
+    "mask", [causal(), causal() & window(before=5), causal() & window(before=5) | prefix(2) & causal()]
+)
+def test_caches_agree_with_one_pass(mask: regard.Mask) -> None:
+    q, k, v = inputs()
+    whole = attend(q, k, v, mask=mask, scores=alibi(H))
+    q, k, v = on_gpu(q, k, v)
+    for cache in (Growing(), Static(N), Rolling(mask)):
+        parts, start = [], 0
+        for size in (20, 1, 1, 15):
+            new = slice(start, start + size)
+            held = cache.extend(k[:, :, new], v[:, :, new])
+            parts.append(attend(q[:, :, new], held.k, held.v, mask=mask, scores=alibi(H), places=held.places))
+            start += size
+        assert close(torch.cat(parts, 2), whole)
+
+
+def test_a_stream_with_look_ahead_agrees_with_one_pass() -> None:
+    q, k, v = inputs()
+    mask = chunks(5, before=1, after=1)
+    whole = attend(q, k, v, mask=mask)
+    stream = Stream(mask)
+    steps = torch.arange(N).split([7, 1, 20, 9])
+    parts = [stream.push(*on_gpu(*(x[:, :, new] for x in (q, k, v)))) for new in steps]
+    parts.append(stream.finish())
+    assert close(torch.cat(parts, 2), whole)
+
+
+def test_attend_compiles_into_one_graph() -> None:
+    q, k, v = on_gpu(*inputs())
+    mask = causal() & window(before=5)
+    compiled = torch.compile(lambda q, k, v: attend(q, k, v, mask=mask, scores=alibi(H)), fullgraph=True)
+    assert close(compiled(q, k, v), attend(q, k, v, mask=mask, scores=alibi(H)).cpu())
+
+
+@pytest.mark.parametrize("width", [8, 16, 64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cudnn_comes_first_and_gives_the_same(width: int, dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(B, H, 65, width, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3))
+    for mask in (None, causal()):
+        out = attend(q, k, v, mask=mask, kernel="sdpa")
+        truth = attend(q.double(), k.double(), v.double(), mask=mask, kernel="reference")
+        assert torch.allclose(out.double(), truth, atol=2e-2)
+        grads = torch.autograd.grad(out.sum(), [q, k, v])
+        wanted = torch.autograd.grad(truth.sum(), [q, k, v])
+        assert all(torch.allclose(a.float(), b.float(), atol=6e-2) for a, b in zip(grads, wanted, strict=True))
