@@ -111,6 +111,8 @@ def test_the_measures_are_of_the_largest():
     assert error(off(-0.125, torch.float32), TRUTH) == 0.125
     assert error(TRUTH + torch.tensor([0.25, 0.125, 0.0]), TRUTH) == 0.25
     assert math.isnan(error(off(math.nan, torch.float32), TRUTH))
+    third = torch.tensor([1 / 3], dtype=torch.float64)
+    assert error(third.half(), third) == abs(third.half().item() - 1 / 3) > 0, "measured in float64"
     assert allowed(off(0.125, torch.float16), TRUTH, 2.0) == 0.25 + 3 * 2**-10
     assert allowed(off(0.125, torch.float64), TRUTH, 2.0) == 16 * 3 * 2**-52
 

@@ -7,22 +7,27 @@ from numbers import Real
 from regard.base.errors import ConfigError
 
 
-def whole(what: str, value: object, least: int, counts: str = "positions") -> int:
+def whole(what: str, value: object, least: int, counts: str = "") -> int:
     """A whole number of at least `least`. `what` names it as the user wrote it: `window(before)`."""
     try:
-        if isinstance(value, bool):
+        dtype, axes = str(getattr(value, "dtype", "")), tuple(getattr(value, "shape", ()))
+        if isinstance(value, bool) or axes or "bool" in dtype:
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]  # numpy's whole numbers are welcome
     except TypeError:
         raise ConfigError(f"{what} takes a whole number, not {value!r}") from None
     if number < least:
-        raise ConfigError(f"{what} is {number}, but must be at least {least}: it counts {counts}")
+        raise ConfigError(f"{what} is {number}, but must be at least {least}{counts and ': it counts '}{counts}")
     return number
 
 
 def real(what: str, value: object, meaning: str = "") -> float:
     """A real number that is not NaN; infinity is one."""
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
-        hint = "; call .item() on it" if hasattr(value, "item") else ""
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        number = math.nan  # a whole number beyond all floats
+    if math.isnan(number):
+        hint = "; call .item() on it" if getattr(value, "shape", None) == () and not isinstance(value, Real) else ""
         raise ConfigError(f"{what} is {value!r}, but takes one real number{meaning and ', '}{meaning}{hint}")
-    return float(value)
+    return number

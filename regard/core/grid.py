@@ -20,15 +20,19 @@ class Places:
     keys: int | Int[Tensor, "j"] = 0
 
     def __post_init__(self) -> None:
-        for name, value in (("queries", self.queries), ("keys", self.keys)):
-            if name == "keys" and isinstance(value, Tensor):
-                if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or value.ndim != 1:
-                    raise ConfigError(
-                        f"Places.keys is {value.dtype} of shape {tuple(value.shape)}, but takes the first key's place, "
-                        "a whole number, or a row of them with one for each key"
-                    )
-            elif isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-                raise ConfigError(f"Places.{name} takes a position, a whole number, not {value!r}")
+        if isinstance(self.queries, bool) or not isinstance(self.queries, int | torch.SymInt):
+            raise ConfigError(f"Places.queries takes the first query's position, a whole number, not {self.queries!r}")
+        keys = self.keys
+        if isinstance(keys, Tensor):
+            if keys.is_floating_point() or keys.is_complex() or keys.dtype == torch.bool or keys.ndim != 1:
+                raise ConfigError(
+                    f"Places.keys is {keys.dtype} of shape {tuple(keys.shape)}, but takes the first key's position, "
+                    "a whole number, or a row of whole numbers, one for each key"
+                )
+        elif isinstance(keys, bool) or not isinstance(keys, int | torch.SymInt):
+            raise ConfigError(
+                f"Places.keys takes the first key's position, or a tensor with one position for each key, not {keys!r}"
+            )
 
     @classmethod
     def last_rows(cls, i: int, j: int) -> "Places":

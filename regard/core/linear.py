@@ -179,7 +179,7 @@ def linear_attend(
     """
     features = elu_plus_one() if features is None else features
     if not isinstance(features, Features):
-        raise ConfigError(f"features takes a feature map such as relu(), called with its parentheses, not {features!r}")
+        raise ConfigError(f"features takes a feature map such as relu(), with its parentheses, not {features!r}")
     q, k, v = settled(q, k, v)
     is_causal, visible = _read_mask(as_mask(mask), q, k, 0 if state is None else state.length)
     step = _step_size(form, features.chunk if chunk is None else chunk, is_causal, k.shape[2])

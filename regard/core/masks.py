@@ -31,18 +31,18 @@ def window(before: int | None = 0, after: int | None = 0) -> Mask:
 
 def dilated(step: int) -> Mask:
     """A query sees every `step`-th key, counted from itself."""
-    return Dilated(whole("dilated(step)", step, 1))
+    return Dilated(whole("dilated(step)", step, 1, "positions"))
 
 
 def blocks(size: int) -> Mask:
     """A query sees its own block of `size` positions."""
-    return Chunks(whole("blocks(size)", size, 1), 0, 0)
+    return Chunks(whole("blocks(size)", size, 1, "positions"), 0, 0)
 
 
 def chunks(size: int, before: int | None = 0, after: int | None = 0) -> Mask:
     """A query sees its own chunk of `size` positions and whole chunks before and after it (None: all of them)."""
     return Chunks(
-        whole("chunks(size)", size, 1),
+        whole("chunks(size)", size, 1, "positions"),
         _side("chunks(before)", before, "whole chunks"),
         _side("chunks(after)", after, "whole chunks"),
     )
@@ -50,12 +50,12 @@ def chunks(size: int, before: int | None = 0, after: int | None = 0) -> Mask:
 
 def global_tokens(size: int) -> Mask:
     """The first `size` positions see all and are seen by all."""
-    return GlobalTokens(whole("global_tokens(size)", size, 0))
+    return GlobalTokens(whole("global_tokens(size)", size, 0, "positions"))
 
 
 def prefix(size: int) -> Mask:
     """The first `size` keys are seen by all."""
-    return Prefix(whole("prefix(size)", size, 0))
+    return Prefix(whole("prefix(size)", size, 0, "positions"))
 
 
 def padding(
@@ -69,14 +69,20 @@ def padding(
     if data.device.type == "cpu" and data.numel() and int(data.min()) < 0:
         raise ConfigError(f"padding(lengths) counts real keys, so {int(data.min())} cannot be one of the lengths")
     if data.ndim != 1 or not len(data):
-        raise ShapeError(f"lengths must be one number per sequence (b,), not of shape {tuple(data.shape)}")
+        raise ShapeError(
+            f"lengths must be one number per sequence (b,) and not empty, but have shape {tuple(data.shape)}"
+        )
     if side not in ("right", "left"):
         raise ConfigError(f"side must be 'right' or 'left', not {side!r}")
     if (side == "left") != (width is not None):
         raise ConfigError(
             f"side='left' and width= go together (the common width after padding): side={side!r}, width={width}"
         )
-    if width is not None and data.device.type == "cpu" and int(data.max()) > whole("padding(width)", width, 0):
+    if (
+        width is not None
+        and data.device.type == "cpu"
+        and int(data.max()) > whole("padding(width)", width, 0, "positions")
+    ):
         raise ConfigError(
             f"padding(width) is {width}, but a sequence has {int(data.max())} real keys; they must fit in it"
         )
@@ -87,7 +93,7 @@ def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "*b n"]
     """A query sees the keys that carry its own document id: packed sequences stay apart."""
     data = _integers("documents", "ids", ids)
     if data.ndim not in (1, 2) or not len(data):
-        raise ShapeError(f"ids must be (n,) or (b, n), not of shape {tuple(data.shape)}")
+        raise ShapeError(f"ids must be (n,) or (b, n) and not empty, but have shape {tuple(data.shape)}")
     return Documents(data)
 
 

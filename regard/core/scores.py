@@ -228,8 +228,9 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways
         )
     if buckets < 2:
         raise ConfigError(f"t5_buckets needs at least 2 buckets a side, not {buckets}; make the table longer")
-    if whole("t5_buckets(reach)", reach, 1) <= buckets // 2:
-        raise ConfigError(f"t5_buckets has {buckets // 2} near buckets a side, so reach={reach} must be beyond that")
+    if whole("t5_buckets(reach)", reach, 1, "positions") <= buckets // 2:
+        near = f"{buckets // 2} near buckets{' a side' if both_ways else ''}"
+        raise ConfigError(f"t5_buckets has {near}, so reach={reach} is too short; use at least {buckets // 2 + 1}")
     return T5Buckets(table, reach, both_ways)
 
 

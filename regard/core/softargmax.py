@@ -36,5 +36,5 @@ def as_beta(beta: float) -> float:
     """A usable inverse temperature, as a float."""
     number = real("beta", beta, "the inverse temperature: 0 for the mean of what is visible, inf for hard attention")
     if number == -math.inf:
-        raise ConfigError("beta is -inf; inf is hard attention, and a negative finite beta prefers the smallest scores")
+        raise ConfigError("beta is -inf, but takes a finite number or inf; to choose the smallest scores, negate q")
     return number

@@ -600,7 +600,9 @@ def test_a_static_cache_needs_room(capacity):
 def test_a_static_cache_keeps_no_gradient_and_says_so():
     for k, v in ((keys().requires_grad_(), keys(c=E)), (keys(), keys(c=E).requires_grad_())):
         cache = Static(7)
-        with pytest.raises(CacheError, match=r"Static is written in place.*Growing\(\), or generate under torch.no_grad"):
+        with pytest.raises(
+            CacheError, match=r"Static is written in place.*Growing\(\), or generate under torch.no_grad"
+        ):
             cache.extend(k, v)
         assert cache.length == 0
         assert cache.tensors() == ()
@@ -674,8 +676,14 @@ def test_what_does_not_continue_a_stream_is_refused_and_changes_nothing(which, c
     stream.push(*good.values())
     before = fork(stream)
     own = {"q": {"g": H}, "k": {}, "v": {"c": E}}[which]
-    changed = {name: value + (own.get(name, 0) if name in "gc" and name in own else 0) for name, value in
-               CHANGES[change].items()} if change in ("width", "heads") else CHANGES[change]
+    changed = (
+        {
+            name: value + (own.get(name, 0) if name in "gc" and name in own else 0)
+            for name, value in CHANGES[change].items()
+        }
+        if change in ("width", "heads")
+        else CHANGES[change]
+    )
     with pytest.raises(RegardError):
         stream.push(*(good | {which: keys(**own | changed)}).values())
     assert same_state(stream, before)

@@ -340,7 +340,9 @@ def test_nothing_asked_is_nothing_seen(mask):
     assert [mask.count(0), mask.count(0, 5), mask.count(5, 0)] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (1, 5, 7), (3, 5, 7), (1, 1, 5, 7), (2, 1, 5, 7), (1, 3, 5, 7), (2, 3, 5, 7)])
+@pytest.mark.parametrize(
+    "shape", [(5, 7), (1, 5, 7), (3, 5, 7), (1, 1, 5, 7), (2, 1, 5, 7), (1, 3, 5, 7), (2, 3, 5, 7)]
+)
 def test_a_boolean_matrix_is_counted_over_its_sequences_and_heads(shape):
     data = torch.rand(shape) < 0.4
     assert as_mask(data).count(5, 7) == int(data.sum())

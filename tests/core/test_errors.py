@@ -466,7 +466,7 @@ def test_the_check_reaches_into_a_combined_mask():
 def test_padding_is_checked_where_it_is_made():
     for shape in ((2, 2), (0,), ()):
         text = said(ShapeError, padding, torch.ones(shape, dtype=torch.long))
-        assert text == f"lengths must be one number per sequence (b,), not of shape {shape}"
+        assert text == f"lengths must be one number per sequence (b,) and not empty, but have shape {shape}"
     for lengths in ([-3, 2], torch.tensor([4, -3])):
         text = said(ConfigError, padding, lengths)
         assert text == "padding(lengths) counts real keys, so -3 cannot be one of the lengths"
@@ -486,7 +486,7 @@ def test_a_width_that_cannot_hold_the_lengths_is_refused(lengths):
 def test_documents_are_checked_where_they_are_made():
     for shape in ((1, 2, 3), (0,), ()):
         text = said(ShapeError, documents, torch.zeros(shape, dtype=torch.long))
-        assert text == f"ids must be (n,) or (b, n), not of shape {shape}"
+        assert text == f"ids must be (n,) or (b, n) and not empty, but have shape {shape}"
     assert said(DtypeError, documents, torch.zeros(3)) == "documents(ids) takes whole numbers, not torch.float32"
     assert said(DtypeError, documents, [True]) == "documents(ids) takes whole numbers, not torch.bool"
 
@@ -523,7 +523,7 @@ def test_several_betas_are_refused():
 
 
 def test_the_least_beta_is_refused():
-    text = "beta is -inf; inf is hard attention, and a negative finite beta prefers the smallest scores"
+    text = "beta is -inf, but takes a finite number or inf; to choose the smallest scores, negate q"
     assert said(ConfigError, call, beta=-math.inf) == text
     assert said(ConfigError, softargmax, torch.zeros(3), -math.inf) == text
 
@@ -590,6 +590,13 @@ def test_a_kernel_that_refuses_says_which_would_run():
         "  - softcap does more than add to the scores, which is all the fused kernels allow\n"
         "kernel=None would run 'eager'"
     )
+
+
+def test_the_kernel_that_would_run_is_the_one_that_is_chosen():
+    sizes = {"q": (1, 2, 512, 8), "k": (1, 2, 512, 8), "v": (1, 2, 512, 8), "mask": causal() & window(before=7)}
+    chosen = call(door=explain, **sizes).chosen
+    assert chosen == "blocked", "no case that tells the chosen from the first that could run"
+    assert said(KernelRefusedError, call, kernel="flex", **sizes).endswith("\nkernel=None would run 'blocked'")
 
 
 @pytest.mark.parametrize(
@@ -691,12 +698,12 @@ def test_what_is_no_term_is_refused(scores):
         (
             ConfigError,
             lambda: t5_buckets(TABLE, reach=2),
-            "t5_buckets has 2 near buckets a side, so reach=2 must be beyond that",
+            "t5_buckets has 2 near buckets a side, so reach=2 is too short; use at least 3",
         ),
         (
             ConfigError,
             lambda: t5_buckets(TABLE, reach=4, both_ways=False),
-            "t5_buckets has 4 near buckets a side, so reach=4 must be beyond that",
+            "t5_buckets has 4 near buckets, so reach=4 is too short; use at least 5",
         ),
         (ShapeError, lambda: t5_buckets(torch.zeros(8)), "(8,)"),
         (ConfigError, lambda: shaw(torch.zeros(4, 5)), "an odd number of relative keys (-reach .. reach), not 4"),
@@ -737,7 +744,10 @@ def test_key_positions_have_to_be_as_many_as_keys(size):
 
 @pytest.mark.parametrize("value", [4.0, True, "4", None, torch.tensor(4), torch.arange(4)], ids=repr)
 def test_the_first_query_stands_at_a_whole_number(value):
-    assert said(ConfigError, Places, value) == f"Places.queries takes a position, a whole number, not {value!r}"
+    assert (
+        said(ConfigError, Places, value)
+        == f"Places.queries takes the first query's position, a whole number, not {value!r}"
+    )
 
 
 @pytest.mark.parametrize("value", [4.0, True, "4", None, [0, 1], np.arange(3)], ids=repr)
@@ -761,9 +771,10 @@ def test_keys_stand_at_whole_numbers(value):
 )
 def test_every_key_stands_at_a_whole_number(dtype, shape):
     text = said(ConfigError, Places, 0, torch.zeros(shape, dtype=dtype))
-    assert text.startswith(f"Places.keys is {dtype} of shape {shape}, but takes ")
-    assert "first key" in text
-    assert "for each key" in text
+    assert text == (
+        f"Places.keys is {dtype} of shape {shape}, but takes the first key's position, a whole number, "
+        "or a row of whole numbers, one for each key"
+    )
 
 
 def test_places_may_lie_before_the_beginning():

@@ -548,7 +548,7 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     r"^chunk takes a whole number, not 2\.5$": (ConfigError, lambda: call(chunk=2.5)),
     r"^chunk takes a whole number, not 3\.0$": (ConfigError, lambda: call(chunk=3.0, form="parallel")),
     r"^chunk takes a whole number, not True$": (ConfigError, lambda: call(chunk=True)),
-    r"^features takes a feature map such as relu\(\), called with its parentheses, not <function relu at 0x\w+>$": (
+    r"^features takes a feature map such as relu\(\), with its parentheses, not <function relu at 0x\w+>$": (
         ConfigError,
         lambda: call(features=relu),
     ),

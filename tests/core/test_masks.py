@@ -212,7 +212,9 @@ def test_a_rule_of_ones_own_combines_with_the_others():
     assert same((causal() & ~odd).dense(4), picture("x... x... x.x. x.x."))
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (1, 3, 5), (7, 3, 5), (1, 1, 3, 5), (2, 1, 3, 5), (1, 7, 3, 5), (2, 7, 3, 5)])
+@pytest.mark.parametrize(
+    "shape", [(3, 5), (1, 3, 5), (7, 3, 5), (1, 1, 3, 5), (2, 1, 3, 5), (1, 7, 3, 5), (2, 7, 3, 5)]
+)
 def test_a_boolean_matrix_is_a_mask_of_its_own_shape(shape):
     data = torch.rand(shape) < 0.4
     mask = as_mask(data)

@@ -94,7 +94,9 @@ def test_keys_in_any_order_are_judged_by_the_range_they_span():
     assert drawn(padding([8]).block_table(3, 8, 3, places=Places(8, at)).state[0]) == "-#-"
 
 
-@pytest.mark.parametrize("places", [Places(0), Places(7, 3), Places(2, 5), Places(9, torch.tensor([9, 0, 4] * 4 + [7]))])
+@pytest.mark.parametrize(
+    "places", [Places(0), Places(7, 3), Places(2, 5), Places(9, torch.tensor([9, 0, 4] * 4 + [7]))]
+)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 14])
 def test_random_links_are_found_block_by_block(places, size):
     """The table knows exactly which blocks hold a link."""

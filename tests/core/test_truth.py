@@ -4,10 +4,13 @@ Numbers are judged by the one rule of `tests/tolerance.py`: a result may be off 
 naive method is in the same dtype. A kernel that does not serve a call has to say so; nothing is skipped.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from operator import mul
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -113,7 +116,7 @@ MASKS: dict[str, Callable[[Sizes], Mask | Tensor | None]] = {
     "matrix and causal": lambda s: causal() & matrix(s.h, s.i, s.j),
 }
 FEW, MANY = 1, 8  # draws of inputs
-ORDERS = 3  # of summation in the naive method
+ORDERS = 2  # of summation in the naive method
 DATA = ("padding", "documents", "predicate", "matrix")  # known by evaluation alone, even where they hide nothing
 
 
@@ -131,7 +134,7 @@ def added(shape: Callable[[Sizes], tuple[int, ...]]) -> Terms:
 
 
 TERMS = {
-    "none": Terms(lambda: []),
+    "none": Terms(list),
     "alibi": Terms(lambda slopes: [alibi(slopes=slopes)], lambda s: {"slopes": (s.h,)}),
     "t5": Terms(lambda table: [t5_buckets(table, reach=50)], lambda s: {"table": (12, s.h)}),
     "t5 one way": Terms(lambda table: [t5_buckets(table, reach=99, both_ways=False)], lambda s: {"table": (9, s.h)}),
@@ -191,6 +194,181 @@ class Case:
             scaled = drawn / 2 if name == "q" else drawn.abs() / 8 if name == "slopes" else drawn
             made[name] = scaled.to(self.device, dtype)
         return made
+
+
+class Pair(NamedTuple):
+    """A query and a key: where they lie in q and k, where they stand, and the query itself."""
+
+    b: int
+    h: int
+    row: int
+    column: int
+    i: int
+    j: int
+    q: list[float]
+    beta: float
+
+
+Numbers = dict[str, Any]  # nested lists by name
+
+
+def by_loops(
+    x: Numbers,
+    see: Callable[[Pair], bool],
+    change: Callable[[Numbers, float, Pair], float],
+    sinks: tuple[str, ...],
+    beta: float,
+    queries: int,
+    keys: list[int],
+) -> list[Any]:
+    """Attention by loops over plain numbers."""
+    out = []
+    for b, heads in enumerate(x["q"]):
+        out.append([])
+        for h, rows in enumerate(heads):
+            g = h * len(x["k"][b]) // len(heads)
+            extra = [x[name][h] for name in sinks]
+            out[b].append([])
+            for row, q in enumerate(rows):
+                pairs = [Pair(b, h, row, column, queries + row, j, q, beta) for column, j in enumerate(keys)]
+                scores = {
+                    at.column: change(x, beta * sum(map(mul, q, x["k"][b][g][at.column])), at)
+                    for at in pairs
+                    if see(at)
+                }
+                top = max([*scores.values(), *extra], default=0.0)
+                weights = {column: math.exp(score - top) for column, score in scores.items()}
+                total = sum(weights.values()) + sum(math.exp(logit - top) for logit in extra)
+                width = range(len(x["v"][b][g][0]))
+                mixed = [sum(w * x["v"][b][g][column][e] for column, w in weights.items()) for e in width]
+                out[b][h].append([number / total if scores else 0.0 for number in mixed])
+    return out
+
+
+LOOP_SIZES = Sizes(b=2, h=6, g=3, i=4, j=9, c=5, e=7)
+PARITY = torch.tensor([[(h + 2 * row + column) % 3 > 0 for column in range(9)] for h in range(6) for row in range(4)])
+LOOP_MASKS: dict[str, tuple[Mask | Tensor | None, Callable[[Pair], bool]]] = {
+    "none": (None, lambda at: True),
+    "causal": (causal(), lambda at: at.j <= at.i),
+    "window": (window(before=2, after=1), lambda at: at.i - 2 <= at.j <= at.i + 1),
+    "chunks, dilated": (chunks(4) | dilated(3), lambda at: at.i // 4 == at.j // 4 or (at.i - at.j) % 3 == 0),
+    "padding": (padding([8, 3]), lambda at: at.j < (8, 3)[at.b]),
+    "blind rows": (padding([0, 5]) & causal(), lambda at: at.b == 1 and at.j < 5 and at.j <= at.i),
+    "global tokens": (causal() | global_tokens(2), lambda at: at.j <= at.i or at.i < 2 or at.j < 2),
+    "documents": (documents(torch.arange(20) // 3), lambda at: at.i // 3 == at.j // 3),
+    "matrix": (PARITY.view(6, 4, 9), lambda at: (at.h + 2 * at.row + at.column) % 3 > 0),
+}
+LOOP_LEARNED = {"slopes": (6,), "table": (8, 6), "keys": (5, 5), "one": (6,), "two": (6,), "values": (2, 1, 4, 9)}
+
+
+def bucket(distance: int) -> int:
+    """T5's rule for 8 buckets both ways, all distances from 20 on alike."""
+    far = abs(distance)
+    own = far if far < 2 else 2 + math.floor(2 * math.log(far / 2) / math.log(20 / 2))
+    return min(own, 3) + (4 if distance > 0 else 0)
+
+
+def clipped(distance: int) -> int:
+    return max(-2, min(2, distance)) + 2
+
+
+# what attend is handed, what happens to one score, and which learned numbers are one more score each
+LOOP_TERMS: dict[str, tuple[Callable[..., list[Term | Tensor]], Callable[..., float], tuple[str, ...]]] = {
+    "none": (lambda x: [], lambda x, s, at: s, ()),
+    "alibi": (lambda x: [alibi(slopes=x["slopes"])], lambda x, s, at: s - x["slopes"][at.h] * abs(at.i - at.j), ()),
+    "t5": (
+        lambda x: [t5_buckets(x["table"], reach=20)],
+        lambda x, s, at: s + x["table"][bucket(at.j - at.i)][at.h],
+        (),
+    ),
+    "shaw": (
+        lambda x: [shaw(x["keys"])],
+        lambda x, s, at: s + at.beta * sum(map(mul, at.q, x["keys"][clipped(at.j - at.i)])),
+        (),
+    ),
+    "softcap": (lambda x: [softcap(0.7)], lambda x, s, at: 0.7 * math.tanh(s / 0.7), ()),
+    "added": (lambda x: [x["values"]], lambda x, s, at: s + x["values"][at.b][0][at.row][at.column], ()),
+    "sink": (lambda x: [sink(x["one"])], lambda x, s, at: s, ("one",)),
+    "all in order": (
+        lambda x: [x["values"], sink(x["one"]), softcap(1.1), sink(x["two"]), alibi(slopes=x["slopes"])],
+        lambda x, s, at: (
+            1.1 * math.tanh((s + x["values"][at.b][0][at.row][at.column]) / 1.1) - x["slopes"][at.h] * abs(at.i - at.j)
+        ),
+        ("one", "two"),
+    ),
+}
+LOOP_PLACES = {
+    "last rows": (None, 5, list(range(9))),
+    "starts": (Places(6, 3), 6, list(range(3, 12))),
+    "any order": (Places(4, torch.tensor([3, 0, 7, 1, 8, 2, 6, 5, 4])), 4, [3, 0, 7, 1, 8, 2, 6, 5, 4]),
+}
+
+
+def loop_tensors() -> dict[str, Tensor]:
+    return Case(sizes=LOOP_SIZES, dtype=torch.float64).tensors(0) | {
+        name: torch.randn(shape, dtype=torch.float64) for name, shape in LOOP_LEARNED.items()
+    }
+
+
+@pytest.mark.parametrize("beta", [None, 0.0, 1.3, -0.4])
+@pytest.mark.parametrize("term", LOOP_TERMS)
+@pytest.mark.parametrize("mask", LOOP_MASKS)
+def test_the_reference_is_what_three_loops_compute(mask, term, beta):
+    x = loop_tensors()
+    (rule, see), (make, change, sinks) = LOOP_MASKS[mask], LOOP_TERMS[term]
+    numbers = {name: values.tolist() for name, values in x.items()}
+    truth = torch.tensor(
+        by_loops(numbers, see, change, sinks, 5**-0.5 if beta is None else beta, 5, list(range(9))), dtype=torch.float64
+    )
+    out = attend(x["q"], x["k"], x["v"], mask=rule, scores=make(x) or None, beta=beta, kernel="reference")
+    assert not too_far(out, out, truth, OUTPUT)
+
+
+@pytest.mark.parametrize("places", LOOP_PLACES)
+@pytest.mark.parametrize("term", ["alibi", "t5", "shaw", "added"])
+@pytest.mark.parametrize("mask", LOOP_MASKS)
+def test_the_reference_stands_where_it_is_placed(mask, term, places):
+    x = loop_tensors()
+    (rule, see), (make, change, sinks) = LOOP_MASKS[mask], LOOP_TERMS[term]
+    at, queries, keys = LOOP_PLACES[places]
+    numbers = {name: values.tolist() for name, values in x.items()}
+    truth = torch.tensor(by_loops(numbers, see, change, sinks, 0.6, queries, keys), dtype=torch.float64)
+    out = attend(x["q"], x["k"], x["v"], mask=rule, scores=make(x), beta=0.6, kernel="reference", places=at)
+    assert not too_far(out, out, truth, OUTPUT)
+
+
+def test_the_loops_see_every_difference_that_matters():
+    """A score, a sink, a mask or a place changed a little is far outside what is allowed."""
+    x = {name: values.tolist() for name, values in loop_tensors().items()}
+    see, change = LOOP_MASKS["causal"][1], LOOP_TERMS["alibi"][1]
+    plain = torch.tensor(by_loops(x, see, change, (), 0.6, 5, list(range(9))), dtype=torch.float64)
+    others = {
+        "beta": by_loops(x, see, change, (), 0.6 + 1e-12, 5, list(range(9))),
+        "sink": by_loops(x, see, change, ("one",), 0.6, 5, list(range(9))),
+        "mask": by_loops(x, lambda at: at.j < at.i, change, (), 0.6, 5, list(range(9))),
+        "place": by_loops(x, see, change, (), 0.6, 6, list(range(9))),
+        "term": by_loops(x, see, lambda x, s, at: s, (), 0.6, 5, list(range(9))),
+    }
+    for name, other in others.items():
+        assert too_far(torch.tensor(other, dtype=torch.float64), plain, plain, OUTPUT), name
+
+
+@pytest.mark.parametrize("mask", LOOP_MASKS)
+def test_hard_attention_is_the_mean_of_the_largest(mask):
+    x = loop_tensors()
+    x["q"], x["k"] = x["q"].sign(), x["k"].sign()  # small whole numbers tie
+    rule, see = LOOP_MASKS[mask]
+    out = attend(x["q"], x["k"], x["v"], mask=rule, beta=math.inf, kernel="reference").tolist()
+    q, k, v = (x[name].tolist() for name in "qkv")
+    shared = 0
+    for b, h, row in itertools.product(range(2), range(6), range(4)):
+        pairs = [Pair(b, h, row, j, 5 + row, j, q[b][h][row], math.inf) for j in range(9)]
+        scores = {at.j: sum(map(mul, at.q, k[b][h // 2][at.j])) for at in pairs if see(at)}
+        best = [j for j, score in scores.items() if score == max(scores.values())]
+        shared += len(best) > 1
+        mean = [sum(v[b][h // 2][j][e] for j in best) / max(len(best), 1) for e in range(7)]
+        assert out[b][h][row] == pytest.approx(mean, rel=1e-14, abs=1e-14)
+    assert shared
 
 
 Results = dict[str, Tensor]
@@ -360,7 +538,7 @@ LENGTHS = [
     (63, 63), (64, 64), (65, 65), (129, 129), (197, 197),
     (63, 64), (64, 65), (65, 129), (1, 197), (64, 197), (129, 193),
     (64, 63), (65, 64), (197, 129), (129, 64), (197, 3),
-    (1, 3), (1, 64), (1, 65), (3, 1),
+    (1, 3), (1, 64), (1, 65),
     (0, 65), (65, 0), (0, 0), (1, 0), (0, 1),
 ]  # fmt: skip
 SHAPES = [
@@ -379,6 +557,25 @@ SHAPES = [
 )
 def test_every_kernel_at_every_size(mask, term, sizes, kernel):
     hold(kernel, Case(mask, term, sizes))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sees"), [("sdpa", 65), ("sdpa", 1), ("blocked", 1), ("eager", 65), ("eager", 1), ("reference", 65)]
+)
+def test_a_single_key_hands_over_its_value(kernel, sees):
+    """Nothing depends on q and k then: their gradients are the rounding of a difference of equal numbers."""
+    q, k, v = (x.requires_grad_() for x in Case(sizes=Sizes(i=65, j=1)).tensors(0).values())
+    # under causal() the key is at the last row's position, and all other rows stand before it
+    out = attend(q, k, v, mask=None if sees == 65 else causal(), kernel=kernel)
+    assert torch.equal(out[:, :, 65 - sees :], v.repeat_interleave(2, 1).expand(2, 6, sees, 13))
+    assert not out[:, :, : 65 - sees].any()
+    upstream = torch.randn(out.shape)
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), upstream)
+    rounding = torch.finfo(q.dtype).eps * (upstream.abs() @ v.abs().repeat_interleave(2, 1).mT).max()
+    assert dq.abs().max() <= rounding * k.abs().max()
+    assert dk.abs().max() <= rounding * q.abs().max() * 2 * sees
+    gathered = upstream[:, :, 65 - sees :].double().sum(2, keepdim=True).unflatten(1, (3, 2)).sum(2)
+    assert torch.allclose(dv.double(), gathered, rtol=0, atol=1e-6 * gathered.abs().max().item())
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -428,7 +625,8 @@ GRADIENTS_BY_DIFFERENCES = [
     ("matrix by head", "added (b h i j)"),
     ("window and global", "many and a cap"),
 ]
-TINY = Sizes(b=2, h=2, g=1, i=3, j=5, c=3, e=2)
+TINY = Sizes(b=2, h=4, g=2, i=3, j=5, c=3, e=2)
+TWO_BLOCKS = Sizes(b=2, h=4, g=2, i=65, j=67, c=3, e=2)
 
 
 def function_of(case: Case, kernel: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
@@ -445,14 +643,56 @@ def function_of(case: Case, kernel: str) -> tuple[Callable[..., Tensor], list[Te
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("sizes", [TINY, TWO_BLOCKS], ids=["tiny", "two blocks"])
 @pytest.mark.parametrize(("mask", "term"), GRADIENTS_BY_DIFFERENCES)
-def test_gradients_are_those_of_finite_differences(mask, term, kernel):
-    case = Case(mask, term, TINY, torch.float64)
+def test_gradients_are_those_of_finite_differences(mask, term, sizes, kernel):
+    case = Case(mask, term, sizes, torch.float64)
     if not refusal(kernel, case):
-        assert torch.autograd.gradcheck(*function_of(case, kernel))
+        assert torch.autograd.gradcheck(*function_of(case, kernel), fast_mode=True)
 
 
 @pytest.mark.parametrize("kernel", ["eager", "reference"])
 @pytest.mark.parametrize(("mask", "term"), GRADIENTS_BY_DIFFERENCES)
 def test_second_gradients_are_those_of_finite_differences(mask, term, kernel):
-    assert torch.autograd.gradgradcheck(*function_of(Case(mask, term, TINY, torch.float64), kernel))
+    case = Case(mask, term, TINY, torch.float64)
+    assert torch.autograd.gradgradcheck(*function_of(case, kernel), fast_mode=True)
+
+
+ON_A_GPU = [
+    ("none", "many and a cap", torch.float32),
+    ("causal", "sink", torch.bfloat16),
+    ("causal window", "alibi", torch.float32),
+    ("window and global", "none", torch.bfloat16),
+    ("window both", "added (b h i j)", torch.bfloat16),
+    ("causal and padding", "none", torch.bfloat16),
+    ("padding to nothing", "t5", torch.float32),
+    ("documents by sequence", "t5 one way", torch.bfloat16),
+    ("random links", "none", torch.float16),
+    ("not causal", "shaw", torch.bfloat16),
+    ("predicate", "softcap", torch.float32),
+    ("dilated chunks", "many", torch.bfloat16),
+]  # each is a structure that flex compiles, forward and backward: seconds
+
+
+@pytest.mark.cuda
+class TestOnAGPU:
+    @pytest.mark.parametrize("kernel", [*KERNELS, "flex"])
+    @pytest.mark.parametrize(("mask", "term", "dtype"), ON_A_GPU)
+    def test_every_kernel(self, mask, term, dtype, kernel):
+        hold(kernel, Case(mask, term, Sizes(i=133, j=197, c=24, e=40), dtype, device="cuda"))
+
+    @pytest.mark.parametrize("kernel", KERNELS)
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize(("mask", "term"), CALLS)
+    def test_every_kernel_in_every_precision(self, mask, term, dtype, kernel):
+        hold(kernel, Case(mask, term, dtype=dtype, device="cuda"))
+
+    @pytest.mark.parametrize("kernel", KERNELS)
+    @pytest.mark.parametrize("sizes", SHAPES, ids=str)
+    def test_every_kernel_at_every_size(self, sizes, kernel):
+        hold(kernel, Case("causal window", "alibi", sizes, device="cuda"))
+
+    @pytest.mark.parametrize(("mask", "term"), [("matrix", "none"), ("none", "none")])
+    def test_flex_refuses_what_it_cannot_do(self, mask, term):
+        hold("flex", Case(mask, term, dtype=torch.float64, device="cuda"))
+        hold("flex", Case(mask, term, Sizes(i=0, c=24, e=40), dtype=torch.float64, device="cuda"))
