@@ -54,6 +54,12 @@ class Mask(ABC):
         """Raise where the mask was made for another number of sequences or positions."""
         for child in self.children():
             child.check(places, i, j, b, h)
+        sizes = {size for child in self.children() if (size := child.batch()) is not None}
+        if len(sizes) > 1:
+            few, many = min(sizes), max(sizes)
+            raise ShapeError(
+                f"{self!r} joins masks for b={few} and b={many} (batch); make its parts for the same batch"
+            )
 
     def children(self) -> tuple["Mask", ...]:
         return ()
@@ -82,13 +88,16 @@ class Mask(ABC):
         """Whether some part is a predicate or a matrix, of which only evaluation tells."""
         return any(child.opaque() for child in self.children())
 
-    def key(self) -> Hashable:
+    def key(self) -> Hashable | None:
         """What to remember work under: rules compare by structure, data by identity and version.
 
         Comparing contents would wait for the device. Whoever remembers must keep the mask too, so that no other
-        tensor takes over the identity.
+        tensor takes over the identity. None where nothing may be remembered.
         """
-        return (type(self), *(child.key() for child in self.children())) if self.tensors() else self
+        if not self.tensors():
+            return self
+        keys = [child.key() for child in self.children()]
+        return None if None in keys else (type(self), *keys)
 
     @staticmethod
     def of(name: str, fn: Callable[[Tensor, Tensor], Tensor]) -> "Mask":

@@ -16,6 +16,7 @@ from regard.base.axes import read, spelled
 from regard.base.errors import CacheError, ConfigError
 from regard.core.algebra import FAR, Mask
 from regard.core.attend import Scores, attend
+from regard.core.checks import settled
 from regard.core.given import has_matrix
 from regard.core.grid import Places
 from regard.core.scores import Additive, as_terms
@@ -154,6 +155,9 @@ class Stream:
                 f"a stream takes a query with each key, but q has n={q.shape[2]} and k n={k.shape[2]} (positions)"
             )
         _check_continues(self._held, k, v)
+        settled(q, k, v)  # whatever attention would refuse is refused before anything is taken in
+        if self._waiting is not None:
+            _check_same("q", self._waiting, q, "b h n c")
         self._waiting = q if self._waiting is None else torch.cat([self._waiting, q], 2)
         self._held = _joined(self._held, k, v)
         self._positions = torch.cat([self._positions, torch.arange(self.received, self.received + k.shape[2])])
@@ -215,9 +219,13 @@ def _check_continues(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> None:
     if k.shape[2] != v.shape[2]:
         raise CacheError(f"{read('v', v.shape, 'b g n e')}, but k has {spelled('n', k.shape[2])}; they come in pairs")
     for name, old, new, letters in zip("kv", held, (k, v), ("b g n c", "b g n e"), strict=False):
-        same = (old.shape[:2], old.shape[3]) == (new.shape[:2], new.shape[3])
-        if not same or old.dtype != new.dtype or old.device != new.device:
-            raise CacheError(
-                f"{read(name, new.shape, letters)}, {new.dtype} on {new.device}, does not continue the cache, "
-                f"which holds {tuple(old.shape)}, {old.dtype} on {old.device}; only the number of positions may change"
-            )
+        _check_same(name, old, new, letters)
+
+
+def _check_same(name: str, old: Tensor, new: Tensor, letters: str) -> None:
+    same = (old.shape[:2], old.shape[3]) == (new.shape[:2], new.shape[3])
+    if not same or old.dtype != new.dtype or old.device != new.device:
+        raise CacheError(
+            f"{read(name, new.shape, letters)}, {new.dtype} on {new.device}, does not continue the cache, "
+            f"which holds {tuple(old.shape)}, {old.dtype} on {old.device}; only the number of positions may change"
+        )

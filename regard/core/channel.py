@@ -1,5 +1,6 @@
 """Attention between channels: channels look at channels, over all positions at once."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -28,5 +29,7 @@ def channel_attend(
                 f"{read(name, x.shape, 'b h n c')}, but q is {tuple(q.shape)}; channel attention mixes channels of the "
                 "same positions, so q, k and v have one shape"
             )
+    if not q.shape[2]:
+        return torch.zeros_like(q)  # no positions, so nothing to mix
     beta = q.shape[-1] ** -0.5 if beta is None else beta
     return attend(q.mT, k.mT, v.mT, beta=beta, dropout=dropout, kernel=kernel).mT

@@ -148,13 +148,13 @@ def _linked(
 def _swept(mask: Mask, queries: int, keys: int, places: Places) -> int:
     """The count by looking, a few rows at a time."""
     total = 0
-    rows = max(1, _SWEEP // max(keys * (mask.batch() or 1), 1))
+    rows = max(1, _SWEEP // max(keys * (mask.batch() or 1) * (mask.heads() or 1), 1))
     batch = torch.arange(mask.batch() or 1)[:, None, None, None]
-    zero = torch.zeros((), dtype=torch.long)
+    head = torch.arange(mask.heads() or 1)[:, None, None]
     column = torch.arange(keys)[None, :]
     j = key_positions(places, keys, None)[None, :]
     for start in range(0, queries, rows):
         row = torch.arange(start, min(start + rows, queries))[:, None]
-        seen = mask.see(Grid(batch, zero, row, column, row + places.queries, j))
+        seen = mask.see(Grid(batch, head, row, column, row + places.queries, j))
         total += int(seen.expand(*seen.shape[:-2], len(row), keys).sum())
     return total

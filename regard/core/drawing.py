@@ -20,7 +20,9 @@ def draw(mask: Mask, queries: int, keys: int | None = None, *, places: Places | 
     seen = seen.flatten(0, -3)[0] if seen.ndim > 2 else seen  # the first sequence stands for all
     shares = _pooled(seen)
     if ax is not None:
-        ax.imshow(seen.numpy(), cmap="Blues", vmin=0, vmax=1.4, interpolation="nearest", aspect="equal")
+        first, start = places.queries, places.keys if isinstance(places.keys, int) else 0
+        edges = (start - 0.5, start + keys - 0.5, first + queries - 0.5, first - 0.5)
+        ax.imshow(seen.numpy(), cmap="Blues", vmin=0, vmax=1.4, interpolation="nearest", aspect="equal", extent=edges)
         ax.set_title(repr(mask), fontsize=8)
         ax.set_xlabel("key position j")
         ax.set_ylabel("query position i")
@@ -38,7 +40,7 @@ def _cell(share: float, exact: bool) -> str:
 
 def _pooled(seen: Tensor) -> Float[Tensor, "q k"]:
     step = max(1, -(-max(seen.shape) // _MOST_CELLS))
-    if step == 1:
+    if step == 1 or not seen.numel():
         return seen.float()
     sums = torch.nn.functional.avg_pool2d(
         seen.float()[None, None], step, ceil_mode=True, count_include_pad=False, divisor_override=None

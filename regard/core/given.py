@@ -25,14 +25,10 @@ class Data(Mask):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.data,)
 
-    def key(self) -> Hashable:
-        # a tensor made in inference mode counts no versions, so nothing may be remembered about it
-        return (
-            type(self),
-            self._settings(),
-            id(self.data),
-            object() if self.data.is_inference() else self.data._version,
-        )
+    def key(self) -> Hashable | None:
+        if self.data.is_inference():
+            return None  # such a tensor counts no versions, so it could change unseen
+        return (type(self), self._settings(), id(self.data), self.data._version)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -158,7 +154,8 @@ class Matrix(Data):
         return self.data.reshape(*self._leading(), *self.data.shape[-2:])[batch, head, grid.row, grid.column]
 
     def table(self, spans: "Spans") -> Verdict:
-        return spans.pooled(self.data.cpu().flatten(0, -3).any(0), self.data.cpu().flatten(0, -3).all(0))
+        matrices = self.data.cpu().reshape(-1, *self.data.shape[-2:])
+        return spans.pooled(matrices.any(0), matrices.all(0))
 
     def check(self, places: Places, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
         letters = ["b", "h", "i", "j"][-self.data.ndim :]

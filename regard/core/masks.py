@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Integer
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
@@ -59,7 +59,7 @@ def prefix(size: int) -> Mask:
 
 
 def padding(
-    lengths: Sequence[int] | Int[Tensor, "b"], *, side: Literal["right", "left"] = "right", width: int | None = None
+    lengths: Sequence[int] | Integer[Tensor, "b"], *, side: Literal["right", "left"] = "right", width: int | None = None
 ) -> Mask:
     """Only real keys are seen: the first `lengths[b]` of sequence b.
 
@@ -89,7 +89,7 @@ def padding(
     return Padding(data, side, width)
 
 
-def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "*b n"]) -> Mask:
+def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Integer[Tensor, "*b n"]) -> Mask:
     """A query sees the keys that carry its own document id: packed sequences stay apart."""
     data = _integers("documents", "ids", ids)
     if data.ndim not in (1, 2) or not len(data):
@@ -136,4 +136,4 @@ def _integers(form: str, name: str, values: object) -> Tensor:
         data = data.long()
     if data.is_floating_point() or data.dtype == torch.bool or data.is_complex():
         raise DtypeError(f"{form}({name}) takes whole numbers, not {data.dtype}")
-    return data
+    return data.long()  # positions and sums with them may not fit a narrower type

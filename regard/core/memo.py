@@ -8,6 +8,12 @@ from regard.core.algebra import Mask
 T = TypeVar("T")
 
 
+def joint_key(mask: Mask, rest: tuple[Hashable, ...] | None) -> Hashable | None:
+    """The key of a mask together with what else the work depends on; None where it must not be remembered."""
+    own = mask.key()
+    return None if own is None or rest is None else (own, *rest)
+
+
 class Memo(Generic[T]):
     """The latest `most` results by key. The mask is kept too, so that its tensors' identities stay taken."""
 

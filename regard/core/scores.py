@@ -54,7 +54,7 @@ class Alibi(Term):
     name = "alibi"
 
     def bind(self, q: Tensor, beta: float) -> Bound:
-        slopes = self.slopes.to(q.device)
+        slopes = self.slopes.to(q)
         return lambda scores, grid: scores - slopes[grid.head] * (grid.i - grid.j).abs()
 
     def check(self, q: Tensor, j: int) -> None:
@@ -77,7 +77,7 @@ class T5Buckets(Term):
     def bind(self, q: Tensor, beta: float) -> Bound:
         # beyond the reach all distances share a bucket, so a short list by distance holds every value there is
         distances = torch.arange(-self.reach, self.reach + 1, device=q.device)
-        by_distance = self.table.to(q.device)[t5_bucket(distances, len(self.table), self.reach, self.both_ways)].T
+        by_distance = self.table.to(q)[t5_bucket(distances, len(self.table), self.reach, self.both_ways)].T
         reach = self.reach
         return lambda scores, grid: scores + by_distance[grid.head, (grid.j - grid.i).clamp(-reach, reach) + reach]
 
@@ -169,7 +169,7 @@ class Additive(Term):
 
     def bind(self, q: Tensor, beta: float) -> Bound:
         b, h = (1, 1, *self.values.shape[:-2])[-2:]
-        values = self.values.reshape(b, h, *self.values.shape[-2:])
+        values = self.values.to(q.dtype).reshape(b, h, *self.values.shape[-2:])
 
         def add(scores: Tensor, grid: Grid) -> Tensor:
             if grid.whole:

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.base.errors import ConfigError
 from regard.core.algebra import Mask, Verdict, settle
 from regard.core.grid import Grid, Places, key_positions
-from regard.core.memo import Memo
+from regard.core.memo import Memo, joint_key
 
 NONE, SOME, ALL = 0, 1, 2
 _AT_ONCE = 1 << 22  # pairs looked at in one go
@@ -122,8 +122,8 @@ def block_table(
     if size < 1:
         raise ConfigError(f"a block holds at least one position: size={size}")
     mask.check(places, queries, keys)
-    key = (mask.key(), queries, keys, size, places) if isinstance(places.keys, int) else None
-    return _tables.get(key, mask, lambda: _made(mask, Spans(places, queries, keys, size)))
+    rest = (queries, keys, size, places) if isinstance(places.keys, int) else None
+    return _tables.get(joint_key(mask, rest), mask, lambda: _made(mask, Spans(places, queries, keys, size)))
 
 
 def _made(mask: Mask, spans: Spans) -> BlockTable:

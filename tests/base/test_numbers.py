@@ -43,7 +43,7 @@ def test_whole_numbers_of_every_kind_become_plain(value):
 def test_the_least_is_allowed_and_what_is_below_is_not(least):
     assert whole("size", least, least) == least
     assert whole("size", 10**30, least) == 10**30
-    text = f"chunks(size) is {least - 1}, but must be at least {least}: it counts positions"
+    text = f"chunks(size) is {least - 1}, but must be at least {least}"
     assert said(whole, "chunks(size)", least - 1, least) == text
     assert said(whole, "chunks(size)", np.int64(least - 1), least) == text, "numpy's repr is not what was written"
 

@@ -170,6 +170,10 @@ FORMULAS = {
         lambda: packed() & causal() & window(before=255),
         sum(256 * n - triangle(255) for n in DOCUMENTS if n > 255) + 1,
     ),
+    "documents in a window that leaves the prefix": (
+        lambda: packed() & window(before=255) & prefix(1000),
+        256 * 1000,  # the window slides in over 255 rows and out over 255 rows
+    ),
     "a dilated causal window": (lambda: dilated(7) & causal() & window(before=255), steps_back(N, 7, 255)),
     "random links": (lambda: random_links(11), 11 * N - triangle(10)),
     "causal random links": (lambda: random_links(11) & causal(), 11 * N - triangle(10)),

@@ -9,7 +9,7 @@ from regard.core.drawing import _cell, draw
 from regard.core.masks import as_mask
 
 mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 (after the choice of a canvas that needs no screen)
+from matplotlib import pyplot as plt
 
 
 def cells(picture: str) -> list[list[str]]:

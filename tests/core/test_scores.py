@@ -84,7 +84,7 @@ def test_alibi_lowers_scores_by_distance_to_either_side():
 def test_alibi_goes_by_positions_not_by_rows():
     at = torch.tensor([4, 0, 8, 30, 2, 1, 5, 3, 7])
     out = acted(alibi(heads=H), torch.zeros(1, H, I, J), queries(), places=Places(11, at))
-    assert torch.allclose(out[0, 2, 3], -alibi_slopes(H)[2] * (14 - at).abs())
+    assert torch.allclose(out[0, 2, 3], -alibi_slopes(H)[2].to(out) * (14 - at).abs())
 
 
 def published_bucket(distance: int, buckets: int, reach: int, both_ways: bool) -> int:
@@ -241,9 +241,8 @@ def test_the_gradient_of_a_tensor_has_its_shape(shape):
     for at in (grid(), piecewise()):
         out = additive(values).bind(queries(), 1.0)(torch.zeros((), dtype=torch.float64), at)
         upstream = torch.randn(B, H, I, J, dtype=torch.float64)
-        (grad,) = torch.autograd.grad(
-            out.expand(*out.shape[:-4], B, H, I, J), values, upstream.expand(*out.shape[:-4], -1, -1, -1, -1)
-        )
+        full = *out.shape[:-4], B, H, I, J
+        (grad,) = torch.autograd.grad(out.expand(full), values, upstream.expand(full))
         assert torch.allclose(grad, upstream.sum_to_size((1,) * (4 - len(shape)) + shape).view(shape))
 
 

@@ -17,7 +17,7 @@ from regard.core.given import has_matrix
 from regard.core.grid import Grid, Places, key_positions
 from regard.core.kernels import sdpa
 from regard.core.kernels.call import Call
-from regard.core.memo import Memo
+from regard.core.memo import Memo, joint_key
 from regard.core.tables import NONE, BlockTable, block_table, unseen_and_blind
 
 SUMMARY = "gathers the visible key blocks and runs torch's fused attention on them"
@@ -160,8 +160,8 @@ _plans: Memo[Plan] = Memo(16)
 def _plan(call: Call) -> Plan:
     i, j, device = call.q.shape[2], call.k.shape[2], call.q.device
     few = _table(call).visited_by_any * SIZE * SIZE <= _KEEP
-    key = (call.mask.key(), call.places, i, j, device) if few and isinstance(call.places.keys, int) else None
-    return _plans.get(key, call.mask, lambda: _planned(call.mask, call.places, i, j, device))
+    rest = (call.places, i, j, device) if few and isinstance(call.places.keys, int) else None
+    return _plans.get(joint_key(call.mask, rest), call.mask, lambda: _planned(call.mask, call.places, i, j, device))
 
 
 def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -> Plan:

@@ -45,7 +45,8 @@ class Call:
     @property
     def sink(self) -> Float[Tensor, "h"] | None:
         """The logits of all sinks together: sinks add up as exponentials do."""
-        logits = [term.logits.to(self.q.device) for term in self.terms if isinstance(term, Sink)]
+        exact = torch.promote_types(self.q.dtype, torch.float32)
+        logits = [term.logits.to(self.q.device, exact) for term in self.terms if isinstance(term, Sink)]
         return torch.stack(logits).logsumexp(0) if logits else None
 
     def grid(self) -> Grid:

@@ -17,7 +17,7 @@ from regard.core.algebra import Full, Mask
 from regard.core.given import has_matrix
 from regard.core.grid import Grid, Places
 from regard.core.kernels.call import Call, in_transform
-from regard.core.memo import Memo
+from regard.core.memo import Memo, joint_key
 from regard.core.scores import Bound
 from regard.core.tables import ALL, SOME, block_table, unseen_and_blind
 
@@ -173,8 +173,8 @@ def _plan(call: Call) -> Plan:
     q, k, v = call.q, call.k, call.v
     settings = tuple(term.settings() for term in call.terms)
     kind = (call.places, q.shape, k.shape, v.shape, q.dtype, q.device, _training(call), settings)
-    key = (call.mask.key(), *kind) if isinstance(call.places.keys, int) else None
-    return _plans.get(key, call.mask, lambda: _planned(call))
+    rest = kind if isinstance(call.places.keys, int) else None
+    return _plans.get(joint_key(call.mask, rest), call.mask, lambda: _planned(call))
 
 
 def _planned(call: Call) -> Plan:

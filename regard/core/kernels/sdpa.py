@@ -98,10 +98,11 @@ def masked(
         if sink is not None:
             k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
             added = torch.cat([added, sink.to(added)[:, None, None].expand(*added.shape[:-1], 1)], -1)
-        if added.dtype != q.dtype:
+        if added.dtype != q.dtype and added.shape[-1]:
             # only differences count: with the largest at zero, half precision rounds the ones that weigh least most
             top = added.detach().amax(-1, keepdim=True)
-            added = (added - top.masked_fill(top == -math.inf, 0)).to(q.dtype)
+            added = added - top.masked_fill(top == -math.inf, 0)
+        added = added.to(q.dtype)
     return fused(q, k, v, beta, dropout, added=added)
 
 

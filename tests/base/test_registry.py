@@ -1,0 +1,62 @@
+"""Things by name: kept in order, never twice, and missed with a suggestion."""
+
+import pytest
+
+from regard.base.errors import UnknownNameError
+from regard.base.registry import Registry
+
+
+@pytest.fixture
+def fruits() -> Registry[int]:
+    registry: Registry[int] = Registry("fruit")
+    for size, name in enumerate(("pear", "apple", "cherry"), 3):
+        registry.add(name)(size)
+    return registry
+
+
+def test_things_are_found_by_name(fruits):
+    assert [fruits["pear"], fruits["apple"], fruits["cherry"]] == [3, 4, 5]
+
+
+def test_names_keep_the_order_in_which_they_came(fruits):
+    assert list(fruits) == ["pear", "apple", "cherry"]
+    assert len(fruits) == 3
+    assert "apple" in fruits
+    assert "plum" not in fruits
+
+
+def test_adding_gives_the_thing_back_so_that_it_decorates():
+    registry: Registry[object] = Registry("kernel")
+
+    @registry.add("mine")
+    def mine() -> int:
+        return 7
+
+    assert mine() == 7
+    assert registry["mine"] is mine
+
+
+def test_a_name_is_given_once(fruits):
+    with pytest.raises(ValueError, match="fruit 'apple' is registered twice"):
+        fruits.add("apple")(9)
+    assert fruits["apple"] == 4
+
+
+def test_a_name_that_is_nearly_right_gets_a_suggestion(fruits):
+    with pytest.raises(UnknownNameError) as unknown:
+        fruits["aple"]
+    assert str(unknown.value) == "unknown fruit 'aple'; did you mean 'apple'? (there are: pear, apple, cherry)"
+
+
+def test_a_name_that_is_far_off_gets_the_list(fruits):
+    with pytest.raises(UnknownNameError) as unknown:
+        fruits["xyzzy"]
+    assert str(unknown.value) == "unknown fruit 'xyzzy' (there are: pear, apple, cherry)"
+
+
+def test_what_is_none_is_there_too():
+    registry: Registry[None] = Registry("thing")
+    registry.add("nothing")(None)
+    assert registry["nothing"] is None
+    with pytest.raises(ValueError, match="twice"):
+        registry.add("nothing")(None)

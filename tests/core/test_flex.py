@@ -1,0 +1,481 @@
+"""flex, as far as a CPU can tell: its block masks against torch's own, its numbers, and how seldom it compiles.
+
+On a CPU flex_attention runs forward only, so its refusals are gone round here. The numbers on a GPU, gradients too, are
+held against the truth in `test_truth.py`.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import create_block_mask
+
+from regard import (
+    Mask,
+    Places,
+    additive,
+    alibi,
+    attend,
+    blocks,
+    causal,
+    chunks,
+    dilated,
+    documents,
+    full,
+    global_tokens,
+    padding,
+    prefix,
+    random_links,
+    shaw,
+    sink,
+    softcap,
+    t5_buckets,
+    window,
+)
+from regard.core.attend import settle_call
+from regard.core.kernels import flex
+from regard.core.kernels.call import Call
+from regard.core.memo import Memo
+from regard.core.scores import Term
+
+B, H, G, C, E = 2, 4, 2, 16, 24
+
+
+def draw(i: int, j: int, *, b: int = B, c: int = C, e: int = E, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(b, h, n, w, **options) for h, n, w in ((H, i, c), (G, j, c), (G, j, e)))
+    return q, k, v
+
+
+def call(*inputs: Tensor, mask=None, scores=None, beta=None, dropout=0.0, places=None) -> Call:
+    return settle_call(*inputs, mask, scores, beta, dropout, places)
+
+
+def ran(*inputs: Tensor, **rest: Any) -> Tensor:
+    """flex as it runs, whatever it would refuse."""
+    with torch.no_grad():
+        return flex.run(call(*inputs, **rest))
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clean memory, so that no test lives on what another compiled, and code without the tests' shape checks."""
+    monkeypatch.setattr(flex, "_call_flex", inspect.unwrap(flex._call_flex))
+    monkeypatch.setattr(flex, "_functions", {})
+    monkeypatch.setattr(flex, "_plans", Memo(64))
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """flex_attention written out by torch itself: slow, exact, and with a log-sum-exp on the CPU too."""
+    monkeypatch.setattr(flex, "_compiled", lambda structure: flex._call_flex)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+        yield
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
+    """Counts what the compiler traces, and spares the time to make code of it."""
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    yield counter
+    torch._dynamo.reset()
+
+
+FAR = Mask.of("far", lambda i, j: (i - j) > 100)
+
+
+def labels(n: int) -> Tensor:
+    return torch.stack([torch.arange(n) // 50, torch.arange(n) // 70])
+
+
+MASKS: dict[str, Callable[[int], Mask]] = {
+    "causal": lambda n: causal(),
+    "not causal": lambda n: ~causal(),
+    "window": lambda n: window(before=30, after=7),
+    "half open window": lambda n: window(before=None, after=3),
+    "blocks": lambda n: blocks(50),
+    "chunks": lambda n: chunks(33, before=1),
+    "global tokens": lambda n: causal() & window(before=20) | global_tokens(3),
+    "prefix": lambda n: prefix(70) | causal(),
+    "dilated": lambda n: dilated(3) & window(before=40),
+    "random links": lambda n: random_links(3, seed=2),
+    "padding": lambda n: padding([n - 5, n // 3]),
+    "padding to nothing": lambda n: padding([0, n]),
+    "padding left": lambda n: causal() & padding([n - 5, n // 3], side="left", width=n),
+    "documents": lambda n: documents(labels(n)[0]),
+    "documents by sequence": lambda n: causal() & documents(labels(n)),
+    "predicate": lambda n: FAR,
+    "nothing": lambda n: ~full(),
+}
+CAUTIOUS = {"dilated", "global tokens", "prefix", "padding left", "documents by sequence"}  # may look once too often
+
+
+def dense_of(asked: Call) -> Tensor:
+    """Every pair, (b i j) or (1 i j)."""
+    i, j = asked.q.shape[2], asked.k.shape[2]
+    dense = asked.mask.dense(i, j, places=asked.places)
+    return dense[:, 0] if dense.ndim == 4 else dense[None]
+
+
+def by_torch(asked: Call, size: int) -> Any:
+    """torch's own block mask, from asking about every pair."""
+    dense = dense_of(asked)
+    b, i, j = dense.shape
+    return create_block_mask(lambda b, h, q, kv: dense[b, q, kv], b, None, i, j, device="cpu", BLOCK_SIZE=size)
+
+
+def whole_blocks(block_mask: Any) -> Tensor:
+    """Which blocks are taken without asking."""
+    count, which = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
+    listed = torch.arange(which.shape[-1]) < count[..., None]
+    return torch.zeros(which.shape, dtype=torch.int).scatter_reduce(-1, which.long(), listed.int(), "amax").bool()
+
+
+@pytest.mark.parametrize(("i", "j"), [(300, 300), (256, 256), (129, 300), (300, 128)])
+@pytest.mark.parametrize("name", MASKS)
+def test_block_masks_agree_with_those_of_torch(name, i, j):
+    if i > j and "documents" in name:
+        i = j  # no document has a number before its beginning
+    mask = MASKS[name](j)
+    asked = call(*draw(i, j), mask=mask)
+    ours = flex._planned(asked).blocks
+    if ours is None:
+        assert mask.dense(i, j).all()
+        return
+    theirs = by_torch(asked, flex.COARSE)
+    seen, needed = ours.to_dense().bool(), theirs.to_dense().bool()
+    assert seen.shape == needed.shape
+    assert (seen | ~needed).all(), "a block with something visible is skipped"
+    if name not in CAUTIOUS:
+        assert torch.equal(seen, needed), "a block is looked at that holds nothing"
+    assert (whole_blocks(ours) | ~whole_blocks(theirs)).all() or name in CAUTIOUS, "a whole block is asked about"
+    # beyond the end there is nothing to hide: torch asks about such blocks, and the kernel looks at its bounds anyway
+    pairs = torch.nn.functional.pad(dense_of(asked), (0, -j % 128, 0, -i % 128), value=True)
+    whole = pairs.unflatten(2, (-1, 128)).unflatten(1, (-1, 128)).all(4).all(2)[:, None]
+    assert (whole | ~whole_blocks(ours)).all(), "a block is taken whole that hides something"
+    assert ours.seq_lengths == theirs.seq_lengths == (i, j)
+    assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_the_predicate_of_a_block_mask_is_the_mask(name):
+    mask = MASKS[name](130)
+    for places in (None, Places(7), Places(9, torch.randperm(130))):
+        i = 20 if places else 130
+        asked = call(*draw(i, 130), mask=mask, places=places)
+        ours = flex._planned(asked).blocks
+        dense = mask.dense(i, 130, places=asked.places).expand(B, 1, i, 130)
+        if ours is None:
+            assert dense.all()
+            continue
+        b, q, kv = torch.arange(B)[:, None, None], torch.arange(i)[:, None], torch.arange(130)
+        told = ours.mask_mod(b, torch.tensor(0), q, kv)
+        assert torch.equal(told.expand(B, i, 130), dense[:, 0])
+
+
+def test_fine_blocks_skip_more():
+    asked = call(*draw(1024, 1024, dtype=torch.bfloat16, b=1), mask=window(before=10))
+    plan = flex._planned(asked)
+    assert plan.blocks.BLOCK_SIZE == (flex.FINE, flex.FINE)
+    theirs = by_torch(asked, flex.FINE)
+    assert torch.equal(plan.blocks.to_dense().bool(), theirs.to_dense().bool())
+    assert plan.blocks.sparsity() > by_torch(asked, flex.COARSE).sparsity()
+
+
+SPARSE = {"mask": window(before=10)}
+SIZES = {
+    "sparse in half precision": ({}, SPARSE, True),
+    "float32": ({"dtype": torch.float32}, SPARSE, False),
+    "wide heads": ({"c": 136}, SPARSE, False),
+    "wide values": ({"e": 136}, SPARSE, False),
+    "widest that fit": ({"c": 128, "e": 128}, SPARSE, True),
+    "few queries": ({"i": 127}, SPARSE, False),
+    "just enough queries": ({"i": 128}, SPARSE, True),
+    "half visible": ({}, {"mask": causal()}, False),
+    "everything visible": ({}, {}, False),
+    "data": ({"b": 2}, {"mask": padding([10, 20])}, False),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_small_blocks_and_tiles_are_for_what_is_sparse_and_fits_them(name):
+    sizes, rest, sparse = SIZES[name]
+    sizes = {"i": 1024, "j": 1024, "b": 1, "dtype": torch.bfloat16} | sizes
+    plan = flex._planned(call(*draw(**sizes), **rest))
+    assert ("fwd_BLOCK_M" in plan.options) == sparse
+    if plan.blocks is not None:
+        assert plan.blocks.BLOCK_SIZE[0] == (flex.FINE if sparse else flex.COARSE)
+
+
+@pytest.mark.parametrize("learned", ["q", "k", "v", "slopes", "nothing", "nothing, without gradients"])
+def test_training_keeps_to_the_blocks_that_have_a_gradient(learned):
+    """flex's backward takes blocks of 128 alone; the small tiles serve all the same."""
+    tensors = dict(zip("qkv", draw(512, 512, b=1, dtype=torch.bfloat16), strict=True)) | {"slopes": torch.rand(H)}
+    for name, x in tensors.items():
+        x.requires_grad_(name == learned or "without" in learned)
+    slopes = tensors.pop("slopes")
+    with torch.set_grad_enabled("without" not in learned):
+        plan = flex._planned(call(*tensors.values(), **SPARSE, scores=alibi(slopes=slopes)))
+    assert plan.blocks.BLOCK_SIZE[0] == (flex.FINE if "nothing" in learned else flex.COARSE)
+    assert "fwd_BLOCK_M" in plan.options
+
+
+@pytest.mark.parametrize(("i", "j"), [(256, 384), (256, 300), (300, 256), (130, 130)])
+def test_divisible_lengths_are_told_to_the_compiler(i, j):
+    plan = flex._planned(call(*draw(i, j), mask=causal()))
+    assert plan.options["IS_DIVISIBLE"] == (i % 128 == j % 128 == 0)
+
+
+TERMS: dict[str, Callable[[int, int], Term]] = {
+    "alibi": lambda i, j: alibi(slopes=torch.rand(H)),
+    "t5": lambda i, j: t5_buckets(torch.randn(12, H), reach=50),
+    "t5 one way": lambda i, j: t5_buckets(torch.randn(12, H), reach=50, both_ways=False),
+    "shaw": lambda i, j: shaw(torch.randn(11, C)),
+    "softcap": lambda i, j: softcap(1.5),
+    "sink": lambda i, j: sink(torch.randn(H)),
+    "added (i j)": lambda i, j: additive(torch.randn(i, j)),
+    "added (b h i j)": lambda i, j: additive(torch.randn(B, H, i, j)),
+    "added (h 1 j)": lambda i, j: additive(torch.randn(H, 1, j)),
+}
+
+
+def assert_true(inputs: tuple[Tensor, Tensor, Tensor], **rest: Any) -> None:
+    out = ran(*inputs, **rest)
+    truth = attend(*(x.double() for x in inputs), **rest, kernel="reference")
+    assert out.dtype == inputs[0].dtype
+    assert torch.allclose(out.double(), truth, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_term_alone(name, uncompiled):
+    assert_true(draw(33, 130), scores=TERMS[name](33, 130))
+
+
+def test_several_terms_in_order(uncompiled):
+    terms = [additive(torch.randn(33, 1)), softcap(1.0), alibi(heads=H), sink(torch.randn(H)), sink(torch.randn(H))]
+    assert_true(draw(33, 130), scores=terms, mask=causal())
+
+
+@pytest.mark.parametrize("name", ["causal", "padding to nothing", "documents by sequence", "random links", "nothing"])
+def test_a_mask_with_a_term_and_a_sink(name, uncompiled):
+    """Blind rows give zeros beside a sink too, and keys that nobody sees may hold anything."""
+    q, k, v = draw(130, 130)
+    mask = MASKS[name](130)
+    assert_true((q, k, v), mask=mask, scores=[alibi(heads=H), sink(torch.randn(H))])
+    unseen = ~mask.dense(130).expand(B, 1, 130, 130).any(2)[..., None]
+    dirty = (q, k.masked_fill(unseen, torch.nan), v.masked_fill(unseen, torch.inf))
+    assert torch.equal(ran(*dirty, mask=mask), ran(q, k, v, mask=mask))
+
+
+@pytest.mark.parametrize(
+    "places",
+    [Places(0), Places(31), Places(140, 3), Places(31, torch.randperm(130)), Places(200, torch.arange(130) * 2)],
+    ids=["both at 0", "queries ahead", "both ahead", "any order", "gaps"],
+)
+def test_positions_go_where_the_call_stands(places, uncompiled):
+    mask = causal() & window(before=40) | global_tokens(3)
+    assert_true(draw(33, 130), mask=mask, scores=[alibi(heads=H), shaw(torch.randn(11, C))], places=places)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, -0.3])
+def test_beta_is_taken_as_it_is(beta, uncompiled):
+    assert_true(draw(33, 130), mask=causal(), scores=shaw(torch.randn(11, C)), beta=beta)
+
+
+def test_half_precision_sinks_leave_the_dtype(uncompiled):
+    inputs = [x.bfloat16() for x in draw(33, 130)]
+    logits = torch.randn(H)
+    out = ran(*inputs, scores=sink(logits))
+    truth = attend(*(x.double() for x in inputs), scores=sink(logits.double()), kernel="reference")
+    assert out.dtype == torch.bfloat16
+    assert torch.allclose(out.double(), truth, atol=0.03)
+
+
+def test_compiled_code_for_a_window_serves_other_lengths():
+    """The real compiler, once for one length and once for all others."""
+    for n in (130, 300, 450):
+        assert_true(draw(n, n), mask=causal() & window(before=20))
+
+
+def test_compiled_code_with_data_and_a_term():
+    assert_true(draw(129, 300), mask=causal() & documents(labels(300)), scores=t5_buckets(torch.randn(12, H), reach=50))
+
+
+LENGTHS = (130, 300, 450, 256, 384, 512)  # three that 128 does not divide and three that it does
+
+
+@pytest.mark.parametrize("name", ["window", "random links", "padding left", "documents by sequence", "predicate"])
+def test_no_length_but_the_second_compiles_anew(name, compilations):
+    for n in LENGTHS:
+        ran(*draw(n, n, c=4, e=4), mask=MASKS[name](n))
+    assert compilations.frame_count <= 4
+    assert len(flex._functions) <= 2
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "sink", "added (i j)", "added (h 1 j)"])
+def test_no_length_but_the_second_compiles_anew_with_a_term(name, compilations):
+    for n in LENGTHS:
+        ran(*draw(n, n), mask=causal(), scores=TERMS[name](n, n))
+    assert compilations.frame_count <= 4
+    assert len(flex._functions) <= 2
+
+
+def test_no_batch_but_the_second_compiles_anew(compilations):
+    for b in (2, 3, 5, 7):
+        ran(*draw(300, 300, b=b), mask=causal())
+    assert compilations.frame_count <= 2
+
+
+def test_a_step_of_a_cache_compiles_nothing_anew(compilations):
+    for step in range(6):
+        ran(*draw(1, 300), mask=causal(), places=Places(100 + step))
+    assert compilations.frame_count == 1
+    for step in range(6):
+        ran(*draw(1, 300), mask=causal(), places=Places(100 + step, torch.arange(300)))
+    assert compilations.frame_count == 2
+
+
+def test_new_data_compiles_nothing_anew(compilations):
+    for shift in range(5):
+        ran(*draw(300, 300), mask=causal() & documents(labels(300) + shift), scores=alibi(slopes=torch.rand(H)))
+        ran(*draw(300, 300), mask=causal() & documents(labels(300) + shift), scores=alibi(slopes=torch.rand(H)))
+    assert compilations.frame_count == 1
+
+
+def test_another_temperature_does_not_use_up_the_compiler():
+    """A schedule of beta over a training run is more values than the compiler would make code for."""
+    inputs = draw(130, 130)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for beta in (0.1, 0.2, 0.3, 0.4):
+            assert_true(inputs, mask=causal(), beta=beta)
+
+
+def test_another_structure_has_code_of_its_own(compilations):
+    """The compiler gives up on a function after a few recompilations; no mask may use up another's."""
+    for before in range(12):
+        ran(*draw(130, 130), mask=window(before=before))
+    assert compilations.frame_count == 12
+    assert len(flex._functions) == 12
+    assert len({function.__name__ for function in flex._functions.values()}) == 12
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    calls: list[Call] = []
+    original = flex._planned
+
+    def noted(asked: Call) -> flex.Plan:
+        calls.append(asked)
+        return original(asked)
+
+    monkeypatch.setattr(flex, "_planned", noted)
+    return calls
+
+
+def test_a_plan_is_remembered(planned):
+    ids = labels(130)
+    for _ in range(2):
+        flex._plan(call(*draw(130, 130), mask=causal() & documents(ids)))
+    assert len(planned) == 1
+    ids[:, 60:] += 1
+    flex._plan(call(*draw(130, 130), mask=causal() & documents(ids)))
+    assert len(planned) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mask": window(before=11)},
+        {"places": Places(1)},
+        {"scores": softcap(2.0)},
+        {"i": 129},
+        {"j": 131},
+        {"b": 1},
+        {"c": 32},
+        {"e": 32},
+        {"dtype": torch.bfloat16},
+        {"requires_grad": True},
+    ],
+    ids=str,
+)
+def test_a_plan_is_for_calls_of_one_kind(other, planned):
+    sizes = {"i": 130, "j": 130}
+    own = {name: other[name] for name in other if name not in ("mask", "places", "scores")}
+    rest = {name: other[name] for name in other if name in ("mask", "places", "scores")}
+    flex._plan(call(*draw(**sizes), **SPARSE))
+    flex._plan(call(*draw(**sizes | own), **SPARSE | rest))
+    assert len(planned) == 2
+
+
+def test_positions_of_single_keys_are_planned_for_each_time(planned):
+    for _ in range(2):
+        flex._plan(call(*draw(5, 130), mask=causal(), places=Places(9, torch.arange(130))))
+    assert len(planned) == 2
+
+
+REFUSALS = {
+    "on a GPU": ({}, {}, []),
+    "float64": ({"dtype": torch.float64}, {}, ["it computes in float32 at most, and q is float64"]),
+    "dropout": ({}, {"dropout": 0.1}, ["it has no dropout"]),
+    "hard": ({}, {"beta": torch.inf}, ["beta=inf is hard attention, and it knows only softmax"]),
+    "matrix": (
+        {},
+        {"mask": causal() & torch.ones(130, 130, dtype=torch.bool)},
+        ["a boolean matrix is dense already; write the rule with regard's masks"],
+    ),
+    "empty": ({"i": 0}, {}, ["it does not take empty tensors"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_it_refuses(name):
+    sizes, rest, reasons = REFUSALS[name]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = draw(**{"i": 130, "j": 130, "dtype": torch.bfloat16, "device": "cuda"} | sizes)
+        assert flex.refusals(call(*inputs, **rest)) == reasons
+
+
+@pytest.mark.parametrize(("c", "e"), [(15, 16), (16, 8)])
+def test_it_refuses_heads_narrower_than_its_tiles(c, e):
+    """flex's code for GPUs multiplies tiles of at least 16 numbers and raises on fewer."""
+    with FakeTensorMode():
+        inputs = draw(130, 130, c=c, e=e, dtype=torch.bfloat16, device="cuda")
+    reasons = flex.refusals(call(*inputs))
+    assert len(reasons) == 1
+    assert "16" in reasons[0]
+
+
+def test_it_refuses_a_cpu_and_all_else_at_once():
+    asked = call(*draw(0, 130, dtype=torch.float64), dropout=0.1, beta=torch.inf)
+    assert flex.refusals(asked) == [
+        "it needs a GPU, but q lies on cpu",
+        "it computes in float32 at most, and q is float64",
+        "it has no dropout",
+        "beta=inf is hard attention, and it knows only softmax",
+        "it does not take empty tensors",
+    ]
+
+
+def test_it_refuses_inside_transforms_and_the_compiler(monkeypatch):
+    told = []
+
+    q, k, v = draw(130, 130)
+
+    def look(q: Tensor) -> Tensor:
+        told.extend(flex.refusals(call(q, k, v)))
+        return q.sum()
+
+    torch.func.vmap(look)(q[None])
+    assert "it has no rule for vmap and forward-mode derivatives" in told
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    reasons = flex.refusals(call(*draw(130, 130)))
+    assert "its block mask is worked out in Python, which torch.compile cannot trace" in reasons
