@@ -23,7 +23,12 @@ def settled(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def autocasting(x: Tensor) -> bool:
     """Whether autocast would lower this tensor."""
     kind = x.device.type
-    return x.dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return x.dtype != torch.float64 and _has_autocast(kind) and torch.is_autocast_enabled(kind)
+
+
+@torch.compiler.assume_constant_result  # older compilers cannot trace the question
+def _has_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
 
 
 def _check_tensor(name: str, x: Tensor) -> None:

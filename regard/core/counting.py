@@ -29,7 +29,7 @@ def count(mask: Mask, queries: int, keys: int | None = None, places: Places | No
     if polynomial is None or not queries or not keys:
         return _swept(mask, queries, keys, places)
     i = torch.arange(queries) + places.queries
-    first = int(key_positions(places, 1, None))
+    first = places.keys
     sequences = range(mask.batch() or 1)
     return sum(
         factor * _conjunction(term, i, first, first + keys, sequence)
@@ -152,7 +152,7 @@ def _swept(mask: Mask, queries: int, keys: int, places: Places) -> int:
     batch = torch.arange(mask.batch() or 1)[:, None, None, None]
     head = torch.arange(mask.heads() or 1)[:, None, None]
     column = torch.arange(keys)[None, :]
-    j = key_positions(places, keys, None)[None, :]
+    j = key_positions(places, keys, torch.device("cpu"))[None, :]
     for start in range(0, queries, rows):
         row = torch.arange(start, min(start + rows, queries))[:, None]
         seen = mask.see(Grid(batch, head, row, column, row + places.queries, j))

@@ -168,17 +168,16 @@ class Additive(Term):
     name = "additive"
 
     def bind(self, q: Tensor, beta: float) -> Bound:
-        b, h = (1, 1, *self.values.shape[:-2])[-2:]
-        values = self.values.to(q.dtype).reshape(b, h, *self.values.shape[-2:])
+        sizes = (1, 1, *self.values.shape)[-4:]
+        values = self.values.to(q.dtype).reshape(sizes)
+        told = [axis for axis in range(4) if sizes[axis] > 1]
+        squeezed = values.reshape([sizes[axis] for axis in told])
 
         def add(scores: Tensor, grid: Grid) -> Tensor:
             if grid.whole:
                 return scores + values
-            batch = grid.batch if b > 1 else grid.batch * 0
-            head = grid.head if h > 1 else grid.head * 0
-            row = grid.row if values.shape[2] > 1 else grid.row * 0
-            column = grid.column if values.shape[3] > 1 else grid.column * 0
-            return scores + values[batch, head, row, column]
+            index = tuple((grid.batch, grid.head, grid.row, grid.column)[axis] for axis in told)
+            return scores + (squeezed[index] if told else squeezed)
 
         return add
 

@@ -728,6 +728,23 @@ def test_a_first_push_that_is_refused_changes_nothing():
     assert stream.push(keys(g=H), keys(), keys(c=E)).shape == (B, H, 3, E)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Stream(padding([3, 4, 5]) & causal()),
+        lambda: Stream(documents([0, 0]) & causal()),
+        lambda: Stream(causal(), scores=alibi(heads=H + 1)),
+        lambda: Stream(causal(), scores=softcap(2.0), kernel="sdpa"),
+    ],
+    ids=["a mask for another batch", "a mask for fewer positions", "a term for other heads", "a kernel that cannot"],
+)
+def test_what_attention_refuses_is_not_taken_in(make):
+    stream = make()
+    with pytest.raises(RegardError):
+        stream.push(keys(g=H), keys(), keys(c=E))
+    assert (stream.received, stream.given, stream.tensors()) == (0, 0, ())
+
+
 @pytest.mark.parametrize("make", [Rolling, Stream])
 def test_a_boolean_matrix_cannot_roll_on(make):
     data = torch.ones(3, 3, dtype=torch.bool)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard import causal, padding
-from regard.core.memo import Memo
+from regard.core.memo import Memo, joint_key
 
 
 def counting(results):
@@ -46,6 +46,20 @@ def test_a_failure_is_not_remembered():
         memo.get(2, causal(), lambda: 1 / 0)
     assert memo.get(2, causal(), lambda: "b") == "b"
     assert memo.get(1, causal(), lambda: "c") == "a"
+
+
+def test_a_key_is_that_of_the_mask_and_of_all_else_that_matters():
+    assert joint_key(causal(), (3, 5)) == joint_key(causal(), (3, 5))
+    keys = [joint_key(causal(), (3, 5)), joint_key(causal(), (5, 3)), joint_key(padding([3]), (3, 5))]
+    assert len(set(keys)) == 3
+
+
+def test_there_is_no_key_where_nothing_may_be_remembered():
+    with torch.inference_mode():
+        changing = padding(torch.tensor([3, 5]))
+    assert joint_key(changing, (3, 5)) is None
+    assert joint_key(causal() & ~changing, (3, 5)) is None
+    assert joint_key(causal(), None) is None
 
 
 def test_the_data_of_a_key_stays_alive_as_long_as_the_result():

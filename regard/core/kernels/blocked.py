@@ -189,7 +189,7 @@ def _visible(mask: Mask, places: Places, rows: Tensor, columns: Tensor, i: int, 
     row, column, real = _indices(rows, columns, i, j)
     row, column = row[:, None, :, None], column[:, None, None, :]
     batch = torch.arange(mask.batch() or 1)[:, None, None]
-    at = key_positions(places, j, None)[column]
+    at = key_positions(places, j, torch.device("cpu"))[column]
     seen = mask.see(Grid(batch, torch.zeros(1, dtype=torch.long), row, column, row + places.queries, at))
     return (seen & real[:, None, None, :]).expand(len(rows), mask.batch() or 1, SIZE, columns.shape[1] * SIZE)
 

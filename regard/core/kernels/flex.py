@@ -48,6 +48,8 @@ def refusals(call: Call) -> list[str]:
         reasons.append(f"it needs a GPU, but q lies on {call.q.device}")
     if call.q.dtype == torch.float64:
         reasons.append("it computes in float32 at most, and q is float64")
+    if min(call.q.shape[-1], call.v.shape[-1]) < 16:
+        reasons.append(f"it takes heads at least 16 wide, not c={call.q.shape[-1]} and e={call.v.shape[-1]}")
     if call.dropout:
         reasons.append("it has no dropout")
     if math.isinf(call.beta):

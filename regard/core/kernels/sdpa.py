@@ -144,6 +144,11 @@ def _cudnn_first() -> Iterator[None]:
         torch._C._set_sdp_priority_order(before)
 
 
-@cache
+@torch.compiler.assume_constant_result
 def _hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return _generation(device) == 9
+
+
+@cache
+def _generation(device: int) -> int:
+    return torch.cuda.get_device_capability(device)[0]
