@@ -54,12 +54,12 @@ class Mask(ABC):
         """Raise where the mask was made for another number of sequences or positions."""
         for child in self.children():
             child.check(places, i, j, b, h)
-        sizes = {size for child in self.children() if (size := child.batch()) is not None}
-        if len(sizes) > 1:
-            few, many = min(sizes), max(sizes)
-            raise ShapeError(
-                f"{self!r} joins masks for b={few} and b={many} (batch); make its parts for the same batch"
-            )
+        own = self.batch()
+        for size in [child.batch() for child in self.children()]:
+            if size is not None and size != own:
+                raise ShapeError(
+                    f"{self!r} joins masks for b={own} and b={size} (batch); make its parts for the same batch"
+                )
 
     def children(self) -> tuple["Mask", ...]:
         return ()
@@ -78,11 +78,11 @@ class Mask(ABC):
 
     def batch(self) -> int | None:
         """The number of sequences told apart, or None where all are treated alike."""
-        return next((size for child in self.children() if (size := child.batch()) is not None), None)
+        return _first([child.batch() for child in self.children()])
 
     def heads(self) -> int | None:
         """The number of heads told apart, or None where all are treated alike."""
-        return next((size for child in self.children() if (size := child.heads()) is not None), None)
+        return _first([child.heads() for child in self.children()])
 
     def opaque(self) -> bool:
         """Whether some part is a predicate or a matrix, of which only evaluation tells."""
@@ -330,6 +330,10 @@ def settle(queries: int, keys: int | None, places: Places | None) -> tuple[Place
     if queries < 0 or keys < 0:
         raise ShapeError(f"lengths cannot be negative: queries={queries}, keys={keys}")
     return places or Places.last_rows(queries, keys), keys
+
+
+def _first(sizes: list[int | None]) -> int | None:
+    return next((size for size in sizes if size is not None), None)
 
 
 def _as_mask(other: Mask | Tensor) -> Mask:

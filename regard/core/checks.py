@@ -26,7 +26,8 @@ def autocasting(x: Tensor) -> bool:
     return x.dtype != torch.float64 and _has_autocast(kind) and torch.is_autocast_enabled(kind)
 
 
-@torch.compiler.assume_constant_result  # older compilers cannot trace the question
+# older compilers cannot trace the question
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_autocast(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind)
 

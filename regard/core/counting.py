@@ -25,11 +25,11 @@ def count(mask: Mask, queries: int, keys: int | None = None, places: Places | No
     places, keys = settle(queries, keys, places)
     mask.check(places, queries, keys)
     mask = mask.to(torch.device("cpu"))
-    polynomial = None if mask.opaque() or isinstance(places.keys, Tensor) else expand(mask)
-    if polynomial is None or not queries or not keys:
+    first = places.keys
+    polynomial = expand(mask) if isinstance(first, int) and not mask.opaque() else None
+    if polynomial is None or not isinstance(first, int) or not queries or not keys:
         return _swept(mask, queries, keys, places)
     i = torch.arange(queries) + places.queries
-    first = places.keys
     sequences = range(mask.batch() or 1)
     return sum(
         factor * _conjunction(term, i, first, first + keys, sequence)

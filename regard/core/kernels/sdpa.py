@@ -144,7 +144,7 @@ def _cudnn_first() -> Iterator[None]:
         torch._C._set_sdp_priority_order(before)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _hopper(device: int) -> bool:
     return _generation(device) == 9
 
