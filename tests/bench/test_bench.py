@@ -1,4 +1,4 @@
-"""The benchmark itself: it runs, says what it found in one form, measures nothing that is wrong, and divides rightly."""
+"""The benchmark itself: it runs, says what it found, measures nothing that is wrong, and divides rightly."""
 
 import gc
 import json

@@ -618,9 +618,9 @@ def test_a_static_cache_that_is_full_says_what_would_fit():
     cache = Static(7)
     cache.extend(keys(5), keys(5, c=E))
     with pytest.raises(CacheError) as full:
-        cache.extend(keys(4), keys(4, c=E))
+        cache.extend(keys(3), keys(3, c=E))
     assert str(full.value) == (
-        "the cache has room for 7 positions and holds 5, so 4 more do not fit; make it Static(9) or larger, "
+        "the cache has room for 7 positions and holds 5, so 3 more do not fit; make it Static(8) or larger, "
         "or use Growing()"
     )
     assert cache.length == 5
