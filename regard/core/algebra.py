@@ -94,7 +94,7 @@ class Mask(ABC):
         Comparing contents would wait for the device. Whoever remembers must keep the mask too, so that no other
         tensor takes over the identity. None where nothing may be remembered.
         """
-        if not self.tensors():
+        if not self.tensors() and not self.opaque():
             return self
         keys = [child.key() for child in self.children()]
         return None if None in keys else (type(self), *keys)
@@ -291,7 +291,14 @@ class Predicate(Mask):
     fn: Callable[[Tensor, Tensor], Tensor]
 
     def see(self, grid: Grid) -> Tensor:
-        return self.fn(grid.i, grid.j)
+        seen = self.fn(grid.i, grid.j)
+        if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
+            came = seen.dtype if isinstance(seen, Tensor) else repr(seen)
+            raise ConfigError(f"{self!r} must give a boolean tensor, True where visible, but gave {came}")
+        return seen
+
+    def key(self) -> None:
+        """What the function reads may change unseen, so nothing is remembered about it."""
 
     def table(self, spans: "Spans") -> Verdict:
         return spans.swept(self)

@@ -13,9 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.base.axes import read, spelled
-from regard.base.errors import CacheError, ConfigError
+from regard.base.errors import CacheError, ConfigError, ShapeError
+from regard.base.numbers import whole
 from regard.core.algebra import FAR, Mask
-from regard.core.attend import Scores, attend
+from regard.core.attend import Scores, attend, settle_call
 from regard.core.checks import settled
 from regard.core.given import has_matrix
 from regard.core.grid import Places
@@ -70,9 +71,7 @@ class Static(Cache):
     """Room for `capacity` positions, taken once and written in place: for generating, not for training."""
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ConfigError(f"a cache needs room for at least one position: capacity={capacity}")
-        self.capacity = capacity
+        self.capacity = whole("Static(capacity)", capacity, 1, "positions")
         self._room: tuple[Tensor, ...] = ()
 
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
@@ -155,37 +154,44 @@ class Stream:
                 f"a stream takes a query with each key, but q has n={q.shape[2]} and k n={k.shape[2]} (positions)"
             )
         _check_continues(self._held, k, v)
-        settled(q, k, v)  # whatever attention would refuse is refused before anything is taken in
+        settled(q, k, v)
         if self._waiting is not None:
             _check_same("q", self._waiting, q, "b h n c")
-        self._waiting = q if self._waiting is None else torch.cat([self._waiting, q], 2)
-        self._held = _joined(self._held, k, v)
-        self._positions = torch.cat([self._positions, torch.arange(self.received, self.received + k.shape[2])])
-        self.received += k.shape[2]
-        rows = torch.arange(self.given, self.received)
-        waits = _flags(self.mask.box(rows, rows, self.received, FAR).none, rows).logical_not()
-        return self._give(int((waits.cumsum(0) == 0).sum()))
+        waiting = q if self._waiting is None else torch.cat([self._waiting, q], 2)
+        received = self.received + k.shape[2]
+        positions = torch.cat([self._positions, torch.arange(self.received, received)])
+        rows = torch.arange(self.given, received)
+        waits = _flags(self.mask.box(rows, rows, received, FAR).none, rows).logical_not()
+        ready = int((waits.cumsum(0) == 0).sum())
+        return self._give(ready, waiting, _joined(self._held, k, v), positions, received)
 
     def finish(self) -> Float[Tensor, "b h r e"]:
         """The input has ended: give out the rows that were still waiting for keys."""
         if self._waiting is None:
             raise CacheError("nothing was pushed into this stream, so there is nothing to finish")
-        return self._give(self.received - self.given)
+        return self._give(self.received - self.given, self._waiting, self._held, self._positions, self.received)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What is stored: held keys and values, and waiting queries."""
         return (*self._held, *(() if self._waiting is None else (self._waiting,)))
 
-    def _give(self, rows: int) -> Tensor:
-        assert self._waiting is not None
-        now, self._waiting = self._waiting[:, :, :rows], self._waiting[:, :, rows:]
-        places = Places(self.given, _run_or_list(self._positions))
-        k, v = self._held
-        out = attend(now, k, v, mask=self.mask, scores=self.scores, beta=self.beta, kernel=self.kernel, places=places)
-        self.given += rows
-        needed = may_see(self.mask, self.given, self._positions).nonzero()[:, 0]
-        self._positions = self._positions[needed]
-        self._held = tuple(x.index_select(2, needed.to(x.device)) for x in self._held)
+    def _give(
+        self, rows: int, waiting: Tensor, held: tuple[Tensor, ...], positions: Tensor, received: int
+    ) -> Float[Tensor, "b h r e"]:
+        """The next rows. The stream changes only once they are there: a refusal leaves it as it was."""
+        now, (k, v) = waiting[:, :, :rows], held
+        places = Places(self.given, _run_or_list(positions))
+        if rows:
+            out = attend(
+                now, k, v, mask=self.mask, scores=self.scores, beta=self.beta, kernel=self.kernel, places=places
+            )
+        else:
+            settle_call(now, k, v, self.mask, self.scores, self.beta, 0.0, places)
+            out = v.new_zeros(*now.shape[:3], v.shape[3])
+        self.given, self.received, self._waiting = self.given + rows, received, waiting[:, :, rows:]
+        needed = may_see(self.mask, self.given, positions).nonzero()[:, 0]
+        self._positions = positions[needed]
+        self._held = tuple(x.index_select(2, needed.to(x.device)) for x in held)
         return out
 
 
@@ -211,11 +217,18 @@ def _joined(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> tuple[Tensor, Ten
 
 
 def _check_by_position(mask: Mask) -> None:
+    if not isinstance(mask, Mask):
+        raise ConfigError(f"a mask such as regard.causal() says what to keep, not {mask!r}")
     if has_matrix(mask):
         raise ConfigError("a boolean matrix has fixed rows and columns; write the rule with regard's masks")
 
 
 def _check_continues(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> None:
+    for name, x, letters in (("k", k, "b g n c"), ("v", v, "b g n e")):
+        if x.ndim != 4:
+            raise ShapeError(f"{name} has {x.ndim} axes, {tuple(x.shape)}, but is read as ({letters})")
+    if k.shape[:2] != v.shape[:2]:
+        raise CacheError(f"{read('v', v.shape, 'b g n e')}, but k is {tuple(k.shape)}; they come in pairs")
     if k.shape[2] != v.shape[2]:
         raise CacheError(f"{read('v', v.shape, 'b g n e')}, but k has {spelled('n', k.shape[2])}; they come in pairs")
     for name, old, new, letters in zip("kv", held, (k, v), ("b g n c", "b g n e"), strict=False):

@@ -1,5 +1,6 @@
 """The masks that hold data: lengths, document ids, a boolean matrix."""
 
+from abc import abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -29,6 +30,21 @@ class Data(Mask):
         if self.data.is_inference():
             return None  # such a tensor counts no versions, so it could change unseen
         return (type(self), self._settings(), id(self.data), self.data._version)
+
+    def to(self, device: torch.device) -> Mask:
+        if self.data.device == device:
+            return self
+        if torch.compiler.is_compiling() or self.data.is_inference():
+            return self._holding(self.data.to(device))
+        # one copy per device and version, so that what is remembered about it is found again
+        moved: dict[torch.device, tuple[int, Mask]] = self.__dict__.setdefault("_moved", {})
+        if device not in moved or moved[device][0] != self.data._version:
+            moved[device] = (self.data._version, self._holding(self.data.to(device)))
+        return moved[device][1]
+
+    @abstractmethod
+    def _holding(self, data: Tensor) -> Mask:
+        """The same mask with other data."""
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -79,8 +95,8 @@ class Padding(Data):
     def batch(self) -> int | None:
         return len(self.data)
 
-    def to(self, device: torch.device) -> Mask:
-        return Padding(self.data.to(device), self.side, self.width)
+    def _holding(self, data: Tensor) -> Mask:
+        return Padding(data, self.side, self.width)
 
     def _settings(self) -> Hashable:
         return self.side, self.width
@@ -131,8 +147,8 @@ class Documents(Data):
     def batch(self) -> int | None:
         return None if self.data.ndim == 1 else len(self.data)
 
-    def to(self, device: torch.device) -> Mask:
-        return Documents(self.data.to(device))
+    def _holding(self, data: Tensor) -> Mask:
+        return Documents(data)
 
     def __repr__(self) -> str:
         return f"documents({_short(self.data)})"
@@ -186,8 +202,8 @@ class Matrix(Data):
     def opaque(self) -> bool:
         return True
 
-    def to(self, device: torch.device) -> Mask:
-        return Matrix(self.data.to(device))
+    def _holding(self, data: Tensor) -> Mask:
+        return Matrix(data)
 
     def __repr__(self) -> str:
         return f"matrix{tuple(self.data.shape)}"

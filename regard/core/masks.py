@@ -66,7 +66,7 @@ def padding(
     With side="left" sequences were filled up at their front to a common `width`; keys appended later are real.
     """
     data = _integers("padding", "lengths", lengths)
-    if data.device.type == "cpu" and data.numel() and int(data.min()) < 0:
+    if _readable(data) and int(data.min()) < 0:
         raise ConfigError(f"padding(lengths) counts real keys, so {int(data.min())} cannot be one of the lengths")
     if data.ndim != 1 or not len(data):
         raise ShapeError(
@@ -121,6 +121,12 @@ def as_mask(mask: "Mask | Bool[Tensor, '*bh i j'] | None") -> Mask:
             + ("for one row of keys write mask[None].expand(i, -1)" if mask.ndim == 1 else "reshape it to one of these")
         )
     return Matrix(mask)
+
+
+def _readable(data: Tensor) -> bool:
+    """Whether looking at the values costs nothing: not on another device, nor while they are being traced."""
+    traced = torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(data)
+    return not traced and data.device.type == "cpu" and data.numel() > 0
 
 
 def _side(what: str, value: int | None, counts: str) -> int | None:

@@ -21,12 +21,16 @@ class Memo(Generic[T]):
         self.most = most
         self._kept: dict[Hashable, tuple[Mask, T]] = {}
 
-    def get(self, key: Hashable | None, mask: Mask, make: Callable[[], T]) -> T:
-        """The result under the key, made if need be; with no key it is made and forgotten."""
+    def get(
+        self, key: Hashable | None, mask: Mask, make: Callable[[], T], worth: Callable[[T], bool] = lambda made: True
+    ) -> T:
+        """The result under the key, made if need be; with no key, or if not worth keeping, it is forgotten again."""
         if key is None:
             return make()
         if key not in self._kept:
             made = make()
+            if not worth(made):
+                return made
             while len(self._kept) >= self.most:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = (mask, made)

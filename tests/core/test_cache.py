@@ -323,6 +323,7 @@ KEPT = {  # how many positions a rolling cache keeps after s
     "the larger of two windows": (causal() & (window(before=9) | window(before=3)), lambda s: min(s, 9)),
     "a dilated window": (dilated(3) & causal() & window(before=7), lambda s: min(s, 7)),
     "what the future alone may see": (~causal(), lambda s: 0),
+    "what is seen much later": (causal() & ~window(before=99), lambda s: s),
     "what any draw may reach": (random_links(2), lambda s: s),
     "random links in a window": (random_links(2) & window(before=6), lambda s: min(s, 6)),
     "what a rule of one's own may want": (Mask.of("x", torch.eq), lambda s: s),

@@ -248,6 +248,23 @@ TERMS: dict[str, Callable[[int, int], Term]] = {
 }
 
 
+@pytest.mark.parametrize("places", [Places(0), Places(31, 3), Places(31, torch.randperm(130))], ids=["0", "3", "any"])
+def test_a_single_score_becomes_what_the_terms_make_of_it(places):
+    """As the kernel asks: one score at a time, by index, in its own precision."""
+    q, k, v = draw(33, 130)
+    terms = [alibi(slopes=torch.rand(H)), additive(torch.randn(H, 33, 1)), softcap(2.0), shaw(torch.randn(11, C))]
+    asked = call(q, k, v, scores=terms, places=places)
+    modify = flex._score_mod(asked.bound_terms(), flex._positions(places, q.device))
+    whole = torch.zeros(B, H, 33, 130)
+    for bound in asked.bound_terms():
+        whole = bound(whole, asked.grid())
+    for b, h, row, column in ((0, 0, 0, 0), (1, 3, 32, 129), (0, 2, 7, 64), (1, 1, 20, 3)):
+        at = (torch.tensor(index) for index in (b, h, row, column))
+        one = modify(torch.zeros((), dtype=torch.float64), *at)
+        assert one.dtype == torch.float64
+        assert one.item() == pytest.approx(whole[b, h, row, column].item(), rel=1e-5)
+
+
 def assert_true(inputs: tuple[Tensor, Tensor, Tensor], **rest: Any) -> None:
     out = ran(*inputs, **rest)
     truth = attend(*(x.double() for x in inputs), **rest, kernel="reference")

@@ -32,7 +32,7 @@ from regard import (
     softcap,
     window,
 )
-from regard.base.errors import KernelRefusedError
+from regard.base.errors import ConfigError, KernelRefusedError
 from regard.core import kernels
 from regard.core.attend import settle_call
 from regard.core.kernels import KERNELS, blocked, eager, flex, sdpa
@@ -147,7 +147,7 @@ def test_transforms_are_told_apart():
 
 @pytest.mark.parametrize("name", ["flex", "sdpa", "blocked"])
 def test_a_kernel_asked_by_name_gives_all_its_reasons(name):
-    inputs = draw(dtype=torch.float64)
+    inputs = draw(dtype=torch.float64, c=16, e=24)
     rest = {"mask": torch.ones(H, I, J, dtype=torch.bool), "scores": [softcap(2.0), alibi(heads=H)], "beta": math.inf}
     if name == "flex":
         rest = {"mask": rest["mask"], "beta": math.inf, "dropout": 0.5}
@@ -177,6 +177,22 @@ def test_a_kernel_asked_by_name_gives_all_its_reasons(name):
     assert text.startswith(f"kernel '{name}' refuses this call:\n  - {expected[0]}\n")
     answer = next(answer for answer in explain(*inputs, **rest).answers if answer.kernel == name)
     assert (answer.reasons, answer.able, answer.work, answer.memory) == (tuple(expected), False, math.inf, 0)
+
+
+def test_a_call_that_nobody_serves_is_refused_by_all():
+    with pytest.raises(KernelRefusedError) as caught:
+        attend(*draw(), beta=math.inf, scores=[alibi(heads=H), softcap(2.0)])
+    assert caught.value.kernel is None
+    assert caught.value.reasons == [
+        "at beta=inf only the largest q . k counts, so alibi, softcap would be lost; use a large finite beta, or drop "
+        "the terms"
+    ]
+    assert str(caught.value).startswith("no kernel can serve this call:\n  - at beta=inf")
+
+
+def test_a_kernel_goes_by_its_name():
+    with pytest.raises(ConfigError, match="kernel is a name such as 'sdpa'"):
+        attend(*draw(), kernel=sdpa)
 
 
 VISIBLE = {
@@ -278,10 +294,10 @@ def test_work_where_the_data_lies_on_a_gpu_asks_for_no_data():
 
 
 def test_an_explanation_reads_as_a_table():
-    explained = explain(*draw(256, 256), mask=causal() & window(before=3), scores=softcap(2.0), dropout=0.25)
+    explained = explain(*draw(256, 256, c=16, e=24), mask=causal() & window(before=3), scores=softcap(2), dropout=0.25)
     assert str(explained) == "\n".join(
         [
-            "b=2 h=6 g=3 i=256 j=256 c=5 e=9, torch.float32 on cpu, beta=0.447214",
+            "b=2 h=6 g=3 i=256 j=256 c=16 e=24, torch.float32 on cpu, beta=0.25",
             "mask causal() & window(before=3): 12,216 of 786,432 pairs visible (1.6%)",
             "   flex       refuses: it needs a GPU, but q lies on cpu; it has no dropout",
             "   sdpa       refuses: softcap does more than add to the scores, which is all the fused kernels allow",
@@ -601,11 +617,11 @@ def test_other_widths_of_v_are_not_padded_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize(("capability", "is_hopper"), [((9, 0), True), ((8, 9), False), ((10, 0), False)])
 def test_hopper_is_told_by_its_capability(capability, is_hopper, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    sdpa._hopper.cache_clear()
+    sdpa._generation.cache_clear()
     try:
         assert sdpa._hopper(0) == is_hopper
     finally:
-        sdpa._hopper.cache_clear()
+        sdpa._generation.cache_clear()
 
 
 @pytest.mark.parametrize("compiling", [False, True])

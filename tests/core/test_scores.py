@@ -322,7 +322,7 @@ def test_settings_differ_where_code_differs():
         t5_buckets(table, reach=16),
         t5_buckets(table, reach=17),
         additive(torch.zeros(H, 1, J)),
-        additive(torch.zeros(1, I, J)),
+        additive(torch.zeros(H, I, J)),
         additive(torch.zeros(I, J)),
     ]
     assert len({term.settings() for term in different}) == len(different)

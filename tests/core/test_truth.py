@@ -456,15 +456,15 @@ def hides_nothing(case: Case) -> bool:
 def refusal(kernel: str, case: Case) -> list[str]:
     """The words in which a kernel must refuse a call, one text a reason; none where it must serve."""
     reasons = []
+    if kernel == "flex":
+        reasons += ["it computes in float32 at most"] * (case.dtype == torch.float64)
+        reasons += ["it takes heads at least 16 wide"] * (min(case.sizes.c, case.sizes.e) < 16)
     if kernel in ("sdpa", "blocked"):
         reasons += [f"{name} does more than add to the scores" for name in TERMS[case.term].refused]
     if kernel == "blocked":
         reasons += ["the mask hides nothing"] * hides_nothing(case)
     if kernel in ("blocked", "flex"):
         reasons += ["a boolean matrix is dense already"] * ("matrix" in case.mask)
-    if kernel == "flex":
-        reasons += ["it computes in float32 at most"] * (case.dtype == torch.float64)
-    if kernel in ("blocked", "flex"):
         reasons += ["it does not take empty tensors"] * (0 in vars(case.sizes).values())
     return reasons
 

@@ -52,6 +52,11 @@ class Plan:
     unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that nobody sees
     blind: Bool[Tensor, "#b 1 i 1"] | None  # queries that see nothing
 
+    @property
+    def pairs(self) -> int:
+        """How many pairs the masks of the groups hold."""
+        return sum(group.visible.numel() for group in self.groups)
+
 
 def refusals(call: Call) -> list[str]:
     reasons = sdpa.refusals(call)
@@ -159,9 +164,9 @@ _plans: Memo[Plan] = Memo(16)
 
 def _plan(call: Call) -> Plan:
     i, j, device = call.q.shape[2], call.k.shape[2], call.q.device
-    few = _table(call).visited_by_any * SIZE * SIZE <= _KEEP
-    rest = (call.places, i, j, device) if few and isinstance(call.places.keys, int) else None
-    return _plans.get(joint_key(call.mask, rest), call.mask, lambda: _planned(call.mask, call.places, i, j, device))
+    rest = (call.places, i, j, device) if isinstance(call.places.keys, int) else None
+    make = lambda: _planned(call.mask, call.places, i, j, device)  # noqa: E731 (a name for a long argument)
+    return _plans.get(joint_key(call.mask, rest), call.mask, make, lambda plan: plan.pairs <= _KEEP)
 
 
 def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -> Plan:

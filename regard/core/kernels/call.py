@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard.core.algebra import Full, Mask
 from regard.core.grid import Grid, Places, whole_grid
@@ -74,9 +75,11 @@ def seen_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g
     return seen[..., None]
 
 
-def in_transform(names: tuple[str, ...] = ("Vmap", "Jvp")) -> bool:
-    """Whether a torch.func transform is at work for which torch's fused attention has no rule."""
+def in_transform() -> bool:
+    """Whether derivatives or batches are being taken for which torch's fused attention has no rule."""
     if torch.compiler.is_compiling():
         return False  # the compiler has taken the transform apart before this is asked
-    stack = torch._C._functorch.get_interpreter_stack()
-    return stack is not None and any(level.key().name in names for level in stack)
+    if forward_ad._current_level >= 0:
+        return True
+    levels = [level.key().name for level in torch._C._functorch.get_interpreter_stack() or []]
+    return "Vmap" in levels or "Jvp" in levels or levels.count("Grad") > 1

@@ -59,7 +59,7 @@ def refusals(call: Call) -> list[str]:
     if torch.compiler.is_compiling():
         reasons.append("its block mask is worked out in Python, which torch.compile cannot trace")
     if in_transform():
-        reasons.append("it has no rule for vmap and forward-mode derivatives")
+        reasons.append("it has no rule for vmap, forward-mode and second derivatives")
     if 0 in call.sizes:
         reasons.append("it does not take empty tensors")
     return reasons
@@ -227,6 +227,7 @@ def _rules(mask: Mask) -> Hashable:
 
 
 _functions: dict[Hashable, Callable[..., Any]] = {}
+_MOST_FUNCTIONS = 256  # a fresh predicate in every step must not fill the memory
 
 
 def _call_flex(q: Tensor, k: Tensor, v: Tensor, with_lse: bool, **settings: Any) -> Any:
@@ -242,6 +243,8 @@ def _compiled(structure: Hashable) -> Callable[..., Any]:
     keeps one mask's from using up another's. fullgraph makes it raise instead of running the dense path unseen.
     """
     if structure not in _functions:
+        while len(_functions) >= _MOST_FUNCTIONS:
+            _functions.pop(next(iter(_functions)))
         code = _call_flex.__code__.replace(co_name=f"flex_{len(_functions)}")
         own = FunctionType(code, _call_flex.__globals__)
         _functions[structure] = torch.compile(own, fullgraph=True)

@@ -36,7 +36,7 @@ def refusals(call: Call) -> list[str]:
         if not term.additive and term.name != "sink"
     ]
     if in_transform():
-        reasons.append("torch's fused attention has no rule for vmap and forward-mode derivatives")
+        reasons.append("torch's fused attention has no rule for vmap, forward-mode and second derivatives")
     return reasons
 
 
@@ -49,11 +49,14 @@ def work(call: Call) -> float:
 
 def memory(call: Call) -> int:
     b, h, _, i, j, _, _ = call.sizes
+    learned = any(tensor.requires_grad for term in call.terms for tensor in term.tensors())
+    if call.q.device.type == "cpu" and (call.dropout or learned):
+        return 2 * b * h * i * j * max(4, call.q.element_size())  # torch takes its unfused path for these
     if call.plain:
         return 4 * b * h * i  # the log-sum-exp of each row
     if call.terms:
         return b * h * i * (j + 1) * call.q.element_size()
-    return (call.mask.batch() or 1) * i * j * (1 + call.q.element_size())
+    return (call.mask.batch() or 1) * (call.mask.heads() or 1) * i * j * (1 + call.q.element_size())
 
 
 def run(call: Call) -> Float[Tensor, "b h i e"]:
