@@ -28,6 +28,8 @@ def checked(thing: Any = None, *, typechecker: Any) -> Any:
     """jaxtyping's decorator, which its import hook puts on every function and class, with the two changes above."""
     if thing is None:
         return functools.partial(checked, typechecker=typechecker)
+    if torch.compiler.is_compiling():
+        return thing  # a function defined inside a traced one
     if inspect.isclass(thing):
         if dataclasses.is_dataclass(thing) and "__init__" in vars(thing):
             thing.__init__ = checked(thing.__init__, typechecker=typechecker)  # type: ignore[method-assign]

@@ -274,7 +274,8 @@ class Not(Mask):
         return Verdict(none=everything, all=none)
 
     def within(self, first: int, last: int, start: int, stop: int) -> Mask:
-        return ~self.part.within(first, last, start, stop)
+        inner = self.part.within(first, last, start, stop)
+        return inner.part if isinstance(inner, Not) else Not(inner)  # spelled out: the compiler cannot trace ~ here
 
     def __invert__(self) -> Mask:
         return self.part

@@ -1,5 +1,7 @@
 """Whether q, k and v fit each other, and what to say where they do not."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,12 @@ def autocasting(x: Tensor) -> bool:
     """Whether autocast would lower this tensor."""
     kind = x.device.type
     return x.dtype != torch.float64 and _has_autocast(kind) and torch.is_autocast_enabled(kind)
+
+
+def exactly(x: Tensor) -> AbstractContextManager[None]:
+    """Arithmetic in the dtype that was asked for, whatever autocast would do."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if _has_autocast(kind) else nullcontext()
 
 
 # older compilers cannot trace the question

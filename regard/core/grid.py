@@ -40,7 +40,7 @@ class Places:
 
     def square(self, i: int, j: int) -> bool:
         """Whether query r and key r stand at the same position, for every r."""
-        return i == j and isinstance(self.keys, int) and self.keys == self.queries
+        return bool(i == j and isinstance(self.keys, int) and self.keys == self.queries)
 
 
 @dataclass(frozen=True)

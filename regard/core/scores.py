@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.base.axes import read, spelled
 from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from regard.base.numbers import real, whole
+from regard.core.checks import exactly
 from regard.core.grid import Grid
 
 Bound = Callable[[Tensor, Grid], Tensor]
@@ -101,7 +102,8 @@ class Shaw(Term):
     def bind(self, q: Tensor, beta: float) -> Bound:
         reach = len(self.keys) // 2
         # one score per query and distance; pairs then pick theirs, so that no (i, j, c) tensor exists
-        by_distance = torch.einsum("bhic,rc->bhir", q, self.keys.to(q)) * beta
+        with exactly(q):
+            by_distance = torch.einsum("bhic,rc->bhir", q, self.keys.to(q)) * beta
 
         def add(scores: Tensor, grid: Grid) -> Tensor:
             distance = (grid.j - grid.i).clamp(-reach, reach) + reach
@@ -170,7 +172,7 @@ class Additive(Term):
     def bind(self, q: Tensor, beta: float) -> Bound:
         sizes = (1, 1, *self.values.shape)[-4:]
         values = self.values.to(q.dtype).reshape(sizes)
-        told = [axis for axis in range(4) if sizes[axis] > 1]
+        told = [axis for axis in range(4) if sizes[axis] != 1]
         squeezed = values.reshape([sizes[axis] for axis in told])
 
         def add(scores: Tensor, grid: Grid) -> Tensor:

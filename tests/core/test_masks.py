@@ -203,6 +203,12 @@ def test_a_rule_of_ones_own_is_asked_with_absolute_positions():
     assert asked[-1] == ([3, 4], [5, 6, 7], torch.long, torch.long)
 
 
+@pytest.mark.parametrize("wrong", [lambda i, j: (i == j).float(), lambda i, j: i - j, lambda i, j: True])
+def test_a_rule_of_ones_own_gives_booleans(wrong):
+    with pytest.raises(ConfigError, match=r"Mask.of\('wrong'\) must give a boolean tensor"):
+        Mask.of("wrong", wrong).dense(3)
+
+
 def test_a_rule_of_ones_own_may_ignore_queries_or_keys():
     assert same(Mask.of("late rows", lambda i, j: i > 2).dense(2, 4), picture(".... xxxx"))
     assert same(Mask.of("late keys", lambda i, j: j > 2).dense(2, 4), picture("...x ...x"))
@@ -659,6 +665,26 @@ def test_data_that_lies_there_already_is_not_copied():
     assert mask.to(CPU).key() == mask.key()
 
 
+def test_data_is_moved_once_for_each_device_and_version():
+    """What a kernel remembers about a mask is found again only if the moved tensor is the same one."""
+    for lengths, make in (
+        (torch.tensor([3, 2]), padding),
+        (torch.tensor([3, 2]), documents),
+        (torch.ones(2, 2, dtype=torch.bool), as_mask),
+    ):
+        mask = causal() & make(lengths)
+        moved = mask.to(ELSEWHERE).tensors()[0]
+        assert mask.to(ELSEWHERE).tensors()[0] is moved
+        lengths.fill_(1)
+        assert mask.to(ELSEWHERE).tensors()[0] is not moved
+
+
+def test_data_from_inference_mode_is_moved_every_time():
+    with torch.inference_mode():
+        mask = padding(torch.tensor([3, 2]))
+        assert mask.to(ELSEWHERE).tensors()[0] is not mask.to(ELSEWHERE).tensors()[0]
+
+
 @pytest.mark.parametrize(
     ("mask", "batch"),
     [
@@ -713,6 +739,13 @@ def test_combinations_of_one_mask_are_told_apart():
     data = padding([3, 2])
     masks = [data, ~data, data & causal(), data | causal(), causal() & data, data & prefix(1), documents(data.data)]
     assert len({mask.key() for mask in masks}) == len(masks)
+
+
+def test_rules_of_ones_own_are_never_remembered():
+    """What the function reads may change unseen."""
+    odd = Mask.of("odd", lambda i, j: j % 2 == 1)
+    assert odd.key() is None
+    assert (causal() & ~odd).key() is None
 
 
 def test_what_was_made_in_inference_mode_is_never_remembered():

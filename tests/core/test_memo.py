@@ -39,6 +39,12 @@ def test_the_oldest_is_forgotten_first():
     assert len(memo._kept) == 2
 
 
+def test_what_is_not_worth_keeping_is_made_again():
+    memo, make = Memo(2), counting("abcd")
+    made = [memo.get(key, causal(), make, worth=lambda made: made != "a") for key in (1, 1, 1, 2, 2)]
+    assert made == ["a", "b", "b", "c", "c"]
+
+
 def test_a_failure_is_not_remembered():
     memo = Memo(2)
     memo.get(1, causal(), lambda: "a")

@@ -269,6 +269,14 @@ def test_what_cannot_be_remembered_pushes_nothing_out(forgetful):
     assert causal().block_table(11, size=3) is kept
 
 
+def test_a_rule_of_ones_own_is_asked_every_time(forgetful):
+    seen = torch.tensor([True, False])
+    mask = Mask.of("given", lambda i, j: seen[i - i] & (j >= 0))
+    assert drawn(mask.block_table(2, size=2).state) == "#"
+    seen[0] = False
+    assert drawn(mask.block_table(2, size=2).state) == "."
+
+
 def test_keys_in_a_list_are_looked_at_every_time(forgetful):
     at = torch.tensor([4, 0, 2])
     assert drawn(causal().block_table(2, 3, 3, places=Places(1, at)).state) == "-"

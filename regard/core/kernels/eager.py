@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.core.checks import exactly
 from regard.core.kernels.call import Call, seen_keys
 from regard.core.softargmax import softargmax
 
@@ -39,7 +40,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         keep = seen_keys(visible, g)
         k, v = k.masked_fill(~keep, 0), v.masked_fill(~keep, 0)
     # the query heads of one key head are stacked as rows, so no key is copied
-    with torch.autocast(q.device.type, enabled=False):
+    with exactly(q):
         scores = (q.reshape(b, g, h // g * i, c) @ k.mT).view(b, h, i, j)
     if math.isfinite(call.beta):
         scores = scores * call.beta
@@ -53,6 +54,6 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         scores = torch.cat([scores, call.sink.to(exact)[:, None, None].expand(b, h, i, 1)], -1)
     weights = softargmax(scores, beta=1.0 if math.isfinite(call.beta) else math.inf)[..., :j]
     weights = torch.nn.functional.dropout(weights, call.dropout)
-    with torch.autocast(q.device.type, enabled=False):
+    with exactly(q):
         out = weights.reshape(b, g, h // g * i, j) @ v
     return out.view(b, h, i, e).to(call.q.dtype)
