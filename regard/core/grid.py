@@ -40,7 +40,10 @@ class Places:
 
     def square(self, i: int, j: int) -> bool:
         """Whether query r and key r stand at the same position, for every r."""
-        return bool(i == j and isinstance(self.keys, int) and self.keys == self.queries)
+        if not isinstance(self.keys, int) or i != j:
+            return False
+        # a branch, so that the compiler settles it: a symbolic answer could not be handed on
+        return True if self.keys == self.queries else False  # noqa: SIM210
 
 
 @dataclass(frozen=True)
