@@ -227,12 +227,12 @@ def _check_continues(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> None:
     for name, x, letters in (("k", k, "b g n c"), ("v", v, "b g n e")):
         if x.ndim != 4:
             raise ShapeError(f"{name} has {x.ndim} axes, {tuple(x.shape)}, but is read as ({letters})")
-    if k.shape[:2] != v.shape[:2]:
-        raise CacheError(f"{read('v', v.shape, 'b g n e')}, but k is {tuple(k.shape)}; they come in pairs")
     if k.shape[2] != v.shape[2]:
         raise CacheError(f"{read('v', v.shape, 'b g n e')}, but k has {spelled('n', k.shape[2])}; they come in pairs")
     for name, old, new, letters in zip("kv", held, (k, v), ("b g n c", "b g n e"), strict=False):
         _check_same(name, old, new, letters)
+    if k.shape[:2] != v.shape[:2]:
+        raise CacheError(f"{read('v', v.shape, 'b g n e')}, but k is {tuple(k.shape)}; they come in pairs")
 
 
 def _check_same(name: str, old: Tensor, new: Tensor, letters: str) -> None:

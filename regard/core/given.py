@@ -170,7 +170,8 @@ class Matrix(Data):
         return self.data.reshape(*self._leading(), *self.data.shape[-2:])[batch, head, grid.row, grid.column]
 
     def table(self, spans: "Spans") -> Verdict:
-        matrices = self.data.cpu().reshape(-1, *self.data.shape[-2:])
+        b, h = self._leading()
+        matrices = self.data.cpu().reshape(b * h, *self.data.shape[-2:])
         return spans.pooled(matrices.any(0), matrices.all(0))
 
     def check(self, places: Places, i: int, j: int, b: int | None = None, h: int | None = None) -> None:

@@ -667,26 +667,6 @@ ALL_CACHES = {"growing": Growing, "static": lambda: Static(11), "rolling": lambd
 
 
 @pytest.mark.parametrize("kind", ALL_CACHES)
-@pytest.mark.parametrize("change", CHANGES)
-def test_keys_that_do_not_continue_the_cache_are_refused(kind, change):
-    cache = ALL_CACHES[kind]()
-    cache.extend(keys(), keys(c=E))
-    other = keys(2, **CHANGES[change])
-    before = fork(cache)
-    with pytest.raises(CacheError) as refused:
-        cache.extend(other, keys(2, c=E))
-    assert str(refused.value).startswith(
-        f"k is {tuple(other.shape)} read as (b g n c), {other.dtype} on {other.device}, does not continue the cache, "
-        f"which holds (2, 3, "
-    )
-    assert str(refused.value).endswith("torch.float32 on cpu; only the number of positions may change")
-    assert same_state(cache, before)
-    with pytest.raises(CacheError, match=r"v is .* does not continue the cache"):
-        cache.extend(keys(2), keys(2, **{"c": E} | CHANGES[change]))
-    assert same_state(cache, before)
-
-
-@pytest.mark.parametrize("kind", ALL_CACHES)
 def test_keys_and_values_come_in_pairs(kind):
     cache = ALL_CACHES[kind]()
     with pytest.raises(CacheError) as odd:

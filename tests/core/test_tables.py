@@ -173,12 +173,6 @@ def test_nothing_has_no_blocks(mask):
         assert blind is None or blind.all()
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (3, 0, 5), (2, 3, 0, 5)])
-def test_an_empty_matrix_has_no_blocks(shape):
-    i, j = shape[-2:]
-    assert as_mask(torch.ones(shape, dtype=torch.bool)).block_table(i, j, 3).visited == 0
-
-
 def test_what_has_to_be_looked_at_is_counted():
     table = causal().block_table(11, size=3)
     assert table.visited == table.visited_by_any == 10
