@@ -19,7 +19,7 @@ SURFACE = {
     *("full", "causal", "window", "dilated", "blocks", "chunks", "global_tokens", "prefix"),
     *("padding", "documents", "random_links"),
     *("additive", "alibi", "shaw", "sink", "softcap", "t5_buckets"),
-    *("sinusoidal", "rotary", "grid_positions"),
+    *("sinusoidal", "rotary", "grid_positions", "Interpolate", "NTK", "Llama3", "YaRN"),
     *("linear_attend", "elu_plus_one", "relu", "squared_relu", "performer"),
     *("Growing", "Rolling", "Static", "Stream"),
 }

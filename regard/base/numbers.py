@@ -2,9 +2,14 @@
 
 import math
 import operator
+import sys
 from numbers import Real
 
 from regard.base.errors import ConfigError
+
+# torch.compile takes a float that varies for a finite one and answers `x == inf` once and for all; a comparison with
+# the largest finite number is asked again at every call
+LARGEST = sys.float_info.max
 
 
 def whole(what: str, value: object, least: int, counts: str = "") -> int:
@@ -27,7 +32,7 @@ def real(what: str, value: object, meaning: str = "") -> float:
         number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
         number = math.nan  # a whole number beyond all floats
-    if math.isnan(number):
+    if not (number <= LARGEST or number > LARGEST):  # NaN, asked in a way that compiled code asks again
         hint = "; call .item() on it" if getattr(value, "shape", None) == () and not isinstance(value, Real) else ""
         raise ConfigError(f"{what} is {value!r}, but takes one real number{meaning and ', '}{meaning}{hint}")
     return number

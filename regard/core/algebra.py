@@ -15,7 +15,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
-from regard.core.grid import Grid, Places, whole_grid
+from regard.base.numbers import whole
+from regard.core.grid import Grid, Places, settle_places, whole_grid
 
 if TYPE_CHECKING:
     from regard.core.tables import BlockTable, Spans
@@ -334,10 +335,9 @@ def join(verdicts: list[Verdict]) -> Verdict:
 
 def settle(queries: int, keys: int | None, places: Places | None) -> tuple[Places, int]:
     """The places and the number of keys meant by a call that leaves them out."""
-    keys = queries if keys is None else keys
-    if queries < 0 or keys < 0:
-        raise ShapeError(f"lengths cannot be negative: queries={queries}, keys={keys}")
-    return places or Places.last_rows(queries, keys), keys
+    queries = whole("queries", queries, 0)
+    keys = queries if keys is None else whole("keys", keys, 0)
+    return settle_places(places, queries, keys), keys
 
 
 def _first(sizes: list[int | None]) -> int | None:

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.base.axes import spelled
-from regard.base.errors import ConfigError, ShapeError
+from regard.base.errors import ConfigError
 from regard.base.numbers import real
 from regard.core import kernels
 from regard.core.algebra import Full, Mask
 from regard.core.checks import settled
-from regard.core.grid import Places
+from regard.core.grid import Places, settle_places
 from regard.core.kernels.call import Call
 from regard.core.masks import as_mask
 from regard.core.scores import Term, as_terms
@@ -84,20 +83,10 @@ def settle_call(
     terms = as_terms(scores)
     for term in terms:
         term.check(q, j)
-    places = Places.last_rows(i, j) if places is None else _checked(places, j)
+    places = settle_places(places, i, j)
     if not isinstance(rule, Full):
         rule.check(places, i, j, b, h)
         rule = rule.to(q.device)
         if i and j and isinstance(places.keys, int):
             rule = rule.within(places.queries, places.queries + i - 1, places.keys, places.keys + j - 1)
     return Call(q, k, v, rule, terms, beta, dropout, places)
-
-
-def _checked(places: Places, j: int) -> Places:
-    if not isinstance(places, Places):
-        raise ConfigError(f"places must be regard.Places(queries, keys), not {places!r}; a cache hands them out")
-    if isinstance(places.keys, Tensor) and places.keys.shape != (j,):
-        raise ShapeError(
-            f"places.keys is {tuple(places.keys.shape)}, but k has {spelled('j', j)}; give one position per key"
-        )
-    return places

@@ -44,6 +44,10 @@ class Cache(ABC):
     def tensors(self) -> tuple[Tensor, ...]:
         """What is stored."""
 
+    @abstractmethod
+    def reorder(self, rows: Int[Tensor, "r"]) -> None:
+        """Let sequence r go on from what sequence rows[r] holds: beams that branch, sequences that have ended."""
+
     @property
     def nbytes(self) -> int:
         """The memory that is held."""
@@ -62,6 +66,9 @@ class Growing(Cache):
         self._held = _joined(self._held, k, v)
         self.length += k.shape[2]
         return Held(*self._held, places)
+
+    def reorder(self, rows: Int[Tensor, "r"]) -> None:
+        self._held = tuple(x.index_select(0, rows) for x in self._held)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self._held
@@ -94,6 +101,9 @@ class Static(Cache):
         keys, values = (room[:, :, :end] for room in self._room)
         return Held(keys, values, Places(queries=start))
 
+    def reorder(self, rows: Int[Tensor, "r"]) -> None:
+        self._room = tuple(x.index_select(0, rows) for x in self._room)
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self._room
 
@@ -119,6 +129,9 @@ class Rolling(Cache):
         self._positions = positions[needed]
         self._held = tuple(x.index_select(2, needed.to(x.device)) for x in (keys, values))
         return Held(keys, values, Places(start, _run_or_list(positions)))
+
+    def reorder(self, rows: Int[Tensor, "r"]) -> None:
+        self._held = tuple(x.index_select(0, rows) for x in self._held)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self._held

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.axes import read
-from regard.base.errors import ShapeError
+from regard.base.errors import DtypeError, ShapeError
 from regard.core.attend import attend
 
 
@@ -23,7 +23,9 @@ def channel_attend(
     DaViT, Ding et al. 2022, arXiv:2204.03645. It is `attend` with positions and channels exchanged: a channel is a
     query whose features are its values at all n positions. beta=None is c ** -0.5, as everywhere.
     """
-    for name, x in (("k", k), ("v", v)):
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise DtypeError(f"{name} must be a tensor read as (b h n c), not {type(x).__name__}")
         if x.shape != q.shape:
             raise ShapeError(
                 f"{read(name, x.shape, 'b h n c')}, but q is {tuple(q.shape)}; channel attention mixes channels of the "

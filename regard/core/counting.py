@@ -3,34 +3,43 @@
 An expression is a polynomial in the indicators of its forms (`~a` is 1 - a, `a & b` is a b, `a | b` is a + b - a b),
 so its count is a signed sum of counts of conjunctions. In a conjunction the bands of a row meet in one run of keys,
 documents and dilations become one label that query and key must share, and random links are a list of points.
+That sum doubles with every form; where all forms are bands, a long expression is asked once between any two ends.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from regard.core.algebra import FAR, And, Full, Mask, Not, Or, settle
+from regard.core.algebra import FAR, And, Full, Mask, Not, Or, Position, settle
 from regard.core.given import Documents, Padding
 from regard.core.grid import Grid, Places, key_positions
 from regard.core.rules import Band, Dilated, FirstRows, GlobalTokens, RandomLinks
 
 Polynomial = dict[frozenset[Mask], int]
 _MOST_TERMS = 256  # beyond this a sweep is cheaper than the sum
+_FEW_FORMS = 4  # up to this the sum is cheaper than sorting ends
 _SWEEP = 1 << 24  # pairs looked at in one go
 
 
+@_disable_current_modes()  # a count is a real number even where its caller traces with fake tensors
 def count(mask: Mask, queries: int, keys: int | None = None, places: Places | None = None) -> int:
     places, keys = settle(queries, keys, places)
     mask.check(places, queries, keys)
     mask = mask.to(torch.device("cpu"))
     first = places.keys
-    polynomial = expand(mask) if isinstance(first, int) and not mask.opaque() else None
-    if polynomial is None or not isinstance(first, int) or not queries or not keys:
+    if not isinstance(first, int) or mask.opaque() or not queries or not keys:
         return _swept(mask, queries, keys, places)
     i = torch.arange(queries) + places.queries
     sequences = range(mask.batch() or 1)
+    forms = set(_forms(mask))
+    if len(forms) > _FEW_FORMS and all(isinstance(form, Band | FirstRows | Padding) for form in forms):
+        return sum(_between_ends(mask, forms, i, first, first + keys, sequence) for sequence in sequences)
+    polynomial = expand(mask)
+    if polynomial is None:
+        return _swept(mask, queries, keys, places)
     return sum(
         factor * _conjunction(term, i, first, first + keys, sequence)
         for sequence in sequences
@@ -74,6 +83,39 @@ def _sum(pieces: Iterable[tuple[Polynomial, int]]) -> Polynomial:
     return {term: value for term, value in total.items() if value}
 
 
+def _forms(mask: Mask) -> Iterator[Mask]:
+    """The masks that an expression is made of."""
+    if isinstance(mask, GlobalTokens):
+        mask = mask.meaning()
+    if not mask.children():
+        yield mask
+    for child in mask.children():
+        yield from _forms(child)
+
+
+def _ends(mask: Band | Padding, i: Tensor, sequence: int) -> tuple[Position | None, Position | None]:
+    """The first visible key of each query and the one after the last; None where that side is open."""
+    if isinstance(mask, Band):
+        return mask.bounds(i)
+    length = int(mask.data[sequence])
+    return (None, length) if mask.width is None else (mask.width - length, None)
+
+
+def _between_ends(mask: Mask, forms: set[Mask], i: Tensor, first: int, end: int, sequence: int) -> int:
+    """Pairs visible by bands alone: between two neighbouring ends nothing changes, so one key there tells of all."""
+    total = 0
+    bands = [form for form in forms if isinstance(form, Band | Padding)]
+    for rows in i.split(max(1, _SWEEP // (8 * len(bands)))):
+        edges = [torch.full_like(rows, first), torch.full_like(rows, end)]
+        for band in bands:
+            edges += [torch.as_tensor(edge).expand_as(rows) for edge in _ends(band, rows, sequence) if edge is not None]
+        keys = torch.stack(edges, 1).clamp(first, end).sort(1).values
+        start, zero = keys[:, :-1], torch.zeros_like(rows)[:, None]
+        seen = mask.see(Grid(zero + sequence, zero, zero, start - first, rows[:, None], start))
+        total += int((keys.diff(dim=1) * seen).sum())
+    return total
+
+
 def _conjunction(term: frozenset[Mask], i: Tensor, first: int, end: int, sequence: int) -> int:
     """How many pairs are visible to every mask of the term, over queries i and keys first..end - 1."""
     low, high = torch.full_like(i, first), torch.full_like(i, end)
@@ -81,16 +123,12 @@ def _conjunction(term: frozenset[Mask], i: Tensor, first: int, end: int, sequenc
     documents: list[Documents] = []
     links: list[RandomLinks] = []
     for mask in term:
-        if isinstance(mask, Band):
-            start, stop = mask.bounds(i)
+        if isinstance(mask, Band | Padding):
+            start, stop = _ends(mask, i, sequence)
             low = low if start is None else torch.maximum(low, torch.as_tensor(start))
             high = high if stop is None else torch.minimum(high, torch.as_tensor(stop))
         elif isinstance(mask, FirstRows):
             high = torch.where(i < mask.size, high, -FAR)
-        elif isinstance(mask, Padding):
-            length = int(mask.data[sequence])
-            low = low if mask.width is None else low.clamp(min=mask.width - length)
-            high = high.clamp(max=length) if mask.width is None else high
         elif isinstance(mask, Dilated):
             period = math.lcm(period, mask.step)
         elif isinstance(mask, Documents):

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.base.errors import ConfigError
+from regard.base.axes import spelled
+from regard.base.errors import ConfigError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,19 @@ class Places:
             return False
         # a branch, so that the compiler settles it: a symbolic answer could not be handed on
         return True if self.keys == self.queries else False  # noqa: SIM210
+
+
+def settle_places(places: Places | None, i: int, j: int) -> Places:
+    """Where i queries and j keys stand: as the caller says, or with the queries as the last rows."""
+    if places is None:
+        return Places.last_rows(i, j)
+    if not isinstance(places, Places):
+        raise ConfigError(f"places must be regard.Places(queries, keys), not {places!r}; a cache hands them out")
+    if isinstance(places.keys, Tensor) and places.keys.shape != (j,):
+        raise ShapeError(
+            f"places.keys is {tuple(places.keys.shape)}, but k has {spelled('j', j)}; give one position per key"
+        )
+    return places
 
 
 @dataclass(frozen=True)

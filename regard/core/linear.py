@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.base.axes import read, spelled
 from regard.base.errors import ConfigError, DtypeError, ShapeError
-from regard.base.numbers import whole
+from regard.base.numbers import real, whole
 from regard.base.seeds import generator
 from regard.core.algebra import And, Full, Mask
 from regard.core.checks import autocasting, settled
@@ -89,9 +89,10 @@ class Performer(Features):
     chunk: ClassVar[int] = 16  # a chunk's own keys cost chunk * count numbers per token here
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.count < 1:
-            raise ConfigError(f"performer needs a positive width and count: width={self.width}, count={self.count}")
-        if self.beta is not None and not 0 <= self.beta < math.inf:
+        whole("performer(width)", self.width, 1, "the coordinates of a head")
+        whole("performer(count)", self.count, 1, "random features")
+        whole("performer(seed)", self.seed, 0)
+        if self.beta is not None and not 0 <= real("performer(beta)", self.beta) < math.inf:
             raise ConfigError(f"performer needs a finite beta that is not negative: beta={self.beta}")
         # drawn once and kept: a value must not draw anew, and compiled code cannot draw from a seed
         object.__setattr__(self, "directions", _directions(self.width, self.count, self.seed, self.orthogonal))
@@ -180,6 +181,8 @@ def linear_attend(
     features = elu_plus_one() if features is None else features
     if not isinstance(features, Features):
         raise ConfigError(f"features takes a feature map such as relu(), with its parentheses, not {features!r}")
+    if state is not None and not isinstance(state, LinearState):
+        raise ConfigError(f"state takes the .state of an earlier linear_attend, or None to begin, not {state!r}")
     q, k, v = settled(q, k, v)
     is_causal, visible = _read_mask(as_mask(mask), q, k, 0 if state is None else state.length)
     step = _step_size(form, features.chunk if chunk is None else chunk, is_causal, k.shape[2])

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from torch.utils._python_dispatch import _disable_current_modes
+
 from regard.core.algebra import Mask
 
 T = TypeVar("T")
@@ -28,7 +30,8 @@ class Memo(Generic[T]):
         if key is None:
             return make()
         if key not in self._kept:
-            made = make()
+            with _disable_current_modes():  # what is kept must be real even while a caller traces with fake tensors
+                made = make()
             if not worth(made):
                 return made
             while len(self._kept) >= self.most:

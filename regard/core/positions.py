@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.base.axes import spelled
 from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.numbers import real, whole
 
 PAIRINGS = ("half", "interleaved")
 
@@ -21,13 +22,11 @@ def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) ->
     out[n, 2k] = sin(n / base^(2k/d)), out[n, 2k+1] = cos(the same). Vaswani et al. 2017, arXiv:1706.03762.
     `positions` is a number of tokens, or the positions themselves. Phases and result are float32.
     """
-    if width < 2 or width % 2:
+    if whole("width", width, 2, "one sin and one cos per frequency") % 2:
         raise ConfigError(f"sinusoidal needs an even width, one sin and one cos per frequency: width={width}")
     _check_base(base)
-    if isinstance(positions, int):
-        if positions < 0:
-            raise ConfigError(f"sinusoidal cannot count to a negative number of positions: positions={positions}")
-        positions = torch.arange(positions)
+    if not isinstance(positions, Tensor):
+        positions = torch.arange(whole("positions", positions, 0, "tokens"))
     if positions.ndim != 1:
         raise ShapeError(f"positions is {tuple(positions.shape)}, but sinusoidal takes one number per token, (n)")
     phases = positions[:, None].float() * inverse_frequencies(base, width, positions.device)
@@ -41,7 +40,8 @@ def inverse_frequencies(base: float, width: int, device: torch.device | None = N
 
 def grid_positions(rows: int, columns: int, device: torch.device | str | None = None) -> Int[Tensor, "n 2"]:
     """The (row, column) of every patch of an image, row by row: positions for `rotary(axes=2)`."""
-    row, column = torch.arange(rows, device=device), torch.arange(columns, device=device)
+    row = torch.arange(whole("rows", rows, 0, "patches"), device=device)
+    column = torch.arange(whole("columns", columns, 0, "patches"), device=device)
     return torch.stack(torch.meshgrid(row, column, indexing="ij"), -1).flatten(0, 1)
 
 
@@ -174,9 +174,8 @@ class Rotary:
             near = get_close_matches(str(self.pairing), PAIRINGS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"unknown pairing {self.pairing!r}{hint} (there are: {', '.join(PAIRINGS)})")
-        if self.axes < 1:
-            raise ConfigError(f"axes counts the coordinates of a position and must be at least 1: axes={self.axes}")
-        if self.width is not None and (self.width < 1 or self.width % (2 * self.axes)):
+        whole("axes", self.axes, 1, "the coordinates of a position")
+        if self.width is not None and whole("width", self.width, 1, "the coordinates that turn") % (2 * self.axes):
             raise ConfigError(f"width must be a positive multiple of 2 * axes = {2 * self.axes}: width={self.width}")
         if self.stretch is not None and not isinstance(self.stretch, Stretch):
             raise ConfigError(
@@ -235,7 +234,10 @@ class Rotary:
                     f"rotary over {self.axes} axes needs positions of shape (n, {self.axes}), not {positions!r}; "
                     "see grid_positions(rows, columns)"
                 )
-            return (torch.arange(n, device=x.device) + (positions or 0))[:, None].float()
+            start = 0 if positions is None else positions
+            if not isinstance(start, int | torch.SymInt):
+                raise ConfigError(f"positions is {start!r}, but rotary takes None, a whole number or a tensor")
+            return (torch.arange(n, device=x.device) + start)[:, None].float()
         wanted = (n,) if self.axes == 1 else (n, self.axes)
         if tuple(positions.shape) not in (wanted, (b, *wanted)):
             raise ShapeError(
@@ -266,13 +268,13 @@ def rotary(
 
 
 def _check_base(base: float) -> None:
-    if not 1 < base < math.inf:
+    if not 1 < real("base", base) < math.inf:
         raise ConfigError(f"base must be greater than 1, so that frequencies fall from 1 towards 1/base: base={base}")
 
 
 def _check_factor(stretch: Interpolate | NTK | Llama3 | YaRN) -> None:
-    if not 1 <= stretch.factor < math.inf:
-        name = type(stretch).__name__
+    name = type(stretch).__name__
+    if not 1 <= real(f"{name}(factor)", stretch.factor) < math.inf:
         raise ConfigError(
             f"{name} stretches by a factor of at least 1 (new context / original): factor={stretch.factor}"
         )

@@ -83,7 +83,7 @@ class T5Buckets(Term):
         return lambda scores, grid: scores + by_distance[grid.head, (grid.j - grid.i).clamp(-reach, reach) + reach]
 
     def settings(self) -> Hashable:
-        return self.name, tuple(self.table.shape), self.reach
+        return self.name, tuple(self.table.shape), self.reach, self.both_ways
 
     def check(self, q: Tensor, j: int) -> None:
         _check_heads(self, self.table.shape[1], q)
@@ -168,6 +168,9 @@ class Additive(Term):
 
     values: Float[Tensor, "*bh i j"]
     name = "additive"
+
+    def settings(self) -> Hashable:
+        return self.name, tuple(size == 1 for size in (1, 1, *self.values.shape)[-4:])  # lengths may change
 
     def bind(self, q: Tensor, beta: float) -> Bound:
         sizes = (1, 1, *self.values.shape)[-4:]

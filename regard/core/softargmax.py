@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DtypeError
-from regard.base.numbers import real
+from regard.base.numbers import LARGEST, real
 
 
 def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1) -> Float[Tensor, "*axes"]:
@@ -17,13 +17,15 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
     weighs nothing at any beta; where all are invisible, all weights are zero.
     """
     beta = as_beta(beta)
+    if not isinstance(scores, Tensor):
+        raise DtypeError(f"scores must be a tensor, not {type(scores).__name__}; make it one with torch.as_tensor")
     if not scores.is_floating_point():
         raise DtypeError(f"scores are {scores.dtype}; softargmax takes floating numbers, so call scores.float() first")
     if scores.numel() == 0:
         return scores * 1.0  # there is no largest of nothing
     visible = scores > -math.inf
     awake = visible.any(axis, keepdim=True)
-    if math.isinf(beta):
+    if beta > LARGEST:
         best = visible & (scores == scores.amax(axis, keepdim=True))
         share = best.to(scores.dtype)
         return share / share.sum(axis, keepdim=True).clamp(min=1)
@@ -35,6 +37,6 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
 def as_beta(beta: float) -> float:
     """A usable inverse temperature, as a float."""
     number = real("beta", beta, "the inverse temperature: 0 for the mean of what is visible, inf for hard attention")
-    if number == -math.inf:
+    if number < -LARGEST:
         raise ConfigError("beta is -inf, but takes a finite number or inf; to choose the smallest scores, negate q")
     return number

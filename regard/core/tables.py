@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
-from regard.base.errors import ConfigError
+from regard.base.numbers import whole
 from regard.core.algebra import Mask, Verdict, settle
 from regard.core.grid import Grid, Places, key_positions
 from regard.core.memo import Memo, joint_key
@@ -119,8 +119,7 @@ def block_table(
     mask: Mask, queries: int, keys: int | None = None, size: int = 128, *, places: Places | None = None
 ) -> BlockTable:
     places, keys = settle(queries, keys, places)
-    if size < 1:
-        raise ConfigError(f"a block holds at least one position: size={size}")
+    size = whole("block_table(size)", size, 1, "the positions of a block")
     mask.check(places, queries, keys)
     rest = (queries, keys, size, places) if isinstance(places.keys, int) else None
     return _tables.get(joint_key(mask, rest), mask, lambda: _made(mask, Spans(places, queries, keys, size)))
@@ -129,10 +128,10 @@ def block_table(
 def _made(mask: Mask, spans: Spans) -> BlockTable:
     none, everything = (torch.as_tensor(flag) for flag in mask.table(spans))
     shape = torch.broadcast_shapes(none.shape, everything.shape, spans.shape)
-    nothing, some, whole = torch.tensor(
+    nothing, some, every = torch.tensor(
         [NONE, SOME, ALL], dtype=torch.int8
     )  # one byte a block, a million positions long
-    state = torch.where(none, nothing, torch.where(everything, whole, some))
+    state = torch.where(none, nothing, torch.where(everything, every, some))
     return BlockTable(spans.size, state.expand(shape).contiguous())
 
 

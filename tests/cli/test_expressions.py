@@ -1,8 +1,7 @@
 """Masks spelled as text: what is understood, and what is said of the rest."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 
 import regard
 from regard import Mask, causal, chunks, documents, full, global_tokens, padding, random_links, window

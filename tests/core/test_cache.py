@@ -17,8 +17,7 @@ from functools import cached_property
 import jaxtyping
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from torch import Tensor
 
 from regard import (
@@ -667,6 +666,26 @@ ALL_CACHES = {"growing": Growing, "static": lambda: Static(11), "rolling": lambd
 
 
 @pytest.mark.parametrize("kind", ALL_CACHES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_keys_that_do_not_continue_the_cache_are_refused(kind, change):
+    cache = ALL_CACHES[kind]()
+    cache.extend(keys(), keys(c=E))
+    other = keys(2, **CHANGES[change])
+    before = fork(cache)
+    with pytest.raises(CacheError) as refused:
+        cache.extend(other, keys(2, c=E))
+    assert str(refused.value).startswith(
+        f"k is {tuple(other.shape)} read as (b g n c), {other.dtype} on {other.device}, does not continue the cache, "
+        f"which holds (2, 3, "
+    )
+    assert str(refused.value).endswith("torch.float32 on cpu; only the number of positions may change")
+    assert same_state(cache, before)
+    with pytest.raises(CacheError, match=r"v is .* does not continue the cache"):
+        cache.extend(keys(2), keys(2, **{"c": E} | CHANGES[change]))
+    assert same_state(cache, before)
+
+
+@pytest.mark.parametrize("kind", ALL_CACHES)
 def test_keys_and_values_come_in_pairs(kind):
     cache = ALL_CACHES[kind]()
     with pytest.raises(CacheError) as odd:
@@ -796,3 +815,26 @@ def test_a_static_cache_holds_whole_copies_of_what_it_was_given():
     cache.extend(2 * torch.ones(1, 1, 2, 3), k)
     assert first.k.flatten().tolist() == [1.0] * 6
     assert cache.extend(k[:, :, :0], k[:, :, :0]).k[0, 0, :, 0].tolist() == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ALL_CACHES)
+def test_sequences_go_on_from_what_others_held(kind):
+    """Beams branch and sequences end: the rows of a cache are picked, doubled and dropped."""
+    q, k, v = draw(7)
+    rows = torch.tensor([1, 1, 0])
+    with torch.no_grad():
+        cache = ALL_CACHES[kind]()
+        cache.extend(k[:, :, :5], v[:, :, :5])
+        cache.reorder(rows)
+        keys_held, values_held, places = cache.extend(k[rows, :, 5:], v[rows, :, 5:])
+        out = attend(q[rows, :, 5:], keys_held, values_held, mask=causal(), places=places)
+        expected = attend(q, k, v, mask=causal())[rows, :, 5:]
+    assert torch.allclose(out, expected)
+    assert cache.length == 7
+
+
+@pytest.mark.parametrize("kind", ALL_CACHES)
+def test_an_empty_cache_can_be_reordered(kind):
+    cache = ALL_CACHES[kind]()
+    cache.reorder(torch.tensor([0]))
+    assert cache.length == 0

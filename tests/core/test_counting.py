@@ -298,7 +298,7 @@ def test_a_part_that_ignores_the_queries_is_counted_for_each():
 
 
 def test_an_expression_of_too_many_terms_is_counted_by_looking():
-    mask = causal() & window(before=1) | prefix(1)
+    mask = causal() & window(before=1) | prefix(1) | dilated(7)
     for which in range(2, 9):
         mask = mask | blocks(which) & ~window(before=which)
     assert counting.expand(mask) is None
@@ -357,3 +357,39 @@ def test_a_boolean_matrix_is_counted_over_its_sequences_and_heads(shape):
 def test_a_count_is_checked_as_the_matrix_is():
     with pytest.raises(ShapeError, match="covers n=3"):
         documents([0, 1, 1]).count(4)
+
+
+LONG = {
+    "six windows": (
+        window(before=3)
+        | window(before=9, after=2) & ~window(before=5)
+        | ~window(before=40) & window(before=50)
+        | prefix(4)
+        | chunks(13, before=1) & ~blocks(13)
+        | ~window(before=None, after=90)
+    ),
+    "two long reaches and tokens": (
+        global_tokens(3) | window(before=2, after=1) | (causal() & ~window(before=17)) & prefix(9) | ~chunks(5, after=2)
+    ),
+    "with padding": (padding([31, 0, 7]) & causal() | prefix(2) | window(before=5) & ~blocks(4) | global_tokens(1)),
+    "with padding in front": (
+        ~padding([31, 0, 7], side="left", width=40) & causal() | prefix(2) | window(before=5) & ~blocks(4) | blocks(9)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize(("i", "j"), [(40, 40), (7, 40), (1, 40)])
+def test_a_long_expression_of_bands(name, i, j):
+    with no_matrix():
+        counted = LONG[name].count(i, j)
+    assert counted == int(LONG[name].dense(i, j).sum())
+
+
+def test_a_union_of_many_windows_at_a_million():
+    """A sum over conjunctions would have 2^12 terms here."""
+    union = window(before=0)
+    for reach in range(10, 130, 10):
+        union = union | window(before=reach) & ~window(before=reach - 1)
+    with no_matrix():
+        assert union.count(N) == N + sum(N - reach for reach in range(10, 130, 10))

@@ -338,6 +338,14 @@ def test_no_length_but_the_second_compiles_anew(name, compilations):
     assert len(flex._functions) <= 2
 
 
+@pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "sink", "added (i j)", "added (h 1 j)"])
+def test_no_length_but_the_second_compiles_anew_with_a_term(name, compilations):
+    for n in LENGTHS:
+        ran(*draw(n, n), mask=causal(), scores=TERMS[name](n, n))
+    assert compilations.frame_count <= 4
+    assert len(flex._functions) <= 2
+
+
 def test_no_batch_but_the_second_compiles_anew(compilations):
     for b in (2, 3, 5, 7):
         ran(*draw(300, 300, b=b), mask=causal())
@@ -358,6 +366,14 @@ def test_new_data_compiles_nothing_anew(compilations):
         ran(*draw(300, 300), mask=causal() & documents(labels(300) + shift), scores=alibi(slopes=torch.rand(H)))
         ran(*draw(300, 300), mask=causal() & documents(labels(300) + shift), scores=alibi(slopes=torch.rand(H)))
     assert compilations.frame_count == 1
+
+
+def test_another_temperature_does_not_use_up_the_compiler():
+    """A schedule of beta over a training run is more values than the compiler would make code for."""
+    inputs = draw(130, 130)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for beta in (0.1, 0.2, 0.3, 0.4):
+            assert_true(inputs, mask=causal(), beta=beta)
 
 
 def test_another_structure_has_code_of_its_own(compilations):
@@ -464,3 +480,19 @@ def test_it_refuses_a_cpu_and_all_else_at_once():
         "beta=inf is hard attention, and it knows only softmax",
         "it does not take empty tensors",
     ]
+
+
+def test_it_refuses_inside_transforms_and_the_compiler(monkeypatch):
+    told = []
+
+    q, k, v = draw(130, 130)
+
+    def look(q: Tensor) -> Tensor:
+        told.extend(flex.refusals(call(q, k, v)))
+        return q.sum()
+
+    torch.func.vmap(look)(q[None])
+    assert "it has no rule for vmap, forward-mode and second derivatives" in told
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    reasons = flex.refusals(call(*draw(130, 130)))
+    assert "its block mask is worked out in Python, which torch.compile cannot trace" in reasons

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -613,7 +612,7 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         ShapeError,
         lambda: call(features=performer(6, R)),
     ),
-    r"positive width and count: width=5, count=0": (ConfigError, lambda: performer(5, 0)),
+    r"performer\(count\) is 0, but must be at least 1": (ConfigError, lambda: performer(5, 0)),
     r"finite beta that is not negative: beta=-1": (ConfigError, lambda: performer(5, R, beta=-1.0)),
     r"state.weighted is \(2, 6, 13, 7\) read as \(b h r e\), but this call needs \(2, 6, 5, 7\)": (
         ShapeError,

@@ -5,8 +5,9 @@ import weakref
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from regard import causal, padding
+from regard import attend, causal, explain, padding, window
 from regard.core.memo import Memo, joint_key
 
 
@@ -80,3 +81,15 @@ def test_the_data_of_a_key_stays_alive_as_long_as_the_result():
     memo.get("another", causal(), lambda: "b")
     gc.collect()
     assert data() is None
+
+
+def test_what_is_worked_out_among_fake_tensors_is_real():
+    """A memory estimate with fake tensors must not leave fake tables behind for the real run."""
+    mask = window(before=61)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.randn(1, 1, 300, 8)
+        explained = explain(q, q, q, mask=mask)
+    assert "blocked" in [answer.kernel for answer in explained.answers if answer.able]
+    real = torch.randn(1, 1, 300, 8)
+    out = attend(real, real, real, mask=mask, kernel="blocked")
+    assert torch.allclose(out, attend(real, real, real, mask=mask, kernel="eager"), atol=1e-6)

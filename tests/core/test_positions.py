@@ -6,8 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
@@ -311,7 +310,7 @@ def test_a_rotary_is_a_frozen_hashable_value() -> None:
 
 REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     r"even width.*width=5": (ConfigError, lambda: sinusoidal(4, 5)),
-    r"negative number of positions: positions=-1": (ConfigError, lambda: sinusoidal(-1, 4)),
+    r"positions is -1, but must be at least 0": (ConfigError, lambda: sinusoidal(-1, 4)),
     r"positions is \(1, 3\).*\(n\)": (ShapeError, lambda: sinusoidal(torch.zeros(1, 3), 4)),
     r"base must be greater than 1.*base=1": (ConfigError, lambda: rotary(base=1.0)),
     r"unknown pairing 'halves'; did you mean 'half'\? \(there are: half, interleaved\)": (
@@ -319,9 +318,9 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         lambda: rotary(pairing="halves"),
     ),
     r"unknown pairing 'zzz' \(there are": (ConfigError, lambda: rotary(pairing="zzz")),
-    r"at least 1: axes=0": (ConfigError, lambda: rotary(axes=0)),
+    r"axes is 0, but must be at least 1": (ConfigError, lambda: rotary(axes=0)),
     r"positive multiple of 2 \* axes = 4: width=6": (ConfigError, lambda: rotary(axes=2, width=6)),
-    r"2 \* axes = 2: width=0": (ConfigError, lambda: rotary(width=0)),
+    r"width is 0, but must be at least 1": (ConfigError, lambda: rotary(width=0)),
     r"not 2\.0; to divide positions by 2 write Interpolate\(2\)": (ConfigError, lambda: rotary(stretch=2.0)),  # type: ignore[arg-type]
     r"width=12 coordinates, but x has c=10 \(width per head of q and k\); use width <= 10": (
         ShapeError,

@@ -148,7 +148,7 @@ def test_a_predicate_is_asked_one_block_of_queries_at_a_time():
 
 
 def test_blocks_hold_at_least_one_position():
-    with pytest.raises(ConfigError, match="size=0"):
+    with pytest.raises(ConfigError, match=r"block_table\(size\) is 0, but must be at least 1"):
         causal().block_table(5, size=0)
 
 
@@ -171,6 +171,12 @@ def test_nothing_has_no_blocks(mask):
         assert (blind is None) == (i == 0)
         assert unseen is None or unseen.all()
         assert blind is None or blind.all()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (3, 0, 5), (2, 3, 0, 5)])
+def test_an_empty_matrix_has_no_blocks(shape):
+    i, j = shape[-2:]
+    assert as_mask(torch.ones(shape, dtype=torch.bool)).block_table(i, j, 3).visited == 0
 
 
 def test_what_has_to_be_looked_at_is_counted():

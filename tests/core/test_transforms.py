@@ -216,6 +216,16 @@ class TestCompiled:
         assert near(compiled(channel_attend)(q, 2 * q, q), channel_attend(q, 2 * q, q))
         assert near(compiled(softargmax)(q), softargmax(q))
 
+    @pytest.mark.parametrize("kernel", [None, "eager"])
+    def test_a_beta_that_changes(self, kernel):
+        """From the second value on the compiler takes it for a variable."""
+        inputs = draw()
+        attention = compiled(lambda q, k, v, beta: attend(q, k, v, beta=beta, kernel=kernel))
+        choice = compiled(lambda scores, beta: softargmax(scores, beta))
+        for beta in (0.1, 0.2, 0.3, math.inf, 0.0, 0.4):
+            assert near(attention(*inputs, beta), attend(*inputs, beta=beta, kernel=kernel)), beta
+            assert near(choice(inputs[0], beta), softargmax(inputs[0], beta)), beta
+
     def test_dropout_drops(self):
         q, k, _ = draw()
         eye = torch.eye(J).expand(B, G, J, J)
@@ -263,7 +273,7 @@ class TestExported:
         program = torch.export.export(Wrapped(kernel, mask=MASKS[mask]), inputs)
         assert near(program.module()(*inputs), attend(*inputs, mask=MASKS[mask], kernel=kernel))
 
-    @pytest.mark.parametrize("kernel", [None])
+    @pytest.mark.parametrize("kernel", [None, "eager"])
     @pytest.mark.parametrize("mask", ["none", "causal", "window and global", "padding"])
     def test_for_every_length(self, mask, kernel):
         i, j = torch.export.Dim("i", min=2, max=4096), torch.export.Dim("j", min=2, max=4096)

@@ -3,14 +3,15 @@
 Cost and memory follow the visible blocks, so a window costs what a window should, on the CPU too, and it trains.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.core.algebra import Full, Mask
 from regard.core.given import has_matrix
@@ -18,11 +19,12 @@ from regard.core.grid import Grid, Places, key_positions
 from regard.core.kernels import sdpa
 from regard.core.kernels.call import Call
 from regard.core.memo import Memo, joint_key
-from regard.core.tables import NONE, BlockTable, block_table, unseen_and_blind
+from regard.core.tables import NONE, block_table, unseen_and_blind
 
 SUMMARY = "gathers the visible key blocks and runs torch's fused attention on them"
 SIZE = 64  # fine enough that a window of 256 wastes little, coarse enough to fill the fused kernel
 _ALIKE = 4  # classes of query blocks that share one small mask; the rest keep their own
+_AT_ONCE = 1 << 24  # pairs looked at in one go while planning
 _KEEP = 1 << 26  # pairs of a plan that may be remembered
 
 
@@ -75,13 +77,13 @@ def work(call: Call) -> float:
     b, h, _, i, j, _, _ = call.sizes
     if call.q.device.type != "cpu" and call.mask.tensors():
         return 2.0 * b * h * i * j  # the table would have to wait for the device; assume that nothing can be skipped
-    visited = _table(call).visited_by_any
+    visited = _visited(call)
     return 1.5 * b * h * visited * SIZE * SIZE + 2e5
 
 
 def memory(call: Call) -> int:
     b, h, _, _, _, c, e = call.sizes
-    visited = _table(call).visited_by_any
+    visited = _visited(call)
     gathered = b * h * visited * SIZE * (c + e) * call.q.element_size()
     bias = b * h * visited * SIZE * SIZE * call.q.element_size() if call.terms else 0
     return gathered + bias + visited * SIZE * SIZE
@@ -179,10 +181,8 @@ def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -
     for run in runs.unique().tolist():
         rows = (runs == run).nonzero()[:, 0]
         columns = (state[rows] != NONE).nonzero()[:, 1].reshape(len(rows), run)
-        visible = _visible(mask, places, rows, columns, i, j)
-        # a blind row keeps finite scores inside the fused kernel and is zeroed at the end
-        visible = visible | ~visible.any(3, keepdim=True)
-        groups += [Group(r, c, seen_there.to(device)) for r, c, seen_there in _alike(rows, columns, visible)]
+        look = partial(_visible, mask, places, i, j)
+        groups += [Group(r, c, seen_there.to(device)) for r, c, seen_there in _alike(rows, columns, look)]
     return Plan(
         groups=tuple(sorted(groups, key=lambda group: int(group.rows[0]))),
         unseen=None if unseen is None else unseen[:, None, :, None].to(device),
@@ -190,25 +190,45 @@ def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -
     )
 
 
-def _visible(mask: Mask, places: Places, rows: Tensor, columns: Tensor, i: int, j: int) -> Bool[Tensor, "r b s l"]:
+def _visible(mask: Mask, places: Places, i: int, j: int, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r b s l"]:
     row, column, real = _indices(rows, columns, i, j)
     row, column = row[:, None, :, None], column[:, None, None, :]
     batch = torch.arange(mask.batch() or 1)[:, None, None]
     at = key_positions(places, j, torch.device("cpu"))[column]
     seen = mask.see(Grid(batch, torch.zeros(1, dtype=torch.long), row, column, row + places.queries, at))
-    return (seen & real[:, None, None, :]).expand(len(rows), mask.batch() or 1, SIZE, columns.shape[1] * SIZE)
+    seen = (seen & real[:, None, None, :]).expand(len(rows), mask.batch() or 1, SIZE, columns.shape[1] * SIZE)
+    # a blind row keeps finite scores inside the fused kernel and is zeroed at the end
+    return seen | ~seen.any(3, keepdim=True)
 
 
-def _alike(rows: Tensor, columns: Tensor, visible: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Query blocks that see the same pattern share one small mask; a few classes of them cover a window."""
-    left = torch.arange(len(rows))
-    for _ in range(_ALIKE):
-        same = (visible[left] == visible[left[:1]]).flatten(1).all(1)
-        yield rows[left[same]], columns[left[same]], visible[left[:1]]
-        left = left[~same]
-        if not len(left):
-            return
-    yield rows[left], columns[left], visible[left]
+def _alike(
+    rows: Tensor, columns: Tensor, look: Callable[[Tensor, Tensor], Tensor]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Query blocks that see the same pattern share one small mask; a few classes of them cover a window.
+
+    They are looked at a few at a time, so that a long sequence never holds all of its pairs at once.
+    """
+    patterns: list[Tensor] = []
+    kinds: list[Tensor] = []
+    odd: list[Tensor] = []
+    for some in torch.arange(len(rows)).split(max(1, _AT_ONCE // (SIZE * SIZE * max(columns.shape[1], 1)))):
+        visible = look(rows[some], columns[some])
+        kind = torch.full_like(some, _ALIKE)
+        for which in range(_ALIKE):
+            left = (kind == _ALIKE).nonzero()[:, 0]
+            if not len(left):
+                break
+            if which == len(patterns):
+                patterns.append(visible[left[:1]].clone())
+            kind[left[(visible[left] == patterns[which]).flatten(1).all(1)]] = which
+        kinds.append(kind)
+        odd.append(visible[kind == _ALIKE])
+    which_kind = torch.cat(kinds)
+    for which, pattern in enumerate(patterns):
+        same = which_kind == which
+        yield rows[same], columns[same], pattern
+    if (which_kind == _ALIKE).any():
+        yield rows[which_kind == _ALIKE], columns[which_kind == _ALIKE], torch.cat(odd)
 
 
 def _padded(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h m c"]:
@@ -216,6 +236,8 @@ def _padded(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h m c"]:
     return pad(x, (0, 0, 0, missing)) if missing else x
 
 
-def _table(call: Call) -> BlockTable:
-    i, j = call.q.shape[2], call.k.shape[2]
-    return block_table(call.mask, i, j, SIZE, places=call.places)
+def _visited(call: Call) -> int:
+    """How many blocks have to be looked at for some sequence."""
+    table = block_table(call.mask, call.q.shape[2], call.k.shape[2], SIZE, places=call.places)
+    with _disable_current_modes():  # the table is real even where q is a fake tensor
+        return table.visited_by_any

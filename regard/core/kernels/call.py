@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from regard.base.numbers import LARGEST
 from regard.core.algebra import Full, Mask
 from regard.core.grid import Grid, Places, whole_grid
 from regard.core.rules import Causal
@@ -31,6 +32,11 @@ class Call:
         """b, h, g, i, j, c, e."""
         b, h, i, c = self.q.shape
         return b, h, self.k.shape[1], i, self.k.shape[2], c, self.v.shape[3]
+
+    @property
+    def hard(self) -> bool:
+        """Whether only the largest score counts."""
+        return self.beta > LARGEST
 
     @property
     def causal_square(self) -> bool:

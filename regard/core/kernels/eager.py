@@ -14,7 +14,7 @@ SUMMARY = "the whole matrix, step by step, in float32 or better"
 
 
 def refusals(call: Call) -> list[str]:
-    if math.isinf(call.beta) and call.terms:
+    if call.hard and call.terms:
         names = ", ".join(term.name for term in call.terms)
         lost = f"at beta=inf only the largest q . k counts, so {names} would be lost"
         return [f"{lost}; use a large finite beta, or drop the terms"]
@@ -32,17 +32,17 @@ def memory(call: Call) -> int:
 
 
 def run(call: Call) -> Float[Tensor, "b h i e"]:
-    b, h, g, i, j, c, e = call.sizes
+    b, h, g, i, j, _, _ = call.sizes
     exact = torch.promote_types(call.q.dtype, torch.float32)
     q, k, v = call.q.to(exact), call.k.to(exact), call.v.to(exact)
     visible = call.visible()
     if visible is not None:
         keep = seen_keys(visible, g)
         k, v = k.masked_fill(~keep, 0), v.masked_fill(~keep, 0)
-    # the query heads of one key head are stacked as rows, so no key is copied
+    # r counts the query heads of one key head: they are rows of one product, so no key is copied
     with exactly(q):
-        scores = (q.reshape(b, g, h // g * i, c) @ k.mT).view(b, h, i, j)
-    if math.isfinite(call.beta):
+        scores = torch.einsum("bgric,bgjc->bgrij", q.unflatten(1, (g, h // g)), k).flatten(1, 2)
+    if not call.hard:
         scores = scores * call.beta
     if call.terms:
         grid = call.grid()
@@ -52,8 +52,8 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         scores = scores.masked_fill(~visible, -math.inf)
     if call.sink is not None:
         scores = torch.cat([scores, call.sink.to(exact)[:, None, None].expand(b, h, i, 1)], -1)
-    weights = softargmax(scores, beta=1.0 if math.isfinite(call.beta) else math.inf)[..., :j]
+    weights = softargmax(scores, beta=math.inf if call.hard else 1.0)[..., :j]
     weights = torch.nn.functional.dropout(weights, call.dropout)
     with exactly(q):
-        out = weights.reshape(b, g, h // g * i, j) @ v
-    return out.view(b, h, i, e).to(call.q.dtype)
+        out = torch.einsum("bgrij,bgje->bgrie", weights.unflatten(1, (g, h // g)), v)
+    return out.flatten(1, 2).to(call.q.dtype)

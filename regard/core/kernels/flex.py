@@ -3,7 +3,6 @@
 Each combination of mask and terms is compiled once, for all lengths.
 """
 
-import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import FunctionType
@@ -52,7 +51,7 @@ def refusals(call: Call) -> list[str]:
         reasons.append(f"it takes heads at least 16 wide, not c={call.q.shape[-1]} and e={call.v.shape[-1]}")
     if call.dropout:
         reasons.append("it has no dropout")
-    if math.isinf(call.beta):
+    if call.hard:
         reasons.append("beta=inf is hard attention, and it knows only softmax")
     if has_matrix(call.mask):
         reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
@@ -118,14 +117,19 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
     sink = call.sink
+    terms = call.bound_terms()
+    if not _usual(call):
+        # a number would be compiled in, and a schedule of temperatures has more of them than code is made for
+        beta = torch.tensor(call.beta, device=call.q.device)
+        terms = [lambda scores, grid: scores * beta, *terms]
     result = plan.function(
         call.q,
         k,
         v,
         sink is not None,
-        score_mod=_score_mod(call.bound_terms(), _positions(call.places, call.q.device)) if call.terms else None,
+        score_mod=_score_mod(terms, _positions(call.places, call.q.device)) if terms else None,
         block_mask=plan.blocks,
-        scale=call.beta,
+        scale=call.beta if _usual(call) else 1.0,
         enable_gqa=call.q.shape[1] != k.shape[1],
         kernel_options=plan.options,
     )
@@ -135,6 +139,11 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         # a sink is one more exponential in the sum: what is left for the keys is sigmoid(lse - sink)
         out = out * torch.sigmoid(aux.lse - sink[:, None])[..., None].to(out.dtype)
     return out if plan.blind is None else out.masked_fill(plan.blind, 0)
+
+
+def _usual(call: Call) -> bool:
+    """Whether beta is the one of all calls of this width, so that it may be compiled in."""
+    return bool(call.beta == call.q.shape[-1] ** -0.5)
 
 
 Positions = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -174,7 +183,7 @@ _plans: Memo[Plan] = Memo(64)
 def _plan(call: Call) -> Plan:
     q, k, v = call.q, call.k, call.v
     settings = tuple(term.settings() for term in call.terms)
-    kind = (call.places, q.shape, k.shape, v.shape, q.dtype, q.device, _training(call), settings)
+    kind = (call.places, q.shape, k.shape, v.shape, q.dtype, q.device, _training(call), settings, _usual(call))
     rest = kind if isinstance(call.places.keys, int) else None
     return _plans.get(joint_key(call.mask, rest), call.mask, lambda: _planned(call))
 
@@ -218,7 +227,20 @@ def _structure(call: Call) -> Hashable:
         call.places == Places(0, 0) if isinstance(call.places.keys, int) else False,
     )
     terms = tuple(term.settings() for term in call.terms)
-    return _rules(call.mask), terms, call.q.dtype, call.q.device, h, g, c, e, ones, starts, _training(call)
+    return (
+        _rules(call.mask),
+        terms,
+        call.q.dtype,
+        call.q.device,
+        h,
+        g,
+        c,
+        e,
+        ones,
+        starts,
+        _training(call),
+        _usual(call),
+    )
 
 
 def _rules(mask: Mask) -> Hashable:

@@ -28,7 +28,7 @@ _HOPPER_ORDER = [
 
 def refusals(call: Call) -> list[str]:
     reasons = []
-    if math.isinf(call.beta):
+    if call.hard:
         reasons.append("beta=inf is hard attention, and the fused kernels know only softmax")
     reasons += [
         f"{term.name} does more than add to the scores, which is all the fused kernels allow"

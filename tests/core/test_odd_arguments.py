@@ -1,0 +1,60 @@
+"""Arguments of the wrong kind: every public function answers with its own error, which names the argument."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from regard import (
+    NTK,
+    Places,
+    causal,
+    channel_attend,
+    grid_positions,
+    linear_attend,
+    performer,
+    rotary,
+    sinusoidal,
+    softargmax,
+)
+from regard.base.errors import RegardError
+
+x = torch.zeros(1, 1, 3, 4)
+
+ODD: dict[str, tuple[Callable[[], object], str]] = {
+    "sinusoidal by halves": (lambda: sinusoidal(2.5, 4), r"positions takes a whole number, not 2\.5"),
+    "sinusoidal backwards": (lambda: sinusoidal(-1, 4), "positions is -1, but must be at least 0: it counts tokens"),
+    "sinusoidal half wide": (lambda: sinusoidal(2, 4.0), r"width takes a whole number, not 4\.0"),
+    "sinusoidal no base": (lambda: sinusoidal(2, 4, base="a"), "base is 'a', but takes one real number"),
+    "rotary no base": (lambda: rotary(base="a"), "base is 'a', but takes one real number"),
+    "rotary half wide": (lambda: rotary(width=4.0), r"width takes a whole number, not 4\.0"),
+    "rotary without axes": (lambda: rotary(axes=0), "axes is 0, but must be at least 1: it counts the coordinates"),
+    "rotary from nowhere": (lambda: rotary()(x, "a"), "positions is 'a', but rotary takes None, a whole number or"),
+    "stretched by a word": (lambda: NTK("a"), r"NTK\(factor\) is 'a', but takes one real number"),
+    "a grid of -1 rows": (lambda: grid_positions(-1, 2), "rows is -1, but must be at least 0: it counts patches"),
+    "a grid of half columns": (lambda: grid_positions(1, 0.5), r"columns takes a whole number, not 0\.5"),
+    "performer half wide": (lambda: performer(4.5, 3), r"performer\(width\) takes a whole number, not 4\.5"),
+    "performer of nothing": (lambda: performer(4, 0), r"performer\(count\) is 0, but must be at least 1"),
+    "performer by a word": (lambda: performer(4, 3, beta="a"), r"performer\(beta\) is 'a', but takes one real"),
+    "count of a word": (lambda: causal().count("5"), "queries takes a whole number, not '5'"),
+    "count of halves": (lambda: causal().count(5, 2.5), r"keys takes a whole number, not 2\.5"),
+    "dense of halves": (lambda: causal().dense(4.0), r"queries takes a whole number, not 4\.0"),
+    "a negative length": (lambda: causal().dense(-1), "queries is -1, but must be at least 0"),
+    "half blocks": (lambda: causal().block_table(8, size=2.5), r"block_table\(size\) takes a whole number, not 2\.5"),
+    "empty blocks": (lambda: causal().block_table(8, size=0), r"block_table\(size\) is 0, but must be at least 1"),
+    "places of another length": (
+        lambda: causal().count(2, 3, places=Places(0, torch.arange(4))),
+        r"places.keys is \(4,\), but k has j=3 \(key positions\); give one position per key",
+    ),
+    "places that are none": (lambda: causal().dense(2, places=3), r"places must be regard.Places\(queries, keys\)"),
+    "softargmax of a list": (lambda: softargmax([1.0, 2.0]), "scores must be a tensor, not list"),
+    "channels of a list": (lambda: channel_attend([1], x, x), r"q must be a tensor read as \(b h n c\), not list"),
+    "linear from a number": (lambda: linear_attend(x, x, x, state=3), "state takes the .state of an earlier"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_argument_is_named(name: str) -> None:
+    call, message = ODD[name]
+    with pytest.raises(RegardError, match=message):
+        call()
