@@ -326,7 +326,7 @@ def test_causal_queries_before_the_first_position_are_blind():
 @pytest.mark.parametrize("look", [Mask.dense, Mask.count, Mask.block_table, Mask.draw])
 @pytest.mark.parametrize(("queries", "keys"), [(-1, None), (2, -3)])
 def test_lengths_are_not_negative(look, queries, keys):
-    with pytest.raises(ShapeError, match=f"cannot be negative: queries={queries}"):
+    with pytest.raises(ConfigError, match=f"is {queries if keys is None else keys}, but must be at least 0"):
         look(causal(), queries, keys)
 
 
