@@ -36,6 +36,7 @@ slow: $(VENV)/.test  ## the tests that take minutes
 
 bench: $(VENV)/.test  ## ratios against peers
 	$(PY) -m bench
+	$(PY) -m bench.models
 
 docs: $(VENV)/.test  ## run every code block of the pages, and list them
 	$(PYTEST) -q tests/test_docs.py
@@ -51,7 +52,7 @@ help:  ## this list
 # Some systems ship Python without ensurepip; then the pip outside puts one inside.
 $(PY):
 	$(PYTHON) -m venv $(VENV) || { \
-		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(PY) install pip; }
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(PY) install -c constraints.txt pip; }
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e .

@@ -31,6 +31,8 @@ _WHERE = {
     "regard.core.channel": ("channel_attend",),
     "regard.core.cache": ("Growing", "Rolling", "Static", "Stream"),
     "regard.core.kernels": ("recording",),
+    "regard.models.presets": ("build",),
+    "regard.models.files": ("load",),
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names}
 
@@ -82,6 +84,8 @@ if TYPE_CHECKING:
         t5_buckets as t5_buckets,
     )
     from regard.core.softargmax import softargmax as softargmax
+    from regard.models.files import load as load
+    from regard.models.presets import build as build
 
 
 def __getattr__(name: str) -> Any:

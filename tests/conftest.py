@@ -19,6 +19,8 @@ import jaxtyping
 import pytest
 import torch
 
+from tests.peers import let_torchvision_load
+
 ROOT = Path(__file__).parent.parent
 SHAPES_CHECKED = importlib.util.find_spec("beartype") is not None
 _strictly = jaxtyping.jaxtyped
@@ -72,6 +74,7 @@ def pytest_report_header() -> str:
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)
+    let_torchvision_load()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,15 +28,24 @@ class UnknownNameError(RegardError, ValueError):
 class KernelRefusedError(RegardError, RuntimeError):
     """A kernel was asked by name for something it cannot compute exactly."""
 
-    def __init__(self, kernel: str | None, reasons: list[str], others: list[str]) -> None:
-        self.kernel = kernel
-        self.reasons = reasons
-        listed = "".join(f"\n  - {reason}" for reason in reasons)
-        who = "no kernel can serve" if kernel is None else f"kernel {kernel!r} refuses"
-        instead = f"\nkernel=None would run {others[0]!r}" if others else "\nno other kernel can serve it either"
-        instead = "" if kernel is None else instead
-        super().__init__(f"{who} this call:{listed}{instead}")
+    kernel: str | None = None
+    reasons: list[str] = []  # noqa: RUF012 (set anew on every error)
+
+
+def kernel_refused(kernel: str | None, reasons: list[str], others: list[str]) -> KernelRefusedError:
+    """The refusal of a kernel, or of all of them, with every reason; `others` are those that could serve."""
+    listed = "".join(f"\n  - {reason}" for reason in reasons)
+    who = "no kernel can serve" if kernel is None else f"kernel {kernel!r} refuses"
+    instead = f"\nkernel=None would run {others[0]!r}" if others else "\nno other kernel can serve it either"
+    # a plain constructor: torch.compile cannot trace one of our own
+    error = KernelRefusedError(f"{who} this call:{listed}{'' if kernel is None else instead}")
+    error.kernel, error.reasons = kernel, reasons
+    return error
 
 
 class CacheError(RegardError, RuntimeError):
     """A cache is full, or was handed keys that do not continue what it holds."""
+
+
+class CheckpointError(RegardError, RuntimeError):
+    """A saved model is damaged, is another model's, or is in a format that is not read."""

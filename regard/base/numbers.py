@@ -10,6 +10,7 @@ from regard.base.errors import ConfigError
 # torch.compile takes a float that varies for a finite one and answers `x == inf` once and for all; a comparison with
 # the largest finite number is asked again at every call
 LARGEST = sys.float_info.max
+MOST = 1 << 40  # beyond any position, and small enough that products of two in one sum fit 64 bits
 
 
 def whole(what: str, value: object, least: int, counts: str = "") -> int:
@@ -21,6 +22,8 @@ def whole(what: str, value: object, least: int, counts: str = "") -> int:
         number = operator.index(value)  # type: ignore[arg-type]  # numpy's whole numbers are welcome
     except TypeError:
         raise ConfigError(f"{what} takes a whole number, not {value!r}") from None
+    if number > MOST:
+        raise ConfigError(f"{what} is {number}, which no tensor can count to")
     if number < least:
         raise ConfigError(f"{what} is {number}, but must be at least {least}{counts and ': it counts '}{counts}")
     return number

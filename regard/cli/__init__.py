@@ -10,7 +10,7 @@ import typer
 
 import regard
 from regard.base.errors import RegardError
-from regard.cli import bench, explain, masks, tour
+from regard.cli import bench, count, explain, generate, masks, tour
 
 P = ParamSpec("P")
 
@@ -34,7 +34,14 @@ def clean(command: Callable[P, None]) -> Callable[P, None]:
     return shown
 
 
-for _name, _module in {"tour": tour, "masks": masks, "explain": explain, "bench": bench}.items():
+for _name, _module in {
+    "tour": tour,
+    "masks": masks,
+    "explain": explain,
+    "count": count,
+    "generate": generate,
+    "bench": bench,
+}.items():
     app.command(_name)(clean(_module.command))
 
 

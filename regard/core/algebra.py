@@ -297,7 +297,7 @@ class Predicate(Mask):
         if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
             came = seen.dtype if isinstance(seen, Tensor) else repr(seen)
             raise ConfigError(f"{self!r} must give a boolean tensor, True where visible, but gave {came}")
-        return seen
+        return seen.expand(torch.broadcast_shapes(seen.shape, grid.i.shape, grid.j.shape))
 
     def key(self) -> None:
         """What the function reads may change unseen, so nothing is remembered about it."""

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.base.axes import read, spelled
-from regard.base.errors import CacheError, ConfigError, ShapeError
+from regard.base.errors import CacheError, ConfigError, DtypeError, ShapeError
 from regard.base.numbers import whole
 from regard.core.algebra import FAR, Mask
 from regard.core.attend import Scores, attend, settle_call
@@ -118,15 +119,16 @@ class Rolling(Cache):
         _check_by_position(mask)
         self.mask = mask
         self._held: tuple[Tensor, ...] = ()
-        self._positions = torch.arange(0)
+        self._positions = _counted(0, 0)
 
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
         _check_continues(self._held, k, v)
         start, self.length = self.length, self.length + k.shape[2]
         keys, values = _joined(self._held, k, v)
-        positions = torch.cat([self._positions, torch.arange(start, self.length)])
-        needed = may_see(self.mask, self.length, positions).nonzero()[:, 0]
-        self._positions = positions[needed]
+        with _disable_current_modes():  # positions are real even where keys are fake tensors
+            positions = torch.cat([self._positions, _counted(start, self.length)])
+            needed = may_see(self.mask, self.length, positions).nonzero()[:, 0]
+            self._positions = positions[needed]
         self._held = tuple(x.index_select(2, needed.to(x.device)) for x in (keys, values))
         return Held(keys, values, Places(start, _run_or_list(positions)))
 
@@ -154,35 +156,41 @@ class Stream:
         self.mask, self.scores, self.beta, self.kernel = mask, scores, beta, kernel
         self.received = 0  # positions taken in
         self.given = 0  # positions given out
+        self._ended = False
         self._waiting: Tensor | None = None  # queries of positions given..received - 1
         self._held: tuple[Tensor, ...] = ()
-        self._positions = torch.arange(0)
+        self._positions = _counted(0, 0)
 
     def push(
         self, q: Float[Tensor, "b h n c"], k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]
     ) -> Float[Tensor, "b h r e"]:
         """Take in n positions; give out the r rows that are complete now, possibly none."""
+        if self._ended:
+            raise CacheError("this stream was finished, so nothing can follow; begin another with Stream(...)")
+        _check_continues(self._held, k, v)
+        settled(q, k, v)
         if q.shape[2] != k.shape[2]:
             raise CacheError(
                 f"a stream takes a query with each key, but q has n={q.shape[2]} and k n={k.shape[2]} (positions)"
             )
-        _check_continues(self._held, k, v)
-        settled(q, k, v)
         if self._waiting is not None:
             _check_same("q", self._waiting, q, "b h n c")
         waiting = q if self._waiting is None else torch.cat([self._waiting, q], 2)
         received = self.received + k.shape[2]
-        positions = torch.cat([self._positions, torch.arange(self.received, received)])
-        rows = torch.arange(self.given, received)
-        waits = _flags(self.mask.box(rows, rows, received, FAR).none, rows).logical_not()
-        ready = int((waits.cumsum(0) == 0).sum())
+        with _disable_current_modes():  # positions are real even where keys are fake tensors
+            positions = torch.cat([self._positions, _counted(self.received, received)])
+            rows = torch.arange(self.given, received)
+            waits = _flags(self.mask.box(rows, rows, received, FAR).none, rows).logical_not()
+            ready = int((waits.cumsum(0) == 0).sum())
         return self._give(ready, waiting, _joined(self._held, k, v), positions, received)
 
     def finish(self) -> Float[Tensor, "b h r e"]:
         """The input has ended: give out the rows that were still waiting for keys."""
         if self._waiting is None:
             raise CacheError("nothing was pushed into this stream, so there is nothing to finish")
-        return self._give(self.received - self.given, self._waiting, self._held, self._positions, self.received)
+        rows = self._give(self.received - self.given, self._waiting, self._held, self._positions, self.received)
+        self._ended = True
+        return rows
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What is stored: held keys and values, and waiting queries."""
@@ -202,8 +210,9 @@ class Stream:
             settle_call(now, k, v, self.mask, self.scores, self.beta, 0.0, places)
             out = v.new_zeros(*now.shape[:3], v.shape[3])
         self.given, self.received, self._waiting = self.given + rows, received, waiting[:, :, rows:]
-        needed = may_see(self.mask, self.given, positions).nonzero()[:, 0]
-        self._positions = positions[needed]
+        with _disable_current_modes():
+            needed = may_see(self.mask, self.given, positions).nonzero()[:, 0]
+            self._positions = positions[needed]
         self._held = tuple(x.index_select(2, needed.to(x.device)) for x in held)
         return out
 
@@ -211,6 +220,11 @@ class Stream:
 def may_see(mask: Mask, start: int, keys: Int[Tensor, "j"]) -> Bool[Tensor, "j"]:
     """Which keys some query at position `start` or later may see."""
     return _flags(mask.box(start, FAR, keys, keys).none, keys).logical_not()
+
+
+def _counted(start: int, end: int) -> Int[Tensor, "n"]:
+    with _disable_current_modes():  # real even where keys are fake tensors
+        return torch.arange(start, end)
 
 
 def _flags(flag: bool | Tensor, like: Tensor) -> Tensor:
@@ -221,12 +235,14 @@ def _run_or_list(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:
     """The first of consecutive positions, which serves more kernels, or all of them."""
     if not len(positions):
         return 0
-    first, last = int(positions[0]), int(positions[-1])
+    with _disable_current_modes():
+        first, last = int(positions[0]), int(positions[-1])
     return first if last - first + 1 == len(positions) else positions
 
 
 def _joined(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)) if held else (k, v)
+    # the first are copied too: the caller may write over its own
+    return (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)) if held else (k.clone(), v.clone())
 
 
 def _check_by_position(mask: Mask) -> None:
@@ -238,6 +254,8 @@ def _check_by_position(mask: Mask) -> None:
 
 def _check_continues(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> None:
     for name, x, letters in (("k", k, "b g n c"), ("v", v, "b g n e")):
+        if not isinstance(x, Tensor):
+            raise DtypeError(f"{name} must be a tensor read as ({letters}), not {type(x).__name__}")
         if x.ndim != 4:
             raise ShapeError(f"{name} has {x.ndim} axes, {tuple(x.shape)}, but is read as ({letters})")
     if k.shape[2] != v.shape[2]:

@@ -26,11 +26,15 @@ def channel_attend(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} must be a tensor read as (b h n c), not {type(x).__name__}")
+        if x.ndim != 4:
+            raise ShapeError(f"{name} has {x.ndim} axes, {tuple(x.shape)}, but is read as (b h n c)")
         if x.shape != q.shape:
             raise ShapeError(
                 f"{read(name, x.shape, 'b h n c')}, but q is {tuple(q.shape)}; channel attention mixes channels of the "
                 "same positions, so q, k and v have one shape"
             )
+    if not q.shape[3]:
+        raise ShapeError(f"{read('q', q.shape, 'b h n c')}, but there must be at least one channel to look at")
     if not q.shape[2]:
         return torch.zeros_like(q)  # no positions, so nothing to mix
     beta = q.shape[-1] ** -0.5 if beta is None else beta

@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.base.axes import LEGEND, read, spelled
 from regard.base.errors import DeviceError, DtypeError, ShapeError
 
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 LETTERS = {"q": "b h i c", "k": "b g j c", "v": "b g j e"}
 
 
@@ -53,10 +54,15 @@ def _check_tensor(name: str, x: Tensor) -> None:
             f"{name} has {x.ndim} axes, {tuple(x.shape)}, but is read as ({letters}): {meaning}; "
             f"{_reshape(name, x.ndim)}"
         )
+    if x.layout != torch.strided:
+        raise DtypeError(f"{name} is {x.layout}, but attention needs all its numbers; call {name}.to_dense() first")
     if x.is_complex():
         raise DtypeError(f"{name} is {x.dtype}, but attention needs real numbers; take {name}.real or {name}.abs()")
     if not x.is_floating_point():
         raise DtypeError(f"{name} is {x.dtype}, but attention needs floating numbers; call {name}.float() first")
+    if x.dtype not in DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise DtypeError(f"{name} is {x.dtype}, but attention takes {known}; call {name}.bfloat16() first")
 
 
 def _reshape(name: str, axes: int) -> str:

@@ -163,26 +163,25 @@ class Matrix(Data):
     def see(self, grid: Grid) -> Tensor:
         if grid.whole:
             return self.data
-        batch, head = (
-            index if size > 1 else index * 0
-            for index, size in zip((grid.batch, grid.head), self._leading(), strict=True)
-        )
-        return self.data.reshape(*self._leading(), *self.data.shape[-2:])[batch, head, grid.row, grid.column]
+        sizes = (*self._leading(), *self.data.shape[-2:])
+        indices = (grid.batch, grid.head, grid.row, grid.column)
+        where = tuple(at if size > 1 else at * 0 for at, size in zip(indices, sizes, strict=True))
+        return self.data.reshape(sizes)[where]
 
     def table(self, spans: "Spans") -> Verdict:
         b, h = self._leading()
-        matrices = self.data.cpu().reshape(b * h, *self.data.shape[-2:])
+        matrices = self.data.cpu().reshape(b * h, *self.data.shape[-2:]).expand(-1, spans.i, spans.j)
         return spans.pooled(matrices.any(0), matrices.all(0))
 
     def check(self, places: Places, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
         letters = ["b", "h", "i", "j"][-self.data.ndim :]
         form = f"mask is {tuple(self.data.shape)} read as ({' '.join(letters)})"
         for letter, name, size, own in zip("ij", "qk", (i, j), self.data.shape[-2:], strict=True):
-            if own != size:
+            if own not in (1, size):
                 turned = "; did you mean mask.mT?" if self.data.shape[-2:] == (j, i) else ""
                 raise ShapeError(
                     f"mask has {spelled(letter, own)}, but {name} has {letter}={size}; {form}; "
-                    f"a boolean matrix must end in ({i}, {j}){turned}"
+                    f"a boolean matrix must end in ({i}, {j}), or 1 where all are alike{turned}"
                 )
         for letter, wanted, own in zip("bh", (b, h), self._leading(), strict=True):
             if wanted is not None and own not in (1, wanted):

@@ -68,6 +68,12 @@ class Elementwise(Features):
     def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
         return self.fn(x)
 
+    def of_queries(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
+        # the largest feature of a row becomes 1, so that products with small ones of keys do not vanish
+        phi = self.fn(q)
+        largest = phi.detach().amax(-1, keepdim=True)
+        return phi / largest.masked_fill(largest == 0, 1)
+
 
 @dataclass(frozen=True)
 class Performer(Features):

@@ -48,20 +48,20 @@ def chunks(size: int, before: int | None = 0, after: int | None = 0) -> Mask:
     )
 
 
-def global_tokens(size: int) -> Mask:
-    """The first `size` positions see all and are seen by all."""
-    return GlobalTokens(whole("global_tokens(size)", size, 0, "positions"))
+def global_tokens(n: int) -> Mask:
+    """The first n positions see all and are seen by all."""
+    return GlobalTokens(whole("global_tokens(n)", n, 0, "positions"))
 
 
-def prefix(size: int) -> Mask:
-    """The first `size` keys are seen by all."""
-    return Prefix(whole("prefix(size)", size, 0, "positions"))
+def prefix(n: int) -> Mask:
+    """The first n keys are seen by all."""
+    return Prefix(whole("prefix(n)", n, 0, "positions"))
 
 
 def padding(
     lengths: Sequence[int] | Integer[Tensor, "b"], *, side: Literal["right", "left"] = "right", width: int | None = None
 ) -> Mask:
-    """Only real keys are seen: the first `lengths[b]` of sequence b.
+    """Only real keys are seen: the first `lengths[b]` of sequence b. A tensor of lengths is used as it is, not copied.
 
     With side="left" sequences were filled up at their front to a common `width`; keys appended later are real.
     """
@@ -78,11 +78,7 @@ def padding(
         raise ConfigError(
             f"side='left' and width= go together (the common width after padding): side={side!r}, width={width}"
         )
-    if (
-        width is not None
-        and data.device.type == "cpu"
-        and int(data.max()) > whole("padding(width)", width, 0, "positions")
-    ):
+    if width is not None and _readable(data) and int(data.max()) > whole("padding(width)", width, 0, "positions"):
         raise ConfigError(
             f"padding(width) is {width}, but a sequence has {int(data.max())} real keys; they must fit in it"
         )

@@ -1,6 +1,7 @@
 """A small memory of what was worked out for masks."""
 
 from collections.abc import Callable, Hashable
+from threading import Lock
 from typing import Generic, TypeVar
 
 from torch.utils._python_dispatch import _disable_current_modes
@@ -22,6 +23,7 @@ class Memo(Generic[T]):
     def __init__(self, most: int) -> None:
         self.most = most
         self._kept: dict[Hashable, tuple[Mask, T]] = {}
+        self._lock = Lock()
 
     def get(
         self, key: Hashable | None, mask: Mask, make: Callable[[], T], worth: Callable[[T], bool] = lambda made: True
@@ -29,12 +31,14 @@ class Memo(Generic[T]):
         """The result under the key, made if need be; with no key, or if not worth keeping, it is forgotten again."""
         if key is None:
             return make()
-        if key not in self._kept:
-            with _disable_current_modes():  # what is kept must be real even while a caller traces with fake tensors
-                made = make()
-            if not worth(made):
-                return made
-            while len(self._kept) >= self.most:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = (mask, made)
-        return self._kept[key][1]
+        found = self._kept.get(key)
+        if found is not None:
+            return found[1]
+        with _disable_current_modes():  # what is kept must be real even while a caller traces with fake tensors
+            made = make()
+        if worth(made):
+            with self._lock:  # threads may make the same thing twice, but must not trip over each other's clearing
+                while len(self._kept) >= self.most:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[key] = (mask, made)
+        return made

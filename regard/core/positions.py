@@ -196,6 +196,8 @@ class Rotary:
 
         A tensor is (n) or (b n); with several axes it is needed, as (n axes) or (b n axes).
         """
+        if not isinstance(x, Tensor):
+            raise DtypeError(f"x must be a tensor of heads, (b h n c), not {type(x).__name__}")
         if x.ndim != 4:
             raise ShapeError(f"x is {tuple(x.shape)}, but rotary turns heads, (b h n c)")
         if not x.is_floating_point():

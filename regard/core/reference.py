@@ -18,12 +18,12 @@ def reference(call: Call) -> Float[Tensor, "b h i e"]:
     seen = visible.unflatten(1, (g, h // g)).any(3).any(2)[..., None]
     k, v = torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
     k, v = k.repeat_interleave(h // g, 1), v.repeat_interleave(h // g, 1)
-    scores = torch.einsum("bhic,bhjc->bhij", q, k) * (1.0 if call.hard else call.beta)
+    scores = torch.einsum("bhic,bhjc->bhij", q, k) * (1.0 if call.steep else call.beta)
     for term in call.terms:
         scores = term.bind(q, call.beta)(scores, call.grid())
     scores = torch.where(visible, scores, -math.inf)
     if call.sink is not None:
         scores = torch.cat([scores, call.sink.double()[:, None, None].expand(b, h, i, 1)], -1)
-    weights = softargmax(scores, beta=math.inf if call.hard else 1.0)[..., :j]
+    weights = softargmax(scores, beta=call.beta if call.steep else 1.0)[..., :j]
     weights = torch.nn.functional.dropout(weights, call.dropout)
     return torch.einsum("bhij,bhje->bhie", weights, v).to(call.q.dtype)

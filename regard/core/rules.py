@@ -151,6 +151,14 @@ class Dilated(Mask):
         # the differences i - j fill the range first - stop .. last - start: is a multiple of the step among them?
         return Verdict(none=(last - start) // self.step * self.step < first - stop, all=self.step == 1)
 
+    def table(self, spans: "Spans") -> Verdict:
+        rows, columns = spans.query_positions() % self.step, spans.key_positions() % self.step
+        low_row, high_row = rows.amin(1)[:, None], rows.amax(1)[:, None]
+        low_column, high_column = columns.amin(1), columns.amax(1)
+        apart = (high_row < low_column) | (high_column < low_row)
+        alike = (low_row == high_row) & (low_column == high_column) & (low_row == low_column)
+        return Verdict(none=super().table(spans).none | apart, all=alike)
+
     def __repr__(self) -> str:
         return f"dilated({self.step})"
 
@@ -183,14 +191,15 @@ class RandomLinks(Mask):
 
     def table(self, spans: "Spans") -> Verdict:
         if isinstance(spans.places.keys, Tensor) or not spans.j:
-            return spans.swept(self)  # the search below needs keys, in order
+            return spans.swept(self)  # only keys in a row can be looked up
         rows = spans.query_positions()
         hit = torch.zeros(spans.shape, dtype=torch.bool)
         for which in range(self.links):
             key, exists = self.link(rows, which)
-            block = torch.searchsorted(spans.start[0], key, right=True) - 1
-            exists = exists & (block >= 0) & (key <= spans.stop[0][block.clamp(min=0)])
-            hit |= torch.zeros_like(hit).scatter_reduce_(1, block.clamp(min=0), exists, "amax")
+            column = key - spans.places.keys
+            exists = exists & (column >= 0) & (column < spans.j)
+            block = spans.column_blocks.slots[column.clamp(0, spans.j - 1)] // spans.size
+            hit |= torch.zeros_like(hit).scatter_reduce_(1, block, exists, "amax")
         return Verdict(none=~hit, all=torch.tensor(False))
 
     def __repr__(self) -> str:

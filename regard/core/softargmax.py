@@ -21,6 +21,8 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
         raise DtypeError(f"scores must be a tensor, not {type(scores).__name__}; make it one with torch.as_tensor")
     if not scores.is_floating_point():
         raise DtypeError(f"scores are {scores.dtype}; softargmax takes floating numbers, so call scores.float() first")
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -scores.ndim <= axis < scores.ndim:
+        raise ConfigError(f"axis is {axis!r}, but scores have {scores.ndim} axes; take one of them by its number")
     if scores.numel() == 0:
         return scores * 1.0  # there is no largest of nothing
     visible = scores > -math.inf
@@ -28,9 +30,17 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
     if beta > LARGEST:
         best = visible & (scores == scores.amax(axis, keepdim=True))
         share = best.to(scores.dtype)
-        return share / share.sum(axis, keepdim=True).clamp(min=1)
+        flat = scores.masked_fill(torch.ones_like(visible), 0)  # zeros through which a gradient of zero flows back
+        return share / share.sum(axis, keepdim=True).clamp(min=1) + flat
     # a blind row keeps finite scores and is zeroed afterwards: no NaN exists, forward or backward
     finite = torch.where(visible, scores, 0)
+    if abs(beta) > 1e4:
+        # only differences count, and a large beta may overflow everything else
+        ends = finite.masked_fill(~visible, -math.inf if beta > 0 else math.inf)
+        top = ends.amax(axis, keepdim=True) if beta > 0 else ends.amin(axis, keepdim=True)
+        finite = torch.where(visible, scores - top.detach(), 0)
+        largest = torch.finfo(scores.dtype).max
+        beta = max(-largest, min(beta, largest))  # beyond that nothing gets sharper, and zero times infinity is NaN
     return torch.where(visible | ~awake, finite * beta, -math.inf).softmax(axis) * awake
 
 

@@ -11,32 +11,61 @@ from regard.base.numbers import whole
 from regard.core.algebra import Mask, Verdict, settle
 from regard.core.grid import Grid, Places, key_positions
 from regard.core.memo import Memo, joint_key
+from regard.core.rules import Dilated
 
 NONE, SOME, ALL = 0, 1, 2
 _AT_ONCE = 1 << 22  # pairs looked at in one go
+_MOVED = 4  # moving the rows of this many blocks takes about as long as looking at one block
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """n rows cut into blocks: which row each slot holds. A block with too few rows repeats its last one."""
+
+    index: Int[Tensor, "m s"]
+    real: Bool[Tensor, "m s"]  # false where a row is repeated
+
+    @cached_property
+    def slots(self) -> Int[Tensor, "n"]:
+        """The slot of each row, counted over all blocks."""
+        slots = self.real.flatten().nonzero()[:, 0]
+        return torch.empty_like(slots).scatter_(0, self.index[self.real], slots)
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Blocks of `size` queries and keys: their first and last positions, as columns and rows that broadcast."""
+    """Blocks of `size` queries and keys: their first and last positions, as columns and rows that broadcast.
+
+    With `steps`, rows and columns are cut not as they come but with those together whose positions leave the same
+    remainders by every step: a dilation then shows whole blocks and hides whole blocks.
+    """
 
     places: Places
     i: int
     j: int
     size: int
+    steps: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
-        return -(-self.i // self.size), -(-self.j // self.size)
+        return len(self.rows), len(self.columns)
 
     @cached_property
+    def row_blocks(self) -> Blocks:
+        return _cut(torch.arange(self.i) + self.places.queries, self.size, self.steps)
+
+    @cached_property
+    def column_blocks(self) -> Blocks:
+        return _cut(key_positions(self.places, self.j, torch.device("cpu")), self.size, self.steps)
+
+    @property
     def rows(self) -> Int[Tensor, "q s"]:
-        """Row indices by block; the last block repeats its last row."""
-        return _blocks(self.i, self.size)
+        """Row indices by block."""
+        return self.row_blocks.index
 
-    @cached_property
+    @property
     def columns(self) -> Int[Tensor, "k s"]:
-        return _blocks(self.j, self.size)
+        return self.column_blocks.index
 
     def query_positions(self) -> Int[Tensor, "q s"]:
         return self.rows + self.places.queries
@@ -88,6 +117,7 @@ class BlockTable:
 
     size: int
     state: Int8[Tensor, "*b q k"]
+    steps: tuple[int, ...] = ()  # the order of rows and columns, as in Spans
 
     @cached_property
     def visited(self) -> int:
@@ -125,6 +155,43 @@ def block_table(
     return _tables.get(joint_key(mask, rest), mask, lambda: _made(mask, Spans(places, queries, keys, size)))
 
 
+def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, places: Places) -> BlockTable:
+    """The table in the order of rows and columns in which the fewest blocks have to be looked at.
+
+    That is the order they come in, unless dilations make it worth moving them.
+    """
+    steps = _steps(mask, keys)
+    if not steps:
+        return block_table(mask, queries, keys, size, places=places)
+
+    def make() -> BlockTable:
+        orders = {steps, *((step,) for step in steps)}
+        tables = [_made(mask, Spans(places, queries, keys, size, order)) for order in sorted(orders)]
+        return min([block_table(mask, queries, keys, size, places=places), *tables], key=_cost)
+
+    rest = ("sparsest", queries, keys, size, places) if isinstance(places.keys, int) else None
+    return _tables.get(joint_key(mask, rest), mask, make)
+
+
+def _steps(mask: Mask, most: int) -> tuple[int, ...]:
+    """The steps of the dilations in an expression, in order; those beyond `most` put no two keys together."""
+    if mask.opaque():
+        return ()  # every order would be swept pair by pair
+    found: set[int] = set()
+    parts = [mask]
+    while parts:
+        part = parts.pop()
+        parts += part.children()
+        if isinstance(part, Dilated) and 1 < part.step <= most:
+            found.add(part.step)
+    return tuple(sorted(found))
+
+
+def _cost(table: BlockTable) -> float:
+    """Blocks that have to be looked at, and what it takes to bring rows and columns into their order."""
+    return table.visited_by_any + (sum(table.state.shape[-2:]) / _MOVED if table.steps else 0)
+
+
 def _made(mask: Mask, spans: Spans) -> BlockTable:
     none, everything = (torch.as_tensor(flag) for flag in mask.table(spans))
     shape = torch.broadcast_shapes(none.shape, everything.shape, spans.shape)
@@ -132,7 +199,7 @@ def _made(mask: Mask, spans: Spans) -> BlockTable:
         [NONE, SOME, ALL], dtype=torch.int8
     )  # one byte a block, a million positions long
     state = torch.where(none, nothing, torch.where(everything, every, some))
-    return BlockTable(spans.size, state.expand(shape).contiguous())
+    return BlockTable(spans.size, state.expand(shape).contiguous(), spans.steps)
 
 
 def unseen_and_blind(
@@ -142,14 +209,14 @@ def unseen_and_blind(
 
     A block that is seen whole settles its keys and its queries; only what no such block settles is looked at.
     """
-    spans = Spans(places, i, j, table.size)
+    spans = Spans(places, i, j, table.size, table.steps)
     state = table.state if table.state.ndim == 3 else table.state[None]
     settled_keys, settled_rows = (state == ALL).any(1), (state == ALL).any(2)
     seen = settled_keys[..., None].repeat(1, 1, table.size)
     awake = settled_rows[..., None].repeat(1, 1, table.size)
     doubtful = (state == SOME) & ~(settled_keys[:, None, :] & settled_rows[:, :, None])
     mask = mask.to(torch.device("cpu"))
-    real_keys, real_rows = (_real(n, table.size) for n in (j, i))
+    real_rows, real_keys = spans.row_blocks.real, spans.column_blocks.real
     for pairs in doubtful.nonzero().split(max(1, _AT_ONCE // table.size**2)):
         batch, row, column = pairs.T
         grid = Grid(
@@ -163,7 +230,8 @@ def unseen_and_blind(
         visible = mask.see(grid) & real_rows[row][:, :, None] & real_keys[column][:, None, :]
         seen |= _any_at(seen, batch, column, visible.any(1))
         awake |= _any_at(awake, batch, row, visible.any(2))
-    unseen, blind = ~seen.flatten(1)[:, :j], ~awake.flatten(1)[:, :i]
+    unseen = ~seen.flatten(1)[:, spans.column_blocks.slots]
+    blind = ~awake.flatten(1)[:, spans.row_blocks.slots]
     return unseen if unseen.any() else None, blind if blind.any() else None
 
 
@@ -173,11 +241,27 @@ def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
     return (flat.index_add_(0, batch * like.shape[1] + block, hit.int()) > 0).view(like.shape)
 
 
-def _real(length: int, size: int) -> Bool[Tensor, "blocks size"]:
-    count = -(-length // size)
-    return (torch.arange(count * size) < length).view(count, size)
+def _cut(positions: Int[Tensor, "n"], size: int, steps: tuple[int, ...]) -> Blocks:
+    """Rows at these positions in blocks: as they come, or by their remainders and then by position."""
+    n = len(positions)
+    if not steps:
+        slots = torch.arange(-(-n // size) * size).view(-1, size)
+        return Blocks(slots.clamp(max=max(n - 1, 0)), slots < n)
+    order = positions.argsort(stable=True)
+    for step in reversed(steps):  # the last sort weighs most
+        order = order[(positions[order] % step).argsort(stable=True)]
+    slots = _slots(torch.stack([positions[order] % step for step in steps]), size)
+    real = torch.zeros(-(-(int(slots[-1]) + 1) // size) * size if n else 0, dtype=torch.bool)
+    real[slots] = True
+    return Blocks(order[real.cumsum(0) - 1].view(-1, size), real.view(-1, size))
 
 
-def _blocks(length: int, size: int) -> Tensor:
-    count = -(-length // size)
-    return torch.arange(count * size).clamp(max=max(length - 1, 0)).reshape(count, size)
+def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
+    """Where sorted rows go, so that rows of equal remainders share a block with others only if all of them fit in."""
+    counts = torch.unique_consecutive(remainders, dim=1, return_counts=True)[1]
+    gaps, end = [], 0
+    for count in counts.tolist():
+        room = -end % size
+        gaps.append(room if count > room else 0)
+        end += gaps[-1] + count
+    return torch.arange(remainders.shape[1]) + torch.tensor(gaps, dtype=torch.long).cumsum(0).repeat_interleave(counts)

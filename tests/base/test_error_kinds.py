@@ -3,7 +3,7 @@
 import pytest
 
 from regard.base import errors
-from regard.base.errors import KernelRefusedError, RegardError
+from regard.base.errors import RegardError, kernel_refused
 
 KINDS = {
     "ShapeError": ValueError,
@@ -13,6 +13,7 @@ KINDS = {
     "UnknownNameError": ValueError,
     "KernelRefusedError": RuntimeError,
     "CacheError": RuntimeError,
+    "CheckpointError": RuntimeError,
 }
 
 
@@ -30,7 +31,7 @@ def test_no_error_is_left_out_here():
 
 
 def test_a_refusal_lists_its_reasons_and_who_would_run():
-    refusal = KernelRefusedError("sdpa", ["it is Monday", "it rains"], ["eager", "reference"])
+    refusal = kernel_refused("sdpa", ["it is Monday", "it rains"], ["eager", "reference"])
     assert refusal.kernel == "sdpa"
     assert refusal.reasons == ["it is Monday", "it rains"]
     assert str(refusal) == (
@@ -39,12 +40,12 @@ def test_a_refusal_lists_its_reasons_and_who_would_run():
 
 
 def test_a_refusal_with_no_way_out_says_so():
-    text = str(KernelRefusedError("sdpa", ["it rains"], []))
+    text = str(kernel_refused("sdpa", ["it rains"], []))
     assert text.startswith("kernel 'sdpa' refuses this call:\n  - it rains\n")
     assert "no other kernel" in text
 
 
 def test_a_refusal_of_all_names_nobody():
-    refusal = KernelRefusedError(None, ["it rains"], [])
+    refusal = kernel_refused(None, ["it rains"], [])
     assert refusal.kernel is None
     assert str(refusal) == "no kernel can serve this call:\n  - it rains"

@@ -5,6 +5,7 @@ import json
 import runpy
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -183,7 +184,7 @@ def test_a_wrong_attention_is_not_measured(name, monkeypatch):
         return Race({who: [1.0] for who in runs})
 
     monkeypatch.setattr(cases, "race", noted)
-    with pytest.raises(GateError, match=r"causal\(\): error .* against float64, but the naive method has"):
+    with pytest.raises(GateError, match=r"causal\(\): error .* of outputs against float64, the naive method has"):
         list(cases.on_cpu(quick=True))
     assert raced == [["regard", "torch sdpa"]] * 2  # full(), which is right, and nothing after it
 
@@ -191,9 +192,37 @@ def test_a_wrong_attention_is_not_measured(name, monkeypatch):
 def test_a_right_attention_passes_the_gate_in_every_precision():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for n in (50, 200):
-            q, k, v = torch.randn(3, 2, 4, n, 16, dtype=torch.float32).to(dtype)
+            q, k, v, grad = torch.randn(4, 2, 4, n, 16, dtype=torch.float32).to(dtype)
             for mask in (full(), causal(), causal() & window(before=9) | global_tokens(3)):
-                cases._gate(mask, attend(q, k, v, mask=mask), q, k, v)
+                cases._gate(mask, partial(attend, mask=mask), q, k, v, grad)
+
+
+def wrong(out: Tensor, where: str) -> Tensor:
+    """An output, or its gradient, that is wrong in one place."""
+    row, head = {"first row": (0, 0), "a middle row": (297, 3), "last head": (450, -1)}[where]
+    spoiled = out.clone()
+    spoiled[:, head, row] += 1
+    return spoiled
+
+
+@pytest.mark.parametrize("where", ["first row", "a middle row", "last head"])
+def test_a_wrong_output_in_any_part_is_stopped(where):
+    q, k, v, grad = torch.randn(4, 1, 4, 600, 16)
+    with pytest.raises(GateError, match="of outputs"):
+        cases._gate(full(), lambda *x: wrong(attend(*x), where), q, k, v, grad)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
+def test_a_wrong_gradient_is_stopped(which):
+    q, k, v, grad = torch.randn(4, 1, 4, 600, 16)
+
+    def doubled(*inputs: Tensor) -> Tensor:
+        inputs = list(inputs)
+        inputs[which] = 2 * inputs[which] - inputs[which].detach()
+        return attend(*inputs)
+
+    with pytest.raises(GateError, match=f"gradients of {'qkv'[which]}"):
+        cases._gate(full(), doubled, q, k, v, grad)
 
 
 def test_peers_compute_what_we_do():

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 import regard
-from regard.base.errors import ConfigError, KernelRefusedError
+from regard.base.errors import ConfigError, kernel_refused
 from regard.cli import app, clean
 
-COMMANDS = ("tour", "masks", "explain", "bench")
+COMMANDS = ("tour", "masks", "explain", "count", "generate", "bench")
 run = CliRunner()
 
 
@@ -88,7 +88,7 @@ def test_unknown_commands_and_options_are_exit_code_2() -> None:
 def test_an_error_of_several_lines_is_shown_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     @clean
     def command() -> None:
-        raise KernelRefusedError("sdpa", ["it is Monday", "it rains"], ["eager"])
+        raise kernel_refused("sdpa", ["it is Monday", "it rains"], ["eager"])
 
     with pytest.raises(Exception) as raised:
         command()

@@ -15,7 +15,7 @@ from regard.cli.expressions import NAMES, makers, parse_mask
         ("causal()", causal()),
         ("  causal( )\n", causal()),
         ("causal() & window(before=3) | global_tokens(1)", causal() & window(before=3) | global_tokens(1)),
-        ("causal() & (window(3) | global_tokens(size=1))", causal() & (window(3) | global_tokens(1))),
+        ("causal() & (window(3) | global_tokens(n=1))", causal() & (window(3) | global_tokens(1))),
         ("~causal()", ~causal()),
         ("window(before=None, after=2)", window(before=None, after=2)),
         ("chunks(4, before=None)", chunks(4, before=None)),

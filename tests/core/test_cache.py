@@ -421,7 +421,7 @@ def test_an_empty_push_leaves_a_stream_as_it_was():
     whole = Pass(AHEAD["window both ways"])
     begun_with_nothing = Stream(whole.mask)
     assert whole.push(begun_with_nothing, 0, 0).shape == (B, H, 0, E)
-    assert begun_with_nothing.finish().shape == (B, H, 0, E)
+    assert fork(begun_with_nothing).finish().shape == (B, H, 0, E)
     for stop in range(1, N + 1):
         stream, other = Stream(whole.mask), fork(begun_with_nothing)
         whole.push(stream, 0, stop)
@@ -838,3 +838,25 @@ def test_an_empty_cache_can_be_reordered(kind):
     cache = ALL_CACHES[kind]()
     cache.reorder(torch.tensor([0]))
     assert cache.length == 0
+
+
+def test_nothing_follows_the_end_of_a_stream():
+    q, k, v = draw(6)
+    stream = Stream(window(before=1, after=1))
+    stream.push(q, k, v)
+    stream.finish()
+    with pytest.raises(CacheError, match="this stream was finished"):
+        stream.push(q, k, v)
+
+
+@pytest.mark.parametrize("kind", ALL_CACHES)
+def test_a_cache_keeps_its_own_numbers(kind):
+    """The buffers of a projection may be written over before the next step."""
+    cache = ALL_CACHES[kind]()
+    first, second = keys(), keys(c=E)
+    with torch.no_grad():
+        cache.extend(first, second)
+        before = [x.clone() for x in cache.tensors()]
+        first.fill_(7)
+        second.fill_(7)
+    assert all(torch.equal(a, b) for a, b in zip(before, cache.tensors(), strict=True))

@@ -192,8 +192,8 @@ TOO_SMALL = {
     "chunks(size) is 0, but must be at least 1: it counts positions": lambda: chunks(0),
     "blocks(size) is 0, but must be at least 1: it counts positions": lambda: blocks(0),
     "dilated(step) is 0, but must be at least 1: it counts positions": lambda: dilated(0),
-    "prefix(size) is -1, but must be at least 0: it counts positions": lambda: prefix(-1),
-    "global_tokens(size) is -2, but must be at least 0: it counts positions": lambda: global_tokens(-2),
+    "prefix(n) is -1, but must be at least 0: it counts positions": lambda: prefix(-1),
+    "global_tokens(n) is -2, but must be at least 0: it counts positions": lambda: global_tokens(-2),
     "random_links(count) is -1, but must be at least 0: it counts keys": lambda: random_links(-1),
     "padding(width) is -1, but must be at least 0: it counts positions": lambda: padding([3], side="left", width=-1),
     "alibi(heads) is 0, but must be at least 1: it counts query heads": lambda: alibi(0),
@@ -219,8 +219,8 @@ WHOLE = {
     "chunks(after)": lambda value: chunks(4, after=value),
     "blocks(size)": lambda value: blocks(value),
     "dilated(step)": lambda value: dilated(value),
-    "prefix(size)": lambda value: prefix(value),
-    "global_tokens(size)": lambda value: global_tokens(value),
+    "prefix(n)": lambda value: prefix(value),
+    "global_tokens(n)": lambda value: global_tokens(value),
     "random_links(count)": lambda value: random_links(value),
     "random_links(seed)": lambda value: random_links(2, seed=value),
     "padding(width)": lambda value: padding([1, 0], side="left", width=value),
@@ -281,19 +281,19 @@ def test_numbers_of_numpy_are_welcome(line, as_users_have_it):
 
 MATRICES_OF_ANOTHER_SIZE = {
     (7, 12): "mask has j=12 (key positions), but k has j=11; mask is (7, 12) read as (i j); "
-    "a boolean matrix must end in (7, 11)",
+    "a boolean matrix must end in (7, 11), or 1 where all are alike",
     (8, 11): "mask has i=8 (query positions), but q has i=7; mask is (8, 11) read as (i j); "
-    "a boolean matrix must end in (7, 11)",
-    (2, 1, 1, 11): "mask has i=1 (query positions), but q has i=7; mask is (2, 1, 1, 11) read as (b h i j); "
-    "a boolean matrix must end in (7, 11)",
+    "a boolean matrix must end in (7, 11), or 1 where all are alike",
+    (2, 1, 2, 11): "mask has i=2 (query positions), but q has i=7; mask is (2, 1, 2, 11) read as (b h i j); "
+    "a boolean matrix must end in (7, 11), or 1 where all are alike",
     (3, 1, 7, 11): "mask has b=3 (batch), but q has b=2; mask is (3, 1, 7, 11) read as (b h i j); use 1 or 2 there",
     (3, 7, 11): "mask has h=3 (query heads), but q has h=6; mask is (3, 7, 11) read as (h i j); use 1 or 6 there",
     (2, 3, 7, 11): "mask has h=3 (query heads), but q has h=6; mask is (2, 3, 7, 11) read as (b h i j); "
     "use 1 or 6 there",
     (11, 7): "mask has i=11 (query positions), but q has i=7; mask is (11, 7) read as (i j); "
-    "a boolean matrix must end in (7, 11); did you mean mask.mT?",
+    "a boolean matrix must end in (7, 11), or 1 where all are alike; did you mean mask.mT?",
     (2, 1, 11, 7): "mask has i=11 (query positions), but q has i=7; mask is (2, 1, 11, 7) read as (b h i j); "
-    "a boolean matrix must end in (7, 11); did you mean mask.mT?",
+    "a boolean matrix must end in (7, 11), or 1 where all are alike; did you mean mask.mT?",
 }
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -37,6 +38,7 @@ from regard.core import kernels
 from regard.core.attend import settle_call
 from regard.core.kernels import KERNELS, blocked, eager, flex, sdpa
 from regard.core.kernels.call import Call, in_transform
+from regard.core.masks import as_mask
 from regard.core.memo import Memo
 
 B, H, G, I, J, C, E = 2, 6, 3, 7, 11, 5, 9  # noqa: E741 (the letters of the legend)
@@ -251,11 +253,11 @@ def test_memory_is_told_in_bytes():
             for rest in ({"mask": mask}, {}, {"mask": mask, "scores": alibi(heads=H)})
         )
         for answers in (masked, plain, added):
-            assert answers["eager"] == 2 * pairs * max(4, size)  # scores and weights, in float32 at least
-            assert answers["reference"] == 3 * pairs * 8
+            assert answers["eager"] == 9 * pairs * max(4, size) // 2  # four steps in float32 at least, and booleans
+            assert answers["reference"] == 9 * pairs * 8 // 2
         assert plain["sdpa"] == 4 * B * H * i  # a log-sum-exp for each row
         assert masked["sdpa"] == i * j * (1 + size)  # one matrix for all, boolean and as torch adds it
-        assert added["sdpa"] == B * H * i * (j + 1) * size
+        assert added["sdpa"] == 2 * B * H * i * (j + 1) * size  # the terms, and once more with the mask
         assert masked["blocked"] == B * H * touched * 64 * (C + E) * size + touched * 64 * 64
         assert added["blocked"] == masked["blocked"] + B * H * touched * 64 * 64 * size
 
@@ -305,8 +307,8 @@ def test_an_explanation_reads_as_a_table():
             "   flex       refuses: it needs a GPU, but q lies on cpu; it has no dropout",
             "   sdpa       refuses: softcap does more than add to the scores, which is all the fused kernels allow",
             "   blocked    refuses: softcap does more than add to the scores, which is all the fused kernels allow",
-            "-> eager      runs: work 3.15e+06 entries, memory 6.0 MiB",
-            "   reference  could run: work 7.86e+07 entries, memory 18.0 MiB",
+            "-> eager      runs: work 3.15e+06 entries, memory 13.5 MiB",
+            "   reference  could run: work 7.86e+07 entries, memory 27.0 MiB",
         ]
     )
 
@@ -380,7 +382,7 @@ def test_a_recording_ends_after_an_error_too():
     assert ran == ["eager"]
     attend(*draw())
     assert ran == ["eager"]
-    assert kernels._recordings == []
+    assert kernels._observers == []
 
 
 def test_explaining_is_not_running():
@@ -665,3 +667,43 @@ def test_eager_repeats_no_keys():
 def test_the_names_of_the_package_are_those_of_the_kernels():
     assert regard.recording is recording
     assert issubclass(KernelRefusedError, RuntimeError)
+
+
+def test_a_last_axis_with_gaps_stays_fused():
+    """torch leaves its fused kernels for such inputs, and takes the whole matrix instead."""
+    q, k, v = (x.mT.contiguous().mT for x in draw(300, 300))
+    assert q.stride(-1) != 1
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        out = attend(q, k, v, kernel="sdpa")
+    names = {event.name for event in seen.events()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in names
+    assert torch.allclose(out, attend(*(x.contiguous() for x in (q, k, v)), kernel="sdpa"), atol=1e-6)
+
+
+@pytest.mark.parametrize("beta", [1e20, -1e38, 1e300])
+def test_a_beta_beyond_floats_is_served_by_the_kernel_that_centres_scores(beta):
+    inputs = draw(7, 9)
+    with recording() as ran:
+        out = attend(*inputs, mask=causal(), beta=beta)
+    assert ran == ["eager"]
+    truth = attend(*(x.double() for x in inputs), mask=causal(), beta=beta, kernel="reference")
+    assert torch.allclose(out.double(), truth, atol=1e-5)
+    with pytest.raises(KernelRefusedError, match="out of the range of floats"):
+        attend(*inputs, mask=causal(), beta=beta, kernel="sdpa")
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 9), (1, 9), (7, 1), (2, 1, 7, 1), (1, 1)])
+def test_a_boolean_tensor_broadcasts(shape):
+    q, k, v = draw(7, 9, b=2)
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    whole = mask.expand(*mask.shape[:-2], 7, 9)
+    assert torch.allclose(attend(q, k, v, mask=mask), attend(q, k, v, mask=whole.clone()), atol=1e-6)
+    assert as_mask(mask).count(7, 9) == int(whole.sum())
+    assert torch.equal(as_mask(mask).block_table(7, 9, 2).state, as_mask(whole.clone()).block_table(7, 9, 2).state)
+
+
+def test_a_rule_may_answer_with_one_number():
+    q, k, v = draw(7, 9)
+    for kernel in ("eager", "sdpa", "reference"):
+        out = attend(q, k, v, mask=Mask.of("everything", lambda i, j: torch.tensor(True)), kernel=kernel)
+        assert torch.allclose(out, attend(q, k, v, kernel=kernel), atol=1e-6)

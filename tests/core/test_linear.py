@@ -630,3 +630,13 @@ def test_a_refusal_says_what_came_and_what_to_do(text: str) -> None:
     error, attempt = REFUSALS[text]
     with pytest.raises(error, match=text):
         attempt()
+
+
+@pytest.mark.parametrize("features", [elu_plus_one, squared_relu])
+def test_small_features_do_not_vanish(features):
+    """The product of two small features may leave the range of floats where their share of the sum does not."""
+    x = torch.full((1, 1, 5, 4), -80.0 if features is elu_plus_one else 1e-12)
+    v = torch.randn(1, 1, 5, 3, generator=torch.Generator().manual_seed(0))
+    out = linear_attend(x, x, v, features=features(), mask=causal()).out
+    expected = v.cumsum(2) / torch.arange(1, 6)[:, None]
+    assert torch.allclose(out, expected, atol=1e-5)

@@ -1,6 +1,8 @@
 """A small memory: it makes things once, forgets the oldest and keeps what its keys are made of."""
 
 import gc
+import sys
+import threading
 import weakref
 
 import pytest
@@ -93,3 +95,28 @@ def test_what_is_worked_out_among_fake_tensors_is_real():
     real = torch.randn(1, 1, 300, 8)
     out = attend(real, real, real, mask=mask, kernel="blocked")
     assert torch.allclose(out, attend(real, real, real, mask=mask, kernel="eager"), atol=1e-6)
+
+
+def test_threads_do_not_trip_over_each_other():
+    """More masks than are remembered, from several threads at once."""
+    errors = []
+    q = torch.randn(1, 1, 130, 4)
+
+    def work(start: int) -> None:
+        try:
+            for step in range(40):
+                attend(q, q, q, mask=window(before=(start * 7 + step) % 30), kernel="blocked")
+        except BaseException as error:
+            errors.append(error)
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(usual)
+    assert errors == []

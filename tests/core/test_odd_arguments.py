@@ -7,9 +7,13 @@ import torch
 
 from regard import (
     NTK,
+    Growing,
     Places,
+    Stream,
+    attend,
     causal,
     channel_attend,
+    dilated,
     grid_positions,
     linear_attend,
     performer,
@@ -49,6 +53,19 @@ ODD: dict[str, tuple[Callable[[], object], str]] = {
     "places that are none": (lambda: causal().dense(2, places=3), r"places must be regard.Places\(queries, keys\)"),
     "softargmax of a list": (lambda: softargmax([1.0, 2.0]), "scores must be a tensor, not list"),
     "channels of a list": (lambda: channel_attend([1], x, x), r"q must be a tensor read as \(b h n c\), not list"),
+    "channels without heads": (
+        lambda: channel_attend(*[torch.zeros(3, 4)] * 3),
+        r"q has 2 axes, \(3, 4\), but",
+    ),
+    "no channels": (lambda: channel_attend(*[torch.zeros(1, 1, 3, 0)] * 3), "there must be at least one channel"),
+    "softargmax over no axis": (lambda: softargmax(x, axis=5), "axis is 5, but scores have 4 axes"),
+    "softargmax over a word": (lambda: softargmax(x, axis="j"), "axis is 'j', but scores have 4 axes"),
+    "a cache of lists": (lambda: Growing().extend([1], [2]), r"k must be a tensor read as \(b g n c\), not list"),
+    "a stream of lists": (lambda: Stream(causal()).push([1], [2], [3]), r"k must be a tensor read as \(b g n c\)"),
+    "rotary of a list": (lambda: rotary()([1]), "x must be a tensor of heads"),
+    "eight bits": (lambda: attend(*[x.to(torch.float8_e4m3fn)] * 3), "q is torch.float8_e4m3fn, but attention takes"),
+    "sparse": (lambda: attend(*[x.to_sparse()] * 3), r"q is torch.sparse_coo.*call q.to_dense\(\) first"),
+    "beyond counting": (lambda: dilated(2**64), r"dilated\(step\) is 18446744073709551616, which no tensor can count"),
     "linear from a number": (lambda: linear_attend(x, x, x, state=3), "state takes the .state of an earlier"),
 }
 

@@ -161,11 +161,6 @@ def test_a_blind_row_gets_zero_gradients():
     assert scores.grad[1].any()
 
 
-def test_no_gradient_flows_through_the_hard_choice():
-    scores = torch.tensor([1.0, 3.0, 2.0], requires_grad=True)
-    assert not softargmax(scores, INF).requires_grad
-
-
 def test_large_scores_do_not_overflow():
     for size in (1e30, 3e38):
         out = softargmax(torch.tensor([size, -size, size]), 1.0)
@@ -187,3 +182,19 @@ def shifted(scores: Tensor, by: float) -> Tensor:
 def test_only_differences_count():
     scores = torch.randn(3, 7, dtype=torch.float64)
     assert torch.allclose(shifted(scores, 0.0), shifted(scores, 11.0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("beta", [1e5, 1e30, 1e38, 1e300])
+def test_a_large_beta_is_sharp_and_never_nan(beta, dtype):
+    scores = torch.tensor([[1.0, 3.0, 3.0, -math.inf], [-math.inf] * 4, [-5.0, -5.0, -5.0, -5.0]], dtype=dtype)
+    largest, smallest = softargmax(scores, beta), softargmax(scores, -beta)
+    nothing, alike = [0.0] * 4, [0.25] * 4
+    assert largest.tolist() == [[0.0, 0.5, 0.5, 0.0], nothing, alike]
+    assert smallest.tolist() == [[1.0, 0.0, 0.0, 0.0], nothing, alike]
+
+
+def test_hard_choice_lets_a_gradient_of_zero_through():
+    scores = torch.tensor([1.0, 3.0, -math.inf], requires_grad=True)
+    softargmax(scores, math.inf).sum().backward()
+    assert scores.grad.tolist() == [0.0, 0.0, 0.0]

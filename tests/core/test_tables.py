@@ -46,6 +46,7 @@ TABLES = {  # eleven positions in blocks of three: the last block holds two
     "every key": (dilated(1), "#### #### #### ####"),
     "dilated": (dilated(2), "---- ---- ---- ----"),
     "dilated so far that blocks fall between": (dilated(6), "-.-. .-.- -.-. .-.-"),
+    "dilated between blocks that are not in step": (dilated(5), "---- ---- ---. --.-"),
     "documents": (documents([4, 4, 4, 1, 1, 1, 1, 1, 7, 7, 7]), "#.-. .#-. ---- ..-#"),
     "documents apart by their ids": (documents([0, 0, 0, 2, 2, 2, 1, 1, 1, 0, 0]), "#..# .#.. ..#. #..#"),
     "documents that overlap in their ids": (documents([0, 2, 0, 1, 1, 1, 5, 5, 5, 5, 5]), "--.. -#.. ..## ..##"),
@@ -321,6 +322,22 @@ def test_spans_know_the_ends_of_every_block():
     assert spans.last.tolist() == [[22], [24]]
     assert spans.start.tolist() == [[3, 6, 9]]
     assert spans.stop.tolist() == [[5, 8, 9]]
+
+
+def test_blocks_of_one_position_are_certain_of_a_dilation():
+    assert drawn(dilated(3).block_table(4, size=1).state) == "#..# .#.. ..#. #..#"
+    assert drawn(dilated(3).block_table(2, 4, 1, places=Places(-4, torch.tensor([5, 0, -1, 7]))).state) == "#.#. .#.."
+
+
+def test_spans_by_remainders_leave_no_block_to_two_that_do_not_fit():
+    spans = Spans(Places(20, 3), 5, 9, 2, (3,))
+    assert spans.shape == (3, 6)
+    assert spans.query_positions().tolist() == [[21, 24], [22, 22], [20, 23]]
+    assert spans.rows.tolist() == [[1, 4], [2, 2], [0, 3]]
+    assert spans.row_blocks.slots.tolist() == [4, 0, 2, 5, 1]
+    assert spans.key_positions().tolist() == [[3, 6], [9, 9], [4, 7], [10, 10], [5, 8], [11, 11]]
+    assert drawn(tables._made(dilated(3), spans).state) == "##.... ..##.. ....##"
+    assert drawn(tables._made(dilated(3) & window(before=14), spans).state) == ".-.... ...#.. ....-#"
 
 
 def test_the_function_and_the_method_are_one():

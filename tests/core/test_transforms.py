@@ -243,6 +243,7 @@ class TestCompiled:
         assert ran == []  # what the compiler traces is not running
         assert near(out, attend(q, k, v, mask=window(before=3), kernel="blocked"))
 
+    @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # the checks of annotations
     def test_a_graph_may_break_around_a_refusal(self):
         run = torch.compile(lambda q, k, v: attend(q, k, v, kernel="blocked"), backend="eager")
         with pytest.raises(KernelRefusedError, match="the mask hides nothing"):
@@ -540,3 +541,24 @@ class TestKept:
         inputs = draw()
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(other(*inputs), model(*inputs))
+
+
+def test_a_refusal_keeps_its_reasons_under_the_compiler():
+    run = compiled(lambda q, k, v: attend(q, k, v, mask=window(before=2), kernel="blocked"))
+    with pytest.raises(Exception, match=r"worked out in Python, which torch\.compile cannot trace"):
+        run(*draw())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_lengths_that_are_traced(side):
+    """Nothing may look at the lengths while the compiler or a transform stands in for them."""
+    q, k, v = draw(J, J)
+    lengths = torch.tensor([J, 5])[:B]
+    width = J if side == "left" else None
+
+    def run(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        return attend(q, k, v, mask=causal() & padding(lengths, side=side, width=width))
+
+    assert near(compiled(run)(q, k, v, lengths), run(q, k, v, lengths))
+    one_by_one = vmap(lambda *x: run(*(each[None] for each in x))[0])
+    assert near(one_by_one(q, k, v, lengths), run(q, k, v, lengths))

@@ -1,7 +1,7 @@
 """The kernels, one file each, and the choice between them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError, KernelRefusedError
+from regard.base.errors import ConfigError, kernel_refused
 from regard.base.registry import Registry
 from regard.core import reference
 from regard.core.kernels import blocked, eager, flex, sdpa
@@ -52,14 +52,15 @@ class _Reference:
     @staticmethod
     def memory(call: Call) -> int:
         b, h, _, i, j, _, _ = call.sizes
-        return 3 * b * h * i * j * 8
+        return 9 * b * h * i * j * 8 // 2
 
 
 KERNELS: Registry[Kernel] = Registry("kernel")
 for _kernel in (flex, sdpa, blocked, eager, _Reference):
     KERNELS.add(_kernel.__name__.rpartition(".")[2].strip("_").lower())(cast(Kernel, _kernel))
 
-_recordings: list[list[str]] = []
+Observer = Callable[[str, Call], None]
+_observers: list[Observer] = []
 
 
 def choose(call: Call) -> str:
@@ -74,7 +75,7 @@ def choose(call: Call) -> str:
     able += ["blocked"] if "flex" not in able and len(blocked.refusals(call)) == 0 else []
     if len(able) == 0:
         if reasons := eager.refusals(call):
-            raise KernelRefusedError(None, reasons, [])
+            raise kernel_refused(None, reasons, [])
         return "eager"
     if torch.compiler.is_compiling():
         return able[0]  # comparing work would tie the compiled code to one length; the order is the usual one
@@ -89,10 +90,10 @@ def run(call: Call, name: str | None) -> Tensor:
         raise ConfigError(f"kernel is a name such as 'sdpa', or None to choose, not {name!r}")
     elif reasons := KERNELS[name].refusals(call):
         others = [other for other in KERNELS if not KERNELS[other].refusals(call)]
-        raise KernelRefusedError(name, reasons, [choose(call)] if others else [])
+        raise kernel_refused(name, reasons, [choose(call)] if others else [])
     if not torch.compiler.is_compiling():
-        for recording in _recordings:
-            recording.append(name)
+        for observer in _observers:
+            observer(name, call)
     return KERNELS[name].run(call)
 
 
@@ -100,11 +101,18 @@ def run(call: Call, name: str | None) -> Tensor:
 def recording() -> Iterator[list[str]]:
     """The names of the kernels that run inside, in order."""
     names: list[str] = []
-    _recordings.append(names)
-    try:
+    with observing(lambda name, call: names.append(name)):
         yield names
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Hand every call that runs inside to the observer, with the name of its kernel."""
+    _observers.append(observer)
+    try:
+        yield
     finally:
-        _recordings[:] = [other for other in _recordings if other is not names]
+        _observers[:] = [other for other in _observers if other is not observer]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from regard.core.grid import Grid, Places, key_positions
 from regard.core.kernels import sdpa
 from regard.core.kernels.call import Call
 from regard.core.memo import Memo, joint_key
-from regard.core.tables import NONE, block_table, unseen_and_blind
+from regard.core.tables import NONE, Blocks, BlockTable, Spans, sparsest_table, unseen_and_blind
 
 SUMMARY = "gathers the visible key blocks and runs torch's fused attention on them"
 SIZE = 64  # fine enough that a window of 256 wastes little, coarse enough to fill the fused kernel
@@ -50,6 +50,7 @@ class Group:
 class Plan:
     """How one mask is served: groups of query blocks, and what is seen or blind over all."""
 
+    spans: Spans  # what the rows and columns of the groups are blocks of
     groups: tuple[Group, ...]
     unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that nobody sees
     blind: Bool[Tensor, "#b 1 i 1"] | None  # queries that see nothing
@@ -77,25 +78,37 @@ def work(call: Call) -> float:
     b, h, _, i, j, _, _ = call.sizes
     if call.q.device.type != "cpu" and call.mask.tensors():
         return 2.0 * b * h * i * j  # the table would have to wait for the device; assume that nothing can be skipped
-    visited = _visited(call)
-    return 1.5 * b * h * visited * SIZE * SIZE + 2e5
+    return 1.5 * b * h * _visited(_table(call)) * SIZE * SIZE + 2e5
 
 
 def memory(call: Call) -> int:
-    b, h, _, _, _, c, e = call.sizes
-    visited = _visited(call)
-    gathered = b * h * visited * SIZE * (c + e) * call.q.element_size()
-    bias = b * h * visited * SIZE * SIZE * call.q.element_size() if call.terms else 0
-    return gathered + bias + visited * SIZE * SIZE
+    b, h, g, _, _, c, e = call.sizes
+    table = _table(call)
+    size, visited = call.q.element_size(), _visited(table)
+    pairs = b * h * visited * SIZE * SIZE
+    needed = b * h * visited * SIZE * (c + e) * size + visited * SIZE * SIZE
+    if call.terms:
+        needed += pairs * size
+    learned = any(tensor.requires_grad for term in call.terms for tensor in term.tensors())
+    if call.q.device.type == "cpu" and (call.dropout or learned):
+        # torch's unfused path: scores and weights, and as much again for the way back
+        training = learned or any(x.requires_grad for x in (call.q, call.k, call.v))
+        needed += (4 if training and torch.is_grad_enabled() else 2) * pairs * max(4, size)
+    if table.steps:  # copies of q, k and v in their order, and of the output
+        rows, columns = table.state.shape[-2:]
+        needed += b * SIZE * (h * rows + g * columns) * (c + e) * size
+    return needed
 
 
 def run(call: Call) -> Float[Tensor, "b h i e"]:
-    b, h, _, i, _, _, e = call.sizes
+    b, h, _, _, _, _, e = call.sizes
     plan = _plan(call)
+    rows, columns = plan.spans.row_blocks, plan.spans.column_blocks
     k, v = call.k, call.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
-    q, k, v = (_padded(x).flatten(0, 1) for x in (call.q, k, v))  # (b h) n c
+    laid = ((call.q, rows), (k, columns), (v, columns))
+    q, k, v = (_in_blocks(x, blocks, plan.spans.steps) for x, blocks in laid)  # (b h) n c
     terms = call.bound_terms()
     sink = None if call.sink is None else call.sink.repeat(b)
     outs = []
@@ -111,14 +124,16 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         )
         bias = None
         if terms:
-            bias = sdpa.summed(terms, _grid(call, group), call.q)
+            bias = sdpa.summed(terms, _grid(call, plan.spans, group), call.q)
             bias = bias.expand(len(group.rows), b, h, SIZE, group.columns.shape[1] * SIZE).flatten(1, 2)
         outs.append(sdpa.masked(blocks, _keys(k, group), _keys(v, group), visible, bias, sink, call.beta, call.dropout))
     out = torch.cat(outs)  # r (b h) s e
     order = torch.cat([group.rows for group in plan.groups])
     if not torch.equal(order, torch.arange(len(order))):
         out = out[order.argsort().to(out.device)]
-    out = out.transpose(0, 1).reshape(b, h, -1, e)[:, :, :i]
+    out = out.transpose(0, 1).flatten(1, 2)
+    out = out.index_select(1, rows.slots.to(out.device)) if plan.spans.steps else out[:, : plan.spans.i]
+    out = out.reshape(b, h, plan.spans.i, e)
     return out if plan.blind is None else out.masked_fill(plan.blind, 0)
 
 
@@ -141,24 +156,16 @@ def _keys(k: Float[Tensor, "bg n c"], group: Group) -> Float[Tensor, "r bg l c"]
     return gathered.reshape(k.shape[0], rows, run * SIZE, k.shape[2]).transpose(0, 1)
 
 
-def _grid(call: Call, group: Group) -> Grid:
+def _grid(call: Call, spans: Spans, group: Group) -> Grid:
     """The pairs of a group: axes r, b, h, s, l."""
-    b, h, _, i, j, _, _ = call.sizes
+    b, h, _, _, j, _, _ = call.sizes
     device = call.q.device
-    row, column, _ = _indices(group.rows, group.columns, i, j)
+    row, column = spans.rows[group.rows], spans.columns[group.columns].flatten(1)
     row, column = row.to(device)[:, None, None, :, None], column.to(device)[:, None, None, None, :]
     positions = key_positions(call.places, j, device)
     batch = torch.arange(b, device=device)[:, None, None, None]
     head = torch.arange(h, device=device)[:, None, None]
     return Grid(batch, head, row, column, row + call.places.queries, positions[column])
-
-
-def _indices(rows: Tensor, columns: Tensor, i: int, j: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Row and column indices inside blocks, kept in range, and whether a column is a real key."""
-    within = torch.arange(SIZE)
-    row = (rows[:, None] * SIZE + within).clamp(max=i - 1)
-    column = (columns[:, :, None] * SIZE + within).flatten(1)
-    return row, column.clamp(max=j - 1), column < j
 
 
 _plans: Memo[Plan] = Memo(16)
@@ -173,7 +180,8 @@ def _plan(call: Call) -> Plan:
 
 def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -> Plan:
     mask = mask.to(torch.device("cpu"))
-    table = block_table(mask, i, j, SIZE, places=places)
+    table = sparsest_table(mask, i, j, SIZE, places=places)
+    spans = Spans(places, i, j, SIZE, table.steps)
     unseen, blind = unseen_and_blind(mask, places, i, j, table)
     state = table.union()
     runs = (state != NONE).sum(1)
@@ -181,22 +189,25 @@ def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -
     for run in runs.unique().tolist():
         rows = (runs == run).nonzero()[:, 0]
         columns = (state[rows] != NONE).nonzero()[:, 1].reshape(len(rows), run)
-        look = partial(_visible, mask, places, i, j)
+        look = partial(_visible, mask, spans)
         groups += [Group(r, c, seen_there.to(device)) for r, c, seen_there in _alike(rows, columns, look)]
     return Plan(
+        spans=spans,
         groups=tuple(sorted(groups, key=lambda group: int(group.rows[0]))),
         unseen=None if unseen is None else unseen[:, None, :, None].to(device),
         blind=None if blind is None else blind[:, None, :, None].to(device),
     )
 
 
-def _visible(mask: Mask, places: Places, i: int, j: int, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r b s l"]:
-    row, column, real = _indices(rows, columns, i, j)
-    row, column = row[:, None, :, None], column[:, None, None, :]
+def _visible(mask: Mask, spans: Spans, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r b s l"]:
+    row, i = (x[rows][:, None, :, None] for x in (spans.rows, spans.query_positions()))
+    column, j, real = (
+        x[columns].flatten(1)[:, None, None, :]
+        for x in (spans.columns, spans.key_positions(), spans.column_blocks.real)
+    )
     batch = torch.arange(mask.batch() or 1)[:, None, None]
-    at = key_positions(places, j, torch.device("cpu"))[column]
-    seen = mask.see(Grid(batch, torch.zeros(1, dtype=torch.long), row, column, row + places.queries, at))
-    seen = (seen & real[:, None, None, :]).expand(len(rows), mask.batch() or 1, SIZE, columns.shape[1] * SIZE)
+    seen = mask.see(Grid(batch, torch.zeros(1, dtype=torch.long), row, column, i, j)) & real
+    seen = seen.expand(len(rows), mask.batch() or 1, SIZE, columns.shape[1] * SIZE)
     # a blind row keeps finite scores inside the fused kernel and is zeroed at the end
     return seen | ~seen.any(3, keepdim=True)
 
@@ -231,13 +242,19 @@ def _alike(
         yield rows[which_kind == _ALIKE], columns[which_kind == _ALIKE], torch.cat(odd)
 
 
-def _padded(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h m c"]:
-    missing = -x.shape[2] % SIZE
-    return pad(x, (0, 0, 0, missing)) if missing else x
+def _in_blocks(x: Float[Tensor, "b h n c"], blocks: Blocks, steps: tuple[int, ...]) -> Float[Tensor, "bh m c"]:
+    """Rows in the order of their blocks, which are filled up."""
+    if steps:  # with few axes, for which torch selects many times faster
+        return x.flatten(0, 1).index_select(1, blocks.index.flatten().to(x.device))
+    missing = blocks.index.numel() - x.shape[2]
+    return (pad(x, (0, 0, 0, missing)) if missing else x).flatten(0, 1)
 
 
-def _visited(call: Call) -> int:
+def _table(call: Call) -> BlockTable:
+    return sparsest_table(call.mask, call.q.shape[2], call.k.shape[2], SIZE, places=call.places)
+
+
+def _visited(table: BlockTable) -> int:
     """How many blocks have to be looked at for some sequence."""
-    table = block_table(call.mask, call.q.shape[2], call.k.shape[2], SIZE, places=call.places)
     with _disable_current_modes():  # the table is real even where q is a fake tensor
         return table.visited_by_any

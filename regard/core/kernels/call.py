@@ -13,6 +13,8 @@ from regard.core.grid import Grid, Places, whole_grid
 from regard.core.rules import Causal
 from regard.core.scores import Bound, Sink, Term
 
+STEEP = 1e15
+
 
 @dataclass(frozen=True)
 class Call:
@@ -32,6 +34,11 @@ class Call:
         """b, h, g, i, j, c, e."""
         b, h, i, c = self.q.shape
         return b, h, self.k.shape[1], i, self.k.shape[2], c, self.v.shape[3]
+
+    @property
+    def steep(self) -> bool:
+        """Whether beta is so large that scores have to be centred before it: only differences stay in range."""
+        return abs(self.beta) > STEEP
 
     @property
     def hard(self) -> bool:

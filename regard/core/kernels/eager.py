@@ -14,9 +14,9 @@ SUMMARY = "the whole matrix, step by step, in float32 or better"
 
 
 def refusals(call: Call) -> list[str]:
-    if call.hard and call.terms:
+    if call.steep and call.terms:
         names = ", ".join(term.name for term in call.terms)
-        lost = f"at beta=inf only the largest q . k counts, so {names} would be lost"
+        lost = f"at beta={call.beta:g} only the largest q . k counts, so {names} would be lost"
         return [f"{lost}; use a large finite beta, or drop the terms"]
     return []
 
@@ -28,7 +28,8 @@ def work(call: Call) -> float:
 
 def memory(call: Call) -> int:
     b, h, _, i, j, _, _ = call.sizes
-    return 2 * b * h * i * j * max(4, call.q.element_size())  # scores and weights
+    # scores, masked scores, their exponentials, weights, and half as much in booleans
+    return 9 * b * h * i * j * max(4, call.q.element_size()) // 2
 
 
 def run(call: Call) -> Float[Tensor, "b h i e"]:
@@ -42,7 +43,8 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
     # r counts the query heads of one key head: they are rows of one product, so no key is copied
     with exactly(q):
         scores = torch.einsum("bgric,bgjc->bgrij", q.unflatten(1, (g, h // g)), k).flatten(1, 2)
-    if not call.hard:
+    # a large beta is left to softargmax, which centres scores first; terms, which come after beta, are refused there
+    if not call.steep:
         scores = scores * call.beta
     if call.terms:
         grid = call.grid()
@@ -52,7 +54,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         scores = scores.masked_fill(~visible, -math.inf)
     if call.sink is not None:
         scores = torch.cat([scores, call.sink.to(exact)[:, None, None].expand(b, h, i, 1)], -1)
-    weights = softargmax(scores, beta=math.inf if call.hard else 1.0)[..., :j]
+    weights = softargmax(scores, beta=call.beta if call.steep else 1.0)[..., :j]
     weights = torch.nn.functional.dropout(weights, call.dropout)
     with exactly(q):
         out = torch.einsum("bgrij,bgje->bgrie", weights.unflatten(1, (g, h // g)), v)

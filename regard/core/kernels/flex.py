@@ -51,6 +51,8 @@ def refusals(call: Call) -> list[str]:
         reasons.append(f"it takes heads at least 16 wide, not c={call.q.shape[-1]} and e={call.v.shape[-1]}")
     if call.dropout:
         reasons.append("it has no dropout")
+    if call.steep and not call.hard:
+        reasons.append(f"beta={call.beta:g} would drive scores out of the range of floats")
     if call.hard:
         reasons.append("beta=inf is hard attention, and it knows only softmax")
     if has_matrix(call.mask):

@@ -30,6 +30,8 @@ def refusals(call: Call) -> list[str]:
     reasons = []
     if call.hard:
         reasons.append("beta=inf is hard attention, and the fused kernels know only softmax")
+    elif call.steep:
+        reasons.append(f"beta={call.beta:g} would drive scores out of the range of floats")
     reasons += [
         f"{term.name} does more than add to the scores, which is all the fused kernels allow"
         for term in call.terms
@@ -51,11 +53,11 @@ def memory(call: Call) -> int:
     b, h, _, i, j, _, _ = call.sizes
     learned = any(tensor.requires_grad for term in call.terms for tensor in term.tensors())
     if call.q.device.type == "cpu" and (call.dropout or learned):
-        return 2 * b * h * i * j * max(4, call.q.element_size())  # torch takes its unfused path for these
+        return 4 * b * h * i * j * max(4, call.q.element_size())  # torch takes its unfused path for these
     if call.plain:
         return 4 * b * h * i  # the log-sum-exp of each row
     if call.terms:
-        return b * h * i * (j + 1) * call.q.element_size()
+        return 2 * b * h * i * (j + 1) * call.q.element_size()
     return (call.mask.batch() or 1) * (call.mask.heads() or 1) * i * j * (1 + call.q.element_size())
 
 
@@ -121,6 +123,8 @@ def fused(
 ) -> Float[Tensor, "n h i e"]:
     c, e = q.shape[-1], v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
+    # torch would leave its fused kernels for a last axis with gaps
+    q, k, v = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (q, k, v))
     if q.device.type == "cpu" and c != e:
         # the CPU's fused kernel wants one width: zeros change neither a dot product nor the columns cut off below
         q, k, v = (pad(x, (0, max(c, e) - x.shape[-1])) for x in (q, k, v))

@@ -1,0 +1,123 @@
+"""Configurations: frozen dataclasses, changed by name with their types checked, written to JSON and read back."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar, Union
+
+from regard.base.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def overridden(config: T, changes: Mapping[str, Any]) -> T:
+    """The configuration with some settings changed. A dotted name, `model.depth`, reaches into a nested one."""
+    direct: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    hints = typing.get_type_hints(type(config))
+    for path, value in changes.items():
+        name, dot, rest = path.partition(".")
+        _check_name(config, name)
+        if dot:
+            nested.setdefault(name, {})[rest] = value
+        else:
+            direct[name] = coerced(f"{type(config).__name__}.{name}", value, hints[name])
+    for name, changed in nested.items():
+        inner = direct.get(name, getattr(config, name))
+        if not dataclasses.is_dataclass(inner):
+            raise ConfigError(
+                f"{name}.{next(iter(changed))} reaches into {name}, which is {inner!r} and has no settings"
+            )
+        direct[name] = overridden(inner, changed)
+    return dataclasses.replace(config, **direct)  # type: ignore[type-var]
+
+
+def to_json(value: Any) -> Any:
+    """The value in terms of JSON. A nested configuration carries the name of its class."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+        if "kind" in fields:
+            raise ConfigError(f"{type(value).__name__} has a setting called 'kind', where its class is written")
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
+    """The configuration of that class which `to_json` wrote; `what` names the source in errors."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{what} should be an object with the settings of {kind.__name__}, not {data!r}")
+    if data.get("kind", kind.__name__) != kind.__name__:
+        raise ConfigError(f"{what} has the settings of a {data['kind']}, not of a {kind.__name__}")
+    settings = {name: value for name, value in data.items() if name != "kind"}
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
+    unknown = sorted(set(settings) - set(fields))
+    if unknown:
+        raise ConfigError(f"{what} has {', '.join(unknown)}, which {kind.__name__} does not know")
+    needed = [name for name, field in fields.items() if _required(field) and name not in settings]
+    if needed:
+        raise ConfigError(f"{what} lacks {', '.join(needed)}, which {kind.__name__} needs")
+    return kind(**{name: coerced(f"{what}: {name}", value, hints[name]) for name, value in settings.items()})
+
+
+def coerced(what: str, value: Any, hint: Any) -> Any:
+    """The value as its annotation wants it, or an error: whole numbers serve as real ones, lists as tuples."""
+    complaints: list[ConfigError] = []
+    for option in _options(hint):
+        try:
+            fitting = _fitted(what, value, option)
+        except ConfigError as error:  # it has the right form and something wrong in it: that is worth saying
+            complaints.append(error)
+            continue
+        if fitting is not _UNFIT:
+            return fitting
+    raise complaints[0] if complaints else ConfigError(f"{what} takes {_spelled(hint)}, not {value!r}")
+
+
+_UNFIT = object()
+
+
+def _fitted(what: str, value: Any, option: Any) -> Any:
+    origin = typing.get_origin(option)
+    if origin is tuple and isinstance(value, tuple | list):
+        inner = typing.get_args(option)
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            return tuple(coerced(what, item, inner[0]) for item in value)
+        if len(inner) != len(value):
+            return _UNFIT
+        return tuple(coerced(what, item, each) for item, each in zip(value, inner, strict=True))
+    if origin is not None:
+        return _UNFIT
+    if isinstance(value, Mapping) and isinstance(option, type) and dataclasses.is_dataclass(option):
+        return from_json(what, option, value) if value.get("kind") == option.__name__ else _UNFIT
+    if option is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, bool) and option is not bool:
+        return _UNFIT
+    return value if isinstance(value, option) else _UNFIT
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _spelled(hint: Any) -> str:
+    names = {int: "a whole number", float: "a real number", str: "a word", bool: "True or False"}
+    words = [names.get(option, str(getattr(option, "__name__", option))) for option in _options(hint)]
+    return " or ".join("None" if word == "NoneType" else word for word in words)
+
+
+def _check_name(config: object, name: str) -> None:
+    known = [field.name for field in dataclasses.fields(config) if field.init]  # type: ignore[arg-type]
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{type(config).__name__} has no setting {name!r}{hint} (there are: {', '.join(known)})")
+
+
+def _required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

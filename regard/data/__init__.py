@@ -1,0 +1,1 @@
+"""Data sets and tokenizers: plain batches of tokens, images and sound, and nothing of models."""

@@ -1,0 +1,191 @@
+"""Attention with its projections: to itself or to a memory, whole, through a cache or as a stream."""
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.base.axes import spelled
+from regard.base.errors import ConfigError, ShapeError
+from regard.base.numbers import real, whole
+from regard.core.algebra import Mask
+from regard.core.attend import attend
+from regard.core.cache import Cache, Stream
+from regard.core.grid import Places
+from regard.core.positions import Rotary
+from regard.core.scores import Term
+from regard.layers.norms import norm
+
+
+class Remembered(NamedTuple):
+    """The keys and values of a memory: made once, used at every step."""
+
+    k: Float[Tensor, "b g j c"]
+    v: Float[Tensor, "b g j c"]
+
+
+class Attention(nn.Module):
+    """Queries from x, keys and values from x or from a memory, attended to and projected back.
+
+    kv_heads      fewer key and value heads than query heads; each serves heads // kv_heads of them
+    memory_width  the width of the memory, where it is not that of x
+    rotary        positions as rotations of queries and keys
+    scores        a term such as alibi(heads=8), or a module of `regard.layers.terms` that learns one
+    qk_norm       the norm of each query and key head, "rms" or "layer"
+    beta          inverse temperature; None is head_width ** -0.5
+    dropout       share of weights set to zero in training
+    """
+
+    streams = True  # whether its rows can be given out one after the other; a kind that keeps other things says no
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_width: int | None = None,
+        memory_width: int | None = None,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        rotary: Rotary | None = None,
+        scores: Term | nn.Module | None = None,
+        qk_norm: str | None = None,
+        qk_norm_eps: float = 1e-6,
+        beta: float | None = None,
+        dropout: float = 0.0,
+        kernel: str | None = None,
+    ) -> None:
+        super().__init__()
+        check_heads(width, heads, kv_heads, head_width)
+        check_share("dropout", dropout)
+        memory_width = width if memory_width is None else whole("memory_width", memory_width, 1)
+        self.heads = heads
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        self.head_width = width // heads if head_width is None else head_width
+        self.rotary, self.scores, self.beta, self.dropout, self.kernel = rotary, scores, beta, dropout, kernel
+        self.query = nn.Linear(width, self.heads * self.head_width, bias=bias)
+        keys_and_values = 2 * self.kv_heads * self.head_width
+        self.key_value = nn.Linear(memory_width, keys_and_values, bias=bias)
+        self.out = nn.Linear(self.heads * self.head_width, width, bias=bias if out_bias is None else out_bias)
+        self.query_norm = None if qk_norm is None else norm(qk_norm, self.head_width, qk_norm_eps)
+        self.key_norm = None if qk_norm is None else norm(qk_norm, self.head_width, qk_norm_eps)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b i d"],
+        memory: Float[Tensor, "b j m"] | Remembered | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        cache: Cache | None = None,
+        stream: Stream | None = None,
+        positions: Tensor | None = None,
+    ) -> Float[Tensor, "b r d"]:
+        """One row for every row of x; from a stream, those that are complete.
+
+        positions  where each token of x stands, (n) or (b n), for rotary; otherwise x goes on where the cache ends
+        """
+        check_width(x, self.query.in_features)
+        if stream is not None:
+            _check_stream(mask, memory, cache)
+        where: int | Tensor = _start(cache, stream) if positions is None else positions
+        q = split_heads(self.query(x), self.heads)
+        if self.query_norm is not None:
+            q = self.query_norm(q)
+        if self.rotary is not None:
+            q = self.rotary(q, where)
+        if isinstance(memory, Remembered):
+            k, v = memory
+        else:
+            k, v = self.remember(x, where) if memory is None else self.remember(memory)
+        return self.project(self.mix(q, k, v, mask, cache, stream))
+
+    def remember(self, memory: Float[Tensor, "b j m"], where: int | Tensor = 0) -> Remembered:
+        """The keys and values of a memory whose tokens stand at `where`, or go on from there."""
+        check_width(memory, self.key_value.in_features, "memory")
+        k, v = self.key_value(memory).unflatten(-1, (2, self.kv_heads, self.head_width)).permute(2, 0, 3, 1, 4)
+        if self.key_norm is not None:
+            k = self.key_norm(k)
+        return Remembered(k if self.rotary is None else self.rotary(k, where), v)
+
+    def mix(
+        self,
+        q: Float[Tensor, "b h i c"],
+        k: Float[Tensor, "b g j c"],
+        v: Float[Tensor, "b g j c"],
+        mask: Mask | Tensor | None,
+        cache: Cache | None,
+        stream: Stream | None,
+    ) -> Float[Tensor, "b h r c"]:
+        """The attention itself."""
+        if stream is not None:
+            return stream.push(q, k, v)
+        places: Places | None = None
+        if cache is not None:
+            k, v, places = cache.extend(k, v)
+        dropout = self.dropout if self.training else 0.0
+        return attend(
+            q, k, v, mask=mask, scores=self.term(), beta=self.beta, dropout=dropout, kernel=self.kernel, places=places
+        )
+
+    def project(self, heads: Float[Tensor, "b h r c"]) -> Float[Tensor, "b r d"]:
+        """Heads side by side and back to the width of x."""
+        return self.out(merge_heads(heads))
+
+    def term(self) -> Term | None:
+        """The score term of this moment: a learned one is made of today's parameters."""
+        return self.scores() if isinstance(self.scores, nn.Module) else self.scores
+
+    def stream(self, mask: Mask) -> Stream:
+        """The state of a stream through this layer, to be handed to `forward`."""
+        if self.training and self.dropout:
+            raise ConfigError(f"dropout={self.dropout} is for training; a stream is exact: call eval() first")
+        return Stream(mask, scores=self.term(), beta=self.beta, kernel=self.kernel)
+
+
+def split_heads(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
+    """The last axis cut into heads."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:
+    """Heads side by side again."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width: int | None = None) -> None:
+    """Raise where heads do not share the width evenly, or key heads the query heads."""
+    whole("width", width, 1)
+    whole("heads", heads, 1)
+    if head_width is None and width % heads:
+        near = [number for number in range(1, width + 1) if width % number == 0]
+        closest = min(near, key=lambda number: (abs(number - heads), number))
+        raise ConfigError(f"width must be a multiple of heads: width={width}, heads={heads}; try heads={closest}")
+    if head_width is not None:
+        whole("head_width", head_width, 1)
+    if kv_heads is not None and heads % whole("kv_heads", kv_heads, 1):
+        raise ConfigError(f"heads must be a multiple of kv_heads: heads={heads}, kv_heads={kv_heads}")
+
+
+def check_share(name: str, share: float) -> None:
+    """Raise where a share to drop is not one."""
+    if not 0.0 <= real(name, share) < 1.0:
+        raise ConfigError(f"{name} is a share, at least 0 and less than 1: {name}={share}")
+
+
+def check_width(x: Tensor, width: int, name: str = "x") -> None:
+    if x.ndim != 3 or x.shape[-1] != width:
+        raise ShapeError(f"{name} is {tuple(x.shape)}, but is read as (b n d) with {spelled('d', width)}")
+
+
+def _check_stream(mask: object, memory: object, cache: object) -> None:
+    if mask is not None:
+        raise ConfigError("a stream takes no mask here, its mask was given to it: attention.stream(mask)")
+    if memory is not None or cache is not None:
+        raise ConfigError("a stream keeps keys and values of its own, so it takes no memory and no cache")
+
+
+def _start(cache: Cache | None, stream: Stream | None) -> int:
+    if stream is not None:
+        return stream.received
+    return 0 if cache is None else cache.length

@@ -1,0 +1,198 @@
+"""An encoder of text that sees both sides of every word: BERT. Devlin et al. 2018, arXiv:1810.04805.
+
+It is taught by two questions: which words were hidden, and whether the second sentence followed the first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.errors import DtypeError, ShapeError
+from regard.core.algebra import Mask
+from regard.layers.attention import Attention, check_heads
+from regard.layers.blocks import Block, through
+from regard.layers.embeddings import LearnedPositions, TokenEmbedding, check_context
+from regard.layers.feedforward import ACTIVATIONS, FeedForward
+from regard.layers.initial import Initial, constant, normal
+from regard.layers.norms import norm
+from regard.models.model import Config, Model
+from regard.models.padded import counted, first_tokens
+
+HEADS = ("pretraining", "masked", "classes", "none")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BERTConfig(Config):
+    """Settings of an encoder of text.
+
+    ff_width  None is 4 * width
+    segments  kinds of tokens told apart: those of a first and of a second sentence
+    head      "pretraining" answers both questions, "masked" the first alone, "classes" sorts whole texts, and "none"
+              gives the vectors as they are
+    classes   how many there are for head="classes"
+    """
+
+    vocab: int = 30522
+    context: int = 512
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    ff_width: int | None = None
+    segments: int = 2
+    activation: str = "gelu"
+    eps: float = 1e-12
+    head: str = "pretraining"
+    classes: int = 2
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        self.check_counts("vocab", "context", "depth", "ff_width", "segments", "classes")
+        self.check_shares("dropout", "attention_dropout")
+        self.check_choice("head", HEADS)
+        check_heads(self.width, self.heads)
+
+    @property
+    def guesses_words(self) -> bool:
+        return self.head in ("pretraining", "masked")
+
+    @property
+    def pooled(self) -> bool:
+        """Whether there is a vector for the text as a whole."""
+        return self.head != "masked"
+
+
+class BERTOutput(NamedTuple):
+    """What BERT says of a text; None where its head does not speak of it."""
+
+    logits: Float[Tensor, "b n w"] | Float[Tensor, "b classes"] | None  # of each word, or of the classes
+    pair_logits: Float[Tensor, "b 2"] | None  # the second sentence follows the first; it does not
+    hidden: Float[Tensor, "b n d"]  # a vector for each token
+    pooled: Float[Tensor, "b d"] | None  # a vector for the whole, from the first token
+
+
+class BERT(Model):
+    """Tokens, of one sentence or of two, to what the head says of them."""
+
+    Config = BERTConfig
+    config: BERTConfig
+
+    def __init__(self, config: BERTConfig) -> None:
+        super().__init__(config)
+        width = config.width
+        self.tokens = TokenEmbedding(config.vocab, width)
+        self.positions = LearnedPositions(config.context, width)
+        self.segments = nn.Embedding(config.segments, width)
+        self.embedding_norm = norm("layer", width, config.eps)
+        self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
+        self.words = WordHead(config) if config.guesses_words else None
+        self.pooler = nn.Linear(width, width) if config.pooled else None
+        self.pair = nn.Linear(width, 2) if config.head == "pretraining" else None
+        self.classifier = nn.Linear(width, config.classes) if config.head == "classes" else None
+        self.initialise()
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "b n"],
+        *,
+        segments: Int[Tensor, "b n"] | None = None,
+        padding: Mask | None = None,
+    ) -> BERTOutput:
+        """What the head says of these texts.
+
+        segments  0 for a token of the first sentence, 1 for one of the second; None is 0 for all
+        padding   which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
+        """
+        hidden = self.hidden(tokens, segments=segments, padding=padding)
+        pooled = None if self.pooler is None else self.pooler(first_tokens(hidden, padding)).tanh()
+        pair_logits = None if self.pair is None else self.pair(pooled)
+        logits = None
+        if self.words is not None:
+            logits = self.tokens.unembed(self.words(hidden)) + self.words.bias
+        elif self.classifier is not None and pooled is not None:
+            logits = self.classifier(functional.dropout(pooled, self.config.dropout, self.training))
+        return BERTOutput(logits, pair_logits, hidden, pooled)
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "b n"],
+        *,
+        segments: Int[Tensor, "b n"] | None = None,
+        padding: Mask | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """The last block's output: a vector for each token."""
+        x = self.tokens(tokens)
+        n = tokens.shape[1]
+        check_context(n, self.config.context)
+        if segments is None:
+            x = x + self.segments.weight[0]
+        else:
+            check_segments(segments, tokens, self.config.segments)
+            x = x + self.segments(segments)
+        x = self.embedding_norm(x + self.positions(counted(padding, 0, n, tokens.device)))
+        x = functional.dropout(x, self.config.dropout, self.training)
+        return through(self.blocks, x, recompute=self.recompute, mask=padding)
+
+    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+        return (torch.zeros(batch, self.config.context if length is None else length, dtype=torch.long),)
+
+    def initial(self) -> Mapping[str, Initial]:
+        return {
+            "*norm.weight": constant(1.0),
+            "*.bias": constant(0.0),
+            "*norm.bias": constant(0.0),
+            "*.weight": normal(0.02, cut=2.0),
+        }
+
+
+class WordHead(nn.Module):
+    """The step between a token's vector and the vectors of words it is compared with, and a bias for each word."""
+
+    def __init__(self, config: BERTConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.width, config.width)
+        self.activation = ACTIVATIONS[config.activation]
+        self.norm = norm("layer", config.width, config.eps)
+        self.bias = nn.Parameter(torch.empty(config.vocab))
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        return self.norm(self.activation(self.dense(x)))
+
+
+def check_segments(segments: Tensor, tokens: Tensor, kinds: int) -> None:
+    """Raise where there is not one segment for each token. On a GPU the range is torch's to check."""
+    if not isinstance(segments, Tensor) or segments.dtype not in (torch.int64, torch.int32):
+        came = segments.dtype if isinstance(segments, Tensor) else type(segments).__name__
+        raise DtypeError(f"segments must be a tensor of whole numbers read as (b n), not {came}")
+    if segments.shape != tokens.shape:
+        raise ShapeError(
+            f"segments is {tuple(segments.shape)}, but tokens is {tuple(tokens.shape)}; every token has one segment"
+        )
+    if segments.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    low, high = (int(x) for x in segments.aminmax())
+    if low < 0 or high >= kinds:
+        raise ShapeError(f"segments holds {low if low < 0 else high}, but there are segments 0 to {kinds - 1}")
+
+
+def _block(config: BERTConfig) -> Block:
+    hidden = 4 * config.width if config.ff_width is None else config.ff_width
+    return Block(
+        config.width,
+        Attention(config.width, config.heads, dropout=config.attention_dropout),
+        FeedForward(config.width, hidden, activation=config.activation),
+        eps=config.eps,
+        order="post",
+        dropout=config.dropout,
+    )
+
+
+PRESETS = {
+    "bert-base": BERTConfig(),  # 110 M in the paper
+    "bert-large": BERTConfig(width=1024, depth=24, heads=16),  # 340 M in the paper; this is 336 M
+}

@@ -1,0 +1,36 @@
+"""The caches of a model: one for each of its blocks, in step."""
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from regard.base.errors import CacheError
+from regard.core.cache import Cache
+
+
+class Caches:
+    """What every block keeps between calls."""
+
+    def __init__(self, make: Callable[[], Cache], depth: int) -> None:
+        self.layers = [make() for _ in range(depth)]
+
+    @property
+    def length(self) -> int:
+        """Positions received."""
+        return self.layers[0].length
+
+    @property
+    def nbytes(self) -> int:
+        return sum(cache.nbytes for cache in self.layers)
+
+    def __iter__(self) -> Iterator[Cache]:
+        return iter(self.layers)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Let sequence r go on from what sequence rows[r] held, as beam search needs it."""
+        for cache in self.layers:
+            cache.reorder(rows)
+
+    def check_depth(self, depth: int) -> None:
+        if len(self.layers) != depth:
+            raise CacheError(f"this cache was made for {len(self.layers)} blocks, but the model has {depth}")

@@ -1,0 +1,86 @@
+"""A small convolutional network: the baseline that knows neighbours and little else. LeCun et al. 1998."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.layers.convolution import ConvNorm, through_batch_norms
+from regard.layers.embeddings import check_image
+from regard.layers.initial import Initial, constant, fan_in
+from regard.models.model import Config, Model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CNNConfig(Config):
+    """Settings of a convolutional network: each stage has its width, and each after the first half the rows."""
+
+    channels: int = 1
+    classes: int = 10
+    widths: tuple[int, ...] = (32, 64, 128)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.check_counts("channels", "classes")
+        self.check_shares("dropout")
+        if not self.widths:
+            raise ConfigError("widths has one number for each stage, and there must be a stage: widths=(32, 64)")
+        for width in self.widths:
+            whole("widths", width, 1)
+
+
+class CNN(Model):
+    """Images of any size to logits of their classes."""
+
+    Config = CNNConfig
+    config: CNNConfig
+
+    def __init__(self, config: CNNConfig) -> None:
+        super().__init__(config)
+        sizes = (config.channels, *config.widths)
+        self.stages = nn.ModuleList(
+            Stage(old, new, stride=2 if number else 1) for number, (old, new) in enumerate(pairwise(sizes))
+        )
+        self.head = nn.Linear(sizes[-1], config.classes)
+        self.initialise()
+
+    def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
+        pooled = functional.dropout(self.hidden(image).mean((2, 3)), self.config.dropout, self.training)
+        return self.head(pooled)
+
+    def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
+        """The last stage's maps."""
+        check_image(image, self.config.channels)
+        return through_batch_norms(self.stages, image, recompute=self.recompute)
+
+    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+        side = 28 if length is None else length
+        return (torch.zeros(batch, self.config.channels, side, side),)
+
+    def initial(self) -> Mapping[str, Initial]:
+        return {
+            "*.convolution.weight": fan_in(math.sqrt(2)),
+            "*.norm.weight": constant(1.0),
+            "*.running_var": constant(1.0),
+            "*.running_mean": constant(0.0),
+            "*.num_batches_tracked": constant(0.0),
+            "*.bias": constant(0.0),
+            "head.weight": fan_in(),
+        }
+
+
+class Stage(ConvNorm):
+    """A convolution, a norm and a relu."""
+
+    def forward(self, x: Float[Tensor, "b m y x"]) -> Float[Tensor, "b d rows columns"]:
+        return super().forward(x).relu()
+
+
+PRESETS = {"cnn": CNNConfig()}

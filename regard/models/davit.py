@@ -1,0 +1,206 @@
+"""DaViT: windows attend to themselves, then channels attend to channels. Ding et al. 2022, arXiv:2204.03645.
+
+Attention inside windows sees details near by; attention between groups of channels sees the whole image at once. Both
+cost time in proportion to the image's area. Four stages work on ever coarser and wider grids.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.layers.attention import Attention, check_heads
+from regard.layers.blocks import Residual, through
+from regard.layers.channel import ChannelAttention
+from regard.layers.embeddings import check_image
+from regard.layers.feedforward import FeedForward
+from regard.layers.initial import Initial, constant, fan_in, normal
+from regard.layers.norms import norm
+from regard.layers.windows import merge, partition
+from regard.models.model import Config, Model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DaViTConfig(Config):
+    """Settings of a DaViT: one number for each stage where there are several.
+
+    depths     pairs of blocks, one over windows and one over channels
+    heads      of window attention, and groups of channel attention
+    window     side of the windows, in positions of the stage's grid
+    ff_factor  how much wider the feed-forward part is than the stage
+    classes    0 gives the pooled features instead of logits
+    drop_path  share of branches dropped in the last pair; in the first none are, and in between it grows evenly
+    """
+
+    channels: int = 3
+    classes: int = 1000
+    widths: tuple[int, ...] = (96, 192, 384, 768)
+    depths: tuple[int, ...] = (1, 1, 3, 1)
+    heads: tuple[int, ...] = (3, 6, 12, 24)
+    window: int = 7
+    ff_factor: int = 4
+    query_key_value_bias: bool = True
+    eps: float = 1e-5
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.check_counts("channels", "window", "ff_factor")
+        self.check_shares("drop_path")
+        whole("classes", self.classes, 0)
+        if not len(self.widths) == len(self.depths) == len(self.heads) or not self.widths:
+            raise ConfigError(
+                "widths, depths and heads have one number for each stage: "
+                f"widths={self.widths}, depths={self.depths}, heads={self.heads}"
+            )
+        for width, depth, heads in zip(self.widths, self.depths, self.heads, strict=True):
+            whole("depths", depth, 1)
+            check_heads(width, heads)
+
+
+class DaViT(Model):
+    """Images to logits of their classes."""
+
+    Config = DaViTConfig
+    config: DaViTConfig
+
+    def __init__(self, config: DaViTConfig) -> None:
+        super().__init__(config)
+        self.stem = Stem(config.channels, config.widths[0], config.eps)
+        self.stages = nn.ModuleList(Stage(config, number) for number in range(len(config.widths)))
+        self.norm = norm("layer", config.widths[-1], config.eps)
+        self.head = nn.Linear(config.widths[-1], config.classes) if config.classes else None
+        self.initialise()
+
+    def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
+        """Logits of the classes, or with classes=0 the features that they would be told from."""
+        pooled = self.norm(self.hidden(image).mean((1, 2)))
+        return pooled if self.head is None else self.head(pooled)
+
+    def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b rows columns d"]:
+        """The last stage's grid; each stage after the first halves rows and columns, and the stem quarters them."""
+        x = self.stem(image)
+        for stage in self.stages:
+            x = stage(x, recompute=self.recompute)
+        return x
+
+    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+        side = 224 if length is None else length
+        return (torch.zeros(batch, self.config.channels, side, side),)
+
+    def initial(self) -> Mapping[str, Initial]:
+        return {
+            "*norm.weight": constant(1.0),
+            "*norm.bias": constant(0.0),
+            "*.bias": constant(0.0),
+            "*.projection.weight": fan_in(),
+            "*_positions.weight": fan_in(3**-0.5),  # small beside what it is added to
+            "*.weight": normal(0.02, cut=2),
+        }
+
+
+class Stem(nn.Module):
+    """Overlapping patches, one for every 4 x 4 pixels."""
+
+    def __init__(self, channels: int, width: int, eps: float) -> None:
+        super().__init__()
+        self.channels = channels
+        self.projection = nn.Conv2d(channels, width, 7, stride=4, padding=3)
+        self.norm = norm("layer", width, eps)
+
+    def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b rows columns d"]:
+        check_image(image, self.channels)
+        return self.norm(_over_grid(self.projection, image.permute(0, 2, 3, 1)))
+
+
+class Coarser(nn.Module):
+    """One position for each 2 x 2, of another width."""
+
+    def __init__(self, old: int, new: int, eps: float) -> None:
+        super().__init__()
+        self.norm = norm("layer", old, eps)
+        self.projection = nn.Conv2d(old, new, 2, stride=2)
+
+    def forward(self, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
+        rows, columns = x.shape[1:3]
+        even = pad(self.norm(x), (0, 0, 0, columns % 2, 0, rows % 2))
+        return _over_grid(self.projection, even)
+
+
+class Stage(nn.Module):
+    """A coarser grid, except in the first stage, then pairs of blocks."""
+
+    def __init__(self, config: DaViTConfig, number: int) -> None:
+        super().__init__()
+        width, before, total = config.widths[number], sum(config.depths[:number]), sum(config.depths)
+        self.coarser = Coarser(config.widths[number - 1], width, config.eps) if number else None
+        shares = [config.drop_path * (before + n) / max(total - 1, 1) for n in range(config.depths[number])]
+        self.blocks = nn.ModuleList(Pair(config, number, share) for share in shares)
+
+    def forward(self, x: Float[Tensor, "b y x d"], *, recompute: bool = False) -> Float[Tensor, "b rows columns m"]:
+        return through(self.blocks, x if self.coarser is None else self.coarser(x), recompute=recompute)
+
+
+class Pair(nn.Module):
+    """A block over windows, then one over channels."""
+
+    def __init__(self, config: DaViTConfig, number: int, drop_path: float) -> None:
+        super().__init__()
+        width, heads, bias = config.widths[number], config.heads[number], config.query_key_value_bias
+        windows, channels = Attention(width, heads, bias=bias, out_bias=True), ChannelAttention(width, heads, bias=bias)
+        self.window = GridBlock(config, width, windows, drop_path, window=config.window)
+        self.channel = GridBlock(config, width, channels, drop_path)
+
+    def forward(self, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b y x d"]:
+        return self.channel(self.window(x))
+
+
+class GridBlock(nn.Module):
+    """x + attention, x + feed-forward; before each, what stands around a position is added to say where it is.
+
+    window  side of the squares that attend to themselves. At the image's edge they are filled with zeros, which are
+            seen like anything else. Without it the whole grid is one sequence.
+    """
+
+    def __init__(
+        self, config: DaViTConfig, width: int, attention: nn.Module, drop_path: float, *, window: int | None = None
+    ) -> None:
+        super().__init__()
+        self.window = window
+        self.attention_positions = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.attention_norm = norm("layer", width, config.eps)
+        self.attention = attention
+        self.feedforward_positions = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.feedforward_norm = norm("layer", width, config.eps)
+        self.feedforward = FeedForward(width, config.ff_factor * width)
+        self.residual = Residual(drop_path=drop_path)
+
+    def forward(self, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b y x d"]:
+        rows, columns = x.shape[1:3]
+        x = x + _over_grid(self.attention_positions, x)
+        inner = self.attention_norm(x)
+        if self.window is None:
+            attended = self.attention(inner.flatten(1, 2))
+        else:
+            attended = merge(self.attention(partition(inner, self.window)), self.window, rows, columns).flatten(1, 2)
+        x = x + self.residual(attended).unflatten(1, (rows, columns))
+        x = x + _over_grid(self.feedforward_positions, x)
+        changed = self.feedforward(self.feedforward_norm(x).flatten(1, 2))
+        return x + self.residual(changed).unflatten(1, (rows, columns))
+
+
+def _over_grid(convolution: nn.Conv2d, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
+    """The convolution, in the dtype of its weights: what blocks add to stays exact when autocast is on."""
+    return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(convolution.weight.dtype)
+
+
+# published: 28.3, 49.7 and 87.9 million parameters; 4.5, 8.8 and 15.5 billion multiplications at 224 x 224
+PRESETS = {
+    "davit-tiny": DaViTConfig(),
+    "davit-small": DaViTConfig(depths=(1, 1, 9, 1)),
+    "davit-base": DaViTConfig(widths=(128, 256, 512, 1024), depths=(1, 1, 9, 1), heads=(4, 8, 16, 32)),
+}

@@ -1,0 +1,99 @@
+"""A residual network for small images. He et al. 2015, arXiv:1512.03385, section 4.2."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from regard.base.errors import ConfigError
+from regard.layers.convolution import ConvNorm, through_batch_norms
+from regard.layers.embeddings import check_image
+from regard.layers.initial import Initial, constant, fan_in
+from regard.models.model import Config, Model
+
+STAGES = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResNetConfig(Config):
+    """Settings of a residual network.
+
+    width  of the first stage; the second and third are two and four times as wide, on half and a quarter of the rows
+    depth  layers with weights: two in each block, one before all blocks and one after, so 6 n + 2
+    """
+
+    channels: int = 3
+    classes: int = 10
+    width: int = 16
+    depth: int = 20
+
+    def __post_init__(self) -> None:
+        self.check_counts("channels", "classes", "width", "depth")
+        if self.depth < 8 or self.depth % 6 != 2:
+            near = max(round((self.depth - 2) / 6), 1) * 6 + 2
+            raise ConfigError(f"depth is 6 n + 2, for n blocks in each of three stages: depth={self.depth}; try {near}")
+
+
+class ResNet(Model):
+    """Images of any size to logits of their classes."""
+
+    Config = ResNetConfig
+    config: ResNetConfig
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__(config)
+        self.stem = ConvNorm(config.channels, config.width)
+        width, blocks = config.width, []
+        for number in range(STAGES * (config.depth // 6)):
+            wider = number and number % (config.depth // 6) == 0
+            blocks.append(ConvBlock(width, 2 * width if wider else width))
+            width = blocks[-1].width
+        self.blocks = nn.ModuleList(blocks)
+        self.head = nn.Linear(width, config.classes)
+        self.initialise()
+
+    def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
+        return self.head(self.hidden(image).mean((2, 3)))
+
+    def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
+        """The last block's maps."""
+        check_image(image, self.config.channels)
+        return through_batch_norms(self.blocks, self.stem(image).relu(), recompute=self.recompute)
+
+    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+        side = 32 if length is None else length
+        return (torch.zeros(batch, self.config.channels, side, side),)
+
+    def initial(self) -> Mapping[str, Initial]:
+        return {
+            "*.convolution.weight": fan_in(math.sqrt(2)),
+            "*norm.weight": constant(1.0),
+            "*.running_var": constant(1.0),
+            "*.running_mean": constant(0.0),
+            "*.num_batches_tracked": constant(0.0),
+            "*.bias": constant(0.0),
+            "head.weight": fan_in(),
+        }
+
+
+class ConvBlock(nn.Module):
+    """Two convolutions, added to what went in; where it gets wider, that is thinned out and filled up with zeros."""
+
+    def __init__(self, old: int, width: int) -> None:
+        super().__init__()
+        self.old, self.width, self.stride = old, width, 2 if width > old else 1
+        self.first = ConvNorm(old, width, stride=self.stride)
+        self.second = ConvNorm(width, width)
+
+    def forward(self, x: Float[Tensor, "b m y x"]) -> Float[Tensor, "b d rows columns"]:
+        changed = self.second(self.first(x).relu())
+        kept = x[:, :, :: self.stride, :: self.stride]
+        missing = self.width - self.old
+        return torch.relu(changed + pad(kept, (0, 0, 0, 0, missing // 2, missing - missing // 2)))
+
+
+PRESETS = {"resnet": ResNetConfig()}

@@ -1,0 +1,283 @@
+"""A streaming encoder of speech: frames of a spectrogram to scores of tokens, for CTC. Graves et al. 2006.
+
+Two convolutions make one row of every 4 frames, and blocks of attention over chunks of rows follow (chunked streaming
+as in Chen et al. 2021, arXiv:2010.11395). A row sees its own chunk, `look_back` chunks before and `look_ahead` after
+it, in every block. Nothing looks further ahead, so rows can be given out while the input goes on, and they are the rows
+of one pass over the whole of it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.errors import CacheError, DtypeError, ShapeError
+from regard.base.numbers import whole
+from regard.base.tensors import is_hollow
+from regard.core.algebra import Mask
+from regard.core.masks import chunks, padding
+from regard.core.positions import Rotary
+from regard.layers.attention import Attention, check_heads
+from regard.layers.blocks import Block, through
+from regard.layers.feedforward import FeedForward
+from regard.layers.initial import Initial, constant, fan_in, normal
+from regard.layers.norms import norm
+from regard.models.model import Config, Model
+
+POSITIONS = ("rotary", "none")
+STEP = 4  # frames of which one row is made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeechConfig(Config):
+    """Settings of a streaming encoder.
+
+    vocab       tokens that are told apart, with the blank of CTC as number 0
+    mels        numbers in a frame
+    chunk       rows that see each other; a row is made of 4 frames
+    look_back   whole chunks that a row sees before its own, in every block; None is all, and memory grows
+    look_ahead  whole chunks that a row sees after its own, in every block: those of all blocks add up, see `delay`
+    ff_width    None is 4 * width
+    """
+
+    vocab: int
+    mels: int = 80
+    width: int = 256
+    depth: int = 8
+    heads: int = 4
+    kv_heads: int | None = None
+    ff_width: int | None = None
+    chunk: int = 16
+    look_back: int | None = 4
+    look_ahead: int = 0
+    positions: str = "rotary"
+    norm: str = "layer"
+    eps: float = 1e-5
+    qk_norm: str | None = None
+    activation: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        self.check_counts("vocab", "mels", "depth", "ff_width", "chunk")
+        self.check_shares("dropout", "attention_dropout")
+        self.check_choice("positions", POSITIONS)
+        check_heads(self.width, self.heads, self.kv_heads)
+        whole("look_ahead", self.look_ahead, 0)
+        if self.look_back is not None:
+            whole("look_back", self.look_back, 0)
+
+    @property
+    def delay(self) -> int:
+        """The most frames that come after a frame before its row is given out.
+
+        Chunk number n is given out with the last frame of chunk n + depth * look_ahead: after its own last frame
+        4 * chunk * depth * look_ahead more, and after its first frame 4 * chunk - 1 on top of these.
+        """
+        return STEP * self.chunk * (self.depth * self.look_ahead + 1) - 1
+
+
+class Halving(nn.Module):
+    """One row of every two, seen together with the one before them: nothing later, so it can be a stream."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(width, out, 3, stride=2)
+
+    def forward(self, x: Float[Tensor, "b n d"], held: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The rows that are complete with x, and what the next ones need: the last row or two."""
+        x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if held is None else held, x], 1)
+        ready = (x.shape[1] - 1) // 2
+        rest = x[:, 2 * ready :]
+        if not ready:
+            return x.new_zeros(x.shape[0], 0, self.convolution.out_channels), rest
+        rows = self.convolution(x[:, : 2 * ready + 1].transpose(1, 2)).transpose(1, 2)
+        return functional.gelu(rows), rest
+
+
+class FrontEnd(nn.Module):
+    """Frames to rows: one for every 4 frames, which also sees the 3 frames before them."""
+
+    def __init__(self, mels: int, width: int) -> None:
+        super().__init__()
+        self.first = Halving(mels, width)
+        self.second = Halving(width, width)
+
+    def forward(
+        self, frames: Float[Tensor, "b n mels"], held: tuple[Tensor, ...] | None = None
+    ) -> tuple[Float[Tensor, "b m d"], tuple[Tensor, ...]]:
+        """The rows that are complete now, and what the next ones need."""
+        before, between = (None, None) if held is None else held
+        half, before = self.first(frames, before)
+        rows, between = self.second(half, between)
+        return rows, (before, between)
+
+
+class Speech(Model):
+    """Frames to logits of tokens: one row for every 4 frames."""
+
+    Config = SpeechConfig
+    config: SpeechConfig
+
+    def __init__(self, config: SpeechConfig) -> None:
+        super().__init__(config)
+        self.front = FrontEnd(config.mels, config.width)
+        self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
+        self.norm = norm(config.norm, config.width, config.eps)
+        self.head = nn.Linear(config.width, config.vocab)
+        self.initialise()
+
+    @property
+    def mask(self) -> Mask:
+        """Who sees whom, in every block."""
+        return chunks(self.config.chunk, before=self.config.look_back, after=self.config.look_ahead)
+
+    def forward(
+        self, frames: Float[Tensor, "b n mels"], *, lengths: Int[Tensor, "b"] | None = None
+    ) -> Float[Tensor, "b m w"]:
+        """Logits of the tokens, n // 4 rows.
+
+        lengths  how many frames of each sequence are real; what its rows from lengths // 4 on hold means nothing
+        """
+        check_frames(frames, self.config.mels)
+        if frames.shape[1] < STEP:
+            raise ShapeError(f"frames has {frames.shape[1]} frames, but a row of logits is made of {STEP}")
+        mask = self.mask
+        if lengths is not None:
+            check_lengths(lengths, frames)
+            mask = mask & padding(lengths // STEP)
+        x = functional.dropout(self.front(frames)[0], self.config.dropout, self.training)
+        return self.unembed(through(self.blocks, x, recompute=self.recompute, mask=mask))
+
+    def unembed(self, hidden: Float[Tensor, "b m d"]) -> Float[Tensor, "b m w"]:
+        return self.head(self.norm(hidden))
+
+    def stream(self, batch: int = 1) -> "SpeechStream":
+        """The state of a stream: frames go in as they come, rows come out as soon as they are final."""
+        return SpeechStream(self, batch)
+
+    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+        return (torch.zeros(batch, 1000 if length is None else length, self.config.mels),)
+
+    def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
+        stream = self.stream(batch)
+        stream.push(*self.example(batch, length))
+        return sum(x.numel() * x.element_size() for x in stream.tensors())
+
+    def initial(self) -> Mapping[str, Initial]:
+        into_residual = normal(0.02 / math.sqrt(2 * self.config.depth))
+        return {
+            "front.*.weight": fan_in(math.sqrt(2.0)),
+            "*norm.weight": constant(1.0),
+            "*.bias": constant(0.0),
+            "*.out.weight": into_residual,
+            "*.down.weight": into_residual,
+            "blocks.*.weight": normal(0.02),
+            "head.weight": normal(0.02),
+        }
+
+
+class SpeechStream:
+    """The model fed frame by frame or in pieces of any size. It keeps what later rows can see, and no gradients.
+
+    Positions are relative, so it needs no end. Their phases are float32: after 2^17 rows, an hour and a half of 10 ms
+    frames, they are exact to 0.01 radians still.
+    """
+
+    def __init__(self, model: Speech, batch: int = 1) -> None:
+        self.model, self.batch = model, whole("batch", batch, 1)
+        self.received = 0  # frames taken in
+        self.given = 0  # rows given out
+        self._blocks = [cast(Block, block).stream(model.mask) for block in model.blocks]
+        self._held: tuple[Tensor, ...] | None = None  # frames and half rows that the convolutions still need
+        self._finished = False
+
+    @torch.no_grad()
+    def push(self, frames: Float[Tensor, "b n mels"]) -> Float[Tensor, "b r w"]:
+        """Take in n frames; give out the logits that are final now, possibly of no rows."""
+        check_frames(frames, self.model.config.mels)
+        if frames.shape[0] != self.batch:
+            raise CacheError(f"frames is {tuple(frames.shape)}, but this stream was made for batch={self.batch}")
+        if self._finished:
+            raise CacheError("this stream is finished; make another with model.stream()")
+        x, self._held = self.model.front(frames, self._held)
+        self.received += frames.shape[1]
+        for block in self._blocks:
+            x = block.push(x)
+        return self._given(x)
+
+    @torch.no_grad()
+    def finish(self) -> Float[Tensor, "b r w"]:
+        """The input has ended: the logits of rows that were waiting for more. Up to 3 last frames make no row."""
+        if self._held is None:
+            raise CacheError("nothing was pushed into this stream, so there is nothing to finish")
+        if self._finished:
+            raise CacheError("this stream is finished; make another with model.stream()")
+        self._finished = True
+        x = self._blocks[0].finish()
+        for block in self._blocks[1:]:
+            x = torch.cat([block.push(x), block.finish()], 1)
+        return self._given(x)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is stored."""
+        return (*(self._held or ()), *(tensor for block in self._blocks for tensor in block.tensors()))
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that is held."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+
+    def _given(self, hidden: Tensor) -> Tensor:
+        self.given += hidden.shape[1]
+        return self.model.unembed(hidden)
+
+
+def check_frames(frames: Tensor, mels: int) -> None:
+    if not isinstance(frames, Tensor) or not frames.is_floating_point():
+        came = frames.dtype if isinstance(frames, Tensor) else type(frames).__name__
+        raise DtypeError(f"frames must be a floating-point tensor read as (b n mels), not {came}")
+    if frames.ndim != 3 or frames.shape[2] != mels or frames.shape[0] == 0:
+        raise ShapeError(
+            f"frames is {tuple(frames.shape)}, but is read as (b n mels) with {mels} mels and at least one sequence"
+        )
+
+
+def check_lengths(lengths: Tensor, frames: Tensor) -> None:
+    """Raise where these are not the numbers of real frames. On a GPU their range is not looked at."""
+    if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        came = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
+        raise DtypeError(f"lengths must be a tensor of whole numbers, one for each sequence, not {came}")
+    if lengths.shape != frames.shape[:1]:
+        raise ShapeError(f"lengths is {tuple(lengths.shape)}, but frames has b={frames.shape[0]}: give one for each")
+    if lengths.device.type != "cpu" or torch.compiler.is_compiling() or is_hollow(lengths):
+        return
+    low, high = (int(x) for x in lengths.aminmax())
+    if low < 0 or high > frames.shape[1]:
+        raise ShapeError(f"lengths holds {low if low < 0 else high}, but frames has {frames.shape[1]} frames")
+
+
+def _block(config: SpeechConfig) -> Block:
+    attention = Attention(
+        config.width,
+        config.heads,
+        kv_heads=config.kv_heads,
+        rotary=Rotary() if config.positions == "rotary" else None,
+        qk_norm=config.qk_norm,
+        qk_norm_eps=config.eps,
+        dropout=config.attention_dropout,
+    )
+    hidden = 4 * config.width if config.ff_width is None else config.ff_width
+    feedforward = FeedForward(config.width, hidden, activation=config.activation)
+    return Block(config.width, attention, feedforward, norm_kind=config.norm, eps=config.eps, dropout=config.dropout)
+
+
+PRESETS = {
+    # the blank, 26 letters, the space and the apostrophe; 10 ms frames make chunks of 0.64 s
+    "speech-stream": SpeechConfig(vocab=29, depth=12),
+}

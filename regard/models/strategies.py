@@ -1,0 +1,171 @@
+"""Ways to take the next token from what a model says of it. Each is a value; equal logits go to the lower token."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import LARGEST, real, whole
+
+
+class Strategy:
+    """How a text goes on."""
+
+    def check(self, vocab: int) -> None:
+        """Raise where a setting asks for more tokens than there are; most have no such setting."""
+
+
+class Choice(Strategy, ABC):
+    """One token for each text at a time."""
+
+    seed: int = 0
+
+    @abstractmethod
+    def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+        """The next token of each text; `chance` is one number in [0, 1) for each, for those that leave it to luck."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy(Choice):
+    """Always the likeliest token."""
+
+    def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+        return logits.argmax(-1)  # of equal ones, the first
+
+
+@dataclass(frozen=True, slots=True)
+class Kth(Choice):
+    """Always the token that comes k-th."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        whole("kth(k)", self.k, 1)
+
+    def check(self, vocab: int) -> None:
+        _check_vocab("kth(k)", self.k, vocab)
+
+    def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+        return ranked(logits)[:, self.k - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Choice):
+    """Each token as often as its probability says, after some were ruled out."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < real("sample(temperature)", self.temperature) <= LARGEST:
+            raise ConfigError(
+                f"sample(temperature) divides the logits, so it is above 0 and finite, not {self.temperature}; "
+                "for the likeliest token at every step use greedy()"
+            )
+        if self.top_k is not None:
+            whole("sample(top_k)", self.top_k, 1, "tokens")
+        if self.top_p is not None and not 0.0 < real("sample(top_p)", self.top_p) <= 1.0:
+            raise ConfigError(f"sample(top_p) is a share of probability, above 0 and at most 1, not {self.top_p}")
+        whole("sample(seed)", self.seed, 0)
+
+    def check(self, vocab: int) -> None:
+        if self.top_k is not None:
+            _check_vocab("sample(top_k)", self.top_k, vocab)
+
+    def probabilities(self, logits: Float[Tensor, "b w"]) -> Float[Tensor, "b w"]:
+        """What is drawn from: softmax(logits / temperature), of which top_k and then top_p leave a part."""
+        logits = logits.double()
+        shares = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
+        if self.top_k is not None or self.top_p is not None:
+            order = ranked(logits)
+            sorted_shares = shares.gather(-1, order)
+            if self.top_k is not None:
+                sorted_shares[:, self.top_k :] = 0.0
+                sorted_shares /= sorted_shares.sum(-1, keepdim=True)
+            if self.top_p is not None and self.top_p < 1.0:
+                before = sorted_shares.cumsum(-1) - sorted_shares
+                sorted_shares = sorted_shares.where(before < self.top_p, 0.0)
+            shares = torch.zeros_like(shares).scatter(-1, order, sorted_shares)
+        return shares / shares.sum(-1, keepdim=True)
+
+    def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+        reached = self.probabilities(logits).cumsum(-1)
+        total = reached[:, -1:]
+        # the product may round up to the total, which no token would exceed
+        aim = torch.minimum(chance.to(reached)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+        return (reached <= aim).sum(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Beam(Strategy):
+    """The best of several texts that are continued side by side.
+
+    At every step all one-token continuations of a prompt's texts are compared by their log-probability; the best
+    `width` go on. A text that has ended keeps its place among the `width`, and the search is over when all have.
+    Then score = log-probability / (new tokens) ** length_penalty decides.
+    """
+
+    width: int
+    length_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole("beam(width)", self.width, 1, "texts")
+        if abs(real("beam(length_penalty)", self.length_penalty)) > LARGEST:
+            raise ConfigError(f"beam(length_penalty) is a finite exponent such as 0.6, not {self.length_penalty}")
+
+    def score(self, log_probability: float, length: int) -> float:
+        return float(log_probability / length**self.length_penalty)
+
+
+def greedy() -> Strategy:
+    """Always the likeliest token."""
+    return Greedy()
+
+
+def sample(temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int = 0) -> Strategy:
+    """Tokens drawn by their probability. Text number r of a batch draws with seed + r, whatever stands beside it.
+
+    temperature  divides the logits: below 1 likely tokens gain, above 1 rare ones
+    top_k        only the k likeliest tokens. Fan et al. 2018, arXiv:1805.04833
+    top_p        only the fewest likeliest tokens that together reach this probability. Holtzman et al. 2019,
+                 arXiv:1904.09751
+    """
+    return Sample(temperature, top_k, top_p, seed)
+
+
+def kth(k: int) -> Strategy:
+    """Always the k-th likeliest token: kth(1) is greedy."""
+    return Kth(k)
+
+
+def beam(width: int, length_penalty: float = 0.0) -> Strategy:
+    """The best of `width` texts searched side by side. Graves 2012, arXiv:1211.3711; Sutskever et al. 2014.
+
+    length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which ended texts are compared: 0 asks
+                    for the likeliest text, 1 for the best mean token, and the larger, the longer
+    """
+    return Beam(width, length_penalty)
+
+
+def ranked(logits: Float[Tensor, "*b w"]) -> Int[Tensor, "*b w"]:
+    """Tokens from the likeliest on."""
+    return logits.sort(stable=True, dim=-1, descending=True).indices
+
+
+def check_strategy(strategy: object, vocab: int) -> None:
+    """Raise where this is none, or asks for more tokens than there are."""
+    if not isinstance(strategy, Choice | Beam):
+        raise ConfigError(
+            f"strategy is a value such as greedy(), sample(top_p=0.9), kth(2) or beam(4), not {strategy!r}"
+        )
+    strategy.check(vocab)
+
+
+def _check_vocab(what: str, k: int, vocab: int) -> None:
+    if k > vocab:
+        raise ConfigError(f"{what} is {k}, but the vocabulary has only {vocab} tokens")

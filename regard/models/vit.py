@@ -1,0 +1,220 @@
+"""The Vision Transformer: an image as a sequence of patches. Dosovitskiy et al. 2020, arXiv:2010.11929."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.core.algebra import Flag, Mask, Position, Verdict
+from regard.core.grid import Grid
+from regard.core.masks import full, global_tokens
+from regard.core.rules import FirstRows
+from regard.layers.attention import Attention, check_heads
+from regard.layers.blocks import Block, through
+from regard.layers.embeddings import LearnedPositions, PatchEmbedding, interpolated
+from regard.layers.feedforward import FeedForward
+from regard.layers.initial import Initial, constant, fan_in, normal
+from regard.layers.linear import LinearAttention
+from regard.layers.norms import norm
+from regard.models.model import Config, Model
+
+POOLS = ("class", "mean")
+HEADS = ("linear", "mlp-tanh")
+POSITIONS = ("learned", "none")
+ATTENTIONS = ("full", "local", "global-local", "linear")
+NEEDS_REACH = ("local", "global-local")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ViTConfig(Config):
+    """Settings of a Vision Transformer.
+
+    image      side of the images that positions are learned for; others are served by interpolating these
+    classes    0 gives the pooled features instead of logits
+    pool       "class" reads a token of its own, before the patches; "mean" has none and takes the mean of the patches.
+               Both read what was normalised
+    head       "mlp-tanh" has one more layer, as the paper had while pre-training
+    attention  "local": patches see those within `reach` rows and columns, and the class token sees all but is unseen;
+               "global-local": it is seen by all, too; "linear": kernelised, all see all
+    ff_width   None is 4 * width
+    drop_path  share of branches dropped in the last block; in the first none are, and in between it grows evenly
+    """
+
+    image: int = 224
+    patch: int = 16
+    channels: int = 3
+    classes: int = 1000
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    ff_width: int | None = None
+    pool: str = "class"
+    head: str = "linear"
+    positions: str = "learned"
+    attention: str = "full"
+    reach: int | None = None
+    query_key_value_bias: bool = True
+    eps: float = 1e-6
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.check_counts("image", "patch", "channels", "depth", "ff_width", "reach")
+        self.check_shares("dropout", "attention_dropout", "drop_path")
+        for name, choices in (("pool", POOLS), ("head", HEADS), ("positions", POSITIONS), ("attention", ATTENTIONS)):
+            self.check_choice(name, choices)
+        whole("classes", self.classes, 0)
+        check_heads(self.width, self.heads)
+        if self.image % self.patch:
+            near = max(round(self.image / self.patch), 1) * self.patch
+            raise ConfigError(
+                f"image must be a multiple of patch: image={self.image}, patch={self.patch}; try image={near}"
+            )
+        if (self.reach is not None) != (self.attention in NEEDS_REACH):
+            raise ConfigError(
+                f"reach says how far {' and '.join(NEEDS_REACH)} attention see, in rows and columns of patches: "
+                f"attention={self.attention!r}, reach={self.reach}"
+            )
+        if self.attention == "global-local" and self.pool != "class":
+            raise ConfigError("global-local attention needs the class token: pool='class'; without one choose 'local'")
+        if self.attention == "linear" and self.attention_dropout:
+            raise ConfigError("linear attention has no weights to drop: attention_dropout=0 goes with it")
+
+    @property
+    def side(self) -> int:
+        """Patches in a row, and rows of patches."""
+        return self.image // self.patch
+
+
+class ViT(Model):
+    """Images to logits of their classes."""
+
+    Config = ViTConfig
+    config: ViTConfig
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        self.first = 1 if config.pool == "class" else 0  # tokens before the first patch
+        self.patches = PatchEmbedding(config.width, config.patch, config.channels)
+        self.class_token = nn.Parameter(torch.empty(config.width)) if self.first else None
+        learned = config.positions == "learned"
+        self.positions = LearnedPositions(self.first + config.side**2, config.width) if learned else None
+        self.blocks = nn.ModuleList(_block(config, number) for number in range(config.depth))
+        self.norm = norm("layer", config.width, config.eps)
+        self.head_hidden = nn.Linear(config.width, config.width) if config.head == "mlp-tanh" else None
+        self.head = nn.Linear(config.width, config.classes) if config.classes else None
+        self.initialise()
+
+    def mask(self, columns: int) -> Mask:
+        """Who sees whom, with that many patches in a row."""
+        if self.config.reach is None:
+            return full()
+        near = Nearby(self.config.reach, columns, self.first)
+        if not self.first:
+            return near
+        return near | (global_tokens(1) if self.config.attention == "global-local" else FirstRows(1))
+
+    def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
+        """Logits of the classes, or with classes=0 the features that they would be told from."""
+        hidden = self.hidden(image)
+        pooled = hidden[:, 0] if self.first else hidden.mean(1)
+        if self.head_hidden is not None:
+            pooled = self.head_hidden(pooled).tanh()
+        return pooled if self.head is None else self.head(pooled)
+
+    def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n d"]:
+        """The last block's output, normalised: the class token if there is one, then the patches row by row."""
+        x = functional.dropout(self.embed(image), self.config.dropout, self.training)
+        mask = self.mask(image.shape[3] // self.config.patch)
+        return self.norm(through(self.blocks, x, recompute=self.recompute, mask=mask))
+
+    def embed(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n d"]:
+        """What goes into the first block: patches and the class token, with their positions."""
+        grid = self.patches(image)
+        # parameters set the dtype from here on: autocast makes a convolution's output half precise, not all that is
+        # ever added to it
+        x = grid.flatten(1, 2).to(self.norm.weight.dtype)
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
+        if self.positions is None:
+            return x
+        table, old = self.positions.weight, (self.config.side, self.config.side)
+        resized = interpolated(table[self.first :], old, (grid.shape[1], grid.shape[2]))
+        return x + torch.cat([table[: self.first], resized])
+
+    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+        side = self.config.image if length is None else length
+        return (torch.zeros(batch, self.config.channels, side, side),)
+
+    def initial(self) -> Mapping[str, Initial]:
+        return {
+            "class_token": normal(0.02),
+            "positions.weight": normal(0.02, cut=2),
+            "patches.projection.weight": fan_in(),
+            "*norm.weight": constant(1.0),
+            "*norm.bias": constant(0.0),
+            "*.bias": constant(0.0),
+            "*.weight": normal(0.02, cut=2),
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Nearby(Mask):
+    """Patches within `reach` rows and columns, of images with so many `columns`; the `first` tokens are no patches."""
+
+    reach: int
+    columns: int
+    first: int = 0
+
+    def see(self, grid: Grid) -> Bool[Tensor, "..."]:
+        i, j = grid.i - self.first, grid.j - self.first
+        down = i // self.columns - j // self.columns
+        across = i % self.columns - j % self.columns
+        return (down.abs() <= self.reach) & (across.abs() <= self.reach) & (i >= 0) & (j >= 0)
+
+    def box(self, first: Position, last: Position, start: Position, stop: Position) -> Verdict:
+        top, bottom, upper, lower = ((x - self.first) // self.columns for x in (first, last, start, stop))
+        none: Flag = (upper > bottom + self.reach) | (lower < top - self.reach)
+        if self.reach < self.columns - 1:
+            return Verdict(none, all=False)  # of two rows it sees, some pairs are too far apart
+        near = (bottom - upper <= self.reach) & (lower - top <= self.reach)
+        return Verdict(none, all=near & (first >= self.first) & (start >= self.first))
+
+    def opaque(self) -> bool:
+        return True  # pairs are counted by looking at them
+
+    def key(self) -> Hashable:
+        return self
+
+    def __repr__(self) -> str:
+        return f"nearby(reach={self.reach}, columns={self.columns}, first={self.first})"
+
+
+def _block(config: ViTConfig, number: int) -> Block:
+    mixer: Attention
+    if config.attention == "linear":
+        mixer = LinearAttention(config.width, config.heads, bias=config.query_key_value_bias)
+    else:
+        inner, dropout = config.query_key_value_bias, config.attention_dropout
+        mixer = Attention(config.width, config.heads, bias=inner, out_bias=True, dropout=dropout)
+    feedforward = FeedForward(config.width, 4 * config.width if config.ff_width is None else config.ff_width)
+    share = config.drop_path * number / max(config.depth - 1, 1)
+    return Block(config.width, mixer, feedforward, eps=config.eps, dropout=config.dropout, drop_path=share)
+
+
+# With 1000 classes these have 5.7, 22.1, 86.6, 88.2, 304.3 and 632.0 million parameters. The paper rounds base, large
+# and huge to 86, 307 and 632.
+PRESETS = {
+    "vit-ti/16": ViTConfig(width=192, heads=3),
+    "vit-s/16": ViTConfig(width=384, heads=6),
+    "vit-b/16": ViTConfig(),
+    "vit-b/32": ViTConfig(patch=32),
+    "vit-l/16": ViTConfig(width=1024, depth=24, heads=16),
+    "vit-h/14": ViTConfig(patch=14, width=1280, depth=32, heads=16),
+}

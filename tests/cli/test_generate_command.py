@@ -1,0 +1,266 @@
+"""`regard generate`: what it prints is what the library writes, from folders and from presets."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Library, models, pre_tokenizers
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.cli.generate import SETTINGS, Way
+from regard.core.cache import Growing
+from regard.data.tokenizers import Bytes, load_tokenizer
+from regard.models.caches import Caches
+from regard.models.files import save
+from regard.models.generation import beam, generate, greedy, kth, sample
+from regard.models.gpt import GPT, GPTConfig
+from regard.models.presets import build, made
+from regard.models.strategies import Strategy
+
+run = CliRunner()
+WORDS = ["the", "cat", "sat", "on", "a", "mat", ".", "end", "?"]
+
+
+def lively(vocab: int) -> GPT:
+    model = made(GPTConfig(vocab=vocab, context=31, width=16, depth=1, heads=2, ff_width=24, tied=False), seed=3)
+    assert isinstance(model, GPT)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8.0)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    return lively(256)
+
+
+@pytest.fixture(scope="module")
+def folder(model: GPT, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that knows bytes."""
+    path = tmp_path_factory.mktemp("bytes")
+    save(model, path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def wordy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with a tokenizer of nine words beside it."""
+    path = tmp_path_factory.mktemp("words")
+    save(lively(len(WORDS)), path)
+    write_words(path / "tokenizer.json")
+    return str(path)
+
+
+def write_words(path: Path) -> None:
+    library = Library(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="?"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.save(str(path))
+
+
+def told(*words: str, stdin: str | None = None) -> Any:
+    result = run.invoke(app, ["generate", *words, "--json"], input=stdin)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def written(*words: str, stdin: str | None = None) -> str:
+    result = run.invoke(app, ["generate", *words], input=stdin)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "strategy"),
+    [
+        ([], greedy()),
+        (["--no-cache"], greedy()),
+        (["--strategy", "kth"], kth(2)),
+        (["--strategy", "kth", "--kth", "3"], kth(3)),
+        (["--strategy", "sample"], sample()),
+        (
+            ["--strategy", "sample", "--temperature", "1.5", "--top-k", "40", "--top-p", "0.9", "--seed", "7"],
+            sample(1.5, 40, 0.9, 7),
+        ),
+        (["--strategy", "beam"], beam(4)),
+        (["--strategy", "beam", "--beams", "2", "--length-penalty", "0.6"], beam(2, 0.6)),
+    ],
+)
+def test_it_writes_what_the_library_writes(folder: str, model: GPT, words: list[str], strategy: Strategy) -> None:
+    (truth,) = generate(model, [list(b"Where")], strategy=strategy, length=11)
+    assert written(folder, "Where", "--length", "11", *words) == Bytes().decode(truth.tokens) + "\n"
+    (text,) = told(folder, "Where", "--length", "11", *words)["texts"]
+    assert text["tokens"] == list(truth.tokens)
+    assert text["log_probabilities"] == pytest.approx(truth.log_probabilities, abs=2e-5)
+    assert (text["prompt"], text["ended"], text["stop"]) == (list(b"Where"), "length", [])
+    assert text["text"] == Bytes().decode(truth.tokens)
+
+
+def test_only_no_cache_makes_no_cache(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(GPT, "cache", lambda self, capacity: asked.append(capacity) or Caches(Growing, 1))
+    written(folder, "Where", "--length", "4", "--no-cache")
+    assert asked == []
+    written(folder, "Where", "--length", "4")
+    assert asked == [9]
+
+
+def test_json_says_what_was_asked_for(folder: str) -> None:
+    asked = told(folder, "Hi", "--strategy", "sample", "--top-p", "0.5", "--length", "3")
+    assert (asked["model"], asked["prompt"], asked["length"]) == (folder, "Hi", 3)
+    assert asked["strategy"] == {"name": "sample", "temperature": 1.0, "top_k": None, "top_p": 0.5, "seed": 0}
+    assert told(folder, "Hi", "--length", "1")["strategy"] == {"name": "greedy"}
+
+
+def test_several_samples_are_those_of_a_batch(folder: str, model: GPT) -> None:
+    words = ["--strategy", "sample", "--seed", "5", "--count", "3", "--length", "6"]
+    truth = generate(model, [list(b"ab")] * 3, strategy=sample(seed=5), length=6)
+    assert [text["tokens"] for text in told(folder, "ab", *words)["texts"]] == [list(text.tokens) for text in truth]
+    assert written(folder, "ab", *words) == "".join(Bytes().decode(text.tokens) + "\n" for text in truth)
+
+
+def test_the_prompt_can_come_from_stdin(folder: str) -> None:
+    assert written(folder, "-", "--length", "5", stdin="Wo?\n") == written(folder, "Wo?", "--length", "5")
+    assert told(folder, "-", stdin="two\nlines\n\n")["prompt"] == "two\nlines\n"
+
+
+def test_a_stop_ends_the_text_and_is_not_shown(folder: str, model: GPT) -> None:
+    (whole,) = generate(model, [list(b"Where")], strategy=sample(temperature=0.3), length=12)
+    plain = [number for number, byte in enumerate(whole.tokens) if byte < 128 and byte not in whole.tokens[:number]]
+    for size in (1, 2):
+        stop, before = next(
+            (whole.tokens[at : at + size], whole.tokens[:at])
+            for at in plain
+            if at and all(byte < 128 for byte in whole.tokens[at : at + size])
+        )
+        words = ["Where", "--strategy", "sample", "--temperature", "0.3", "--stop", bytes(stop).decode()]
+        assert written(folder, *words, "--stop", "never") == Bytes().decode(before) + "\n"
+        (text,) = told(folder, *words)["texts"]
+        assert (text["ended"], text["stop"], text["text"]) == ("stop", list(stop), Bytes().decode(before))
+
+
+def test_the_end_token_that_a_folder_names_ends_the_text(model: GPT, tmp_path: Path) -> None:
+    (whole,) = generate(model, [list(b"Where")], strategy=sample(), length=9)
+    end = whole.tokens[4]
+    before = whole.tokens.index(end)
+    save(model, tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    for named in (end, [end, 999], None):
+        (tmp_path / "config.json").write_text(json.dumps({**about, "eos_token_id": named}))
+        (text,) = told(str(tmp_path), "Where", "--strategy", "sample", "--length", "9")["texts"]
+        expected = whole.tokens if named is None else whole.tokens[: before + 1]
+        assert tuple(text["tokens"]) == expected
+        assert text["stop"] == ([] if named is None else [end])
+
+
+def test_the_tokenizer_of_the_folder_is_used(wordy: str) -> None:
+    asked = told(wordy, "the cat sat", "--length", "5")
+    (text,) = asked["texts"]
+    assert text["prompt"] == [0, 1, 2]
+    assert text["text"] == " ".join(WORDS[token] for token in text["tokens"])
+    assert written(wordy, "the cat sat", "--length", "5") == text["text"] + "\n"
+
+
+def test_a_tokenizer_can_be_named(tmp_path: Path, folder: str) -> None:
+    write_words(tmp_path / "tokenizer.json")
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        assert told(folder, "a mat", "--tokenizer", str(path), "--length", "1")["texts"][0]["prompt"] == [4, 5]
+    assert load_tokenizer(tmp_path).vocab == 9
+
+
+def test_a_preset_says_that_its_weights_are_random() -> None:
+    result = run.invoke(app, ["generate", "birthplace-rotary", "Where", "--length", "4"])
+    assert result.exit_code == 0
+    assert result.stderr.startswith("birthplace-rotary is a preset: its weights are random, and so is what it writes")
+    model = build("birthplace-rotary").eval()
+    assert isinstance(model, GPT)
+    assert result.stdout == Bytes().decode(generate(model, [list(b"Where")], length=4)[0].tokens) + "\n"
+
+
+def test_tokens_are_shown_as_they_come(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("regard.cli.generate.say", said.append)
+    assert run.invoke(app, ["generate", folder, "Where", "--length", "11"]).exit_code == 0
+    shown = list(said)
+    assert len(shown) == 12, "eleven tokens and the end of the line"
+    said.clear()
+    # a stop of three tokens could have begun, so two are always held back
+    assert run.invoke(app, ["generate", folder, "Where", "--length", "11", "--stop", "xyz"]).exit_code == 0
+    assert "".join(said) == "".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["FOLDER"], "there is no prompt; write one after the model, or - to read it from stdin"),
+        (["FOLDER", ""], "the prompt is empty; a text needs a first token to go on from"),
+        (["FOLDER", "x" * 32], "prompts[0] has 32 tokens, but the model can read 31; keep the last ones"),
+        (["FOLDER", "x", "--length", "0"], "length is 0, but must be at least 1"),
+        (["FOLDER", "x", "--top-k", "3"], "--top-k goes with --strategy sample, not with greedy"),
+        (["FOLDER", "x", "--count", "3"], "--count goes with --strategy sample, not with greedy"),
+        (["FOLDER", "x", "--strategy", "sample", "--beams", "3"], "--beams goes with --strategy beam, not with sample"),
+        (["FOLDER", "x", "--strategy", "beam", "--kth", "3"], "--kth goes with --strategy kth, not with beam"),
+        (["FOLDER", "x", "--strategy", "beam", "--length-penalty", "nan"], "beam(length_penalty) is nan"),
+        (["FOLDER", "x", "--strategy", "beam", "--beams", "0"], "beam(width) is 0, but must be at least 1"),
+        (["FOLDER", "x", "--strategy", "sample", "--count", "0"], "--count is 0, but at least 1 text is written"),
+        (["FOLDER", "x", "--strategy", "sample", "--top-p", "1.5"], "above 0 and at most 1, not 1.5"),
+        (["FOLDER", "x", "--strategy", "sample", "--temperature", "0"], "use greedy()"),
+        (["FOLDER", "x", "--strategy", "sample", "--top-k", "257"], "but the vocabulary has only 256 tokens"),
+        (["FOLDER", "x", "--strategy", "kth", "--kth", "257"], "kth(k) is 257, but the vocabulary has only 256"),
+        (["FOLDER", "x", "--stop", ""], "an empty one would end every text at once"),
+        (["FOLDER", "x", "--tokenizer", "absent.json"], "absent.json is not there; a tokenizer is read from"),
+        (["gtp2", "x"], "unknown model 'gtp2'; did you mean 'gpt2'?"),
+        (["./absent", "x"], "absent is not a folder; a model is a folder with config.json and its weights"),
+        (
+            ["transformer-tiny", "x"],
+            "transformer-tiny is a Transformer, which does not go on from a prompt",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(folder: str, words: list[str], error: str) -> None:
+    result = run.invoke(app, ["generate", *(folder if word == "FOLDER" else word for word in words)])
+    assert result.exit_code == 2
+    assert error in result.stderr
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+
+
+def test_a_small_vocabulary_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    save(lively(9), tmp_path)
+    result = run.invoke(app, ["generate", str(tmp_path), "x"])
+    assert result.exit_code == 2
+    assert "has no tokenizer.json, and its vocabulary of 9 is too small for bytes, which need 256" in result.stderr
+    assert "name a tokenizer with --tokenizer" in result.stderr
+
+
+def test_an_unknown_strategy_is_a_usage_error(folder: str) -> None:
+    result = run.invoke(app, ["generate", folder, "x", "--strategy", "lucky"])
+    assert result.exit_code == 2
+    assert "'lucky' is not one of" in result.stderr
+
+
+def test_every_strategy_has_its_settings_and_help_names_them() -> None:
+    assert set(SETTINGS) == set(Way)
+    result = run.invoke(app, ["generate", "--help"], env={"COLUMNS": "120"})
+    for names in SETTINGS.values():
+        for name in names:
+            assert f"--{name.replace('_', '-')} " in result.stdout
+
+
+def test_it_runs_as_a_command_and_pipes(folder: str, root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", "generate", folder, "-", "--length", "3"],
+        cwd=root,
+        input="Grüße",
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == written(folder, "Grüße", "--length", "3")

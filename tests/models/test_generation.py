@@ -1,0 +1,590 @@
+"""Text from a model: the same whatever the batch, the padding and the cache, and what a plain loop would write."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError, DtypeError, RegardError, ShapeError
+from regard.core.masks import causal, padding
+from regard.models.files import load
+from regard.models.generation import (
+    Text,
+    Token,
+    answering,
+    beam,
+    gathered,
+    generate,
+    greedy,
+    kth,
+    sample,
+    stream,
+)
+from regard.models.gpt import GPT, GPTConfig
+from regard.models.presets import build, made
+from regard.models.strategies import Beam, Choice, Strategy
+from regard.models.transformer import Transformer, TransformerConfig
+
+SMALL: dict[str, Any] = dict(vocab=23, context=9, width=24, depth=2, heads=3, ff_width=40, tied=False)  # noqa: C408
+CONFIGS = {
+    "learned": GPTConfig(**SMALL),
+    "rotary": GPTConfig(**SMALL, positions="rotary"),
+    "sinusoidal": GPTConfig(**SMALL, positions="sinusoidal"),
+    "grouped": GPTConfig(**SMALL, positions="rotary", kv_heads=1, qk_norm="rms"),
+    "windowed": GPTConfig(**SMALL, window=3),
+    "windowed-rotary": GPTConfig(**SMALL, positions="rotary", window=4),
+    "synthesizer": GPTConfig(**SMALL, synthesizer=("dense",), reach=8),
+    "mixture": GPTConfig(**SMALL, synthesizer=("dense", "random", "dot")),
+}
+STRATEGIES = {
+    "greedy": greedy(),
+    "sample": sample(seed=3),
+    "nucleus": sample(temperature=1.3, top_k=11, top_p=0.9, seed=40),
+    "kth": kth(2),
+    "beam": beam(3),
+    "penalised": beam(4, 0.7),
+}
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [2, 2, 2]]
+STOPS = [3, (1, 4), (20, 20)]
+
+
+def lively(config: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """A model whose weights are large enough for its logits to differ clearly."""
+    model = made(config, seed=1, dtype=dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6.0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, GPT]:
+    return {name: lively(config) for name, config in CONFIGS.items()}
+
+
+def reach(model: GPT) -> int:
+    config = model.config
+    return config.context if config.reach is None else config.reach
+
+
+def ends(stops: Sequence[int | tuple[int, ...]], new: list[int]) -> bool:
+    return any(new[-len(stop) :] == list(stop) for stop in ((s,) if isinstance(s, int) else s for s in stops))
+
+
+@torch.no_grad()
+def by_hand(model: GPT, prompt: list[int], strategy: Strategy, number: int, length: int, stops: Any) -> list[int]:
+    """The new tokens of one prompt alone, from whole passes: what generation must come to."""
+    if isinstance(strategy, Beam):
+        return beam_by_hand(model, prompt, strategy, length, stops)
+    assert isinstance(strategy, Choice)
+    draws = torch.Generator().manual_seed(strategy.seed + number)
+    new: list[int] = []
+    while len(new) < length and len(prompt) + len(new) <= reach(model) and not ends(stops, new):
+        logits = model(torch.tensor([prompt + new]))[:, -1]
+        chance = torch.rand((), generator=draws, dtype=torch.float64)[None]
+        new.append(int(strategy.choose(logits, chance)))
+    return new
+
+
+def beam_by_hand(model: GPT, prompt: list[int], strategy: Beam, length: int, stops: Any) -> list[int]:
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    done: list[tuple[float, list[int]]] = []
+    while live:
+        found = []
+        rows = model(torch.tensor([prompt + new for _, new in live]))[:, -1].double().log_softmax(-1).tolist()
+        for (total, new), scores in zip(live, rows, strict=True):
+            found += [(total + score, [*new, token]) for token, score in enumerate(scores)]
+        found = sorted(found, key=lambda pair: -pair[0])[: strategy.width - len(done)]
+
+        def over(new: list[int]) -> bool:
+            return ends(stops, new) or len(new) == length or len(prompt) + len(new) > reach(model)
+
+        done += [pair for pair in found if over(pair[1])]
+        live = [pair for pair in found if not over(pair[1])]
+    return max(done, key=lambda pair: pair[0] / len(pair[1]) ** strategy.length_penalty)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [*itertools.product(CONFIGS, ("greedy", "nucleus", "penalised")), *itertools.product(["learned"], STRATEGIES)],
+)
+def test_every_padding_with_and_without_a_cache_writes_what_whole_passes_write(
+    models: dict[str, GPT], name: str, way: str
+) -> None:
+    model, strategy = models[name], STRATEGIES[way]
+    truth = [by_hand(model, prompt, strategy, number, 6, STOPS) for number, prompt in enumerate(PROMPTS)]
+    for cache, side in itertools.product((True, False), ("right", "left")):
+        if side == "left" and model.config.synthesizer:
+            continue
+        texts = generate(model, PROMPTS, strategy=strategy, length=6, stops=STOPS, cache=cache, padding=side)
+        assert [list(text.tokens) for text in texts] == truth, (cache, side)
+        assert [list(text.prompt) for text in texts] == PROMPTS
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_log_probabilities_are_those_of_one_pass_over_the_whole_text(models: dict[str, GPT], name: str) -> None:
+    model = models[name]
+    for way in ("nucleus", "beam"):
+        for text in generate(model, PROMPTS, strategy=STRATEGIES[way], length=9):
+            after = model(torch.tensor([[*text.prompt, *text.tokens[:-1]]]))
+            rows = after[0].double().log_softmax(-1)[len(text.prompt) - 1 :]
+            truth = rows.gather(1, torch.tensor(text.tokens)[:, None])[:, 0]
+            assert text.log_probabilities == pytest.approx(truth.tolist(), abs=2e-5)
+            assert text.log_probability == pytest.approx(float(truth.sum()), abs=1e-4)
+
+
+def test_in_double_precision_the_numbers_agree_too() -> None:
+    model = lively(CONFIGS["learned"], torch.float64)
+    one = generate(model, PROMPTS, strategy=sample(), length=11, cache=False)
+    for cache, side in ((True, "right"), (True, "left"), (False, "left")):
+        other = generate(model, PROMPTS, strategy=sample(), length=11, cache=cache, padding=side)
+        for a, b in zip(one, other, strict=True):
+            assert a.tokens == b.tokens
+            assert a.log_probabilities == pytest.approx(b.log_probabilities, abs=1e-12)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_what_stands_beside_a_text_changes_nothing(models: dict[str, GPT], side: Any) -> None:
+    model = models["learned"]
+    beside = [[[7] * 9, [4], [9, 1]], [[2, 2], [4], [1] * 7, [5]], [[4]]]
+    texts = [generate(model, prompts, strategy=sample(), length=9, padding=side) for prompts in beside[:2]]
+    assert texts[0][1].tokens == texts[1][1].tokens
+    alone = generate(model, beside[2], strategy=sample(seed=1), length=9, padding=side)[0]
+    assert alone.tokens == texts[0][1].tokens
+    assert texts[0][1].tokens != generate(model, [[4]], strategy=sample(seed=2), length=9)[0].tokens
+
+
+def test_equal_prompts_are_drawn_apart_and_seeds_repeat(models: dict[str, GPT]) -> None:
+    model = models["rotary"]
+    texts = generate(model, [[4, 5]] * 5, strategy=sample(temperature=2.0), length=8)
+    assert len({text.tokens for text in texts}) == 5
+    again = generate(model, [[4, 5]] * 5, strategy=sample(temperature=2.0), length=8)
+    assert [text.tokens for text in again] == [text.tokens for text in texts]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_beam_of_one_the_first_of_the_ranking_and_one_candidate_are_all_greedy(
+    models: dict[str, GPT], name: str
+) -> None:
+    model = models[name]
+    truth = generate(model, PROMPTS, length=11, stops=STOPS)
+    for strategy in (beam(1), beam(1, 1.5), kth(1), sample(top_k=1, seed=9), sample(top_p=1e-9)):
+        texts = generate(model, PROMPTS, strategy=strategy, length=11, stops=STOPS)
+        assert [(text.tokens, text.ended, text.stop) for text in texts] == [
+            (text.tokens, text.ended, text.stop) for text in truth
+        ]
+
+
+class Markov(nn.Module):
+    """A decoder of one's own: the next token depends on the last one, or on the last two."""
+
+    def __init__(self, table: Tensor, context: int = 100) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table.double())
+        self.module, self.vocab, self.context = self, table.shape[-1], context
+        self.calls: list[tuple[int, int]] = []
+
+    def check_texts(self, texts: int) -> None: ...
+
+    class Memory:
+        """All tokens, one row for each text."""
+
+        tokens: Tensor | None = None
+
+        def reorder(self, rows: Tensor) -> None:
+            if self.tokens is not None:
+                self.tokens = self.tokens[rows]
+
+    def start(self, capacity: int) -> "Markov.Memory":
+        return Markov.Memory()
+
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        self.calls.append((tokens.shape[0], tokens.shape[1]))
+        state.tokens = tokens if state.tokens is None else torch.cat([state.tokens, tokens], 1)
+        return self.whole(state.tokens, torch.arange(len(tokens)))
+
+    def whole(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        if self.table.ndim == 2:
+            return self.table[tokens[:, -1]]
+        before = tokens[:, -2] if tokens.shape[1] > 1 else torch.zeros_like(tokens[:, -1])
+        return self.table[before, tokens[:, -1]]
+
+
+def every_text(model: Markov, prompt: list[int], length: int, stop: int) -> dict[tuple[int, ...], float]:
+    """All texts there can be, with their log-probabilities."""
+    found: dict[tuple[int, ...], float] = {}
+
+    def go(new: tuple[int, ...], total: float) -> None:
+        if len(new) == length or (new and new[-1] == stop):
+            found[new] = total
+            return
+        scores = model.whole(torch.tensor([[*prompt, *new]]), torch.arange(1))[0].log_softmax(-1).tolist()
+        for token, score in enumerate(scores):
+            go((*new, token), total + score)
+
+    go((), 0.0)
+    return found
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("seed", range(5))
+@torch.no_grad()
+def test_a_wide_beam_finds_the_best_of_all_texts(seed: int, penalty: float) -> None:
+    table = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(seed)) * 1.5
+    model = Markov(table)
+    prompts = [[1], [2, 3, 0], [3, 3]]
+    texts = generate(model, prompts, strategy=beam(4**4, penalty), length=4, stops=[2])
+    for prompt, text in zip(prompts, texts, strict=True):
+        every = every_text(model, prompt, 4, 2)
+        best = max(every, key=lambda new: every[new] / len(new) ** penalty)
+        assert sum(math.exp(total) for total in every.values()) == pytest.approx(1.0)
+        assert text.tokens == best
+        assert text.log_probability == pytest.approx(every[best], abs=1e-12)
+
+
+@torch.no_grad()
+def test_a_wide_beam_finds_the_best_of_all_texts_of_a_gpt() -> None:
+    model = lively(GPTConfig(vocab=5, context=9, width=12, depth=1, heads=3, dropout=0.0))
+    for prompt in ([1], [3, 0, 4]):
+        texts = torch.tensor([[*prompt, *new] for new in itertools.product(range(5), repeat=4)])
+        rows = model(texts[:, :-1]).double().log_softmax(-1)[:, len(prompt) - 1 :]
+        totals = rows.gather(2, texts[:, len(prompt) :, None])[..., 0].sum(1)
+        best = texts[totals.argmax()].tolist()[len(prompt) :]
+        assert list(generate(model, [prompt], strategy=beam(5**4), length=4)[0].tokens) == best
+
+
+def test_a_beam_finds_what_greedy_misses() -> None:
+    # from 0, token 1 is likelier than 2, but leads nowhere good
+    shares = torch.tensor([[0.0, 0.6, 0.4, 0.0], [0.25] * 4, [0.0, 0.0, 0.0, 1.0], [0.25] * 4])
+    model = Markov(shares.log())
+    assert generate(model, [[0]], length=2)[0].tokens == (1, 0)
+    text = generate(model, [[0]], strategy=beam(2), length=2)[0]
+    assert text.tokens == (2, 3)
+    assert text.log_probability == pytest.approx(math.log(0.4))
+
+
+def test_a_text_that_has_ended_keeps_its_place_in_the_beam() -> None:
+    # 3 is the stop: it is second best at once, so that a beam of two goes on with one text only
+    shares = torch.tensor([[0.2, 0.5, 0.0, 0.3], [0.5, 0.0, 0.4, 0.1], [0.0, 0.0, 1.0, 0.0], [0.25] * 4])
+    model = Markov(shares.log())
+    text = generate(model, [[0]], strategy=beam(2), length=3, stops=[3])[0]
+    assert model.calls == [(1, 1)] * 3
+    assert (text.tokens, text.ended, text.stop, text.body) == ((3,), "stop", (3,), ())
+    # a mean over tokens prefers a long text that begins well: 0.5 * 0.5 * 0.5 over three against 0.3 over one
+    longer = generate(Markov(shares.log()), [[0]], strategy=beam(2, 1.0), length=3, stops=[3])[0]
+    assert longer.tokens == (1, 0, 1)
+    assert longer.ended == "length"
+
+
+def test_equal_texts_of_a_beam_go_to_the_lower_tokens() -> None:
+    model = Markov(torch.zeros(5, 5))
+    assert generate(model, [[2]], strategy=beam(3), length=4)[0].tokens == (0, 0, 0, 0)
+    assert generate(model, [[2]], length=3)[0].tokens == (0, 0, 0)
+    assert generate(model, [[2]], strategy=kth(4), length=3)[0].tokens == (3, 3, 3)
+
+
+def test_a_beam_does_not_go_on_with_what_is_impossible() -> None:
+    table = torch.full((4, 4), -math.inf)
+    table[:, 1] = 0.0
+    model = Markov(table)
+    text = generate(model, [[0]], strategy=beam(3), length=3)[0]
+    assert (text.tokens, text.log_probability) == ((1, 1, 1), 0.0)
+    assert model.calls == [(1, 1)] * 3, "one text, since there is no other"
+
+
+def test_texts_of_many_seeds_are_as_frequent_as_their_probabilities() -> None:
+    shares = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.3, 0.3, 0.4]])
+    texts = generate(Markov(shares.log()), [[0]] * 6000, strategy=sample(seed=11), length=2)
+    counts = torch.zeros(3, 3)
+    for text in texts:
+        counts[text.tokens] += 1
+    expected = 6000 * shares[0][:, None] * shares
+    # eight degrees of freedom: less than one run in a thousand exceeds 26.1
+    assert float(((counts - expected) ** 2 / expected).sum()) < 26.1
+    assert texts[0].log_probabilities[0] == pytest.approx(math.log(shares[0, texts[0].tokens[0]]), abs=1e-6)
+
+
+def counting(following: int, vocab: int = 10) -> Markov:
+    """After each token comes the next number."""
+    table = torch.full((vocab, vocab), -5.0)
+    for token in range(vocab):
+        table[token, (token + following) % vocab] = 5.0
+    return Markov(table)
+
+
+def test_a_stop_ends_a_text_and_belongs_to_it() -> None:
+    (text,) = generate(counting(1), [[2]], stops=[6])
+    assert (text.tokens, text.ended, text.stop, text.body) == ((3, 4, 5, 6), "stop", (6,), (3, 4, 5))
+    assert len(text.log_probabilities) == 4
+
+
+def test_a_sequence_of_tokens_stops_as_a_whole() -> None:
+    (text,) = generate(counting(1), [[2]], stops=[(5, 5), (4, 5), (9,)])
+    assert (text.tokens, text.stop, text.body) == ((3, 4, 5), (4, 5), (3,))
+    (text,) = generate(counting(1), [[2]], stops=[5, [3, 4, 5], torch.tensor([4, 5])])
+    assert (text.tokens, text.stop) == ((3, 4, 5), (3, 4, 5)), "the longest one is told"
+
+
+def test_tokens_of_the_prompt_do_not_count_for_a_stop() -> None:
+    (text,) = generate(counting(1), [[1, 2]], stops=[2, (2, 3)], length=4)
+    assert (text.tokens, text.ended) == ((3, 4, 5, 6), "length")
+
+
+def test_a_stop_is_told_before_the_length_and_the_length_before_the_context() -> None:
+    assert generate(counting(1), [[2]], stops=[4], length=2)[0].ended == "stop"
+    assert generate(Markov(torch.zeros(3, 3), context=4), [[1, 1]], length=3)[0].ended == "length"
+    assert generate(Markov(torch.zeros(3, 3), context=4), [[1, 1]], length=4)[0].ended == "context"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_text_ends_with_the_token_that_could_not_be_read(models: dict[str, GPT], side: Any, cache: bool) -> None:
+    prompts = [[1] * 9, [2] * 8, [3] * 2]
+    texts = generate(models["learned"], prompts, length=1000, padding=side, cache=cache)
+    assert [text.ended for text in texts] == ["context"] * 3
+    assert [len(text.prompt) + len(text.tokens) for text in texts] == [10] * 3
+
+
+def test_the_synthesizer_preset_writes_up_to_the_end_of_its_table() -> None:
+    model = build("birthplace-synthesizer", depth=1).eval()
+    texts = generate(model, [[65] * 127, [66] * 120], length=100)
+    assert [len(text.tokens) for text in texts] == [1, 8]
+    assert [text.ended for text in texts] == ["context", "context"]
+    assert list(texts[1].tokens) == by_hand(model, [66] * 120, greedy(), 1, 100, ())
+
+
+def test_prompts_may_be_one_tensor(models: dict[str, GPT]) -> None:
+    model = models["rotary"]
+    rows = torch.full((4, 7), 22)
+    for number, prompt in enumerate(PROMPTS):
+        rows[number, : len(prompt)] = torch.tensor(prompt)
+    truth = [text.tokens for text in generate(model, PROMPTS, length=5)]
+    for lengths in ([3, 1, 7, 3], torch.tensor([3, 1, 7, 3])):
+        assert [text.tokens for text in generate(model, rows, lengths=lengths, length=5)] == truth
+    assert generate(model, rows[2:3], length=5)[0].tokens == truth[2]
+    assert [text.tokens for text in generate(model, [torch.tensor(p) for p in PROMPTS], length=5)] == truth
+    assert generate(model, ((4,),), length=5)[0].tokens == truth[1]
+
+
+@pytest.mark.parametrize("way", STRATEGIES)
+def test_a_stream_gives_the_tokens_of_the_texts(models: dict[str, GPT], way: str) -> None:
+    settings: Any = {"strategy": STRATEGIES[way], "length": 10, "stops": STOPS}
+    tokens = list(stream(models["learned"], PROMPTS, **settings))
+    texts = generate(models["learned"], PROMPTS, **settings)
+    for number, text in enumerate(texts):
+        mine = [token for token in tokens if token.text == number]
+        assert [token.ended for token in mine] == [None] * (len(mine) - 1) + [text.ended]
+        assert gathered(PROMPTS[number], mine, STOPS) == text
+
+
+def test_a_stream_gives_each_token_after_its_pass() -> None:
+    model = counting(1)
+    tokens = stream(model, [[2], [3, 4]], length=2)
+    assert model.calls == []
+    assert next(tokens)[:2] == (0, 3)
+    assert model.calls == [(2, 1)]
+    # the second prompt has been read by now, and both go on
+    assert [token[:2] for token in tokens] == [(0, 4), (1, 5), (1, 6)]
+    assert model.calls == [(2, 1), (2, 1), (1, 1)]
+
+
+def test_what_is_known_of_all_texts_is_read_in_one_pass() -> None:
+    model = counting(1)
+    generate(model, [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3]], length=2)
+    # the short text ends after two tokens; what is left of the long prompt is then read at once
+    assert model.calls == [(2, 3), (2, 1), (1, 3), (1, 1)]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_with_a_cache_each_token_is_read_once(models: dict[str, GPT], side: Any) -> None:
+    read = []
+    model = models["learned"]
+    hook = model.tokens.register_forward_pre_hook(lambda module, inputs: read.append(tuple(inputs[0].shape)))
+    try:
+        generate(model, [[1, 2, 3], [4, 5, 6]], length=4, padding=side)
+        assert read == [(2, 3), (2, 1), (2, 1), (2, 1)]
+        read.clear()
+        generate(model, [[1, 2, 3], [4, 5, 6]], length=4, padding=side, cache=False)
+        assert read == [(2, 3), (2, 4), (2, 5), (2, 6)]
+    finally:
+        hook.remove()
+
+
+def test_an_unfinished_stream_makes_no_text() -> None:
+    with pytest.raises(ConfigError, match="the stream of this text has not ended"):
+        gathered([1], [Token(0, 3, -0.5, None)])
+    with pytest.raises(ConfigError, match="has not ended"):
+        gathered([1], [])
+    assert gathered([1], [Token(0, 3, -0.5, "length")]) == Text((1,), (3,), (-0.5,), "length")
+
+
+def test_the_mode_of_the_model_and_gradients_are_left_as_they_were() -> None:
+    model = made(GPTConfig(**SMALL, dropout=0.5), seed=1)
+    model.train()
+    model.blocks[0].eval()  # type: ignore[index]
+    before = [part.training for part in model.modules()]
+    tokens = stream(model, [[1, 2]], length=6)  # type: ignore[arg-type]
+    first = next(tokens)
+    assert torch.is_grad_enabled()
+    assert [part.training for part in model.modules()] == before
+    trained = [first.token, *(token.token for token in tokens)]
+    assert [part.training for part in model.modules()] == before
+    assert trained == list(generate(model.eval(), [[1, 2]], length=6)[0].tokens)  # type: ignore[arg-type]
+
+
+def test_half_precision_and_autocast_write() -> None:
+    model = lively(CONFIGS["learned"], torch.bfloat16)
+    truth = [by_hand(model, [4, 5], greedy(), 0, 6, ())]
+    assert [list(text.tokens) for text in generate(model, [[4, 5]], length=6)] == truth
+    with torch.autocast("cpu", torch.bfloat16):
+        assert len(generate(lively(CONFIGS["rotary"]), [[4, 5], [1]], length=6)[1].tokens) == 6
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("way", STRATEGIES)
+@pytest.mark.parametrize("name", ["learned", "windowed-rotary", "mixture"])
+def test_a_gpu_writes_the_same(name: str, way: str) -> None:
+    model = lively(CONFIGS[name], torch.float64)
+    settings: Any = {"strategy": STRATEGIES[way], "length": 6, "stops": STOPS}
+    truth = [text.tokens for text in generate(model, PROMPTS, **settings)]
+    model.to("cuda")
+    for side in ("right",) if model.config.synthesizer else ("right", "left"):
+        assert [text.tokens for text in generate(model, PROMPTS, padding=side, **settings)] == truth
+
+
+TRANSLATOR = TransformerConfig(vocab=19, context=13, width=16, depth=2, heads=2, ff_width=24)
+SOURCES = torch.tensor([[5, 6, 7, 8, 0, 0], [9, 3, 0, 0, 0, 0], [2, 4, 6, 8, 10, 12]])
+
+
+@pytest.mark.parametrize("strategy", [greedy(), sample(seed=2), beam(3, 0.6)])
+@torch.no_grad()
+def test_an_encoder_decoder_writes_about_each_source_what_it_would_write_about_it_alone(strategy: Strategy) -> None:
+    model = lively(TRANSLATOR)
+    prompts = [[1], [1, 7, 7], [1, 2]]
+    real = padding([4, 2, 6])
+    for cache in (True, False):
+        texts = generate(
+            answering(model, SOURCES, real), prompts, strategy=strategy, length=9, stops=[2, 3], cache=cache
+        )
+        for number, length in enumerate((4, 2, 6)):
+            source, prompt = SOURCES[number : number + 1, :length], prompts[number]
+            if strategy == greedy():
+                new: list[int] = []
+                while len(new) < 9 and not (new and new[-1] in (2, 3)):
+                    new.append(int(model(source, torch.tensor([prompt + new]))[0, -1].argmax()))
+                assert list(texts[number].tokens) == new
+            own = sample(seed=2 + number) if isinstance(strategy, Choice) and strategy.seed else strategy
+            alone = generate(answering(model, source), [prompt], strategy=own, length=9, stops=[2, 3], cache=False)
+            assert alone[0].tokens == texts[number].tokens
+
+
+def test_an_encoder_decoder_ends_at_its_context() -> None:
+    (text,) = generate(answering(lively(TRANSLATOR), SOURCES[:1]), [[1, 1]], length=99)
+    assert (len(text.tokens), text.ended) == (12, "context")
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda m: generate(m, [[1], []]), ShapeError, r"prompts\[1\] is empty; a text needs a first token"),
+        (lambda m: generate(m, []), ConfigError, "there are no prompts; give at least one list of tokens"),
+        (lambda m: generate(m, [1, 2]), ConfigError, r"prompts\[0\] is a list of tokens such as \[3, 1, 4\], not 1"),
+        (lambda m: generate(m, "text"), ConfigError, r"prompts are lists of tokens, or one tensor .* not 'text'"),
+        (lambda m: generate(m, ["text"]), ConfigError, r"prompts\[0\] is a list of tokens .* not 'text'"),
+        (lambda m: generate(m, [[1], [2, 23]]), ShapeError, r"prompts\[1\] holds 23, but .* has tokens 0 to 22"),
+        (lambda m: generate(m, [[-1]]), ConfigError, r"a token of prompts\[0\] is -1, but must be at least 0"),
+        (lambda m: generate(m, [[1.5]]), ConfigError, r"a token of prompts\[0\] takes a whole number, not 1\.5"),
+        (
+            lambda m: generate(m, [[1], [1] * 10]),
+            ShapeError,
+            r"prompts\[1\] has 10 tokens, but the model can read 9; keep the last ones: prompt\[-9:\]",
+        ),
+        (lambda m: generate(m, torch.zeros(2, 3)), DtypeError, "prompts must be a tensor of whole numbers"),
+        (lambda m: generate(m, torch.tensor([1, 2])), ShapeError, r"prompts is \(2,\), but is read as \(b n\)"),
+        (lambda m: generate(m, torch.tensor([[1, 99]])), ShapeError, "prompts holds 99, but the vocabulary has"),
+        (
+            lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[3]),
+            ShapeError,
+            r"lengths are one number up to 2 for each of 1 prompts, not \[3\]",
+        ),
+        (lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[1, 1]), ShapeError, "for each of 1 prompts"),
+        (lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[0]), ShapeError, r"prompts\[0\] is empty"),
+        (lambda m: generate(m, [[1]], lengths=[1]), ConfigError, "lengths go with prompts in one tensor"),
+        (lambda m: generate(m, [[1]], length=0), ConfigError, "length is 0, but must be at least 1: it counts new"),
+        (lambda m: generate(m, [[1]], strategy="greedy"), ConfigError, r"strategy is a value such as greedy\(\)"),
+        (lambda m: generate(m, [[1]], strategy=kth(24)), ConfigError, r"kth\(k\) is 24, but .* has only 23 tokens"),
+        (lambda m: generate(m, [[1]], strategy=sample(top_k=24)), ConfigError, r"sample\(top_k\) is 24"),
+        (lambda m: generate(m, [[1]], padding="both"), ConfigError, "padding is 'left' or 'right', not 'both'"),
+        (lambda m: generate(m, [[1]], stops=5), ConfigError, "stops is a list of tokens and of sequences"),
+        (lambda m: generate(m, [[1]], stops=[()]), ConfigError, "an empty one would end every text at once"),
+        (lambda m: generate(m, [[1]], stops=["."]), ConfigError, r"a stop is a list of tokens .* not '\.'"),
+        (lambda m: generate(m, [[1]], stops=[23]), ShapeError, "a stop holds 23, but the vocabulary has"),
+        (lambda m: stream(m, [[1]], strategy=None), ConfigError, "strategy is a value such as"),
+        (lambda m: generate(nn.Linear(2, 2), [[1]]), ConfigError, r"text is generated by a GPT, .* not by a Linear"),
+        (lambda m: generate("gpt2", [[1]]), ConfigError, "not by 'gpt2'"),
+        (lambda m: answering(m, SOURCES), ConfigError, "only an encoder-decoder answers a source, not a GPT"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_runs(
+    models: dict[str, GPT], call: Callable[[Any], object], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        call(models["learned"])
+
+
+def test_left_padding_is_refused_where_it_would_move_positions(models: dict[str, GPT]) -> None:
+    with pytest.raises(ConfigError, match=r"a synthesizer has its weights by absolute position.*use padding='right'"):
+        generate(models["synthesizer"], [[1]], padding="left")
+    with pytest.raises(ConfigError, match="padding='left' is for a GPT; with any other decoder use padding='right'"):
+        generate(counting(1), [[1]], padding="left")
+
+
+def test_an_encoder_decoder_wants_its_sources() -> None:
+    model = made(TRANSLATOR)
+    assert isinstance(model, Transformer)
+    with pytest.raises(ConfigError, match=r"writes about a source; hand in answering\(model, source, source_padding\)"):
+        generate(model, [[1]])  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="there are 2 prompts, but 3 sources; they come in pairs"):
+        generate(answering(model, SOURCES), [[1], [1]])
+    with pytest.raises(ConfigError, match=r"source_padding says how long each source is, padding\(lengths\), not"):
+        answering(model, SOURCES, causal())
+
+
+def test_a_model_that_tells_nothing_is_not_believed() -> None:
+    for bad in (math.nan, math.inf):
+        table = torch.zeros(3, 3)
+        table[0, 1] = bad
+        with pytest.raises(RegardError, match="the model's logits hold NaN or infinity and tell no next token"):
+            generate(Markov(table), [[0]])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_hugging_face_model_writes_here_what_it_writes_there(tmp_path: Path, side: Any) -> None:
+    theirs = pytest.importorskip("transformers", reason="the texts are compared with those of transformers")
+    torch.manual_seed(5)
+    config = theirs.GPT2Config(
+        vocab_size=31, n_positions=19, n_embd=20, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
+    )
+    model = theirs.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5.0)
+    model.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    assert isinstance(ours, GPT)
+    prompts = [[3, 1, 4, 1, 5], [9, 2], [6]]
+    for strategy, settings in ((greedy(), {}), (beam(3), {"num_beams": 3, "length_penalty": 0.0})):
+        texts = generate(ours, prompts, strategy=strategy, length=9, padding=side)
+        for prompt, text in zip(prompts, texts, strict=True):
+            tokens = torch.tensor([prompt])
+            seen = torch.ones_like(tokens)
+            whole = model.generate(
+                tokens, attention_mask=seen, do_sample=False, max_new_tokens=9, pad_token_id=0, **settings
+            )
+            assert [*prompt, *text.tokens] == whole[0].tolist()

@@ -1,0 +1,287 @@
+"""The causal decoder: its sizes, its caches, what it learns and where it looks."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard import causal, padding
+from regard.base.errors import CacheError, ConfigError, DtypeError, ShapeError
+from regard.models.gpt import GPT, PRESETS, GPTConfig
+from regard.models.presets import build
+from tests.models.weights import weights_of
+
+TINY = GPTConfig(vocab=29, context=15, width=24, depth=2, heads=4, dropout=0.0, attention_dropout=0.0)
+VARIANTS = {
+    "learned": TINY,
+    "rotary": replace(TINY, positions="rotary"),
+    "interleaved": replace(TINY, positions="rotary", rotary_pairing="interleaved"),
+    "sinusoidal": replace(TINY, positions="sinusoidal"),
+    "no positions": replace(TINY, positions="none"),
+    "window": replace(TINY, positions="rotary", window=4),
+    "grouped": replace(TINY, kv_heads=2),
+    "wide heads": replace(TINY, head_width=10),
+    "llama": replace(
+        TINY, positions="rotary", norm="rms", activation="gated-silu", bias=False, tied=False, kv_heads=1, qk_norm="rms"
+    ),
+    "dense synthesizer": replace(TINY, synthesizer=("dense",)),
+    "random synthesizer": replace(TINY, synthesizer=("random",)),
+    "mixed synthesizer": replace(TINY, synthesizer=("dense", "random", "dot")),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request: pytest.FixtureRequest) -> GPT:
+    return lively(GPT(VARIANTS[request.param]))
+
+
+def lively(model: GPT) -> GPT:
+    """Weights large enough that every part changes the logits."""
+    draws = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.3, generator=draws)
+    return model.eval()
+
+
+def tokens(b: int = 2, n: int = 11, vocab: int = 29) -> Tensor:
+    return torch.randint(0, vocab, (b, n), generator=torch.Generator().manual_seed(b + n))
+
+
+PARAMETERS = {
+    "birthplace": 3_323_392,
+    "birthplace-rotary": 3_290_624,
+    "birthplace-synthesizer": 3_076_988,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_preset_has_as_many_parameters_as_published(name: str) -> None:
+    assert build(name, device="meta").parameter_count == PARAMETERS[name]
+    assert set(PRESETS) == set(PARAMETERS)
+
+
+def test_every_part_matters(model: GPT) -> None:
+    before = model(tokens())
+    for name, parameter in model.named_parameters():
+        with torch.no_grad():
+            kept = parameter.clone()
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+            changed = not torch.allclose(model(tokens()), before, atol=1e-4)
+            parameter.copy_(kept)
+        assert changed or name.endswith(("key_value.bias", "key.bias")), (
+            name
+        )  # a key's bias alone shifts all scores of a row alike
+
+
+def test_no_token_sees_a_later_one(model: GPT) -> None:
+    before, changed = tokens(), tokens()
+    changed[:, 6] = (changed[:, 6] + 1) % 29
+    a, b = model(before), model(changed)
+    assert torch.equal(a[:, :6], b[:, :6])
+    assert not torch.allclose(a[:, 6:], b[:, 6:])
+
+
+def test_a_window_forgets() -> None:
+    model = lively(GPT(replace(VARIANTS["window"], depth=1)))
+    before, changed = tokens(), tokens()
+    changed[:, 2] = (changed[:, 2] + 1) % 29
+    a, b = model(before), model(changed)
+    assert not torch.allclose(a[:, 6], b[:, 6])
+    assert torch.allclose(a[:, 7:], b[:, 7:], atol=1e-6)
+
+
+def test_every_split_through_the_cache_gives_one_pass(model: GPT) -> None:
+    text = tokens(n=6)
+    with torch.no_grad():
+        whole = model(text)
+        for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, 6), size) for size in range(6)):
+            cache = model.cache()
+            edges = (0, *cuts, 6)
+            parts = [model(text[:, a:b], cache=cache) for a, b in itertools.pairwise(edges)]
+            assert torch.allclose(torch.cat(parts, 1), whole, atol=2e-5), cuts
+
+
+def test_a_cache_with_room_taken_once_gives_one_pass() -> None:
+    model, text = lively(GPT(TINY)), tokens()
+    with torch.no_grad():
+        cache = model.cache(capacity=11)
+        parts = [model(text[:, n : n + 1], cache=cache) for n in range(11)]
+        assert torch.allclose(torch.cat(parts, 1), model(text), atol=2e-5)
+        with pytest.raises(CacheError, match="room for 11 positions"):
+            model(text[:, :1], cache=cache)
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if "synthesizer" not in name])
+@pytest.mark.parametrize("extra", [1, 4])
+def test_padding_changes_nothing(name: str, extra: int) -> None:
+    model, text = lively(GPT(VARIANTS[name])), tokens(n=7)
+    lengths = torch.tensor([7, 4])
+    right = functional.pad(text, (0, extra), value=13)
+    out = model(right, padding=padding(lengths))
+    alone = model(text[1:, :4])
+    assert torch.allclose(out[:1, :7], model(text[:1]), atol=2e-5)
+    assert torch.allclose(out[1:, :4], alone, atol=2e-5)
+    width = 7 + extra
+    left = torch.stack(
+        [functional.pad(row[:size], (width - size, 0), value=13) for row, size in zip(text, lengths, strict=True)]
+    )
+    where = (torch.arange(width) - (width - lengths[:, None])).clamp(min=0)
+    out = model(left, padding=padding(lengths, side="left", width=width), positions=where)
+    assert torch.allclose(out[1:, -4:], alone, atol=2e-5)
+
+
+def test_it_learns_to_repeat_and_looks_where_the_answer_stands() -> None:
+    """A text of nine tokens twice: from the tenth on, the next token stands eight places back."""
+    torch.manual_seed(0)
+    period = 9
+    model = GPT(replace(TINY, vocab=17, context=2 * period, width=32, depth=1, heads=1))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(250):
+        text = torch.randint(0, 17, (32, period)).repeat(1, 2)
+        loss = functional.cross_entropy(model(text)[:, period:-1].flatten(0, 1), text[:, period + 1 :].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    model.eval()
+    text = torch.randint(0, 17, (16, period)).repeat(1, 2)
+    right = model(text)[:, period:-1].argmax(-1) == text[:, period + 1 :]
+    assert right.float().mean() > 0.99
+    weights = weights_of(lambda: model(text))[0]
+    rows = torch.arange(period, 2 * period - 1)
+    assert weights[:, :, rows, rows - period + 1].mean() > 0.9
+
+
+def test_gradients_do_not_depend_on_recomputing(model: GPT) -> None:
+    grads = []
+    for recompute in (False, True):
+        model.recompute = recompute
+        model.zero_grad()
+        model(tokens()).square().mean().backward()
+        grads.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_it_compiles_into_one_graph(model: GPT) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.allclose(compiled(tokens()), model(tokens()), atol=1e-5)
+
+
+def test_it_exports(model: GPT) -> None:
+    program = torch.export.export(model, (tokens(),))
+    with torch.no_grad():
+        assert torch.allclose(program.module()(tokens()), model(tokens()), atol=1e-5)
+
+
+def test_under_autocast_it_is_near(model: GPT) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model(tokens())
+    assert low.dtype == torch.bfloat16
+    assert torch.allclose(low.float(), model(tokens()), atol=0.1 * model(tokens()).std().item(), rtol=0.1) or (
+        (low.float() - model(tokens())).std() < 0.05 * model(tokens()).std()
+    )
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    model = lively(GPT(replace(TINY, dropout=0.4, attention_dropout=0.4)))
+    assert torch.equal(model(tokens()), model(tokens()))
+    model.train()
+    assert not torch.allclose(model(tokens()), model(tokens()))
+
+
+def test_names_are_stable() -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in GPT(replace(TINY, depth=1)).state_dict().items()}
+    assert shapes == {
+        "tokens.weight": (29, 24),
+        "positions.weight": (15, 24),
+        "blocks.0.attention.query.weight": (24, 24),
+        "blocks.0.attention.query.bias": (24,),
+        "blocks.0.attention.key_value.weight": (48, 24),
+        "blocks.0.attention.key_value.bias": (48,),
+        "blocks.0.attention.out.weight": (24, 24),
+        "blocks.0.attention.out.bias": (24,),
+        "blocks.0.attention_norm.weight": (24,),
+        "blocks.0.attention_norm.bias": (24,),
+        "blocks.0.feedforward.up.weight": (96, 24),
+        "blocks.0.feedforward.up.bias": (96,),
+        "blocks.0.feedforward.down.weight": (24, 96),
+        "blocks.0.feedforward.down.bias": (24,),
+        "blocks.0.feedforward_norm.weight": (24,),
+        "blocks.0.feedforward_norm.bias": (24,),
+        "norm.weight": (24,),
+        "norm.bias": (24,),
+    }
+    dense = GPT(replace(TINY, depth=1, synthesizer=("dense",), reach=13, tied=False)).state_dict()
+    mixer = {
+        name: tuple(tensor.shape) for name, tensor in dense.items() if "attention." in name and "weight" not in name
+    }
+    assert mixer == {
+        "blocks.0.attention.dense_keys": (13, 6),
+        "blocks.0.attention.dense_bias": (13,),
+        "blocks.0.attention.value.bias": (24,),
+        "blocks.0.attention.out.bias": (24,),
+        "blocks.0.attention.proposal.bias": (24,),
+    }
+    assert "head.weight" in dense
+
+
+WRONG_SETTINGS = {
+    "width must be a multiple of heads: width=24, heads=5; try heads=4": {"heads": 5},
+    "heads must be a multiple of kv_heads: heads=4, kv_heads=3": {"kv_heads": 3},
+    "depth is 0, but must be at least 1": {"depth": 0},
+    "dropout is a share, at least 0 and less than 1: dropout=1.0": {"dropout": 1.0},
+    "positions is one of learned, rotary, sinusoidal, none, not 'absolute'": {"positions": "absolute"},
+}
+
+
+@pytest.mark.parametrize("text", WRONG_SETTINGS)
+def test_a_wrong_setting_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        replace(TINY, **WRONG_SETTINGS[text])
+
+
+def test_an_unknown_part_is_refused() -> None:
+    for change, text in (
+        ({"norm": "batch"}, "unknown norm 'batch'"),
+        ({"activation": "gleu"}, "unknown activation 'gleu'; did you mean 'gelu'"),
+        ({"synthesizer": ("dance",)}, "parts takes one or more of dense, random, dot"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            GPT(replace(TINY, **change))
+
+
+def test_wrong_input_is_refused() -> None:
+    model = GPT(TINY).eval()
+    wrong = {
+        "tokens holds 29, but the vocabulary has tokens 0 to 28": (ShapeError, torch.tensor([[3, 29]])),
+        "tokens holds -1": (ShapeError, torch.tensor([[3, -1]])),
+        "tokens is .3,., but is read as": (ShapeError, torch.tensor([3, 1, 2])),
+        "must be a tensor of whole numbers": (DtypeError, torch.zeros(1, 3)),
+        "not list": (DtypeError, [[1, 2]]),
+        "at least one token": (ShapeError, torch.zeros(0, 3, dtype=torch.long)),
+        "16 positions were asked for, but the context has 15": (ShapeError, torch.zeros(1, 16, dtype=torch.long)),
+    }
+    for text, (error, given) in wrong.items():
+        with pytest.raises(error, match=text):
+            model(given)
+    cache = model.cache()
+    model(tokens(n=11), cache=cache)
+    with pytest.raises(ShapeError, match="16 positions were asked for"):
+        model(tokens(n=5), cache=cache)
+    assert cache.length == 11
+    with pytest.raises(CacheError, match="made for 2 blocks, but the model has 1"):
+        GPT(replace(TINY, depth=1)).eval()(tokens(n=3), cache=model.cache())
+
+
+def test_the_mask_is_part_of_the_model() -> None:
+    assert GPT(TINY).mask == causal()
+    assert repr(GPT(VARIANTS["window"]).mask) == "window(before=4)"

@@ -1,0 +1,27 @@
+"""The attention weights of a model's calls, read by choosing V: with the identity for values, the output is them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from regard.core.attend import attend
+from regard.core.kernels import observing
+from regard.core.kernels.call import Call
+
+
+def weights_of(run: Callable[[], object]) -> list[Tensor]:
+    """What every attention inside the run weighed, in order: (b h i j) each."""
+    calls: list[Call] = []
+    with torch.no_grad(), observing(lambda _, call: calls.append(call)):
+        run()
+    return [_weights(call) for call in calls]
+
+
+def _weights(call: Call) -> Tensor:
+    b, g, j = call.k.shape[:3]
+    identity = torch.eye(j, dtype=call.q.dtype).expand(b, g, j, j)
+    with torch.no_grad():
+        return attend(
+            call.q, call.k, identity, mask=call.mask, scores=list(call.terms), beta=call.beta, places=call.places
+        )

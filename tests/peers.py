@@ -1,0 +1,12 @@
+"""Other libraries, imported for comparison."""
+
+from types import ModuleType
+
+from bench.loading import let_torchvision_load as let_torchvision_load
+
+
+def import_timm() -> ModuleType:
+    let_torchvision_load()
+    import timm
+
+    return timm
