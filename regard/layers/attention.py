@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regard.base.axes import spelled
 from regard.base.errors import ConfigError, ShapeError
@@ -64,9 +65,14 @@ class Attention(nn.Module):
         self.kv_heads = heads if kv_heads is None else kv_heads
         self.head_width = width // heads if head_width is None else head_width
         self.rotary, self.scores, self.beta, self.dropout, self.kernel = rotary, scores, beta, dropout, kernel
-        self.query = nn.Linear(width, self.heads * self.head_width, bias=bias)
-        keys_and_values = 2 * self.kv_heads * self.head_width
-        self.key_value = nn.Linear(memory_width, keys_and_values, bias=bias)
+        queries, others = self.heads * self.head_width, 2 * self.kv_heads * self.head_width
+        if memory_width == width:
+            # one product for all three; where a memory comes, its rows are used in two parts
+            self.query_key_value = nn.Linear(width, queries + others, bias=bias)
+        else:
+            self.query = nn.Linear(width, queries, bias=bias)
+            self.key_value = nn.Linear(memory_width, others, bias=bias)
+        self.width, self.memory_width = width, memory_width
         self.out = nn.Linear(self.heads * self.head_width, width, bias=bias if out_bias is None else out_bias)
         self.query_norm = None if qk_norm is None else norm(qk_norm, self.head_width, qk_norm_eps)
         self.key_norm = None if qk_norm is None else norm(qk_norm, self.head_width, qk_norm_eps)
@@ -85,28 +91,43 @@ class Attention(nn.Module):
 
         positions  where each token of x stands, (n) or (b n), for rotary; otherwise x goes on where the cache ends
         """
-        check_width(x, self.query.in_features)
+        check_width(x, self.width)
         if stream is not None:
             _check_stream(mask, memory, cache)
         where: int | Tensor = _start(cache, stream) if positions is None else positions
-        q = split_heads(self.query(x), self.heads)
-        if self.query_norm is not None:
-            q = self.query_norm(q)
-        if self.rotary is not None:
-            q = self.rotary(q, where)
-        if isinstance(memory, Remembered):
-            k, v = memory
+        if memory is None and self.width == self.memory_width:
+            heads = split_heads(self.query_key_value(x), self.heads + 2 * self.kv_heads)
+            q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
+            q, k = self._placed(q, self.query_norm, where), self._placed(k, self.key_norm, where)
         else:
-            k, v = self.remember(x, where) if memory is None else self.remember(memory)
+            q = self.queries(x, where)
+            if not isinstance(memory, Remembered):
+                memory = self.remember(x, where) if memory is None else self.remember(memory)
+            k, v = memory
         return self.project(self.mix(q, k, v, mask, cache, stream))
 
     def remember(self, memory: Float[Tensor, "b j m"], where: int | Tensor = 0) -> Remembered:
         """The keys and values of a memory whose tokens stand at `where`, or go on from there."""
-        check_width(memory, self.key_value.in_features, "memory")
-        k, v = self.key_value(memory).unflatten(-1, (2, self.kv_heads, self.head_width)).permute(2, 0, 3, 1, 4)
-        if self.key_norm is not None:
-            k = self.key_norm(k)
-        return Remembered(k if self.rotary is None else self.rotary(k, where), v)
+        check_width(memory, self.memory_width, "memory")
+        if self.width == self.memory_width:
+            both = _some_rows(self.query_key_value, memory, slice(self.heads * self.head_width, None))
+        else:
+            both = self.key_value(memory)
+        k, v = split_heads(both, 2 * self.kv_heads).chunk(2, 1)
+        return Remembered(self._placed(k, self.key_norm, where), v)
+
+    def queries(self, x: Float[Tensor, "b i d"], where: int | Tensor = 0) -> Float[Tensor, "b h i c"]:
+        """The queries of tokens that stand at `where`, or go on from there."""
+        if self.width == self.memory_width:
+            flat = _some_rows(self.query_key_value, x, slice(self.heads * self.head_width))
+        else:
+            flat = self.query(x)
+        return self._placed(split_heads(flat, self.heads), self.query_norm, where)
+
+    def _placed(self, heads: Tensor, norm: nn.Module | None, where: int | Tensor) -> Tensor:
+        """Heads normalised and turned to where they stand, if this layer does so."""
+        heads = heads if norm is None else norm(heads)
+        return heads if self.rotary is None else self.rotary(heads, where)
 
     def mix(
         self,
@@ -183,6 +204,11 @@ def _check_stream(mask: object, memory: object, cache: object) -> None:
         raise ConfigError("a stream takes no mask here, its mask was given to it: attention.stream(mask)")
     if memory is not None or cache is not None:
         raise ConfigError("a stream keeps keys and values of its own, so it takes no memory and no cache")
+
+
+def _some_rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
+    """Some of the outputs of a linear map."""
+    return functional.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
 
 def _start(cache: Cache | None, stream: Stream | None) -> int:

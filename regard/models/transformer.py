@@ -173,7 +173,7 @@ class Transformer(Model):
             "output_bias": constant(0.0),
             "*norm.weight": constant(1.0),
             "*.bias": constant(0.0),
-            "*.key_value.weight": uniform(math.sqrt(3.0 / width)),  # each half as xavier would fill it alone
+            "*.query_key_value.weight": uniform(math.sqrt(3.0 / width)),  # each third as xavier would fill it alone
             "*.weight": xavier(),
         }
 

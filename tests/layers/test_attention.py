@@ -53,16 +53,21 @@ def normed(x: list[float], gain: list[float], eps: float) -> list[float]:
 def by_hand(attention: Attention, x: Tensor, memory: Tensor, visible, *, turning: bool = False) -> Tensor:
     """The layer one number at a time: no tensor product, no softmax of a library."""
 
-    def affine(linear: nn.Linear, row: list[float]) -> list[float]:
-        bias = [0.0] * linear.out_features if linear.bias is None else linear.bias.tolist()
-        weight = linear.weight.tolist()
+    def affine(linear: nn.Linear, row: list[float], rows: slice = slice(None)) -> list[float]:
+        weight = linear.weight[rows].tolist()
+        bias = [0.0] * len(weight) if linear.bias is None else linear.bias[rows].tolist()
         return [sum(w * a for w, a in zip(weight[o], row, strict=True)) + bias[o] for o in range(len(bias))]
 
     h, g, c = attention.heads, attention.kv_heads, attention.head_width
     out = torch.empty(x.shape[0], x.shape[1], attention.out.out_features, dtype=torch.float64)
     for b in range(x.shape[0]):
-        queries = [affine(attention.query, row) for row in x[b].tolist()]
-        both = [affine(attention.key_value, row) for row in memory[b].tolist()]
+        if hasattr(attention, "query"):
+            into = (attention.query, slice(None)), (attention.key_value, slice(None))
+        else:
+            into = (attention.query_key_value, slice(h * c)), (attention.query_key_value, slice(h * c, None))
+        (first, own), (second, others) = into
+        queries = [affine(first, row, own) for row in x[b].tolist()]
+        both = [affine(second, row, others) for row in memory[b].tolist()]
         for i in range(x.shape[1]):
             mixed: list[float] = []
             for head in range(h):
@@ -271,22 +276,32 @@ def test_nothing_is_stored_but_parameters():
     assert sorted(attention.state_dict()) == [
         "key_norm.bias",
         "key_norm.weight",
-        "key_value.bias",
-        "key_value.weight",
         "out.bias",
         "out.weight",
-        "query.bias",
-        "query.weight",
+        "query_key_value.bias",
+        "query_key_value.weight",
         "query_norm.bias",
         "query_norm.weight",
         "scores.weight",
     ]
     assert sorted(Attention(WIDTH, 5, bias=False, out_bias=True).state_dict()) == [
-        "key_value.weight",
         "out.bias",
+        "out.weight",
+        "query_key_value.weight",
+    ]
+    assert sorted(Attention(WIDTH, 5, bias=False, memory_width=3).state_dict()) == [
+        "key_value.weight",
         "out.weight",
         "query.weight",
     ]
+
+
+def test_a_memory_of_the_same_width_shares_the_one_projection():
+    attention, x, memory = layer(), noise(B, N, WIDTH), noise(B, 9, WIDTH, seed=2)
+    truth = by_hand(attention, x, memory, lambda i, j: True)
+    torch.testing.assert_close(attention(x, memory), truth, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(attention(x, attention.remember(memory)), truth, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(attention(x, x), attention(x), rtol=1e-12, atol=1e-12)
 
 
 def test_it_compiles_and_exports():

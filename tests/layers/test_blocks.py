@@ -98,7 +98,7 @@ def test_positions_reach_the_attention():
 
 def test_names_are_stable():
     parts = {name.rpartition(".")[0] for name in block(cross=Attention(WIDTH, HEADS)).state_dict()}
-    projections = [f"{kind}.{part}" for kind in ("attention", "cross") for part in ("query", "key_value", "out")]
+    projections = [f"{kind}.{part}" for kind in ("attention", "cross") for part in ("query_key_value", "out")]
     norms = ["attention_norm", "cross_norm", "feedforward_norm"]
     assert parts == {*projections, *norms, "feedforward.up", "feedforward.down"}
 

@@ -31,8 +31,8 @@ def layer(**settings: object) -> LinearAttention:
 @pytest.mark.parametrize("masked", [False, True])
 def test_it_is_the_formula(masked):
     one, x = layer(), noise(B, N, WIDTH)
-    q = (x @ one.query.weight.T + one.query.bias).reshape(B, N, 6, 2)
-    k, v = (x @ one.key_value.weight.T + one.key_value.bias).reshape(B, N, 2, 3, 2).unbind(2)
+    into = (x @ one.query_key_value.weight.T + one.query_key_value.bias).reshape(B, N, 12, 2)
+    q, k, v = into.split((6, 3, 3), 2)
     rows = torch.empty(B, N, HEADS, 2, dtype=torch.float64)
     for b, i, h in product(range(B), range(N), range(HEADS)):
         top, total = torch.zeros(2, dtype=torch.float64), 0.0

@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy, gelu, layer_norm
 from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.core.attend import attend
 from regard.core.masks import padding
-from regard.layers.attention import split_heads
 from regard.models.bert import BERT, HEADS, BERTConfig, BERTOutput
 from regard.models.files import load, save
 from regard.models.presets import build, made
@@ -59,7 +58,7 @@ def test_each_head_says_what_it_is_for() -> None:
 
 def test_names_of_weights_stay() -> None:
     both = ("weight", "bias")
-    layers = ("attention.query", "attention.key_value", "attention.out", "attention_norm")
+    layers = ("attention.query_key_value", "attention.out", "attention_norm")
     layers += ("feedforward.up", "feedforward.down", "feedforward_norm")
     body = ["tokens.weight", "positions.weight", "segments.weight"]
     body += [f"embedding_norm.{part}" for part in both]
@@ -89,8 +88,8 @@ def test_it_is_the_formula() -> None:
 
     x = weights["tokens.weight"][tokens] + weights["positions.weight"][:11] + weights["segments.weight"][segments]
     x = normed(x, "embedding_norm")
-    q = linear(x, "blocks.0.attention.query").unflatten(-1, (3, 8))
-    k, v = (part.unflatten(-1, (3, 8)) for part in linear(x, "blocks.0.attention.key_value").chunk(2, -1))
+    into = linear(x, "blocks.0.attention.query_key_value").chunk(3, -1)
+    q, k, v = (part.unflatten(-1, (3, 8)) for part in into)
     shares = (torch.einsum("bihc,bjhc->bhij", q, k) / 8**0.5).exp()
     mixed = torch.einsum("bhij,bjhc->bihc", shares / shares.sum(-1, keepdim=True), v).flatten(2)
     x = normed(x + linear(mixed, "blocks.0.attention.out"), "blocks.0.attention_norm")
@@ -301,7 +300,7 @@ def test_it_learns_to_find_a_hidden_word_at_its_twin() -> None:
         handle = attention.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         guessed = model(tokens).logits.argmax(-1)
         handle.remove()
-        q, k = split_heads(attention.query(seen[0]), 1), attention.remember(seen[0]).k
+        q, k = attention.queries(seen[0]), attention.remember(seen[0]).k
         weights = attend(q, k, torch.eye(2 * half).expand(200, 1, 2 * half, 2 * half))[:, 0]
     twins = (torch.arange(2 * half) + half) % (2 * half)
     assert (guessed[hidden] == full[hidden]).float().mean() > 0.99

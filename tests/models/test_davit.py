@@ -66,9 +66,8 @@ def test_the_names_of_weights_stay() -> None:
         "head.bias": (5,),
     }
     for stage, width in enumerate((12, 18)):
-        window = {"attention.query": (width, width), "attention.key_value": (2 * width, width)}
-        channel = {"attention.query_key_value": (3 * width, width)}
-        for kind, attention in (("window", window), ("channel", channel)):
+        attention = {"attention.query_key_value": (3 * width, width)}
+        for kind in ("window", "channel"):
             expected |= {f"stages.{stage}.blocks.0.{kind}.{name}": x for name, x in block(width, attention).items()}
     assert {name: tuple(tensor.shape) for name, tensor in davit().state_dict().items()} == expected
 

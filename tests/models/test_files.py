@@ -128,8 +128,8 @@ WRONG = {
     "half the weights": (lambda folder: weights(folder).write_bytes(weights(folder).read_bytes()[:999]), "not a whole"),
     "a tensor gone": (lambda folder: without(folder, "head.weight"), "lacks 1: head.weight"),
     "another shape": (reshaped, r"norm.bias in .* is \(23,\), but by its configuration \(24,\)"),
-    "another depth": (lambda folder: edit_config(folder, depth=3), "it lacks 14: blocks.2"),
-    "a lower depth": (lambda folder: edit_config(folder, depth=1), "it has besides 14: blocks.1"),
+    "another depth": (lambda folder: edit_config(folder, depth=3), "it lacks 12: blocks.2"),
+    "a lower depth": (lambda folder: edit_config(folder, depth=1), "it has besides 12: blocks.1"),
     "an unknown setting": (lambda folder: edit_config(folder, dept=3), "has dept, which GPTConfig does not know"),
     "a wrong type": (lambda folder: edit_config(folder, depth="3"), "depth takes a whole number, not '3'"),
     "a wrong value": (lambda folder: edit_config(folder, heads=5), "width must be a multiple of heads"),
@@ -178,7 +178,7 @@ def test_a_seed_decides_all_values() -> None:
     assert same(a, b)
     assert not torch.equal(a.tokens.weight, c.tokens.weight)
     deeper = regard.build("birthplace", depth=2)
-    assert torch.equal(a.blocks[0].attention.query.weight, deeper.blocks[0].attention.query.weight)
+    assert torch.equal(a.blocks[0].attention.query_key_value.weight, deeper.blocks[0].attention.query_key_value.weight)
 
 
 def test_on_the_meta_device_nothing_is_made() -> None:

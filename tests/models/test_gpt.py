@@ -203,10 +203,8 @@ def test_names_are_stable() -> None:
     assert shapes == {
         "tokens.weight": (29, 24),
         "positions.weight": (15, 24),
-        "blocks.0.attention.query.weight": (24, 24),
-        "blocks.0.attention.query.bias": (24,),
-        "blocks.0.attention.key_value.weight": (48, 24),
-        "blocks.0.attention.key_value.bias": (48,),
+        "blocks.0.attention.query_key_value.weight": (72, 24),
+        "blocks.0.attention.query_key_value.bias": (72,),
         "blocks.0.attention.out.weight": (24, 24),
         "blocks.0.attention.out.bias": (24,),
         "blocks.0.attention_norm.weight": (24,),

@@ -215,7 +215,7 @@ def test_bad_settings_are_refused(changes, words):
 
 def test_names_are_stable():
     block = [
-        *(f"attention.{part}.{kind}" for part in ("query", "key_value", "out") for kind in ("weight", "bias")),
+        *(f"attention.{part}.{kind}" for part in ("query_key_value", "out") for kind in ("weight", "bias")),
         *(f"attention_norm.{kind}" for kind in ("weight", "bias")),
         *(f"feedforward.{part}.{kind}" for part in ("up", "down") for kind in ("weight", "bias")),
         *(f"feedforward_norm.{kind}" for kind in ("weight", "bias")),

@@ -12,7 +12,6 @@ from regard.base.errors import CacheError, ConfigError, DtypeError, ShapeError
 from regard.core.attend import attend
 from regard.core.masks import causal, padding
 from regard.core.positions import sinusoidal
-from regard.layers.attention import split_heads
 from regard.layers.embeddings import SinusoidalPositions
 from regard.models.files import load, save
 from regard.models.presets import PRESETS, build, made
@@ -63,7 +62,7 @@ def test_the_vocabulary_is_the_only_liberty_a_preset_takes() -> None:
 
 
 def test_names_of_weights_stay() -> None:
-    linear = [f"{layer}.{part}" for layer in ("query", "key_value", "out") for part in ("weight", "bias")]
+    linear = [f"{layer}.{part}" for layer in ("query_key_value", "out") for part in ("weight", "bias")]
     own = [f"attention.{name}" for name in linear] + ["attention_norm.weight", "attention_norm.bias"]
     cross = [f"cross.{name}" for name in linear] + ["cross_norm.weight", "cross_norm.bias"]
     last = [f"{layer}.{part}" for layer in ("up", "down") for part in ("weight", "bias")]
@@ -113,8 +112,8 @@ def test_it_is_the_network_that_torch_builds_of_its_own_parts(order: str) -> Non
 
 def copied(theirs: nn.MultiheadAttention, ours: Any) -> None:
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key_value.weight]))
-        theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key_value.bias]))
+        theirs.in_proj_weight.copy_(ours.query_key_value.weight)
+        theirs.in_proj_bias.copy_(ours.query_key_value.bias)
     theirs.out_proj.load_state_dict(ours.out.state_dict())
 
 
@@ -380,7 +379,7 @@ def test_it_learns_to_write_backwards_and_looks_where_the_answer_stands(order: s
         model(source, written[:, :-1])
         handle.remove()
         (x, memory), *_ = seen
-        q, k = split_heads(cross.query(x), 1), cross.remember(memory).k
+        q, k = cross.queries(x), cross.remember(memory).k
         weights = attend(q, k, torch.eye(7).expand(100, 1, 7, 7)).mean((0, 1))
     assert (written[:, 1:] == answer).float().mean() > 0.99
     assert (weights.argmax(-1) == torch.arange(6, -1, -1)).all()

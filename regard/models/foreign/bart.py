@@ -133,11 +133,11 @@ def _stack(ours: str, depth: int, crossing: bool) -> list[Rule]:
 
 
 def _attention(ours: str, theirs: str) -> list[Rule]:
-    pairs = [
-        joined(f"{ours}key_value.{part}", f"{theirs}k_proj.{part}", f"{theirs}v_proj.{part}")
+    into = [
+        joined(f"{ours}query_key_value.{part}", *(f"{theirs}{name}_proj.{part}" for name in "qkv"))
         for part in ("weight", "bias")
     ]
-    return [*_parts(f"{ours}query", f"{theirs}q_proj"), *pairs, *_parts(f"{ours}out", f"{theirs}out_proj")]
+    return [*into, *_parts(f"{ours}out", f"{theirs}out_proj")]
 
 
 def _parts(ours: str, theirs: str) -> list[Rule]:

@@ -94,7 +94,6 @@ def rules(config: BERTConfig) -> list[Rule]:
     }
     layers = {
         "embedding_norm": "bert.embeddings.LayerNorm",
-        f"{block}attention.query": f"{theirs}attention.self.query",
         f"{block}attention.out": f"{theirs}attention.output.dense",
         f"{block}attention_norm": f"{theirs}attention.output.LayerNorm",
         f"{block}feedforward.up": f"{theirs}intermediate.dense",
@@ -116,7 +115,10 @@ def rules(config: BERTConfig) -> list[Rule]:
             *(same(f"{ours}.weight", f"{other}.weight") for ours, other in once.items()),
             *(same(f"{ours}.{part}", f"{other}.{part}") for ours, other in layers.items() for part in parts),
             *(
-                joined(f"{block}attention.key_value.{part}", f"{attention}key.{part}", f"{attention}value.{part}")
+                joined(
+                    f"{block}attention.query_key_value.{part}",
+                    *(f"{attention}{name}.{part}" for name in ("query", "key", "value")),
+                )
                 for part in parts
             ),
             *([same("words.bias", f"{_WORDS}bias")] if config.guesses_words else []),

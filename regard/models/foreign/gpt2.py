@@ -6,12 +6,17 @@ from typing import Any
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.models.foreign.rules import Rule, same, spread, turned, unrolled
+from regard.models.foreign.rules import Rule, same, turned, unrolled
 from regard.models.foreign.settings import choice, expect, needed
 from regard.models.gpt import GPTConfig
 
 ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
-LINEAR = {"attention.out": "attn.c_proj", "feedforward.up": "mlp.c_fc", "feedforward.down": "mlp.c_proj"}
+LINEAR = {
+    "attention.query_key_value": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "feedforward.up": "mlp.c_fc",
+    "feedforward.down": "mlp.c_proj",
+}
 NORMS = {"attention_norm": "ln_1", "feedforward_norm": "ln_2"}
 
 
@@ -80,11 +85,7 @@ def about(config: Any) -> dict[str, Any]:
 
 def rules(config: GPTConfig) -> list[Rule]:
     block, theirs = "blocks.{n}.", "transformer.h.{n}."
-    into = (f"{block}attention.query", f"{block}attention.key_value")
-    each = [
-        spread((f"{into[0]}.weight", f"{into[1]}.weight"), f"{theirs}attn.c_attn.weight", (1, 2), turn=True),
-        spread((f"{into[0]}.bias", f"{into[1]}.bias"), f"{theirs}attn.c_attn.bias", (1, 2)),
-    ]
+    each: list[Rule] = []
     for ours, other in LINEAR.items():
         each.append(turned(f"{block}{ours}.weight", f"{theirs}{other}.weight"))
         each.append(same(f"{block}{ours}.bias", f"{theirs}{other}.bias"))

@@ -104,10 +104,13 @@ def about(config: Any) -> dict[str, Any]:
 
 def rules(config: GPTConfig) -> list[Rule]:
     block, theirs = "blocks.{n}.", "model.layers.{n}."
-    attention = f"{theirs}self_attn."
+    attention, into = f"{theirs}self_attn.", f"{block}attention.query_key_value"
+    kv_heads = config.kv_heads or config.heads
+    shares = (config.heads, kv_heads, kv_heads)
     each = [
-        same(f"{block}attention.query.weight", f"{attention}q_proj.weight"),
-        joined(f"{block}attention.key_value.weight", f"{attention}k_proj.weight", f"{attention}v_proj.weight"),
+        joined(
+            f"{block}attention.query_key_value.weight", *(f"{attention}{x}_proj.weight" for x in "qkv"), shares=shares
+        ),
         same(f"{block}attention.out.weight", f"{attention}o_proj.weight"),
         same(f"{block}feedforward.gate.weight", f"{theirs}mlp.gate_proj.weight"),
         same(f"{block}feedforward.up.weight", f"{theirs}mlp.up_proj.weight"),
@@ -116,10 +119,8 @@ def rules(config: GPTConfig) -> list[Rule]:
         same(f"{block}feedforward_norm.weight", f"{theirs}post_attention_layernorm.weight"),
     ]
     if config.query_key_value_bias:
-        each += [
-            same(f"{block}attention.query.bias", f"{attention}q_proj.bias"),
-            joined(f"{block}attention.key_value.bias", f"{attention}k_proj.bias", f"{attention}v_proj.bias"),
-        ]
+        biases = (f"{attention}{x}_proj.bias" for x in "qkv")
+        each.append(joined(f"{into}.bias", *biases, shares=shares))
     if config.qk_norm:
         each += [
             same(f"{block}attention.query_norm.weight", f"{attention}q_norm.weight"),

@@ -40,24 +40,15 @@ def squeezed(ours: str, theirs: str, axes: int) -> Rule:
     return Rule((ours,), (theirs,), lambda parts: [parts[0].flatten(0, axes)], lambda parts: [parts[0][(None,) * axes]])
 
 
-def joined(ours: str, *theirs: str) -> Rule:
-    """Several of theirs, of equal size, one below the other in ours."""
-    return Rule((ours,), theirs, lambda parts: [torch.cat(parts)], lambda parts: list(parts[0].chunk(len(theirs))))
+def joined(ours: str, *theirs: str, shares: tuple[int, ...] = ()) -> Rule:
+    """Several of theirs, one below the other in ours: in equal shares, or in these."""
+    parts = shares or (1,) * len(theirs)
 
+    def write(whole: list[Tensor]) -> list[Tensor]:
+        unit = len(whole[0]) // sum(parts)
+        return list(whole[0].split([unit * share for share in parts]))
 
-def spread(ours: tuple[str, ...], theirs: str, shares: tuple[int, ...], *, turn: bool = False) -> Rule:
-    """One of theirs, whose rows are shared out among ours in these proportions."""
-
-    def read(parts: list[Tensor]) -> list[Tensor]:
-        whole = parts[0].mT if turn and parts[0].ndim == 2 else parts[0]
-        unit = len(whole) // sum(shares)
-        return [part.contiguous() for part in whole.split([unit * share for share in shares])]
-
-    def write(parts: list[Tensor]) -> list[Tensor]:
-        whole = torch.cat(parts)
-        return [whole.mT.contiguous() if turn and whole.ndim == 2 else whole]
-
-    return Rule(ours, (theirs,), read, write)
+    return Rule((ours,), theirs, lambda pieces: [torch.cat(pieces)], write)
 
 
 def unrolled(rules: Iterable[Rule], depth: int) -> list[Rule]:

@@ -13,7 +13,7 @@ from regard.base.config import overridden
 from regard.base.errors import CheckpointError, ConfigError
 from regard.models.davit import DaViTConfig
 from regard.models.files import assembled
-from regard.models.foreign.rules import Rule, read, same, spread, squeezed, unrolled
+from regard.models.foreign.rules import Rule, read, same, squeezed, unrolled
 from regard.models.model import Model
 from regard.models.vit import PRESETS as VITS, ViTConfig
 
@@ -93,7 +93,7 @@ READERS: dict[str, Callable[..., tuple[Any, dict[str, Tensor]]]] = {"vit": read_
 
 def vit_rules(config: ViTConfig) -> list[Rule]:
     block, inner = "blocks.{n}.", BOTH if config.query_key_value_bias else ("weight",)
-    each = [_query_and_key_value(block, block, part) for part in inner]
+    each = [same(f"{block}attention.query_key_value.{part}", f"{block}attn.qkv.{part}") for part in inner]
     each += [
         same(f"{block}{ours}.{part}", f"{block}{theirs}.{part}") for ours, theirs in VIT_BLOCK.items() for part in BOTH
     ]
@@ -118,7 +118,8 @@ def davit_rules(config: DaViTConfig) -> list[Rule]:
             names |= {f"{here}.coarser.{ours}": f"{here}.downsample.{theirs}" for ours, theirs in COARSER.items()}
         for pair in range(depth):
             block = f"stages.{stage}.blocks.{pair}"
-            rules += [_query_and_key_value(f"{block}.window.", f"{block}.0.", part) for part in inner]
+            into, theirs_into = f"{block}.window.attention.query_key_value", f"{block}.0.attn.qkv"
+            rules += [same(f"{into}.{part}", f"{theirs_into}.{part}") for part in inner]
             rules += [_turned_about(f"{block}.channel.", f"{block}.1.", part) for part in inner]
             for ours, theirs in (("window", 0), ("channel", 1)):
                 names |= {f"{block}.{ours}.{a}": f"{block}.{theirs}.{b}" for a, b in DAVIT_BLOCK.items()}
@@ -126,11 +127,6 @@ def davit_rules(config: DaViTConfig) -> list[Rule]:
 
 
 COARSER = {"norm": "norm", "projection": "conv"}
-
-
-def _query_and_key_value(ours: str, theirs: str, part: str) -> Rule:
-    pair = (f"{ours}attention.query.{part}", f"{ours}attention.key_value.{part}")
-    return spread(pair, f"{theirs}attn.qkv.{part}", (1, 2))
 
 
 def _turned_about(ours: str, theirs: str, part: str) -> Rule:

@@ -16,7 +16,6 @@ from regard.models.vit import ViTConfig
 
 CLASSIFIER, FEATURES = "ViTForImageClassification", "ViTModel"
 LINEAR = {
-    "attention.query": "attention.attention.query",
     "attention.out": "attention.output.dense",
     "feedforward.up": "intermediate.dense",
     "feedforward.down": "output.dense",
@@ -81,11 +80,10 @@ def rules(config: ViTConfig) -> list[Rule]:
     block, theirs = "blocks.{n}.", f"{prefix}encoder.layer.{{n}}."
     biased = ("weight", "bias")
     inner = biased if config.query_key_value_bias else ("weight",)
-    keys, values = (f"{theirs}attention.attention.{name}" for name in ("key", "value"))
-    each = [joined(f"{block}attention.key_value.{part}", f"{keys}.{part}", f"{values}.{part}") for part in inner]
+    three = [f"{theirs}attention.attention.{name}" for name in ("query", "key", "value")]
+    each = [joined(f"{block}attention.query_key_value.{part}", *(f"{x}.{part}" for x in three)) for part in inner]
     for ours, other in LINEAR.items():
-        parts = inner if ours == "attention.query" else biased
-        each += [same(f"{block}{ours}.{part}", f"{theirs}{other}.{part}") for part in parts]
+        each += [same(f"{block}{ours}.{part}", f"{theirs}{other}.{part}") for part in biased]
     projection = f"{prefix}embeddings.patch_embeddings.projection"
     once = [
         squeezed("class_token", f"{prefix}embeddings.cls_token", axes=2),
