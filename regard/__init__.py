@@ -33,6 +33,7 @@ _WHERE = {
     "regard.core.kernels": ("recording",),
     "regard.models.presets": ("build",),
     "regard.models.files": ("load",),
+    "regard.models.generation": ("generate",),
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names}
 
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     )
     from regard.core.softargmax import softargmax as softargmax
     from regard.models.files import load as load
+    from regard.models.generation import generate as generate
     from regard.models.presets import build as build
 
 

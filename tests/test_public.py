@@ -22,7 +22,7 @@ SURFACE = {
     *("sinusoidal", "rotary", "grid_positions", "Interpolate", "NTK", "Llama3", "YaRN"),
     *("linear_attend", "elu_plus_one", "relu", "squared_relu", "performer"),
     *("Growing", "Rolling", "Static", "Stream"),
-    *("build", "load"),
+    *("build", "load", "generate"),
 }
 NAMES = sorted(SURFACE - {"__version__"})
 

@@ -3,19 +3,25 @@
 import sys
 from dataclasses import asdict
 from enum import StrEnum
+from json import loads as json_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.base.errors import ConfigError
+from regard.base.errors import CheckpointError, ConfigError
 from regard.cli.output import show_json, tell
 
 if TYPE_CHECKING:
     from regard.data.tokenizers import Tokenizer
+    from regard.models.decoders import Decoder
     from regard.models.generation import Text
     from regard.models.gpt import GPT
     from regard.models.strategies import Strategy
+    from regard.models.transformer import Transformer
+
+# where Hugging Face writes tokens that matter for writing; what the first says goes before the second
+NAMING = ("generation_config.json", "config.json")
 
 
 class Way(StrEnum):
@@ -39,7 +45,8 @@ SETTINGS = {
 def command(
     model: Annotated[str, typer.Argument(help="A saved folder, ours or Hugging Face's, or a preset such as gpt2")],
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to go on from; - reads it from stdin, less its last line break")
+        str | None,
+        typer.Argument(help="The text to go on from, or to answer; - reads it from stdin, less its last line break"),
     ] = None,
     strategy: Annotated[Way, typer.Option(help="How each token is taken")] = Way.greedy,
     temperature: Annotated[float | None, typer.Option(help="sample: divides the logits [1.0]")] = None,
@@ -62,7 +69,7 @@ def command(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The texts with their tokens and log-probabilities")] = False,
 ) -> None:
-    """Write on from a prompt."""
+    """Write on from a prompt; an encoder-decoder writes its answer to it."""
     given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "count": count}
     given |= {"kth": kth, "beams": beams, "length_penalty": length_penalty}
     settings = fitting(strategy, {name: value for name, value in given.items() if value is not None})
@@ -76,9 +83,10 @@ def command(
     tokens = words.encode(text)
     if not tokens:
         raise ConfigError("the prompt is empty; a text needs a first token to go on from")
+    writer, begun = started(model, network, tokens)
     stops = [words.encode(each, special=False) for each in stop or ()] + endings(model, network.config.vocab)
     written = [
-        write(network, tokens, words, value, length=length, stops=stops, cache=not no_cache, shown=not json)
+        write(writer, begun, words, value, length=length, stops=stops, cache=not no_cache, shown=not json)
         for value in values
     ]
     if json:
@@ -118,23 +126,42 @@ def read_prompt(prompt: str | None) -> str:
     return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
 
 
-def opened(name: str) -> "GPT":
+def opened(name: str) -> "GPT | Transformer":
     """The model in a folder, or a fresh one by its name."""
     from regard.models.files import load
     from regard.models.gpt import GPT
     from regard.models.presets import PRESETS, build
+    from regard.models.transformer import Transformer
 
-    if Path(name).exists() or "/" in name or "\\" in name:
+    if Path(name).exists() or (name not in PRESETS and ("/" in name or "\\" in name)):
         model = load(name)
     elif isinstance(PRESETS[name], GPT.Config):
         model = build(name).eval()
         tell(f"{name} is a preset: its weights are random, and so is what it writes; a saved folder has learned ones")
     else:
         model = build(name, device="meta")
-    if not isinstance(model, GPT):
+    if not isinstance(model, GPT | Transformer):
         able = ", ".join(each for each in PRESETS if isinstance(PRESETS[each], GPT.Config))
-        raise ConfigError(f"{name} is a {type(model).__name__}, which does not go on from a prompt; a GPT does: {able}")
+        raise ConfigError(f"{name} is a {type(model).__name__}, which does not write text; a GPT does: {able}")
     return model
+
+
+def started(name: str, model: "GPT | Transformer", tokens: list[int]) -> "tuple[GPT | Decoder, list[int]]":
+    """What writes, and what its text begins with: the prompt, or the token with which an answer to it starts."""
+    import torch
+
+    from regard.models.decoders import answering
+    from regard.models.gpt import GPT
+
+    if isinstance(model, GPT):
+        return model, tokens
+    start = named(name, "decoder_start_token_id", model.config.vocab)
+    if not start:
+        raise ConfigError(
+            f"{name} is a Transformer, whose answer starts with a token of its own, but no config.json names that as "
+            "decoder_start_token_id; in Python use generate(answering(model, source), [[start]])"
+        )
+    return answering(model, torch.tensor([tokens])), start[:1]
 
 
 def words_of(name: str, vocab: int, given: Path | None) -> "Tokenizer":
@@ -155,15 +182,26 @@ def words_of(name: str, vocab: int, given: Path | None) -> "Tokenizer":
 
 def endings(name: str, vocab: int) -> list[list[int]]:
     """The tokens that end every text, where a folder names them as Hugging Face does."""
-    from regard.models.files import read_config
+    return [[token] for token in named(name, "eos_token_id", vocab)]
 
-    named = read_config(Path(name)).get("eos_token_id") if Path(name).is_dir() else None
-    tokens = named if isinstance(named, list) else [named]
-    return [[token] for token in tokens if isinstance(token, int) and 0 <= token < vocab]
+
+def named(name: str, key: str, vocab: int) -> list[int]:
+    """The tokens that a folder's files name so, one or several; none if no file does, or if it is no folder."""
+    for file in (Path(name) / each for each in NAMING):
+        if file.is_file():
+            try:
+                about = json_of(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise CheckpointError(f"{file} is not JSON: {error}") from None
+            found = about.get(key) if isinstance(about, dict) else None
+            tokens = found if isinstance(found, list) else [found]
+            if known := [token for token in tokens if isinstance(token, int) and 0 <= token < vocab]:
+                return known
+    return []
 
 
 def write(
-    model: "GPT",
+    model: "GPT | Decoder",
     prompt: list[int],
     words: "Tokenizer",
     strategy: "Strategy",
@@ -183,9 +221,10 @@ def write(
     for token in stream(model, [prompt], strategy=strategy, length=length, stops=stops, cache=cache):
         tokens.append(token)
         if shown and token.ended is None:
-            for each in tokens[printed : len(tokens) - held]:
+            safe = max(printed, len(tokens) - held)
+            for each in tokens[printed:safe]:
                 say(unfolding.push(each.token))
-            printed = max(printed, len(tokens) - held)
+            printed = safe
     text = gathered(prompt, tokens, stops)
     if shown:
         for rest in text.body[printed:]:

@@ -122,6 +122,8 @@ class Rolling(Cache):
         self._positions = _counted(0, 0)
 
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
+        if torch.compiler.is_compiling():
+            raise CacheError("what a rolling cache forgets is worked out in Python; compile with Growing or Static")
         _check_continues(self._held, k, v)
         start, self.length = self.length, self.length + k.shape[2]
         keys, values = _joined(self._held, k, v)
@@ -165,6 +167,8 @@ class Stream:
         self, q: Float[Tensor, "b h n c"], k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]
     ) -> Float[Tensor, "b h r e"]:
         """Take in n positions; give out the r rows that are complete now, possibly none."""
+        if torch.compiler.is_compiling():
+            raise CacheError("which rows a stream gives out is worked out in Python; compile what stands around it")
         if self._ended:
             raise CacheError("this stream was finished, so nothing can follow; begin another with Stream(...)")
         _check_continues(self._held, k, v)

@@ -17,7 +17,7 @@ class TokenEmbedding(nn.Module):
     def __init__(self, vocab: int, width: int, *, scale: float = 1.0) -> None:
         super().__init__()
         self.vocab, self.scale = whole("vocab", vocab, 1), scale
-        self.weight = nn.Parameter(torch.empty(vocab, width))
+        self.weight = nn.Parameter(torch.zeros(vocab, width))
 
     def forward(self, tokens: Integer[Tensor, "b n"], name: str = "tokens") -> Float[Tensor, "b n d"]:
         """Their vectors; `name` is what errors call the tokens."""
@@ -36,9 +36,10 @@ class LearnedPositions(nn.Module):
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
         self.context = whole("context", context, 1)
-        self.weight = nn.Parameter(torch.empty(context, width))
+        self.weight = nn.Parameter(torch.zeros(context, width))
 
     def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d"]:
+        check_positions(positions, self.context)
         return functional.embedding(positions, self.weight)
 
 
@@ -104,6 +105,20 @@ def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
     low, high = (int(x) for x in tokens.aminmax())
     if low < 0 or high >= vocab:
         raise ShapeError(f"{name} holds {low if low < 0 else high}, but the vocabulary has tokens 0 to {vocab - 1}")
+
+
+def check_positions(positions: Tensor, context: int) -> None:
+    """Raise where these are not whole numbers from 0 to context - 1. On a GPU the range is torch's to check."""
+    if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
+        came = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
+        raise DtypeError(f"positions must be a tensor of whole numbers, (n) or (b n), not {came}")
+    if positions.device.type != "cpu" or torch.compiler.is_compiling() or is_hollow(positions) or not positions.numel():
+        return
+    low, high = (int(x) for x in positions.aminmax())
+    if low < 0 or high >= context:
+        raise ShapeError(
+            f"positions holds {low if low < 0 else high}, but the context has positions 0 to {context - 1}"
+        )
 
 
 def check_image(image: Tensor, channels: int) -> None:

@@ -22,6 +22,11 @@ ACTIVATIONS.add("tanh")(torch.tanh)
 GATED = "gated-"
 
 
+def check_activation(name: str) -> None:
+    """Raise where there is no activation of that name, gated or not."""
+    ACTIVATIONS[name.removeprefix(GATED)]
+
+
 class FeedForward(nn.Module):
     """down(f(up x)), or gated down(f(gate x) * up x) for an activation such as "gated-silu".
 

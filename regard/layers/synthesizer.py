@@ -46,24 +46,22 @@ class Synthesizer(nn.Module):
         super().__init__()
         check_heads(width, heads)
         check_share("dropout", dropout)
-        unknown = sorted(set(parts) - set(PARTS))
-        if unknown or not parts or len(set(parts)) < len(parts):
-            raise ConfigError(f"parts takes one or more of {', '.join(PARTS)}, each once, not {parts!r}")
+        check_parts(parts)
         self.heads, self.context, self.parts = heads, whole("context", context, 1), tuple(parts)
         self.head_width, self.dropout, self.kernel = width // heads, dropout, kernel
         self.value = nn.Linear(width, width, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
         if "dense" in parts:
             self.proposal = nn.Linear(width, width, bias=bias)
-            self.dense_keys = nn.Parameter(torch.empty(context, self.head_width))
-            self.dense_bias = nn.Parameter(torch.empty(context))
+            self.dense_keys = nn.Parameter(torch.zeros(context, self.head_width))
+            self.dense_bias = nn.Parameter(torch.zeros(context))
         if "random" in parts:
-            self.random_scores = nn.Parameter(torch.empty(heads, context, context))
+            self.random_scores = nn.Parameter(torch.zeros(heads, context, context))
         if "dot" in parts:
             self.query = nn.Linear(width, width, bias=bias)
             self.key = nn.Linear(width, width, bias=bias)
         if len(parts) > 1:
-            self.shares = nn.Parameter(torch.empty(len(parts)))
+            self.shares = nn.Parameter(torch.zeros(len(parts)))
 
     def forward(
         self,
@@ -118,3 +116,9 @@ class Synthesizer(nn.Module):
 
     def _share(self, part: str) -> Tensor | float:
         return self.shares.softmax(0)[self.parts.index(part)] if len(self.parts) > 1 else 1.0
+
+
+def check_parts(parts: tuple[str, ...]) -> None:
+    """Raise where these are not kinds of scores, each named once."""
+    if not parts or set(parts) - set(PARTS) or len(set(parts)) < len(parts):
+        raise ConfigError(f"parts takes one or more of {', '.join(PARTS)}, each once, not {parts!r}")

@@ -13,7 +13,7 @@ class LearnedBuckets(nn.Module):
     def __init__(self, heads: int, *, buckets: int = 32, reach: int = 128, both_ways: bool = True) -> None:
         super().__init__()
         self.reach, self.both_ways = reach, both_ways
-        self.weight = nn.Parameter(torch.empty(whole("buckets", buckets, 2), whole("heads", heads, 1)))
+        self.weight = nn.Parameter(torch.zeros(whole("buckets", buckets, 2), whole("heads", heads, 1)))
         self()  # what cannot be is refused here, not at the first call
 
     def forward(self) -> Term:
@@ -25,7 +25,7 @@ class LearnedDistances(nn.Module):
 
     def __init__(self, head_width: int, reach: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(2 * whole("reach", reach, 0) + 1, whole("head_width", head_width, 1)))
+        self.weight = nn.Parameter(torch.zeros(2 * whole("reach", reach, 0) + 1, whole("head_width", head_width, 1)))
 
     def forward(self) -> Term:
         return shaw(self.weight)
@@ -36,7 +36,7 @@ class LearnedSinks(nn.Module):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(whole("heads", heads, 1)))
+        self.weight = nn.Parameter(torch.zeros(whole("heads", heads, 1)))
 
     def forward(self) -> Term:
         return sink(self.weight)

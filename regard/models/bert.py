@@ -52,6 +52,7 @@ class BERTConfig(Config):
     attention_dropout: float = 0.1
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_counts("vocab", "context", "depth", "ff_width", "segments", "classes")
         self.check_shares("dropout", "attention_dropout")
         self.check_choice("head", HEADS)
@@ -158,7 +159,7 @@ class WordHead(nn.Module):
         self.dense = nn.Linear(config.width, config.width)
         self.activation = ACTIVATIONS[config.activation]
         self.norm = norm("layer", config.width, config.eps)
-        self.bias = nn.Parameter(torch.empty(config.vocab))
+        self.bias = nn.Parameter(torch.zeros(config.vocab))
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         return self.norm(self.activation(self.dense(x)))

@@ -16,8 +16,11 @@ class Caches:
 
     @property
     def length(self) -> int:
-        """Positions received."""
-        return self.layers[0].length
+        """Positions received, by every block."""
+        length = self.layers[0].length
+        if any(cache.length != length for cache in self.layers):
+            raise CacheError("a call failed half-way, and some blocks took it in; begin anew with model.cache()")
+        return length
 
     @property
     def nbytes(self) -> int:
@@ -31,6 +34,11 @@ class Caches:
         for cache in self.layers:
             cache.reorder(rows)
 
-    def check_depth(self, depth: int) -> None:
-        if len(self.layers) != depth:
-            raise CacheError(f"this cache was made for {len(self.layers)} blocks, but the model has {depth}")
+
+def check_caches(caches: Caches, depth: int) -> Caches:
+    """The caches, if they were made for a model of this depth."""
+    if not isinstance(caches, Caches):
+        raise CacheError(f"cache takes what model.cache() gives, not {type(caches).__name__}")
+    if len(caches.layers) != depth:
+        raise CacheError(f"this cache was made for {len(caches.layers)} blocks, but the model has {depth}")
+    return caches

@@ -28,6 +28,7 @@ class CNNConfig(Config):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_counts("channels", "classes")
         self.check_shares("dropout")
         if not self.widths:

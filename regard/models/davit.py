@@ -49,6 +49,7 @@ class DaViTConfig(Config):
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_counts("channels", "window", "ff_factor")
         self.check_shares("drop_path")
         whole("classes", self.classes, 0)

@@ -16,6 +16,7 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.core.algebra import Mask
 from regard.core.given import Padding
 from regard.core.masks import padding
+from regard.layers.embeddings import check_tokens
 from regard.models.caches import Caches
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
@@ -123,13 +124,15 @@ class Answering:
         return self.module(self.source[rows], tokens, source_padding=kept)[:, -1]
 
 
-def answering(model: Transformer, source: Int[Tensor, "b m"], source_padding: Mask | None = None) -> Decoder:
+def answering(model: Transformer, source: Tensor, source_padding: Mask | None = None) -> Decoder:
     """The model as a writer about these sources, for `generate` and `stream`; prompts hold the token that says start.
 
+    source          tokens (b m), one row for each text
     source_padding  which source tokens are real: `padding(lengths)`
     """
     if not isinstance(model, Transformer):
         raise ConfigError(f"only an encoder-decoder answers a source, not a {type(model).__name__}")
+    check_tokens(source, model.config.vocab, "source")
     if source_padding is not None and not isinstance(source_padding, Padding):
         raise ConfigError(f"source_padding says how long each source is, padding(lengths), not {source_padding!r}")
     return Answering(model, source, source_padding)
@@ -171,7 +174,7 @@ class Aligned:
             logits = self.decoder.step(self._columns(texts, self.length, until), self.state)
         self.length = until
         ready = [row for row, text in enumerate(texts) if len(text) == until]
-        return ready, logits[ready]
+        return ready, logits if len(ready) == len(texts) else logits[ready]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Let text r be what text rows[r] was."""

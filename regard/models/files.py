@@ -21,6 +21,7 @@ from torch import Tensor
 
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError
+from regard.base.tensors import is_hollow
 from regard.models.model import Config, Model
 from regard.models.presets import KINDS, kind_of, made
 
@@ -31,13 +32,16 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 def save(model: Model, path: str | os.PathLike[str]) -> None:
     """Write the model into a folder, which is made if it is not there."""
-    folder = Path(path)
-    if folder.is_file():
-        raise CheckpointError(f"{folder} is a file; a model is saved as a folder, with {CONFIG} and its weights")
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    folder = made_folder(path)
+    kind = next((name for name in KINDS if KINDS[name] is type(model)), None)
+    if kind is None:
+        known = ", ".join(KINDS[name].__name__ for name in KINDS)
+        raise CheckpointError(f"{type(model).__name__} could not be loaded again: a folder holds one of {known}")
+    hollow = [name for name, tensor in model.state_dict().items() if is_hollow(tensor)]
+    if hollow:
+        raise CheckpointError(f"{hollow[0]} has no numbers to save: the model was built on the meta device")
+    weights = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
     kept = write_atomically(folder / "weights-.safetensors", lambda file: save_file(weights, file), named_by_content)
-    kind = next(name for name in KINDS if KINDS[name] is type(model))
     about = {"format": FORMAT, "model": kind, "config": to_json(model.config), "weights": kept.name}
     text = json.dumps(about, indent=1) + "\n"
     write_atomically(folder / CONFIG, lambda file: file.write_text(text))
@@ -46,13 +50,25 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
             old.unlink()
 
 
+def made_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder, made if it is not there."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file; a model is saved as a folder, with {CONFIG} and its weights")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Model:
     """The model that a folder holds, ours or Hugging Face's, in eval mode and in the dtype it was saved with."""
     folder = Path(path)
     about = read_config(folder)
     if about.get("format") != FORMAT:
         return foreign().load(folder, about, device=device)
-    weights = read_weights(folder / str(about.get("weights")))
+    file = folder / Path(str(about.get("weights"))).name  # a name with a path could reach outside the folder
+    weights = read_weights(file)
+    if named_by_content(file) != file.name:
+        raise CheckpointError(f"{file} is damaged: its contents are not those it was named by")
     return assembled(load_config(folder), weights, str(folder), device)
 
 
@@ -85,10 +101,12 @@ def assembled(config: Config, weights: Mapping[str, Tensor], source: str, device
             raise CheckpointError(
                 f"{name} in {source} is {tuple(tensor.shape)}, but by its configuration {tuple(wanted[name].shape)}"
             )
-    floats = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
-    model = made(config, seed=None, device=device, dtype=floats.pop() if len(floats) == 1 else torch.float32)
-    model.load_state_dict(dict(weights))
-    return model.eval()
+        if tensor.is_floating_point() != wanted[name].is_floating_point():
+            raise CheckpointError(f"{name} in {source} is {tensor.dtype}, but the model's is {wanted[name].dtype}")
+    model = made(config, seed=None, device="meta")
+    # each in the dtype it was saved with, and copied: a file's layout leaves tensors at odd addresses
+    model.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
+    return model.to(device).eval()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -148,10 +166,30 @@ def write_atomically(path: Path, write: Callable[[Path], object], name: Callable
         write(file)
         with file.open("rb") as written:
             os.fsync(written.fileno())
-        return file.replace(path if name is None else path.with_name(name(file)))
+        file.chmod(0o666 & ~_umask())  # a temporary file is its owner's alone
+        final = file.replace(path if name is None else path.with_name(name(file)))
+        _sync(path.parent)
+        return final
     except BaseException:
         file.unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    """Which rights a new file is not given. Asking is only possible by setting."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _sync(folder: Path) -> None:
+    """Force the names in a folder to disk, where the system can."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _some(names: list[str]) -> str:

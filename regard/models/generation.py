@@ -23,11 +23,12 @@ from regard.base.seeds import generator
 from regard.layers.embeddings import check_tokens
 from regard.models.decoders import Aligned, Decoder, Reader, Shifted, answering, as_decoder
 from regard.models.gpt import GPT
-from regard.models.strategies import Beam, Choice, Strategy, beam, check_strategy, greedy, kth, ranked, sample
+from regard.models.strategies import Beam, Choice, Strategy, beam, check_strategy, greedy, kth, leading, sample
 
 __all__ = ["Decoder", "Text", "Token", "answering", "beam", "gathered", "generate", "greedy", "kth", "sample", "stream"]
 
 Ended = Literal["stop", "length", "context"]
+Side = Literal["left", "right"]
 Tokens = Sequence[int] | Tensor
 Stop = int | Tokens
 GREEDY = greedy()
@@ -74,24 +75,28 @@ def generate(
     prompts: Sequence[Tokens] | Tensor,
     *,
     lengths: Sequence[int] | Tensor | None = None,
+    filled: Side = "right",
     strategy: Strategy = GREEDY,
     length: int = 64,
     stops: Sequence[Stop] = (),
     cache: bool = True,
-    padding: Literal["left", "right"] = "right",
+    padding: Side = "right",
 ) -> list[Text]:
     """Each prompt's continuation.
 
     model    a GPT; for an encoder-decoder `answering(model, source)`, with prompts that hold its start token
-    prompts  lists of tokens, or a tensor (b n) of which the first `lengths[r]` of row r are real
+    prompts  lists of tokens, or a tensor (b n) of which `lengths[r]` tokens of row r are real
+    filled   on which side such a tensor was filled up: "right" means that the real tokens come first, "left" that they
+             come last. It says nothing about `padding`
     length   the most new tokens. A text also ends when the model has read as many as its context holds: the last token
              may then be one that could not be read any more
     stops    tokens, and sequences of tokens, that end a text where they are written; a prompt's tokens do not count
     cache    False runs a whole pass for every token
-    padding  how prompts of different lengths share a batch. "right" keeps each token at its own position and suits all
-             models; "left" fills up at the front and reads all prompts in one pass. Texts are the same
+    padding  how prompts of different lengths share a batch inside, however they were given. "right" keeps each token at
+             its own position and suits all models; "left" fills up at the front and reads all prompts in one pass.
+             Texts are the same
     """
-    task = _task(model, prompts, lengths, strategy, length, stops, cache, padding)
+    task = _task(model, prompts, lengths, filled, strategy, length, stops, cache, padding)
     written: list[list[Token]] = [[] for _ in task.prompts]
     for token in task.run():
         written[token.text].append(token)
@@ -103,14 +108,15 @@ def stream(
     prompts: Sequence[Tokens] | Tensor,
     *,
     lengths: Sequence[int] | Tensor | None = None,
+    filled: Side = "right",
     strategy: Strategy = GREEDY,
     length: int = 64,
     stops: Sequence[Stop] = (),
     cache: bool = True,
-    padding: Literal["left", "right"] = "right",
+    padding: Side = "right",
 ) -> Iterator[Token]:
     """The tokens that `generate` puts together, as they come; those of a beam come when its search is over."""
-    return _task(model, prompts, lengths, strategy, length, stops, cache, padding).run()
+    return _task(model, prompts, lengths, filled, strategy, length, stops, cache, padding).run()
 
 
 @dataclass(slots=True)
@@ -176,7 +182,7 @@ class Task:
                     parents += members
                     continue
                 free = strategy.width - len(done[text])
-                scores = log_probabilities[[place[member] for member in members]]
+                scores = log_probabilities[place[members[0]] : place[members[-1]] + 1]
                 for member, token, value in _best([rows[member] for member in members], scores, free):
                     row = rows[members[member]].extended(token, value)
                     row.ended = self._ended(row)
@@ -193,8 +199,8 @@ class Task:
         """Which rows have been read to their ends, the logits of their next tokens, and the log-probabilities."""
         with torch.no_grad(), evaluating(self.decoder.module):
             ready, logits = self.reader.read([row.tokens for row in rows])
-        log_probabilities = logits.double().log_softmax(-1)
-        if log_probabilities.isnan().any():
+        log_probabilities = logits.log_softmax(-1, dtype=torch.float64)
+        if log_probabilities[:, 0].isnan().any():  # one bad logit spoils its whole row
             raise RegardError("the model's logits hold NaN or infinity and tell no next token; look at its weights")
         return ready, logits, log_probabilities
 
@@ -226,7 +232,7 @@ def _best(rows: list[Row], log_probabilities: Float[Tensor, "r w"], count: int) 
     """The likeliest continuations by one token, best first: row, token and the token's log-probability."""
     before = torch.tensor([_total(row) for row in rows], dtype=torch.float64, device=log_probabilities.device)
     totals = (before[:, None] + log_probabilities).flatten()
-    best = ranked(totals)[:count]
+    best = leading(totals, min(count, len(totals)))
     possible = best[totals[best] > -torch.inf]
     vocab = log_probabilities.shape[1]
     values = log_probabilities.flatten()[possible].tolist()
@@ -261,6 +267,7 @@ def _task(
     model: GPT | Decoder,
     prompts: Sequence[Tokens] | Tensor,
     lengths: Sequence[int] | Tensor | None,
+    filled: str,
     strategy: Strategy,
     length: int,
     stops: Sequence[Stop],
@@ -270,7 +277,7 @@ def _task(
     decoder = as_decoder(model)
     check_strategy(strategy, decoder.vocab)
     length = whole("length", length, 1, "new tokens")
-    rows = _prompts(prompts, lengths, decoder)
+    rows = _prompts(prompts, lengths, filled, decoder)
     decoder.check_texts(len(rows))
     ends = _in_order(stops, decoder.vocab)
     capacity = min(decoder.context, max(map(len, rows)) + length)
@@ -286,15 +293,20 @@ def _task(
 
 
 def _prompts(
-    prompts: Sequence[Tokens] | Tensor, lengths: Sequence[int] | Tensor | None, decoder: Decoder
+    prompts: Sequence[Tokens] | Tensor, lengths: Sequence[int] | Tensor | None, filled: str, decoder: Decoder
 ) -> list[list[int]]:
     """Prompts as lists, or an error that says which one does not fit."""
+    if filled not in ("left", "right"):
+        raise ConfigError(f"filled is 'left' or 'right', not {filled!r}")
+    if filled == "left" and lengths is None:
+        raise ConfigError("filled='left' goes with lengths, which say how many tokens at each row's end are real")
     if isinstance(prompts, Tensor):
         check_tokens(prompts, decoder.vocab, "prompts")
         rows = prompts.tolist()
         if lengths is not None:
             real = _lengths(lengths, *prompts.shape)
-            rows = [row[:count] for row, count in zip(rows, real, strict=True)]
+            starts = [len(row) - count if filled == "left" else 0 for row, count in zip(rows, real, strict=True)]
+            rows = [row[start : start + count] for row, start, count in zip(rows, starts, real, strict=True)]
     else:
         if lengths is not None:
             raise ConfigError("lengths go with prompts in one tensor (b n); lists of tokens have lengths of their own")

@@ -9,19 +9,22 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.base.errors import ConfigError
 from regard.core.algebra import Mask
 from regard.core.cache import Growing, Rolling, Static
+from regard.core.grid import Places
 from regard.core.masks import causal, window
 from regard.core.positions import NTK, Interpolate, Llama3, Rotary, YaRN
 from regard.layers.attention import Attention, check_heads
 from regard.layers.blocks import Block, through
 from regard.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding, check_context
-from regard.layers.feedforward import FeedForward
+from regard.layers.feedforward import FeedForward, check_activation
 from regard.layers.initial import Initial, constant, normal, uniform
 from regard.layers.norms import norm
-from regard.layers.synthesizer import Synthesizer
-from regard.models.caches import Caches
+from regard.layers.synthesizer import Synthesizer, check_parts
+from regard.models.caches import Caches, check_caches
 from regard.models.model import Config, Model
+from regard.models.padded import counted, is_filled_in_front
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "none")
 
@@ -62,10 +65,35 @@ class GPTConfig(Config):
     attention_dropout: float = 0.1
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_counts("vocab", "context", "depth", "ff_width", "reach", "window")
         self.check_shares("dropout", "attention_dropout")
         self.check_choice("positions", POSITIONS)
         check_heads(self.width, self.heads, self.kv_heads, self.head_width)
+        check_activation(self.activation)
+        norm(self.norm, 1, self.eps)
+        if self.qk_norm is not None:
+            norm(self.qk_norm, 1)
+        if self.positions == "rotary":
+            Rotary(base=self.rotary_base, pairing=self.rotary_pairing).frequencies(self.width_of_heads)
+        self._check_mixer()
+
+    def _check_mixer(self) -> None:
+        """Raise where a setting would mean nothing to what mixes tokens here."""
+        if not self.synthesizer:
+            if self.reach is not None:
+                raise ConfigError(f"reach is the table of a synthesizer, and here is none: reach={self.reach}")
+            return
+        check_parts(self.synthesizer)
+        foreign = {"kv_heads": None, "head_width": None, "qk_norm": None, "query_key_value_bias": None}
+        odd = [name for name, usual in foreign.items() if getattr(self, name) != usual]
+        odd += ["positions='rotary'"] if self.positions == "rotary" else []
+        if odd:
+            raise ConfigError(f"a synthesizer has no use for {', '.join(odd)}; leave it out, or drop synthesizer")
+
+    @property
+    def width_of_heads(self) -> int:
+        return self.width // self.heads if self.head_width is None else self.head_width
 
 
 class GPT(Model):
@@ -118,18 +146,21 @@ class GPT(Model):
         positions: Int[Tensor, "*b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """The last block's output, normalised: what `unembed` turns into logits."""
-        start = 0 if cache is None else cache.length
+        start = 0 if cache is None else check_caches(cache, len(self.blocks)).length
         x = self.tokens(tokens)
-        check_context(start + tokens.shape[1], self.config.context)
-        if self.positions is not None:
-            counted = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-            x = x + self.positions(counted if positions is None else positions).to(x.dtype)
-        x = functional.dropout(x, self.config.dropout, self.training)
+        b, n = tokens.shape
+        check_context(start + n, self.config.context)
         mask = self.mask if padding is None else self.mask & padding
+        mask.check(Places(start), n, start + n, b, self.config.heads)  # before any cache takes anything in
+        if self.config.synthesizer and is_filled_in_front(padding):
+            raise ConfigError("a synthesizer's weights belong to places of its table; fill sequences up at their end")
+        if self.positions is not None:
+            where = counted(padding, start, n, tokens.device) if positions is None else positions
+            x = x + self.positions(where).to(x.dtype)
+        x = functional.dropout(x, self.config.dropout, self.training)
         if cache is None:
             x = through(self.blocks, x, recompute=self.recompute, mask=mask, positions=positions)
         else:
-            cache.check_depth(len(self.blocks))
             for block, kept in zip(self.blocks, cache, strict=True):
                 x = block(x, mask=mask, cache=kept, positions=positions)
         return self.norm(x)
@@ -138,13 +169,14 @@ class GPT(Model):
         return self.tokens.unembed(hidden) if self.head is None else self.head(hidden)
 
     def cache(self, capacity: int | None = None) -> Caches:
-        """An empty cache: with room for `capacity` tokens taken once, or growing; a window keeps only its reach."""
-        if self.config.window is not None:
-            return Caches(lambda: Rolling(self.mask), self.config.depth)
-        return Caches(Growing if capacity is None else lambda: Static(capacity), self.config.depth)
+        """An empty cache: with room for `capacity` tokens taken once, or growing, where a window keeps its reach."""
+        if capacity is not None:
+            return Caches(lambda: Static(capacity), self.config.depth)
+        return Caches(Growing if self.config.window is None else lambda: Rolling(self.mask), self.config.depth)
 
     def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
-        return (torch.zeros(batch, self.config.context if length is None else length, dtype=torch.long),)
+        longest = min(self.config.context, self.config.reach or self.config.context)
+        return (torch.zeros(batch, longest if length is None else length, dtype=torch.long),)
 
     def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
         cache = self.cache()

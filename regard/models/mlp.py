@@ -30,6 +30,7 @@ class MLPConfig(Config):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_counts("image", "channels", "classes")
         self.check_shares("dropout")
         for width in self.widths:

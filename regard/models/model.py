@@ -4,10 +4,11 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor, nn
 
+from regard.base.config import coerced
 from regard.base.errors import ConfigError
 from regard.base.numbers import whole
 from regard.layers.attention import check_share
@@ -17,6 +18,11 @@ from regard.layers.initial import Initial, initialise
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """The settings of a model. Its class says of which."""
+
+    def check_types(self) -> None:
+        """Raise where a setting is not of the kind that its annotation says."""
+        for name, hint in get_type_hints(type(self)).items():
+            coerced(f"{type(self).__name__}.{name}", getattr(self, name), hint)
 
     def check_counts(self, *names: str) -> None:
         """Raise where one of these settings is not a whole number of at least 1; None passes."""

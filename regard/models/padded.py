@@ -24,7 +24,11 @@ def first_tokens(x: Float[Tensor, "b n d"], padding: Mask | None) -> Float[Tenso
     if front is None:
         return x[:, 0]
     # an empty sequence has none; its last row stands in
-    return x[torch.arange(len(x), device=x.device), front.clamp(max=x.shape[1] - 1)]
+    return x[torch.arange(x.shape[0], device=x.device), front.clamp(max=x.shape[1] - 1)]
+
+
+def is_filled_in_front(padding: Mask | None) -> bool:
+    return isinstance(padding, Padding) and padding.width is not None
 
 
 def _front(padding: Mask | None, device: torch.device) -> Int[Tensor, "b"] | None:

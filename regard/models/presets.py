@@ -54,10 +54,16 @@ def made(
     dtype: torch.dtype = torch.float32,
 ) -> Model:
     """The model of a configuration. Without a seed nothing is filled in, for weights that are about to be loaded."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"dtype takes a floating type such as torch.float32, not {dtype!r}")
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device takes a device such as 'cpu' or 'cuda', not {device!r}") from None
     with torch.device("meta"):  # no library's default is drawn only to be drawn over
         model = kind_of(config)(config)
     model = model.to(dtype)
-    if torch.device(device).type != "meta":
+    if device.type != "meta":
         model = model.to_empty(device=device)
         if seed is not None:
             model.initialise(seed)

@@ -32,6 +32,7 @@ class ResNetConfig(Config):
     depth: int = 20
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_counts("channels", "classes", "width", "depth")
         if self.depth < 8 or self.depth % 6 != 2:
             near = max(round((self.depth - 2) / 6), 1) * 6 + 2

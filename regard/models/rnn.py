@@ -47,6 +47,7 @@ class RNNConfig(Config):
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_counts("vocab", "target_vocab", "depth")
         whole("width", self.width, 1)
         self.check_shares("dropout")
@@ -136,7 +137,7 @@ class RNN(Model):
         """The source, read from first to last, and the states that the decoder begins with."""
         last = _last_rows(source, source_padding)
         x = self._dropped(self.source(source, "source"))
-        nothing = State(x.new_zeros(len(x), self.config.width), x.new_zeros(len(x), self.config.width))
+        nothing = State(x.new_zeros(x.shape[0], self.config.width), x.new_zeros(x.shape[0], self.config.width))
         states = []
         for layer, bridge in zip(self.encoder, self.bridge, strict=True):
             rows, _ = self._through(layer, x, nothing)
@@ -148,8 +149,8 @@ class RNN(Model):
     def decode(self, target: Int[Tensor, "b i"], encoded: Encoded) -> tuple[Float[Tensor, "b i w"], Encoded]:
         """Logits of the token after each one of the target, and what the next tokens go on from."""
         x = self._dropped(self.target(target, "target"))
-        if len(x) != len(encoded.rows):
-            raise ShapeError(f"target has b={len(x)} sequences, but the source has b={len(encoded.rows)}")
+        if x.shape[0] != encoded.rows.shape[0]:
+            raise ShapeError(f"target has b={x.shape[0]} sequences, but the source has b={encoded.rows.shape[0]}")
         states = []
         for layer, state in zip(self.decoder, encoded.states, strict=True):
             rows, after = self._through(layer, x, state)

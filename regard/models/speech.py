@@ -41,7 +41,7 @@ class SpeechConfig(Config):
     mels        numbers in a frame
     chunk       rows that see each other; a row is made of 4 frames
     look_back   whole chunks that a row sees before its own, in every block; None is all, and memory grows
-    look_ahead  whole chunks that a row sees after its own, in every block: those of all blocks add up, see `delay`
+    look_ahead  whole chunks that a row sees after its own, in the first block; in the others they would add up
     ff_width    None is 4 * width
     """
 
@@ -64,10 +64,13 @@ class SpeechConfig(Config):
     attention_dropout: float = 0.1
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_counts("vocab", "mels", "depth", "ff_width", "chunk")
         self.check_shares("dropout", "attention_dropout")
         self.check_choice("positions", POSITIONS)
         check_heads(self.width, self.heads, self.kv_heads)
+        if self.positions == "rotary":
+            Rotary().frequencies(self.width // self.heads)
         whole("look_ahead", self.look_ahead, 0)
         if self.look_back is not None:
             whole("look_back", self.look_back, 0)
@@ -76,10 +79,11 @@ class SpeechConfig(Config):
     def delay(self) -> int:
         """The most frames that come after a frame before its row is given out.
 
-        Chunk number n is given out with the last frame of chunk n + depth * look_ahead: after its own last frame
-        4 * chunk * depth * look_ahead more, and after its first frame 4 * chunk - 1 on top of these.
+        Chunk number n is given out with the last frame of chunk n + look_ahead: after its own last frame
+        4 * chunk * look_ahead more, and after its first frame 4 * chunk - 1 on top of these. Depth adds nothing:
+        blocks after the first look no further than the end of the chunk they are in.
         """
-        return STEP * self.chunk * (self.depth * self.look_ahead + 1) - 1
+        return STEP * self.chunk * (self.look_ahead + 1) - 1
 
 
 class Halving(nn.Module):
@@ -94,10 +98,14 @@ class Halving(nn.Module):
         x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if held is None else held, x], 1)
         ready = (x.shape[1] - 1) // 2
         rest = x[:, 2 * ready :]
-        if not ready:
-            return x.new_zeros(x.shape[0], 0, self.convolution.out_channels), rest
-        rows = self.convolution(x[:, : 2 * ready + 1].transpose(1, 2)).transpose(1, 2)
-        return functional.gelu(rows), rest
+        return self.rows(x) if ready else x.new_zeros(x.shape[0], 0, self.convolution.out_channels), rest
+
+    def whole(self, x: Float[Tensor, "b n f"]) -> Float[Tensor, "b m d"]:
+        """All rows of an input that is complete."""
+        return self.rows(functional.pad(x, (0, 0, 1, 0)))
+
+    def rows(self, x: Float[Tensor, "b n f"]) -> Float[Tensor, "b m d"]:
+        return functional.gelu(self.convolution(x.transpose(1, 2)).transpose(1, 2))
 
 
 class FrontEnd(nn.Module):
@@ -117,6 +125,10 @@ class FrontEnd(nn.Module):
         rows, between = self.second(half, between)
         return rows, (before, between)
 
+    def whole(self, frames: Float[Tensor, "b n mels"]) -> Float[Tensor, "b m d"]:
+        """All rows of an input that is complete."""
+        return self.second.whole(self.first.whole(frames))
+
 
 class Speech(Model):
     """Frames to logits of tokens: one row for every 4 frames."""
@@ -133,9 +145,11 @@ class Speech(Model):
         self.initialise()
 
     @property
-    def mask(self) -> Mask:
-        """Who sees whom, in every block."""
-        return chunks(self.config.chunk, before=self.config.look_back, after=self.config.look_ahead)
+    def masks(self) -> list[Mask]:
+        """Who sees whom, in each block: the first one looks ahead."""
+        config = self.config
+        ahead = [config.look_ahead, *[0] * (config.depth - 1)]
+        return [chunks(config.chunk, before=config.look_back, after=after) for after in ahead]
 
     def forward(
         self, frames: Float[Tensor, "b n mels"], *, lengths: Int[Tensor, "b"] | None = None
@@ -147,12 +161,15 @@ class Speech(Model):
         check_frames(frames, self.config.mels)
         if frames.shape[1] < STEP:
             raise ShapeError(f"frames has {frames.shape[1]} frames, but a row of logits is made of {STEP}")
-        mask = self.mask
+        masks = self.masks
         if lengths is not None:
             check_lengths(lengths, frames)
-            mask = mask & padding(lengths // STEP)
-        x = functional.dropout(self.front(frames)[0], self.config.dropout, self.training)
-        return self.unembed(through(self.blocks, x, recompute=self.recompute, mask=mask))
+            real = padding(lengths // STEP)
+            masks = [mask & real for mask in masks]
+        x = functional.dropout(self.front.whole(frames), self.config.dropout, self.training)
+        for block, mask in zip(self.blocks, masks, strict=True):
+            x = through([block], x, recompute=self.recompute, mask=mask)
+        return self.unembed(x)
 
     def unembed(self, hidden: Float[Tensor, "b m d"]) -> Float[Tensor, "b m w"]:
         return self.head(self.norm(hidden))
@@ -193,7 +210,8 @@ class SpeechStream:
         self.model, self.batch = model, whole("batch", batch, 1)
         self.received = 0  # frames taken in
         self.given = 0  # rows given out
-        self._blocks = [cast(Block, block).stream(model.mask) for block in model.blocks]
+        blocks = zip(model.blocks, model.masks, strict=True)
+        self._blocks = [cast(Block, block).stream(mask) for block, mask in blocks]
         self._held: tuple[Tensor, ...] | None = None  # frames and half rows that the convolutions still need
         self._finished = False
 

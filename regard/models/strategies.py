@@ -4,11 +4,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.base.errors import ConfigError
 from regard.base.numbers import LARGEST, real, whole
+
+BINS = 4096  # at most, and so many that few tokens share one
+FAINT = 40.0  # so far below the largest logit, a whole vocabulary has no share to speak of
 
 
 class Strategy:
@@ -33,7 +37,7 @@ class Greedy(Choice):
     """Always the likeliest token."""
 
     def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-        return logits.argmax(-1)  # of equal ones, the first
+        return logits.argmax(-1)  # of equal ones, the first: torch promises so
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Kth(Choice):
         _check_vocab("kth(k)", self.k, vocab)
 
     def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-        return ranked(logits)[:, self.k - 1]
+        return leading(logits, self.k)[:, -1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +83,37 @@ class Sample(Choice):
 
     def probabilities(self, logits: Float[Tensor, "b w"]) -> Float[Tensor, "b w"]:
         """What is drawn from: softmax(logits / temperature), of which top_k and then top_p leave a part."""
-        logits = logits.double()
-        shares = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
-        if self.top_k is not None or self.top_p is not None:
-            order = ranked(logits)
-            sorted_shares = shares.gather(-1, order)
-            if self.top_k is not None:
-                sorted_shares[:, self.top_k :] = 0.0
-                sorted_shares /= sorted_shares.sum(-1, keepdim=True)
-            if self.top_p is not None and self.top_p < 1.0:
-                before = sorted_shares.cumsum(-1) - sorted_shares
-                sorted_shares = sorted_shares.where(before < self.top_p, 0.0)
-            shares = torch.zeros_like(shares).scatter(-1, order, sorted_shares)
-        return shares / shares.sum(-1, keepdim=True)
+        tokens, shares = self.left(logits)
+        if tokens is None:
+            return shares
+        return shares.new_zeros(logits.shape).scatter(-1, tokens, shares)
 
     def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-        reached = self.probabilities(logits).cumsum(-1)
+        tokens, shares = self.left(logits)
+        reached = shares.cumsum(-1)
         total = reached[:, -1:]
         # the product may round up to the total, which no token would exceed
         aim = torch.minimum(chance.to(reached)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-        return (reached <= aim).sum(-1)
+        place = torch.searchsorted(reached, aim, right=True)
+        return (place if tokens is None else tokens.gather(-1, place))[:, 0]
+
+    def left(self, logits: Float[Tensor, "b w"]) -> tuple[Int[Tensor, "b k"] | None, Float[Tensor, "b k"]]:
+        """The tokens that can be drawn, by number, and how often each is; None means all tokens."""
+        tokens = None
+        if self.top_k is not None:
+            tokens = leading(logits, self.top_k).sort(-1).values
+            logits = logits.gather(-1, tokens)
+        shares = self._shares(logits)
+        if self.top_p is not None and self.top_p < 1.0:
+            shares.mul_(nucleus(logits, shares, self.top_p, FAINT * self.temperature))
+        return tokens, shares.div_(shares.sum(-1, keepdim=True))
+
+    def _shares(self, logits: Float[Tensor, "b w"]) -> Float[Tensor, "b w"]:
+        if self.temperature == 1.0:
+            return logits.softmax(-1, dtype=torch.float64)
+        logits = logits.double()
+        # the largest becomes 0 first: the smallest temperatures would make it infinite
+        return (logits - logits.amax(-1, keepdim=True)).div_(self.temperature).softmax(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +170,52 @@ def beam(width: int, length_penalty: float = 0.0) -> Strategy:
 def ranked(logits: Float[Tensor, "*b w"]) -> Int[Tensor, "*b w"]:
     """Tokens from the likeliest on."""
     return logits.sort(stable=True, dim=-1, descending=True).indices
+
+
+def leading(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
+    """The first k of `ranked`, without a sort of all the others."""
+    if 4 * k >= logits.shape[-1]:
+        return ranked(logits)[..., :k]
+    values, tokens = logits.topk(k + 1)
+    border = values[..., k - 1 : k]
+    if (border == values[..., k:]).any():
+        # some that equal the k-th are left out: those with the highest numbers
+        above, level = logits > border, logits == border
+        room = k - above.sum(-1, keepdim=True)
+        tokens = (above | (level & (level.cumsum(-1) <= room))).nonzero()[:, -1].view(*logits.shape[:-1], k)
+    else:
+        tokens = tokens[..., :k].sort(-1).values
+    return tokens.gather(-1, ranked(logits.gather(-1, tokens)))
+
+
+def nucleus(
+    logits: Float[Tensor, "b w"], shares: Float[Tensor, "b w"], top_p: float, reach: float = FAINT
+) -> Bool[Tensor, "b w"]:
+    """Which tokens come before the likeliest ones have reached top_p together.
+
+    Tokens fall into bins by how far their logits are below the largest, up to `reach`. Bins are in or out as a whole,
+    and only in the one where top_p is reached tokens are ranked.
+    """
+    count = min(BINS, logits.shape[-1])
+    depth = (logits.amax(-1, keepdim=True) - logits).float()
+    span = depth.amax(-1, keepdim=True).clamp(max=min(reach, 1e30)).clamp(min=1e-30)
+    bins = depth.mul_(count / span).clamp_(max=count - 1).long()
+    before = pad(shares.new_zeros(len(shares), count).scatter_add(-1, bins, shares).cumsum(-1), (1, -1))
+    border = (before < top_p).sum(-1, keepdim=True) - 1
+    kept = bins < border
+    rows, tokens = (bins == border).nonzero(as_tuple=True)
+    counts = rows.bincount(minlength=len(bins))
+    places = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    # the tokens of each row's bin side by side, lower ones first; where there are fewer, nothing follows
+    level = logits.new_full((len(bins), max(1, int(counts.max()))), -torch.inf)
+    level[rows, places] = logits[rows, tokens]
+    mass = torch.zeros_like(level, dtype=shares.dtype)
+    mass[rows, places] = shares[rows, tokens]
+    order = ranked(level)
+    mass = mass.gather(-1, order)
+    inside = before.gather(-1, border) + mass.cumsum(-1) - mass < top_p
+    kept[rows, tokens] = torch.empty_like(inside).scatter(-1, order, inside)[rows, places]
+    return kept
 
 
 def check_strategy(strategy: object, vocab: int) -> None:

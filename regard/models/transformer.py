@@ -24,7 +24,7 @@ from regard.layers.embeddings import LearnedPositions, SinusoidalPositions, Toke
 from regard.layers.feedforward import FeedForward
 from regard.layers.initial import Initial, constant, normal, uniform, xavier
 from regard.layers.norms import norm
-from regard.models.caches import Caches
+from regard.models.caches import Caches, check_caches
 from regard.models.model import Config, Model
 from regard.models.padded import counted
 
@@ -65,6 +65,7 @@ class TransformerConfig(Config):
     ff_dropout: float = 0.0  # inside the feed-forward part
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_counts("vocab", "context", "depth", "decoder_depth", "ff_width")
         self.check_shares("dropout", "attention_dropout", "ff_dropout")
         self.check_choice("order", ORDERS)
@@ -84,7 +85,7 @@ class Transformer(Model):
         self.tokens = TokenEmbedding(config.vocab, config.width, scale=math.sqrt(config.width) if config.scaled else 1)
         self.encoder = Stack(config, config.depth, crossing=False)
         self.decoder = Stack(config, depth, crossing=True)
-        self.output_bias = nn.Parameter(torch.empty(config.vocab)) if config.output_bias else None
+        self.output_bias = nn.Parameter(torch.zeros(config.vocab)) if config.output_bias else None
         self.initialise()
 
     def forward(
@@ -120,7 +121,7 @@ class Transformer(Model):
 
         cache  from `self.cache()`: the target goes on where it ends
         """
-        rows = len(memory) if isinstance(memory, Tensor) else len(memory[0].k)
+        rows = memory.shape[0] if isinstance(memory, Tensor) else len(memory[0].k)
         if isinstance(target, Tensor) and target.ndim == 2 and target.shape[0] != rows:
             raise ShapeError(f"target has {target.shape[0]} sequences, but the source has {rows}; they come in pairs")
         x = self._embedded(self.decoder, "target", target, target_padding, 0 if cache is None else cache.length)
@@ -130,7 +131,7 @@ class Transformer(Model):
             x = through(blocks, x, recompute=self.recompute, memory=memory, mask=mask, memory_mask=source_padding)
         else:
             if cache is not None:
-                cache.check_depth(len(blocks))
+                check_caches(cache, len(blocks))
             memories = [memory] * len(blocks) if isinstance(memory, Tensor) else memory
             caches = [None] * len(blocks) if cache is None else cache
             for block, seen, kept in zip(blocks, memories, caches, strict=True):

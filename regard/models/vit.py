@@ -65,6 +65,7 @@ class ViTConfig(Config):
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_counts("image", "patch", "channels", "depth", "ff_width", "reach")
         self.check_shares("dropout", "attention_dropout", "drop_path")
         for name, choices in (("pool", POOLS), ("head", HEADS), ("positions", POSITIONS), ("attention", ATTENTIONS)):
@@ -102,7 +103,7 @@ class ViT(Model):
         super().__init__(config)
         self.first = 1 if config.pool == "class" else 0  # tokens before the first patch
         self.patches = PatchEmbedding(config.width, config.patch, config.channels)
-        self.class_token = nn.Parameter(torch.empty(config.width)) if self.first else None
+        self.class_token = nn.Parameter(torch.zeros(config.width)) if self.first else None
         learned = config.positions == "learned"
         self.positions = LearnedPositions(self.first + config.side**2, config.width) if learned else None
         self.blocks = nn.ModuleList(_block(config, number) for number in range(config.depth))

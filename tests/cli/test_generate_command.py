@@ -18,10 +18,11 @@ from regard.core.cache import Growing
 from regard.data.tokenizers import Bytes, load_tokenizer
 from regard.models.caches import Caches
 from regard.models.files import save
-from regard.models.generation import beam, generate, greedy, kth, sample
+from regard.models.generation import answering, beam, generate, greedy, kth, sample
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.presets import build, made
 from regard.models.strategies import Strategy
+from regard.models.transformer import Transformer, TransformerConfig
 
 run = CliRunner()
 WORDS = ["the", "cat", "sat", "on", "a", "mat", ".", "end", "?"]
@@ -159,6 +160,46 @@ def test_the_end_token_that_a_folder_names_ends_the_text(model: GPT, tmp_path: P
         assert text["stop"] == ([] if named is None else [end])
 
 
+def test_the_end_token_may_stand_in_the_settings_for_generation_which_go_first(model: GPT, tmp_path: Path) -> None:
+    (whole,) = generate(model, [list(b"Where")], strategy=sample(), length=9)
+    early, *_, late = dict.fromkeys(whole.tokens)  # in order of their first places
+    save(model, tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    for ours, theirs, end in ((None, late, late), (early, late, late), (late, [early], early), (late, None, late)):
+        (tmp_path / "config.json").write_text(json.dumps({**about, "eos_token_id": ours}))
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": theirs}))
+        (text,) = told(str(tmp_path), "Where", "--strategy", "sample", "--length", "9")["texts"]
+        assert (text["stop"], len(text["tokens"])) == ([end], whole.tokens.index(end) + 1)
+    (tmp_path / "generation_config.json").write_text("{")
+    result = run.invoke(app, ["generate", str(tmp_path), "Where"])
+    assert result.exit_code == 2
+    assert "generation_config.json is not JSON" in result.stderr
+
+
+def test_an_encoder_decoder_answers_the_prompt(tmp_path: Path) -> None:
+    translator = made(TransformerConfig(vocab=259, context=31, width=16, depth=1, heads=2, ff_width=24), seed=3).eval()
+    assert isinstance(translator, Transformer)
+    with torch.no_grad():
+        for parameter in translator.parameters():
+            parameter.mul_(6.0)
+    save(translator, tmp_path)
+    result = run.invoke(app, ["generate", str(tmp_path), "Where"])
+    assert result.exit_code == 2
+    assert "is a Transformer, whose answer starts with a token of its own" in result.stderr
+    source = torch.tensor([list(b"Where")])
+    (whole,) = generate(answering(translator, source), [[257]], strategy=sample(seed=5), length=9)
+    end = whole.tokens[4]
+    about = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**about, "decoder_start_token_id": 257, "eos_token_id": end, "pad_token_id": 258})
+    )
+    words = [str(tmp_path), "Where", "--strategy", "sample", "--seed", "5", "--length", "9"]
+    (text,) = told(*words)["texts"]
+    before = whole.tokens[: whole.tokens.index(end)]
+    assert (text["prompt"], text["tokens"], text["stop"]) == ([257], [*before, end], [end])
+    assert written(*words) == Bytes().decode(before) + "\n"
+
+
 def test_the_tokenizer_of_the_folder_is_used(wordy: str) -> None:
     asked = told(wordy, "the cat sat", "--length", "5")
     (text,) = asked["texts"]
@@ -189,10 +230,11 @@ def test_tokens_are_shown_as_they_come(folder: str, monkeypatch: pytest.MonkeyPa
     assert run.invoke(app, ["generate", folder, "Where", "--length", "11"]).exit_code == 0
     shown = list(said)
     assert len(shown) == 12, "eleven tokens and the end of the line"
-    said.clear()
-    # a stop of three tokens could have begun, so two are always held back
-    assert run.invoke(app, ["generate", folder, "Where", "--length", "11", "--stop", "xyz"]).exit_code == 0
-    assert "".join(said) == "".join(shown)
+    # a stop of three tokens could have begun, so two are always held back; of a longer one, more
+    for stop in ("xyz", "a long stop"):
+        said.clear()
+        assert run.invoke(app, ["generate", folder, "Where", "--length", "11", "--stop", stop]).exit_code == 0
+        assert "".join(said) == "".join(shown)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +261,12 @@ def test_tokens_are_shown_as_they_come(folder: str, monkeypatch: pytest.MonkeyPa
         (["./absent", "x"], "absent is not a folder; a model is a folder with config.json and its weights"),
         (
             ["transformer-tiny", "x"],
-            "transformer-tiny is a Transformer, which does not go on from a prompt",
+            "transformer-tiny is a Transformer, whose answer starts with a token of its own, but no config.json names "
+            "that as decoder_start_token_id; in Python use generate(answering(model, source), [[start]])",
         ),
+        (["vit-b/16", "x"], "vit-b/16 is a ViT, which does not write text; a GPT does: "),
+        (["bert-base", "x"], "bert-base is a BERT, which does not write text; a GPT does: "),
+        (["vit-b/17", "x"], "vit-b/17 is not a folder"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(folder: str, words: list[str], error: str) -> None:

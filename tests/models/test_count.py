@@ -86,3 +86,10 @@ def test_odd_sizes_are_refused() -> None:
         count(PRESETS["gpt2"], batch=0)
     with pytest.raises(ConfigError, match="length takes a whole number"):
         count(PRESETS["gpt2"], length=1.5)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PRESETS if not name.endswith(("-xl", "-large", "-big", "/14", "/16"))]
+)
+def test_every_preset_is_counted_at_its_own_size(name: str) -> None:
+    assert count(PRESETS[name]).multiply_adds > 0

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.base.errors import CheckpointError, ConfigError, RegardError
 from regard.core.positions import Llama3
+from regard.layers.embeddings import TokenEmbedding
+from regard.layers.synthesizer import Synthesizer
 from regard.models import files
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.presets import KINDS
@@ -116,18 +118,36 @@ def weights(folder: Path) -> Path:
 def without(folder: Path, name: str) -> None:
     tensors = load_file(weights(folder))
     del tensors[name]
-    save_file(tensors, weights(folder))
+    rewritten(folder, tensors)
 
 
 def reshaped(folder: Path) -> None:
-    save_file(load_file(weights(folder)) | {"norm.bias": torch.zeros(23)}, weights(folder))
+    rewritten(folder, load_file(weights(folder)) | {"norm.bias": torch.zeros(23)})
+
+
+def whole_numbers(folder: Path) -> None:
+    rewritten(folder, load_file(weights(folder)) | {"norm.bias": torch.zeros(24, dtype=torch.long)})
+
+
+def rewritten(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Other weights, named as they should be."""
+    file = weights(folder)
+    save_file(tensors, file)
+    edit(folder, weights=file.rename(folder / files.named_by_content(file)).name)
+
+
+def flipped(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-40] + bytes(40))
 
 
 WRONG = {
     "no weights": (lambda folder: weights(folder).unlink(), "is not there"),
     "half the weights": (lambda folder: weights(folder).write_bytes(weights(folder).read_bytes()[:999]), "not a whole"),
     "a tensor gone": (lambda folder: without(folder, "head.weight"), "lacks 1: head.weight"),
+    "another kind": (whole_numbers, r"norm.bias in .* is torch.int64, but the model's is torch.float32"),
     "another shape": (reshaped, r"norm.bias in .* is \(23,\), but by its configuration \(24,\)"),
+    "other bytes": (lambda folder: flipped(weights(folder)), "is damaged: its contents are not those it was named by"),
+    "weights elsewhere": (lambda folder: edit(folder, weights=f"../{weights(folder).name}x"), "is not there"),
     "another depth": (lambda folder: edit_config(folder, depth=3), "it lacks 12: blocks.2"),
     "a lower depth": (lambda folder: edit_config(folder, depth=1), "it has besides 12: blocks.1"),
     "an unknown setting": (lambda folder: edit_config(folder, dept=3), "has dept, which GPTConfig does not know"),
@@ -184,3 +204,40 @@ def test_a_seed_decides_all_values() -> None:
 def test_on_the_meta_device_nothing_is_made() -> None:
     model = regard.build("gpt2-xl", device="meta")
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_each_tensor_keeps_its_dtype(tmp_path: Path) -> None:
+    model = GPT(TINY)
+    model.norm.double()
+    model.save(tmp_path)
+    loaded = regard.load(tmp_path)
+    assert same(loaded, model)
+    assert (loaded.norm.weight.dtype, loaded.tokens.weight.dtype) == (torch.float64, torch.float32)
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_others_may_read_what_was_saved(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        GPT(TINY).save(tmp_path)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o640}
+
+
+def test_what_cannot_come_back_is_not_saved(tmp_path: Path) -> None:
+    class Other(GPT):
+        """A model of one's own."""
+
+    with pytest.raises(CheckpointError, match="Other could not be loaded again"):
+        Other(TINY).save(tmp_path / "other")
+    with pytest.raises(CheckpointError, match=r"tokens\.weight has no numbers to save"):
+        regard.build("birthplace", device="meta").save(tmp_path / "meta")
+    for wrong, text in (({"dtype": torch.int64}, "dtype takes a floating type"), ({"device": "nope"}, "device takes")):
+        with pytest.raises(ConfigError, match=text):
+            regard.build("birthplace", **wrong)
+
+
+def test_a_layer_by_itself_begins_at_zero_not_at_random_memory() -> None:
+    assert not TokenEmbedding(5, 3).weight.any()
+    assert not Synthesizer(8, 2, 5).dense_keys.any()

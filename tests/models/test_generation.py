@@ -372,6 +372,23 @@ def test_prompts_may_be_one_tensor(models: dict[str, GPT]) -> None:
     assert generate(model, ((4,),), length=5)[0].tokens == truth[1]
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("filled", ["left", "right"])
+def test_the_side_on_which_a_tensor_was_filled_up_is_not_the_side_of_the_padding(
+    models: dict[str, GPT], filled: Any, side: Any
+) -> None:
+    model = models["learned"]
+    rows = torch.full((4, 7), 22)
+    for number, prompt in enumerate(PROMPTS):
+        start = 7 - len(prompt) if filled == "left" else 0
+        rows[number, start : start + len(prompt)] = torch.tensor(prompt)
+    truth = generate(model, PROMPTS, length=5)
+    texts = generate(model, rows, lengths=[3, 1, 7, 3], filled=filled, length=5, padding=side)
+    assert [(text.prompt, text.tokens) for text in texts] == [(text.prompt, text.tokens) for text in truth]
+    streamed = stream(model, rows[:1], lengths=[3], filled=filled, length=5, padding=side)
+    assert tuple(token.token for token in streamed) == truth[0].tokens
+
+
 @pytest.mark.parametrize("way", STRATEGIES)
 def test_a_stream_gives_the_tokens_of_the_texts(models: dict[str, GPT], way: str) -> None:
     settings: Any = {"strategy": STRATEGIES[way], "length": 10, "stops": STOPS}
@@ -516,6 +533,17 @@ def test_an_encoder_decoder_ends_at_its_context() -> None:
         (lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[1, 1]), ShapeError, "for each of 1 prompts"),
         (lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[0]), ShapeError, r"prompts\[0\] is empty"),
         (lambda m: generate(m, [[1]], lengths=[1]), ConfigError, "lengths go with prompts in one tensor"),
+        (
+            lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[1], filled="front"),
+            ConfigError,
+            "filled is 'left' or 'right', not 'front'",
+        ),
+        (
+            lambda m: generate(m, torch.tensor([[1, 2]]), filled="left"),
+            ConfigError,
+            "filled='left' goes with lengths, which say how many tokens at each row's end are real",
+        ),
+        (lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[0], filled="left"), ShapeError, "is empty"),
         (lambda m: generate(m, [[1]], length=0), ConfigError, "length is 0, but must be at least 1: it counts new"),
         (lambda m: generate(m, [[1]], strategy="greedy"), ConfigError, r"strategy is a value such as greedy\(\)"),
         (lambda m: generate(m, [[1]], strategy=kth(24)), ConfigError, r"kth\(k\) is 24, but .* has only 23 tokens"),
@@ -552,16 +580,33 @@ def test_an_encoder_decoder_wants_its_sources() -> None:
         generate(model, [[1]])  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="there are 2 prompts, but 3 sources; they come in pairs"):
         generate(answering(model, SOURCES), [[1], [1]])
+    with pytest.raises(
+        ShapeError, match=r"source is \(2,\), but is read as \(b n\); for one text write source\[None\]"
+    ):
+        answering(model, torch.tensor([5, 6]))
+    with pytest.raises(ShapeError, match="source holds 19, but the vocabulary has tokens 0 to 18"):
+        answering(model, torch.tensor([[5, 19]]))
     with pytest.raises(ConfigError, match=r"source_padding says how long each source is, padding\(lengths\), not"):
         answering(model, SOURCES, causal())
 
 
-def test_a_model_that_tells_nothing_is_not_believed() -> None:
-    for bad in (math.nan, math.inf):
-        table = torch.zeros(3, 3)
-        table[0, 1] = bad
+@pytest.mark.parametrize("strategy", [greedy(), sample(), beam(2)])
+def test_a_model_that_tells_nothing_is_not_believed(strategy: Strategy) -> None:
+    for bad, token in ((math.nan, 1), (math.inf, 1), (math.nan, 1000), (math.inf, 0), (-math.inf, slice(None))):
+        table = torch.zeros(1009, 1009)
+        table[0, token] = bad
         with pytest.raises(RegardError, match="the model's logits hold NaN or infinity and tell no next token"):
-            generate(Markov(table), [[0]])
+            generate(Markov(table), [[0]], strategy=strategy)
+
+
+@torch.no_grad()
+def test_a_beam_over_a_large_vocabulary_is_the_beam_by_hand() -> None:
+    model = lively(GPTConfig(vocab=2003, context=9, width=12, depth=1, heads=3, tied=True))
+    model.tokens.weight[1000:2000] = model.tokens.weight[:1000]  # twins, so that texts tie
+    for prompt in ([1], [1999, 3]):
+        (text,) = generate(model, [prompt], strategy=beam(5), length=4)
+        assert list(text.tokens) == beam_by_hand(model, prompt, Beam(5), 4, ())
+        assert all(token < 1000 or token >= 2000 for token in text.tokens)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -134,8 +134,9 @@ def test_padding_changes_nothing(name: str, extra: int) -> None:
         [functional.pad(row[:size], (width - size, 0), value=13) for row, size in zip(text, lengths, strict=True)]
     )
     where = (torch.arange(width) - (width - lengths[:, None])).clamp(min=0)
-    out = model(left, padding=padding(lengths, side="left", width=width), positions=where)
-    assert torch.allclose(out[1:, -4:], alone, atol=2e-5)
+    filled = padding(lengths, side="left", width=width)
+    for out in (model(left, padding=filled, positions=where), model(left, padding=filled)):
+        assert torch.allclose(out[1:, -4:], alone, atol=2e-5)
 
 
 def test_it_learns_to_repeat_and_looks_where_the_answer_stands() -> None:
@@ -254,7 +255,7 @@ def test_an_unknown_part_is_refused() -> None:
         ({"synthesizer": ("dance",)}, "parts takes one or more of dense, random, dot"),
     ):
         with pytest.raises(ValueError, match=text):
-            GPT(replace(TINY, **change))
+            replace(TINY, **change)
 
 
 def test_wrong_input_is_refused() -> None:
@@ -276,6 +277,16 @@ def test_wrong_input_is_refused() -> None:
     with pytest.raises(ShapeError, match="16 positions were asked for"):
         model(tokens(n=5), cache=cache)
     assert cache.length == 11
+    with pytest.raises(CacheError, match=r"cache takes what model.cache\(\) gives, not list"):
+        model(tokens(n=3), cache=[])
+    for where, text in (([0, 1, 15], "positions holds 15, but the context has"), ([-1, 0, 1], "holds -1")):
+        with pytest.raises(ShapeError, match=text):
+            model(tokens(n=3), positions=torch.tensor(where))
+    with pytest.raises(DtypeError, match="positions must be a tensor of whole numbers"):
+        model(tokens(n=3), positions=torch.zeros(3))
+    synthesizer = GPT(VARIANTS["dense synthesizer"]).eval()
+    with pytest.raises(ConfigError, match="places of its table; fill sequences up at their end"):
+        synthesizer(tokens(n=3), padding=padding([3, 2], side="left", width=3))
     with pytest.raises(CacheError, match="made for 2 blocks, but the model has 1"):
         GPT(replace(TINY, depth=1)).eval()(tokens(n=3), cache=model.cache())
 
@@ -283,3 +294,47 @@ def test_wrong_input_is_refused() -> None:
 def test_the_mask_is_part_of_the_model() -> None:
     assert GPT(TINY).mask == causal()
     assert repr(GPT(VARIANTS["window"]).mask) == "window(before=4)"
+
+
+def test_a_call_that_fails_leaves_the_cache_as_it_was() -> None:
+    model, text = lively(GPT(TINY)), tokens(b=1, n=3)
+    cache = model.cache()
+    with torch.no_grad():
+        with pytest.raises(ShapeError, match="give one length per sequence"):
+            model(text, cache=cache, padding=padding([3, 3]))
+        assert [layer.length for layer in cache.layers] == [0, 0]
+        assert torch.allclose(model(text, cache=cache), model(text), atol=2e-5)
+    cache.layers[0].length += 1
+    with pytest.raises(CacheError, match="a call failed half-way"):
+        model(text, cache=cache)
+
+
+def test_settings_that_mean_nothing_together_are_refused() -> None:
+    dense = VARIANTS["dense synthesizer"]
+    wrong = {
+        "a synthesizer has no use for kv_heads": (dense, {"kv_heads": 2}),
+        "a synthesizer has no use for qk_norm": (dense, {"qk_norm": "rms"}),
+        "no use for positions='rotary'": (dense, {"positions": "rotary"}),
+        "reach is the table of a synthesizer, and here is none": (TINY, {"reach": 5}),
+        "unknown pairing 'x'": (VARIANTS["rotary"], {"rotary_pairing": "x"}),
+        "turns a multiple of 2 coordinates": (VARIANTS["rotary"], {"head_width": 5}),
+        "eps keeps a division from failing": (TINY, {"eps": -3.0}),
+        "GPTConfig.tied takes True or False, not 'no'": (TINY, {"tied": "no"}),
+        "GPTConfig.activation takes a word, not 3": (TINY, {"activation": 3}),
+        "unknown norm 'zz'": (TINY, {"qk_norm": "zz"}),
+    }
+    for text, (config, change) in wrong.items():
+        with pytest.raises(ValueError, match=text):
+            replace(config, **change)
+
+
+def test_a_window_compiles_with_room_taken_once() -> None:
+    torch._dynamo.reset()
+    model, text = lively(GPT(VARIANTS["window"])), tokens(b=1, n=9)
+    step = torch.compile(lambda piece, cache: model(piece, cache=cache), fullgraph=True, backend="eager")
+    with torch.no_grad():
+        cache = model.cache(capacity=9)
+        parts = [step(text[:, n : n + 1], cache) for n in range(9)]
+        assert torch.allclose(torch.cat(parts, 1), model(text), atol=2e-5)
+        with pytest.raises(Exception, match="compile with Growing or Static"):
+            step(text[:, :1], model.cache())

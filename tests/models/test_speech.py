@@ -16,6 +16,7 @@ from regard.models.ctc import CTCGreedy, ctc_greedy
 from regard.models.files import load, save
 from regard.models.presets import PRESETS, build, made
 from regard.models.speech import Speech, SpeechConfig
+from tests.models.weights import weights_of
 
 MELS, VOCAB = 5, 7
 SMALL = SpeechConfig(vocab=VOCAB, mels=MELS, width=12, depth=2, heads=3, ff_width=17, chunk=3, look_back=2, dropout=0.2)
@@ -97,10 +98,10 @@ def test_the_delay_is_as_stated(look_ahead):
         left.update(dict.fromkeys(range(before, stream.given), n))
     chunk = 4 * config.chunk
     waited = {row: last - 4 * row for row, last in left.items()}  # frames after the first one of the row
-    assert max(waited.values()) == config.delay == chunk * (2 * look_ahead + 1) - 1
-    # a chunk leaves with the last frame of the chunk depth * look_ahead later, all at once
+    assert max(waited.values()) == config.delay == chunk * (look_ahead + 1) - 1
+    # a chunk leaves with the last frame of the chunk look_ahead later, all at once, whatever the depth
     for row, last in left.items():
-        assert last == (row // config.chunk + 2 * look_ahead + 1) * chunk - 1
+        assert last == (row // config.chunk + look_ahead + 1) * chunk - 1
 
 
 def test_no_row_depends_on_what_comes_after_its_delay():
@@ -108,10 +109,21 @@ def test_no_row_depends_on_what_comes_after_its_delay():
     with torch.no_grad():
         whole = speech(frames)
         changed = frames.clone()
-        changed[:, 60:] = 9.0
-        # rows of chunk 2, frames 24 to 35, see up to the end of chunk 4, frame 59
+        changed[:, 48:] = 9.0
+        # rows of chunk 2, frames 24 to 35, see up to the end of chunk 3, frame 47
         torch.testing.assert_close(speech(changed)[:, :9], whole[:, :9], rtol=0, atol=1e-5)
         assert (speech(changed)[:, 9:12] - whole[:, 9:12]).abs().max() > 1e-3
+
+
+def test_its_attention_stays_in_the_chunks_it_may_see():
+    """The map is the mask: nothing outside, something everywhere inside, and only the first block looks ahead."""
+    speech, frames = model(look_ahead=1), noise(1, 96, MELS)
+    maps = weights_of(lambda: speech(frames))
+    assert len(maps) == speech.config.depth
+    for weights, mask in zip(maps, speech.masks, strict=True):
+        assert torch.equal(weights > 0, mask.dense(24).expand_as(weights))
+    ahead = [bool((weights.triu(speech.config.chunk) > 0).any()) for weights in maps]
+    assert ahead == [True, *[False] * (speech.config.depth - 1)]
 
 
 def test_memory_stays_bounded_however_long_the_input(monkeypatch):
@@ -338,3 +350,13 @@ def test_it_learns_to_read_digits_coded_as_tones(monkeypatch):
         for part in frames[number : number + 1, : lengths[number]].split(3, 1):
             heard += reader.push(stream.push(part))[0]
         assert heard + reader.push(stream.finish())[0] == strings[number]
+
+
+def test_it_exports_for_every_number_of_rows():
+    speech = model()
+    rows = torch.export.Dim("rows", min=4, max=4096)
+    program = torch.export.export(speech, (noise(2, 40, MELS),), dynamic_shapes=({1: 4 * rows},))
+    with torch.no_grad():
+        for n in (40, 88, 132):
+            frames = noise(2, n, MELS, seed=n)
+            torch.testing.assert_close(program.module()(frames), speech(frames), rtol=0, atol=1e-5)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.models.strategies import Beam, Choice, Sample, beam, check_strategy, greedy, kth, ranked, sample
+from regard.models.strategies import Beam, Choice, Sample, beam, check_strategy, greedy, kth, leading, ranked, sample
 
 # probabilities 0.05, 0.4, 0.1, 0.3, 0.15
 SHARES = torch.tensor([0.05, 0.4, 0.1, 0.3, 0.15], dtype=torch.float64)
@@ -67,6 +67,70 @@ def test_kth_counts_from_one() -> None:
 def test_what_is_drawn_from_is_the_part_that_is_left(strategy: object, expected: list[float]) -> None:
     assert drawn_from(strategy, LOGITS) == pytest.approx(expected, abs=1e-14)
     assert drawn_from(strategy, LOGITS + 1000) == pytest.approx(expected, abs=1e-12)
+
+
+def many(kind: str, scale: float) -> Tensor:
+    """Logits of 3 texts over 2003 tokens, most of them with twins unless they are distinct."""
+    logits = scale * torch.randn(3, 2003, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    if kind == "ruled out":
+        logits[:, ::3] = -math.inf
+        logits[1, 5:] = -math.inf
+    if kind == "one row of one value":
+        logits[2] = 0.25
+    made = {"twins": logits.round(), "half": logits.bfloat16(), "single": logits.float()}
+    return made.get(kind, logits)
+
+
+KINDS = ["distinct", "single", "half", "twins", "ruled out", "one row of one value"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_leading_tokens_are_the_first_of_the_ranking(kind: str) -> None:
+    logits = many(kind, 3.0)
+    for k in (1, 2, 7, 100, 499, 700, 2003):
+        assert torch.equal(leading(logits, k), ranked(logits)[:, :k])
+        assert torch.equal(leading(logits[1], k), ranked(logits[1])[:k])
+        assert chosen(kth(k), logits) == ranked(logits)[:, k - 1].tolist()
+
+
+def by_sorting(strategy: Sample, logits: Tensor) -> Tensor:
+    """What is drawn from, by a sort of all tokens."""
+    logits = logits.double()
+    shares = ((logits - logits.amax(-1, keepdim=True)) / strategy.temperature).softmax(-1)
+    order = ranked(logits)
+    shares = shares.gather(-1, order)
+    if strategy.top_k is not None:
+        shares[:, strategy.top_k :] = 0.0
+        shares /= shares.sum(-1, keepdim=True)
+    if strategy.top_p is not None:
+        shares = shares * (shares.cumsum(-1) - shares < strategy.top_p)
+    return torch.zeros_like(shares).scatter(-1, order, shares / shares.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [0.02, 1.0, 9.0])
+def test_what_is_drawn_from_a_large_vocabulary_is_what_a_sort_leaves(kind: str, scale: float) -> None:
+    logits = many(kind, scale)
+    chance = torch.rand(3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    for settings in (
+        {"top_k": 1},
+        {"top_k": 40},
+        {"top_k": 1999},
+        {"top_p": 1e-7},
+        {"top_p": 0.37},
+        {"top_p": 0.91},
+        {"top_p": 0.9999999},
+        {"top_p": 0.91, "temperature": 0.03},
+        {"top_p": 0.91, "temperature": 40.0},
+        {"top_p": 0.91, "temperature": 1e-310},
+        {"top_p": 0.91, "temperature": 1e300},
+        {"top_k": 40, "top_p": 0.37, "temperature": 1.7},
+    ):
+        strategy = Sample(**settings)
+        truth, found = by_sorting(strategy, logits), strategy.probabilities(logits)
+        assert torch.equal(found > 0, truth > 0), settings
+        assert torch.allclose(found, truth, rtol=1e-11, atol=0.0), settings
+        assert chosen(strategy, logits, chance) == (truth.cumsum(-1) <= chance[:, None]).sum(-1).tolist(), settings
 
 
 def test_of_equal_tokens_the_lower_ones_are_left() -> None:

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.base.errors import CheckpointError
+from regard.layers.embeddings import SinusoidalPositions
 from regard.models.foreign.rules import Rule, joined, same, unrolled
-from regard.models.foreign.settings import choice, expect, needed
+from regard.models.foreign.settings import choice, expect, flag, real, whole, words
 from regard.models.transformer import TransformerConfig
 
 ACTIVATIONS = {
@@ -39,34 +40,33 @@ def config(about: Mapping[str, Any]) -> TransformerConfig:
 
 def settings(about: Mapping[str, Any]) -> dict[str, Any]:
     """What BART and Marian write alike."""
-    heads, ff_width = needed(about, "encoder_attention_heads"), needed(about, "encoder_ffn_dim")
+    heads, ff_width = whole(about, "encoder_attention_heads"), whole(about, "encoder_ffn_dim")
     expect(
         about,
         decoder_attention_heads=heads,
         decoder_ffn_dim=ff_width,
         tie_word_embeddings=True,
-        encoder_layerdrop=0.0,
-        decoder_layerdrop=0.0,
     )
+    # encoder_layerdrop and decoder_layerdrop are not asked for: they leave layers out while training only
     return {
-        "vocab": needed(about, "vocab_size"),
-        "context": needed(about, "max_position_embeddings"),
-        "width": needed(about, "d_model"),
-        "depth": needed(about, "encoder_layers"),
-        "decoder_depth": needed(about, "decoder_layers"),
+        "vocab": whole(about, "vocab_size"),
+        "context": whole(about, "max_position_embeddings"),
+        "width": whole(about, "d_model"),
+        "depth": whole(about, "encoder_layers"),
+        "decoder_depth": whole(about, "decoder_layers"),
         "heads": heads,
         "ff_width": ff_width,
         "activation": choice(about, "activation_function", ACTIVATIONS, "gelu"),
-        "scaled": about.get("scale_embedding", False),
+        "scaled": flag(about, "scale_embedding", False),
         "output_bias": True,
-        "dropout": about.get("dropout", 0.1),
-        "attention_dropout": about.get("attention_dropout", 0.0),
-        "ff_dropout": about.get("activation_dropout", 0.0),
+        "dropout": real(about, "dropout", 0.1),
+        "attention_dropout": real(about, "attention_dropout", 0.0),
+        "ff_dropout": real(about, "activation_dropout", 0.0),
     }
 
 
 def check_architecture(about: Mapping[str, Any], *known: str) -> None:
-    for name in about.get("architectures") or []:
+    for name in words(about, "architectures"):
         if name not in known:
             raise CheckpointError(
                 f"config.json of this {about.get('model_type')} is of a {name}; known are {', '.join(known)}"
@@ -76,7 +76,7 @@ def check_architecture(about: Mapping[str, Any], *known: str) -> None:
 def ends(about: Mapping[str, Any]) -> Ends:
     """The tokens to write a target with."""
     names = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
-    return Ends(*(needed(about, name) for name in names))
+    return Ends(*(whole(about, name) for name in names))
 
 
 def rules(config: TransformerConfig) -> list[Rule]:
@@ -111,9 +111,11 @@ def cleaned(weights: Mapping[str, Tensor], config: TransformerConfig) -> dict[st
     if shared is not None:
         kept["model.shared.weight"] = shared
         kept.setdefault("final_logits_bias", shared.new_zeros(1, config.vocab))
-    if config.positions != "learned":  # sinusoids kept as a table
+    if config.positions != "learned":  # sinusoids kept as a table, which ours computes
         for stack in ("encoder", "decoder"):
-            kept.pop(f"model.{stack}.embed_positions.weight", None)
+            name = f"model.{stack}.embed_positions.weight"
+            if name in kept:
+                _check_sinusoids(kept.pop(name), name, config.width)
     return kept
 
 
@@ -142,6 +144,17 @@ def _attention(ours: str, theirs: str) -> list[Rule]:
 
 def _parts(ours: str, theirs: str) -> list[Rule]:
     return [same(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
+
+
+def _check_sinusoids(table: Tensor, name: str, width: int) -> None:
+    """Raise where a table of positions is not the sinusoids that our model computes, but for rounding."""
+    allowed = 1e-3 + (torch.finfo(table.dtype).eps if table.is_floating_point() else 0)
+    fits = table.ndim == 2 and table.shape[1] == width
+    computed = SinusoidalPositions(width, pairing="half")(torch.arange(len(table))) if fits else table
+    off = (table.float() - computed).abs().max().item() if fits and len(table) else 0.0
+    if not fits or not off <= allowed:  # NaN is refused too
+        difference = f"differs from them by {off:.2g}" if fits else f"is {tuple(table.shape)}"
+        raise CheckpointError(f"{name} is not the sinusoids of width {width} that are served: it {difference}")
 
 
 def _flat(parts: list[Tensor]) -> list[Tensor]:

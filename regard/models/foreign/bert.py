@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.base.errors import CheckpointError, ConfigError
 from regard.models.bert import BERTConfig
 from regard.models.foreign.rules import Rule, joined, same, unrolled
-from regard.models.foreign.settings import choice, expect, needed
+from regard.models.foreign.settings import choice, classes, expect, real, whole, words
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -35,30 +35,28 @@ def config(about: Mapping[str, Any]) -> BERTConfig:
         position_embedding_type="absolute",
         tie_word_embeddings=True,
     )
-    if about.get("classifier_dropout") is not None:
-        expect(about, classifier_dropout=about.get("hidden_dropout_prob", 0.1))
-    architecture = (about.get("architectures") or ["BertModel"])[0]
+    # classifier_dropout is not asked for: where it is another than hidden_dropout_prob, only training differs
+    architecture = (words(about, "architectures") or ["BertModel"])[0]
     if architecture not in CLASSES:
         raise CheckpointError(f"config.json of this bert is of a {architecture}; known are {', '.join(CLASSES)}")
-    labels = about.get("id2label")
     return BERTConfig(
-        vocab=needed(about, "vocab_size"),
-        context=needed(about, "max_position_embeddings"),
-        width=needed(about, "hidden_size"),
-        depth=needed(about, "num_hidden_layers"),
-        heads=needed(about, "num_attention_heads"),
-        ff_width=needed(about, "intermediate_size"),
-        segments=about.get("type_vocab_size", 2),
+        vocab=whole(about, "vocab_size"),
+        context=whole(about, "max_position_embeddings"),
+        width=whole(about, "hidden_size"),
+        depth=whole(about, "num_hidden_layers"),
+        heads=whole(about, "num_attention_heads"),
+        ff_width=whole(about, "intermediate_size"),
+        segments=whole(about, "type_vocab_size", 2),
         activation=choice(about, "hidden_act", ACTIVATIONS, "gelu"),
-        eps=about.get("layer_norm_eps", 1e-12),
+        eps=real(about, "layer_norm_eps", 1e-12),
         head=CLASSES[architecture],
-        classes=about.get("num_labels", 2) if labels is None else len(labels),
-        dropout=about.get("hidden_dropout_prob", 0.1),
-        attention_dropout=about.get("attention_probs_dropout_prob", 0.1),
+        classes=classes(about),
+        dropout=real(about, "hidden_dropout_prob", 0.1),
+        attention_dropout=real(about, "attention_probs_dropout_prob", 0.1),
     )
 
 
-def about(config: Any) -> dict[str, Any]:
+def about(config: Any, model_type: str) -> dict[str, Any]:
     if not isinstance(config, BERTConfig):
         raise ConfigError(f"it is made from a BERTConfig, not {type(config).__name__}")
     activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
@@ -67,6 +65,7 @@ def about(config: Any) -> dict[str, Any]:
     architectures = {head: name for name, head in CLASSES.items()}
     labels = {f"LABEL_{number}": number for number in range(config.classes)}
     return {
+        "model_type": model_type,
         "architectures": [architectures[config.head]],
         "vocab_size": config.vocab,
         "max_position_embeddings": config.context,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.models.foreign.rules import Rule, same, turned, unrolled
-from regard.models.foreign.settings import choice, expect, needed
+from regard.models.foreign.settings import choice, expect, flag, real, whole, whole_or_none
 from regard.models.gpt import GPTConfig
 
 ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
@@ -26,24 +26,24 @@ def config(about: Mapping[str, Any]) -> GPTConfig:
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
         add_cross_attention=False,
-        embd_pdrop=about.get("resid_pdrop", 0.1),
     )
+    # ours has one rate for both embd_pdrop and resid_pdrop: where they differ, only training does
     return GPTConfig(
-        vocab=needed(about, "vocab_size"),
-        context=needed(about, "n_positions"),
-        width=needed(about, "n_embd"),
-        depth=needed(about, "n_layer"),
-        heads=needed(about, "n_head"),
-        ff_width=about.get("n_inner"),
-        eps=about.get("layer_norm_epsilon", 1e-5),
+        vocab=whole(about, "vocab_size"),
+        context=whole(about, "n_positions"),
+        width=whole(about, "n_embd"),
+        depth=whole(about, "n_layer"),
+        heads=whole(about, "n_head"),
+        ff_width=whole_or_none(about, "n_inner"),
+        eps=real(about, "layer_norm_epsilon", 1e-5),
         activation=choice(about, "activation_function", ACTIVATIONS, "gelu_new"),
-        tied=about.get("tie_word_embeddings", True),
-        dropout=about.get("resid_pdrop", 0.1),
-        attention_dropout=about.get("attn_pdrop", 0.1),
+        tied=flag(about, "tie_word_embeddings", True),
+        dropout=real(about, "resid_pdrop", 0.1),
+        attention_dropout=real(about, "attn_pdrop", 0.1),
     )
 
 
-def about(config: Any) -> dict[str, Any]:
+def about(config: Any, model_type: str) -> dict[str, Any]:
     if not isinstance(config, GPTConfig):
         raise ConfigError(f"it is made from a GPTConfig, not {type(config).__name__}")
     usual = GPTConfig(
@@ -65,6 +65,7 @@ def about(config: Any) -> dict[str, Any]:
     if config.activation not in theirs:
         raise ConfigError(f"it has no activation {config.activation!r}")
     return {
+        "model_type": model_type,
         "architectures": ["GPT2LMHeadModel"],
         "vocab_size": config.vocab,
         "n_positions": config.context,

@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.models.foreign import bart
 from regard.models.foreign.bart import cleaned, ends, rules
-from regard.models.foreign.settings import expect, needed
+from regard.models.foreign.settings import expect, whole
 from regard.models.transformer import TransformerConfig
 
 __all__ = ["cleaned", "config", "ends", "rules"]
@@ -13,7 +13,7 @@ __all__ = ["cleaned", "config", "ends", "rules"]
 
 def config(about: Mapping[str, Any]) -> TransformerConfig:
     bart.check_architecture(about, "MarianMTModel", "MarianModel")
-    vocab = needed(about, "vocab_size")
+    vocab = whole(about, "vocab_size")
     if about.get("decoder_vocab_size") is not None:
         expect(about, decoder_vocab_size=vocab)
     expect(about, share_encoder_decoder_embeddings=True)

@@ -2,6 +2,16 @@
 
 timm keeps no configuration beside the weights of these, so sizes are read from shapes. What shapes do not tell, the
 number of heads above all, comes from our presets or from a hint.
+
+Two of timm's models may have the same names and shapes and yet compute different things, and nothing in a state dict
+tells them apart. Assumed is what timm's constructors have by default:
+
+vit    act_layer is GELU; a model with a class token reads its logits from that token (global_pool="token"); norms have
+       eps=1e-6, for which eps=... is a hint. A model without a class token takes the mean of its normalised patches
+davit  cpe_act=False and channel_attn_v2=False; act_layer is GELU; window=7 and eps=1e-5, for which there are hints
+
+Ours has no other activation and no other pooling, so what was built otherwise cannot be served, and is not noticed:
+compare logits once.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +47,8 @@ def from_timm(weights: Mapping[str, Tensor], kind: str, **hints: Any) -> Model:
     """The model of a timm state dict, in eval mode.
 
     kind   "vit" or "davit"
-    hints  settings of its configuration that shapes do not tell
+    hints  settings of its configuration that shapes do not tell: heads, eps, of a davit window. What no hint can say is
+           assumed to be as timm has it by default, see above
     """
     if kind not in READERS:
         raise ConfigError(f"kind is one of {', '.join(READERS)}, not {kind!r}")
@@ -48,6 +59,11 @@ def from_timm(weights: Mapping[str, Tensor], kind: str, **hints: Any) -> Model:
 def read_vit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[ViTConfig, dict[str, Tensor]]:
     """Our configuration and weights of timm's VisionTransformer; hints such as heads=4 say what shapes do not."""
     source = "timm's vit"
+    if any(name.startswith("fc_norm.") for name in weights):
+        raise CheckpointError(
+            f"{source} has fc_norm, which normalises after the mean over patches; ours normalises before it, "
+            "as timm does with fc_norm=False"
+        )
     width, channels, patch, _ = _shape(weights, "patch_embed.proj.weight", source)
     table, first = _shape(weights, "pos_embed", source)[1], 1 if "cls_token" in weights else 0
     config = ViTConfig(
@@ -62,6 +78,11 @@ def read_vit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[ViTConfig, di
         pool="class" if first else "mean",
         query_key_value_bias="blocks.0.attn.qkv.bias" in weights,
     )
+    if hints.get("pool", config.pool) != config.pool:
+        token = "has" if first else "lacks"
+        raise CheckpointError(
+            f"{source} {token} cls_token, so pool={config.pool!r}; pool={hints['pool']!r} is not served"
+        )
     config = overridden(config, hints)
     return config, read(vit_rules(config), weights, source)
 

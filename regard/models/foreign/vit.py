@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.models.foreign.rules import Rule, joined, same, squeezed, unrolled
-from regard.models.foreign.settings import expect, needed
+from regard.models.foreign.settings import classes, expect, flag, real, whole, words, wrong
 from regard.models.vit import ViTConfig
 
 CLASSIFIER, FEATURES = "ViTForImageClassification", "ViTModel"
@@ -26,26 +26,26 @@ LINEAR = {
 
 def config(about: Mapping[str, Any]) -> ViTConfig:
     expect(about, hidden_act="gelu")
-    (architecture,) = about.get("architectures") or [CLASSIFIER]
+    architecture = (words(about, "architectures") or [CLASSIFIER])[0]
     if architecture not in (CLASSIFIER, FEATURES):
         raise CheckpointError(f"config.json of this vit says {architecture}; served are {CLASSIFIER} and {FEATURES}")
     return ViTConfig(
         image=_side(about, "image_size", 224),
         patch=_side(about, "patch_size", 16),
-        channels=about.get("num_channels", 3),
-        classes=0 if architecture == FEATURES else _classes(about),
-        width=needed(about, "hidden_size"),
-        depth=needed(about, "num_hidden_layers"),
-        heads=needed(about, "num_attention_heads"),
-        ff_width=needed(about, "intermediate_size"),
-        query_key_value_bias=about.get("qkv_bias", True),
-        eps=about.get("layer_norm_eps", 1e-12),
-        dropout=float(about.get("hidden_dropout_prob", 0.0)),
-        attention_dropout=float(about.get("attention_probs_dropout_prob", 0.0)),
+        channels=whole(about, "num_channels", 3),
+        classes=0 if architecture == FEATURES else classes(about),
+        width=whole(about, "hidden_size"),
+        depth=whole(about, "num_hidden_layers"),
+        heads=whole(about, "num_attention_heads"),
+        ff_width=whole(about, "intermediate_size"),
+        query_key_value_bias=flag(about, "qkv_bias", True),
+        eps=real(about, "layer_norm_eps", 1e-12),
+        dropout=real(about, "hidden_dropout_prob", 0.0),
+        attention_dropout=real(about, "attention_probs_dropout_prob", 0.0),
     )
 
 
-def about(config: Any) -> dict[str, Any]:
+def about(config: Any, model_type: str) -> dict[str, Any]:
     if not isinstance(config, ViTConfig):
         raise ConfigError(f"it is made from a ViTConfig, not {type(config).__name__}")
     unlike = [
@@ -57,6 +57,7 @@ def about(config: Any) -> dict[str, Any]:
         raise ConfigError(f"it has no {', '.join(unlike or [f'drop_path={config.drop_path}'])}")
     numbers = range(config.classes)
     return {
+        "model_type": model_type,
         "architectures": [CLASSIFIER if config.classes else FEATURES],
         "image_size": config.image,
         "patch_size": config.patch,
@@ -102,14 +103,11 @@ def cleaned(weights: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tenso
 
 
 def _side(about: Mapping[str, Any], name: str, usual: int) -> int:
-    size = about.get(name, usual)
-    sides = {size} if isinstance(size, int) else set(size)
+    size = usual if about.get(name) is None else about[name]
+    both = size if isinstance(size, list | tuple) else [size]
+    if not both or not all(isinstance(side, int) and not isinstance(side, bool) for side in both):
+        raise wrong(about, name, "a whole number, or two")
+    sides = set(both)
     if len(sides) > 1:
         raise CheckpointError(f"config.json of this vit says {name}={size!r}; only squares are served")
     return int(sides.pop())
-
-
-def _classes(about: Mapping[str, Any]) -> int:
-    """As many as have labels; transformers means 2 where nothing is said."""
-    labels = about.get("id2label")
-    return about.get("num_labels", 2) if labels is None else len(labels)

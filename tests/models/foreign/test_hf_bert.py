@@ -183,7 +183,14 @@ REFUSED = {
     ),
     "another class": ({"architectures": ["BertForQuestionAnswering"]}, "is of a BertForQuestionAnswering; known are"),
     "an odd activation": ({"hidden_act": "mish"}, "says hidden_act='mish'; known are gelu, gelu_new"),
-    "an odd dropout": ({"classifier_dropout": 0.4}, "says classifier_dropout=0.4; only 0.1 is served"),
+    "a width in words": ({"hidden_size": "24"}, "says hidden_size='24', which should be a whole number of 0 or more"),
+    "half a layer": ({"num_hidden_layers": 2.5}, r"says num_hidden_layers=2\.5, which should be a whole number"),
+    "no head": ({"num_attention_heads": True}, "says num_attention_heads=True, which should be a whole number"),
+    "a rate in words": ({"hidden_dropout_prob": "a lot"}, "says hidden_dropout_prob='a lot', which should be a number"),
+    "no list": ({"architectures": 3}, "says architectures=3, which should be a list of words"),
+    "odd labels": ({"id2label": 3}, "says id2label=3, which should be an object from numbers to labels"),
+    "two activations": ({"hidden_act": ["gelu"]}, r"says hidden_act=\['gelu'\]; known are gelu, gelu_new"),
+    "no such rate": ({"hidden_dropout_prob": 1.5}, "has settings that no model can have: dropout"),
     "no width": ({"hidden_size": None}, "config.json of this bert lacks hidden_size"),
     "another depth": ({"num_hidden_layers": 4}, r"lacks bert\.encoder\.layer\.3\."),
     "fewer layers": ({"num_hidden_layers": 2}, "16 tensors without a place in the model"),
@@ -204,8 +211,17 @@ def test_a_wrong_folder_is_refused(name: str, tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_dropout_that_is_only_for_training_changes_nothing(tmp_path: Path) -> None:
+    theirs = drawn("BertForSequenceClassification", classifier_dropout=0.4)
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    assert ours.config.dropout == 0.1
+    said = ours_say(ours, "BertForSequenceClassification")["logits"]
+    assert torch.allclose(said, theirs_say(theirs)["logits"], atol=1e-5)
+
+
 def test_what_has_no_form_among_theirs_says_why() -> None:
     with pytest.raises(ConfigError, match="it has no activation 'gated-silu'"):
-        bert.about(BERTConfig(activation="gated-silu"))
+        bert.about(BERTConfig(activation="gated-silu"), "bert")
     with pytest.raises(ConfigError, match="it is made from a BERTConfig, not GPTConfig"):
-        bert.about(GPTConfig(vocab=5))
+        bert.about(GPTConfig(vocab=5), "bert")

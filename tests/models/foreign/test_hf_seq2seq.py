@@ -120,7 +120,8 @@ def test_a_bare_model_and_one_with_copies_are_read_too(name: str, kept: str, tmp
     copies = {"lm_head.weight": weights["model.shared.weight"].clone(), **weights}
     copies["model.encoder.embed_tokens.weight"] = weights["model.shared.weight"].clone()
     if name == "marian":
-        copies["model.encoder.embed_positions.weight"] = torch.zeros(29, 24)
+        table = theirs.model.encoder.embed_positions.weight
+        copies["model.encoder.embed_positions.weight"] = table.to(torch.bfloat16)
     save_file(copies, tmp_path / "model.safetensors")
     assert torch.equal(load(tmp_path)(source, target), expected)
     del weights["final_logits_bias"]
@@ -142,7 +143,11 @@ REFUSED = {
     "other heads": ("bart", {"decoder_attention_heads": 6}, "says decoder_attention_heads=6; only 4 is served"),
     "another inner width": ("bart", {"decoder_ffn_dim": 41}, "says decoder_ffn_dim=41; only 40 is served"),
     "untied": ("bart", {"tie_word_embeddings": False}, "says tie_word_embeddings=False; only True is served"),
-    "layers dropped": ("bart", {"encoder_layerdrop": 0.1}, "says encoder_layerdrop=0.1; only 0.0 is served"),
+    "a width in words": ("bart", {"d_model": "24"}, "says d_model='24', which should be a whole number"),
+    "a flag in words": ("bart", {"scale_embedding": "no"}, "says scale_embedding='no', which should be true or false"),
+    "a rate in words": ("marian", {"dropout": [0.1]}, r"says dropout=\[0\.1\], which should be a number"),
+    "no list": ("marian", {"architectures": {"a": 1}}, "says architectures={'a': 1}, which should be a list of words"),
+    "a list of layers": ("marian", {"encoder_layers": [2]}, r"says encoder_layers=\[2\], which should be a whole"),
     "an odd activation": ("bart", {"activation_function": "mish"}, "says activation_function='mish'; known are gelu"),
     "a classifier": ("bart", {"architectures": ["BartForSequenceClassification"]}, "bart is of a BartForSequenceCla"),
     "another depth": ("bart", {"decoder_layers": 4}, r"lacks model\.decoder\.layers\.3\.self_attn_layer_norm\.weight"),
@@ -167,6 +172,39 @@ def test_a_wrong_folder_is_refused(name: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
     with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_layers_that_are_left_out_in_training_only_change_nothing(tmp_path: Path) -> None:
+    theirs = drawn("bart", encoder_layerdrop=0.1, decoder_layerdrop=0.2)
+    theirs.save_pretrained(tmp_path)
+    source, _, target = texts()
+    with torch.no_grad():
+        mine = load(tmp_path)(source, target, source_padding=padding([11, 5, 8]))
+    assert torch.allclose(mine, theirs_say(theirs), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "message"),
+    [
+        (lambda table: table.roll(1, 0), "is not the sinusoids of width 24 that are served: it differs from them by"),
+        # sines and cosines side by side, as others write them
+        (lambda table: table.unflatten(1, (2, 12)).mT.flatten(1), "is not the sinusoids of width 24"),
+        (lambda table: table * float("nan"), "differs from them by nan"),
+        (lambda table: table[:, :22], r"it is \(29, 22\)"),
+    ],
+)
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_a_position_table_of_a_marian_that_is_no_sinusoids_is_refused(
+    spoiled: Any, message: str, stack: str, tmp_path: Path
+) -> None:
+    theirs = drawn("marian")
+    theirs.save_pretrained(tmp_path)
+    weights = read_weights(tmp_path / "model.safetensors")
+    table = theirs.model.encoder.embed_positions.weight.detach()
+    weights[f"model.{stack}.embed_positions.weight"] = spoiled(table).contiguous()
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"model\.{stack}\.embed_positions\.weight .*{message}"):
         load(tmp_path)
 
 

@@ -89,7 +89,7 @@ def test_a_written_model_is_read_by_transformers_and_gives_the_same_logits(
 @pytest.mark.parametrize("classes", [5, 0])
 def test_ours_to_theirs_and_back_changes_no_bit(classes: int) -> None:
     ours = enlarged(made(replace(VIT, classes=classes, dropout=0.1)))
-    settings = config(about(ours.config))
+    settings = config(about(ours.config, "vit"))
     assert settings == ours.config
     back = read(rules(settings), write(rules(ours.config), ours.state_dict()), "what was written")
     assert back.keys() == ours.state_dict().keys()
@@ -107,7 +107,7 @@ def test_theirs_to_ours_and_back_changes_no_bit(tmp_path: Path) -> None:
 
 
 def test_their_configuration_knows_ours() -> None:
-    written = about(VIT)
+    written = about(VIT, "vit")
     known = transformers.ViTConfig(**written).to_dict()
     assert {name: known[name] for name in SETTINGS} == SETTINGS
     assert transformers.ViTConfig(**written).num_labels == 5
@@ -120,6 +120,15 @@ def test_their_configuration_knows_ours() -> None:
         ({"image_size": [12, 8]}, "config.json of this vit says image_size=[12, 8]; only squares are served"),
         ({"architectures": ["ViTForMaskedImageModeling"]}, "says ViTForMaskedImageModeling; served are"),
         ({"hidden_size": None}, "config.json of this vit lacks hidden_size"),
+        ({"hidden_size": "x"}, "says hidden_size='x', which should be a whole number of 0 or more"),
+        ({"image_size": "x"}, "says image_size='x', which should be a whole number, or two"),
+        ({"patch_size": []}, "says patch_size=[], which should be a whole number, or two"),
+        ({"patch_size": 4.0}, "says patch_size=4.0, which should be a whole number, or two"),
+        ({"qkv_bias": "no"}, "says qkv_bias='no', which should be true or false"),
+        ({"layer_norm_eps": True}, "says layer_norm_eps=True, which should be a number"),
+        ({"hidden_dropout_prob": float("nan")}, "says hidden_dropout_prob=nan, which should be a number"),
+        ({"architectures": "ViTModel"}, "says architectures='ViTModel', which should be a list of words"),
+        ({"num_labels": -1}, "says num_labels=-1, which should be a whole number of 0 or more"),
     ],
 )
 def test_a_configuration_that_ours_cannot_be_is_refused_in_words(changes: dict[str, Any], text: str) -> None:
@@ -138,5 +147,5 @@ def test_a_configuration_that_ours_cannot_be_is_refused_in_words(changes: dict[s
 )
 def test_a_model_that_theirs_cannot_be_is_refused_in_words(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        about(replace(VIT, **changes))
+        about(replace(VIT, **changes), "vit")
     assert text in str(caught.value)

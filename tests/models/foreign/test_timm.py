@@ -1,5 +1,6 @@
 """ViT and DaViT of timm, read into our models: the same logits."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.models.davit import PRESETS as DAVITS
+from regard.models.foreign import timm as reader
 from regard.models.foreign.rules import write
 from regard.models.foreign.timm import davit_rules, from_timm, read_davit, read_vit, vit_rules
 from regard.models.vit import PRESETS as VITS
@@ -155,7 +157,7 @@ def test_reading_and_writing_changes_no_bit() -> None:
         (
             lambda: vit(embed_dim=192, global_pool="avg", class_token=False).state_dict(),
             "vit",
-            "timm's vit lacks norm.weight",
+            "timm's vit has fc_norm, which normalises after the mean over patches; ours normalises before it",
         ),
     ],
 )
@@ -163,6 +165,32 @@ def test_what_cannot_be_read_is_refused_in_words(weights: Any, kind: str, text: 
     with pytest.raises(CheckpointError) as caught:
         from_timm(weights(), kind)
     assert text in str(caught.value)
+
+
+def test_hints_say_what_a_state_dict_cannot() -> None:
+    theirs = vit(norm_layer=partial(nn.LayerNorm, eps=0.1))
+    told, untold = (from_timm(theirs.state_dict(), "vit", heads=3, **hints) for hints in ({"eps": 0.1}, {}))
+    alike(told, theirs, images())
+    with pytest.raises(AssertionError):
+        alike(untold, theirs.float(), images())
+    other = davit(norm_eps=0.1)
+    ours = from_timm(other.state_dict(), "davit", heads=(2, 3), window=3, eps=0.1)
+    alike(ours, other, images(rows=48, columns=24))
+
+
+def test_a_pool_that_the_weights_speak_against_is_refused() -> None:
+    token = vit(embed_dim=192, global_pool="avg", fc_norm=False).state_dict()
+    with pytest.raises(CheckpointError, match="timm's vit has cls_token, so pool='class'; pool='mean' is not served"):
+        from_timm(token, "vit", pool="mean")
+    mean = vit(embed_dim=192, global_pool="avg", fc_norm=False, class_token=False).state_dict()
+    with pytest.raises(CheckpointError, match="timm's vit lacks cls_token, so pool='mean'; pool='class' is not served"):
+        from_timm(mean, "vit", pool="class")
+
+
+def test_what_is_assumed_is_said() -> None:
+    said = str(reader.__doc__)
+    for word in ("act_layer", "global_pool", "cpe_act=False", "channel_attn_v2=False", "eps=1e-6"):
+        assert word in said
 
 
 def test_unknown_kinds_and_hints_are_refused() -> None:
