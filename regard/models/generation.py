@@ -232,7 +232,7 @@ def _best(rows: list[Row], log_probabilities: Float[Tensor, "r w"], count: int) 
     """The likeliest continuations by one token, best first: row, token and the token's log-probability."""
     before = torch.tensor([_total(row) for row in rows], dtype=torch.float64, device=log_probabilities.device)
     totals = (before[:, None] + log_probabilities).flatten()
-    best = leading(totals, min(count, len(totals)))
+    best = leading(totals, count)
     possible = best[totals[best] > -torch.inf]
     vocab = log_probabilities.shape[1]
     values = log_probabilities.flatten()[possible].tolist()

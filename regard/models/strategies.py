@@ -213,7 +213,13 @@ def nucleus(
     mass[rows, places] = shares[rows, tokens]
     order = ranked(level)
     mass = mass.gather(-1, order)
-    inside = before.gather(-1, border) + mass.cumsum(-1) - mass < top_p
+    above = before.gather(-1, border) + mass.cumsum(-1) - mass
+    if (torch.cat([before, above], -1) - top_p).abs().amin() < 1e-12:
+        # so close that the order of summation decides: then it is that of the ranking, as if there were no bins
+        order = ranked(logits)
+        mass = shares.gather(-1, order)
+        return torch.zeros_like(kept).scatter(-1, order, mass.cumsum(-1) - mass < top_p)
+    inside = above < top_p
     kept[rows, tokens] = torch.empty_like(inside).scatter(-1, order, inside)[rows, places]
     return kept
 

@@ -133,6 +133,13 @@ def test_what_is_drawn_from_a_large_vocabulary_is_what_a_sort_leaves(kind: str, 
         assert chosen(strategy, logits, chance) == (truth.cumsum(-1) <= chance[:, None]).sum(-1).tolist(), settings
 
 
+def test_where_rounding_decides_it_does_as_in_the_order_of_the_ranking() -> None:
+    logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(2)).round()
+    for tenths in range(1, 10):  # at this temperature all tokens are equally likely, and five of them are a tenth
+        strategy = Sample(temperature=1e300, top_p=tenths / 10)
+        assert torch.equal(strategy.probabilities(logits) > 0, by_sorting(strategy, logits) > 0)
+
+
 def test_of_equal_tokens_the_lower_ones_are_left() -> None:
     equal = torch.zeros(1, 6)
     assert drawn_from(sample(top_k=2), equal) == [0.5, 0.5, 0, 0, 0, 0]
