@@ -69,7 +69,7 @@ def command(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The texts with their tokens and log-probabilities")] = False,
 ) -> None:
-    """Write on from a prompt; an encoder-decoder writes its answer to it."""
+    """Write on from a prompt, or answer it with an encoder-decoder."""
     given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "count": count}
     given |= {"kth": kth, "beams": beams, "length_penalty": length_penalty}
     settings = fitting(strategy, {name: value for name, value in given.items() if value is not None})
