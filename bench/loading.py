@@ -12,15 +12,22 @@ _kept: list[torch.library.Library] = []
 def let_torchvision_load() -> None:
     """timm and transformers import torchvision, whose compiled operators are not built for every torch.
 
-    Importing it needs no more of them than their names.
+    Where they are, nothing is done. Where they are not, importing it needs no more of them than their names.
     """
     found = find_spec("torchvision")
-    if found is None or found.origin is None or _kept:
+    if found is None or found.origin is None or _kept or _loads():
         return
     text = (Path(found.origin).parent / "_meta_registrations.py").read_text()
     names = {first or second for first, second in re.findall(r'"torchvision::(\w+)"|register_meta\("(\w+)"', text)}
     library = torch.library.Library("torchvision", "FRAGMENT")
     _kept.append(library)
     for name in sorted(names):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor x) -> Tensor")
+        library.define(f"{name}(Tensor x) -> Tensor")
+
+
+def _loads() -> bool:
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, OSError, RuntimeError):
+        return False
+    return True

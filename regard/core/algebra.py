@@ -5,7 +5,6 @@ the dense matrix, gathered blocks and the predicate of a fused kernel; the secon
 whole range is visible or hidden, which is what block tables, caches and streams need.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,12 +35,12 @@ class Verdict(NamedTuple):
 UNKNOWN = Verdict(False, False)
 
 
-class Mask(ABC):
+class Mask:
     """A rule that says which keys a query may see. Combine rules with `&`, `|` and `~`."""
 
-    @abstractmethod
     def see(self, grid: Grid) -> Bool[Tensor, "..."]:
         """Whether each pair of the grid is visible."""
+        raise NotImplementedError(f"{type(self).__name__} says nothing about pairs")
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> Verdict:
         """What queries first..last see of keys start..stop, both ends included; may be cautious, never wrong."""

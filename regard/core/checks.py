@@ -14,13 +14,26 @@ LETTERS = {"q": "b h i c", "k": "b g j c", "v": "b g j e"}
 
 def settled(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as attention takes them: checked, and in autocast's dtype where that is on."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x)
+    fit = _surely_fit(q, k, v)
+    if not fit:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            _check_tensor(name, x)
     if autocasting(q):
         low = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(low), k.to(low), v.to(low)
-    _check_together(q, k, v)
+    if not fit:
+        _check_together(q, k, v)
     return q, k, v
+
+
+def _surely_fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """The usual answer in one look. Where it is no, the checks below find out what to say."""
+    if not (type(q) is type(k) is type(v) is Tensor and q.ndim == k.ndim == v.ndim == 4):
+        return False
+    (b, h, _, c), (kb, g, j, kc), (vb, vg, vj, _) = q.shape, k.shape, v.shape
+    sizes = b == kb == vb and c == kc and g == vg and j == vj and h > 0 and g > 0 and c > 0 and h % g == 0
+    kinds = q.dtype is k.dtype is v.dtype and q.dtype in DTYPES and q.device == k.device == v.device
+    return sizes and kinds and q.layout is k.layout is v.layout is torch.strided
 
 
 def autocasting(x: Tensor) -> bool:

@@ -87,7 +87,7 @@ class LSTM(nn.Module):
         with warnings.catch_warnings():
             # cuDNN would have all weights in one piece of memory, and copies them there
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-            begin = (state.h[None], state.c[None])
+            begin = (state.h[None].contiguous(), state.c[None].contiguous())
             graded = torch.is_grad_enabled()  # cuDNN keeps what a backward pass needs only if told to
             rows, h, c = torch.lstm(x, begin, weights, True, 1, 0.0, graded, False, True)
         return rows, State(h[0], c[0])

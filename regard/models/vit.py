@@ -145,8 +145,10 @@ class ViT(Model):
             x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
         if self.positions is None:
             return x
-        table, old = self.positions.weight, (self.config.side, self.config.side)
-        resized = interpolated(table[self.first :], old, (grid.shape[1], grid.shape[2]))
+        table, old, new = self.positions.weight, (self.config.side, self.config.side), (grid.shape[1], grid.shape[2])
+        if new == old:
+            return x + table
+        resized = interpolated(table[self.first :], old, new)
         return x + torch.cat([table[: self.first], resized])
 
     def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:

@@ -122,3 +122,39 @@ def test_cudnn_comes_first_and_gives_the_same(width: int, dtype: torch.dtype) ->
         grads = torch.autograd.grad(out.sum(), [q, k, v])
         wanted = torch.autograd.grad(truth.sum(), [q, k, v])
         assert all(torch.allclose(a.float(), b.float(), atol=6e-2) for a, b in zip(grads, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("widths", [(64, 64), (17, 19), (24, 40)], ids=str)
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("mask", [None, causal(), causal() & window(before=900)], ids=repr)
+def test_no_odd_width_or_group_makes_torch_build_all_weights(mask, groups, widths, dtype) -> None:
+    n, (c, e) = 4096, widths
+    q, k, v = (
+        torch.randn(1, heads, n, width, device="cuda", dtype=dtype)
+        for heads, width in ((4, c), (groups, c), (groups, e))
+    )
+    dense = n * n * (1 + q.element_size()) if mask is not None and mask != causal() else 0
+    with torch.no_grad():
+        attend(q, k, v, mask=mask)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        attend(q, k, v, mask=mask)
+        torch.cuda.synchronize()
+    weights = 4 * n * n * q.element_size()
+    assert torch.cuda.max_memory_allocated() - before - dense < weights / 4
+
+
+def test_a_call_without_terms_copies_nothing() -> None:
+    q, k, v = (torch.randn(1, 4, 4096, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    mask = causal() & window(before=255)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            out = attend(q, k, v, mask=mask, kernel="flex")
+            used = torch.cuda.max_memory_allocated() - before
+            del out
+    assert used < 1.2 * 2 * q.numel()

@@ -7,7 +7,7 @@ naive method is in the same dtype. A kernel that does not serve a call has to sa
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from operator import mul
 from typing import Any, NamedTuple
@@ -71,7 +71,8 @@ def ids(size: int, *, rows: int = 0) -> Tensor:
 def matrix(*shape: int) -> Tensor:
     """A boolean matrix with a third of it hidden, a row that sees nothing and a key that nobody sees."""
     visible = torch.rand(shape, generator=torch.Generator().manual_seed(3)) > 0.3
-    visible[..., shape[-2] // 2, :] = False
+    middle = shape[-2] // 2
+    visible[..., middle : middle + 1, :] = False
     visible[..., shape[-1] // 3] = False
     return visible
 
@@ -459,14 +460,27 @@ def refusal(kernel: str, case: Case) -> list[str]:
     if kernel == "flex":
         reasons += ["it computes in float32 at most"] * (case.dtype == torch.float64)
         reasons += ["it takes heads at least 16 wide"] * (min(case.sizes.c, case.sizes.e) < 16)
+        learns = case.dtype == torch.float32 and len(TERMS[case.term].shapes(case.sizes)) > 0
+        reasons += ["it adds up a learned term's gradient in no fixed order"] * learns
     if kernel in ("sdpa", "blocked"):
         reasons += [f"{name} does more than add to the scores" for name in TERMS[case.term].refused]
+        reasons += unfused(case) if case.device == "cuda" else []
     if kernel == "blocked":
         reasons += ["the mask hides nothing"] * hides_nothing(case)
     if kernel in ("blocked", "flex"):
         reasons += ["a boolean matrix is dense already"] * ("matrix" in case.mask)
         reasons += ["it does not take empty tensors"] * (0 in vars(case.sizes).values())
     return reasons
+
+
+def unfused(case: Case) -> list[str]:
+    """The words for heads that torch has no fused kernel for on a GPU."""
+    s, size = case.sizes, case.dtype.itemsize
+    if size == 8:
+        return ["on a GPU torch has no fused kernel for float64"]
+    odd = s.c * size % 16 > 0 or s.e * size % 16 > 0
+    words = ["on a GPU torch's fused kernels take heads in multiples of"] * odd
+    return words + ["on a GPU torch's fused kernel for float32 knows no groups"] * (size == 4 and s.h != s.g)
 
 
 def hold(kernel: str, case: Case) -> None:
@@ -680,17 +694,22 @@ class TestOnAGPU:
     @pytest.mark.parametrize(("mask", "term", "dtype"), ON_A_GPU)
     def test_every_kernel(self, mask, term, dtype, kernel):
         hold(kernel, Case(mask, term, Sizes(i=133, j=197, c=24, e=40), dtype, device="cuda"))
+        if kernel in ("sdpa", "blocked") and dtype == torch.float32:
+            hold(kernel, Case(mask, term, Sizes(g=6, i=133, j=197, c=24, e=40), dtype, device="cuda"))
 
     @pytest.mark.parametrize("kernel", KERNELS)
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
     @pytest.mark.parametrize(("mask", "term"), CALLS)
     def test_every_kernel_in_every_precision(self, mask, term, dtype, kernel):
-        hold(kernel, Case(mask, term, dtype=dtype, device="cuda"))
+        hold(kernel, Case(mask, term, Sizes(g=6, c=24, e=40), dtype=dtype, device="cuda"))
 
     @pytest.mark.parametrize("kernel", KERNELS)
     @pytest.mark.parametrize("sizes", SHAPES, ids=str)
     def test_every_kernel_at_every_size(self, sizes, kernel):
         hold(kernel, Case("causal window", "alibi", sizes, device="cuda"))
+        if kernel in ("sdpa", "blocked") and sizes.e:
+            fitting = replace(sizes, g=sizes.h, c=24, e=40)
+            hold(kernel, Case("causal window", "alibi", fitting, device="cuda"))
 
     @pytest.mark.parametrize(("mask", "term"), [("matrix", "none"), ("none", "none")])
     def test_flex_refuses_what_it_cannot_do(self, mask, term):

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.base.errors import ConfigError
 from regard.models.davit import DaViT, DaViTConfig
 from regard.models.presets import build, made
 from tests.models.images import DAVIT, enlarged, images, stripes, trained
+from tests.models.weights import weights_of
 
 
 def davit(**changes: Any) -> DaViT:
@@ -149,3 +152,33 @@ def test_it_learns_which_way_stripes_run() -> None:
     config = DaViTConfig(channels=1, classes=3, widths=(12,), depths=(1,), heads=(3,), window=2, ff_factor=2)
     model = made(config)
     assert trained(model, stripes, steps=100, rate=1e-2) > 0.98
+
+
+def test_windows_learn_to_look_at_the_marked_patch() -> None:
+    """Every patch is to name the colour that is marked in its own window: only attention brings it there."""
+
+    def batch() -> tuple[Tensor, Tensor, Tensor]:
+        colour = torch.randint(0, 5, (32, 6, 6), generator=draws)
+        spot = one_hot(torch.randint(0, 9, (32, 2, 2), generator=draws), 9)
+        marked = spot.view(32, 2, 2, 3, 3).transpose(2, 3).reshape(32, 6, 6)
+        planes = torch.cat([one_hot(colour, 5), marked[..., None]], -1).permute(0, 3, 1, 2).float()
+        answer = (colour * marked).unflatten(1, (2, 3)).unflatten(3, (2, 3)).sum((2, 4))
+        spread = [
+            x.repeat_interleave(times, -1).repeat_interleave(times, -2) for x, times in ((planes, 4), (answer, 3))
+        ]
+        return spread[0], spread[1], spot.flatten(0, 2)
+
+    draws = torch.Generator().manual_seed(2)
+    model = made(DaViTConfig(channels=6, classes=5, widths=(24,), depths=(1,), heads=(2,), window=3, ff_factor=2))
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(100):
+        image, answer, _ = batch()
+        optimiser.zero_grad()
+        cross_entropy(model.head(model.norm(model.hidden(image))).flatten(0, 2), answer.flatten()).backward()
+        optimiser.step()
+    image, answer, spot = batch()
+    windows, channels = weights_of(lambda: model.eval().hidden(image))
+    assert (model.head(model.norm(model.hidden(image))).argmax(-1) == answer).float().mean() > 0.99
+    assert windows.shape == (32 * 4, 2, 9, 9)  # patches of a window
+    assert channels.shape == (32, 2, 12, 12)  # channels of a group
+    assert ((windows * spot[:, None, None, :]).sum(-1).mean((0, 2)) > 0.9).all()  # one in nine by chance

@@ -56,6 +56,36 @@ def test_its_own_example_is_one_that_it_takes(model: Model) -> None:
     assert logits.isfinite().all()
 
 
+MORE = {
+    "gpt2": {"depth": 2, "width": 32, "heads": 2, "vocab": 31},
+    "vit-ti/16 local": {"depth": 2, "image": 64, "classes": 5, "attention": "local", "reach": 1},
+    "vit-ti/16 global-local": {"depth": 2, "image": 64, "classes": 5, "attention": "global-local", "reach": 1},
+    "vit-ti/16 linear": {"depth": 2, "image": 64, "classes": 5, "attention": "linear"},
+    "davit-tiny": {"classes": 5},
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [*SMALL, *MORE])
+def test_a_gpu_gives_the_same_logits_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # convolutions would round to ten bits
+    model = regard.build(name.partition(" ")[0], **{**SMALL, **MORE}[name]).eval()
+    length = 64 if "vit" in name else 64 if name == "davit-tiny" else LENGTHS.get(name, 12)
+    example = model.example(2, length)
+    if example[0].is_floating_point():
+        example = tuple(torch.randn_like(x) if x.is_floating_point() else x for x in example)
+
+    def rows_and_slopes(device: str) -> list[torch.Tensor]:
+        model.to(device).zero_grad()
+        out = parts(model(*(x.to(device) for x in example)))
+        sum(part.float().square().sum() for part in out if part.is_floating_point()).backward()
+        slopes = [p.grad for p in model.parameters() if p.grad is not None]
+        return [x.detach().cpu() for x in (*out, *slopes)]
+
+    for cpu, gpu in zip(rows_and_slopes("cpu"), rows_and_slopes("cuda"), strict=True):
+        assert (cpu - gpu).abs().max() <= 2e-4 * max(1.0, cpu.abs().max().item())
+
+
 def test_presets_are_those_that_were_promised() -> None:
     from regard.models.presets import PRESETS
 

@@ -76,6 +76,8 @@ class Call:
         return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
 
     def bound_terms(self) -> list[Bound]:
+        if not self.terms:
+            return []  # before q is copied in another dtype for nobody
         q = self.q.to(torch.promote_types(self.q.dtype, torch.float32))  # terms are as exact as scores are
         return [term.bind(q, self.beta) for term in self.terms]
 

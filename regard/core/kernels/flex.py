@@ -55,6 +55,8 @@ def refusals(call: Call) -> list[str]:
         reasons.append(f"beta={call.beta:g} would drive scores out of the range of floats")
     if call.hard:
         reasons.append("beta=inf is hard attention, and it knows only softmax")
+    if call.q.dtype == torch.float32 and torch.is_grad_enabled() and _learned_terms(call):
+        reasons.append("it adds up a learned term's gradient in no fixed order, too inexact for float32")
     if has_matrix(call.mask):
         reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
     if torch.compiler.is_compiling():
@@ -97,9 +99,13 @@ def _sparse(call: Call) -> bool:
     return call.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE and _density(call) < 0.5
 
 
+def _learned_terms(call: Call) -> bool:
+    return any(tensor.requires_grad for term in call.terms for tensor in term.tensors())
+
+
 def _training(call: Call) -> bool:
-    learned = (call.q, call.k, call.v, *(tensor for term in call.terms for tensor in term.tensors()))
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
+    learned = any(x.requires_grad for x in (call.q, call.k, call.v)) or _learned_terms(call)
+    return torch.is_grad_enabled() and learned
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 
 import torch
@@ -37,6 +37,7 @@ def refusals(call: Call) -> list[str]:
         for term in call.terms
         if not term.additive and term.name != "sink"
     ]
+    reasons += unfused(call)
     if in_transform():
         reasons.append("torch's fused attention has no rule for vmap, forward-mode and second derivatives")
     return reasons
@@ -125,14 +126,28 @@ def fused(
     grouped = q.shape[1] != k.shape[1]
     # torch would leave its fused kernels for a last axis with gaps
     q, k, v = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (q, k, v))
+    # zeros change neither a dot product nor the columns cut off below
     if q.device.type == "cpu" and c != e:
-        # the CPU's fused kernel wants one width: zeros change neither a dot product nor the columns cut off below
-        q, k, v = (pad(x, (0, max(c, e) - x.shape[-1])) for x in (q, k, v))
-    if q.device.type == "cuda" and _hopper(q.device.index or 0):
-        with _cudnn_first():
-            return scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
-    out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
-    return out[..., :e]
+        q, k, v = (pad(x, (0, max(c, e) - x.shape[-1])) for x in (q, k, v))  # the CPU's fused kernel wants one width
+    with _cudnn_first() if q.device.type == "cuda" and _hopper(q.device.index or 0) else nullcontext():
+        out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
+    return out if out.shape[-1] == e else out[..., :e]
+
+
+def unfused(call: Call) -> list[str]:
+    """Why torch has no fused kernel for such heads on a GPU: it would build all weights without a word."""
+    if call.q.device.type != "cuda":
+        return []
+    _, h, g, _, _, c, e = call.sizes
+    size = call.q.element_size()
+    if size == 8:
+        return ["on a GPU torch has no fused kernel for float64"]
+    reasons = []
+    if c * size % 16 or e * size % 16:
+        reasons.append(f"on a GPU torch's fused kernels take heads in multiples of {16 // size}, not c={c} and e={e}")
+    if size == 4 and h != g:
+        reasons.append(f"on a GPU torch's fused kernel for float32 knows no groups, and h={h} but g={g}")
+    return reasons
 
 
 @contextmanager
