@@ -34,13 +34,18 @@ _WHERE = {
     "regard.models.presets": ("build",),
     "regard.models.files": ("load",),
     "regard.models.generation": ("generate",),
+    "regard.see.watch": ("watch",),
+    "regard.conform": ("Report", "check", "conformance"),
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names}
+_PARTS = ("see",)  # sub-packages that are used by their own name: regard.see.xray(fn)
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = ["__version__", *sorted((*_HOME, *_PARTS))]
 
 if TYPE_CHECKING:
+    from regard import see as see
     from regard.base.errors import RegardError as RegardError
+    from regard.conform import Report as Report, check as check, conformance as conformance
     from regard.core.algebra import Mask as Mask
     from regard.core.attend import attend as attend, explain as explain
     from regard.core.cache import Growing as Growing, Rolling as Rolling, Static as Static, Stream as Stream
@@ -88,9 +93,12 @@ if TYPE_CHECKING:
     from regard.models.files import load as load
     from regard.models.generation import generate as generate
     from regard.models.presets import build as build
+    from regard.see.watch import watch as watch
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f"regard.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

@@ -28,6 +28,7 @@ BELOW["cli"] = set(BELOW)
 DOOR = ("regard.core.attend", "regard.core.channel", "regard.core.cache")  # what stands on the kernels
 MAY_USE_SURFACE = {"lab", "work", "explorer", "cli"}  # `import regard` hides what is used, so only the top may
 OPTIONAL = {"triton"}  # comes with torch where there is a GPU
+IMPORTED_AS = {"pillow": "PIL"}  # where a package has another name than its distribution
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def complaints(module: str, source: str, is_package: bool = False) -> list[str]:
 def declared() -> set[str]:
     """Packages that the project needs at run time."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return {re.split(r"[<>=!~ \[]", each)[0].replace("-", "_") for each in project["dependencies"]}
+    names = {re.split(r"[<>=!~ \[]", each)[0].replace("-", "_") for each in project["dependencies"]}
+    return {IMPORTED_AS.get(name, name) for name in names}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -23,8 +23,9 @@ SURFACE = {
     *("linear_attend", "elu_plus_one", "relu", "squared_relu", "performer"),
     *("Growing", "Rolling", "Static", "Stream"),
     *("build", "load", "generate"),
+    *("see", "watch", "check", "Report", "conformance"),
 }
-NAMES = sorted(SURFACE - {"__version__"})
+NAMES = sorted(SURFACE - {"__version__", "see"})
 
 
 def test_the_surface_is_what_is_written_here() -> None:
@@ -88,7 +89,8 @@ for name in names:
     try:
         importlib.import_module(name)
     except Exception as error:
-        print(f"{name}: {error}")
+        if "triton" not in str(error):  # it comes with torch only where there is a GPU
+            print(f"{name}: {error}")
 """
 
 

@@ -26,9 +26,11 @@ def settled(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _surely_fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def _surely_fit(q: object, k: object, v: object) -> bool:
     """The usual answer in one look. Where it is no, the checks below find out what to say."""
-    if not (type(q) is type(k) is type(v) is Tensor and q.ndim == k.ndim == v.ndim == 4):
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        return False
+    if not q.ndim == k.ndim == v.ndim == 4:
         return False
     (b, h, _, c), (kb, g, j, kc), (vb, vg, vj, _) = q.shape, k.shape, v.shape
     sizes = b == kb == vb and c == kc and g == vg and j == vj and h > 0 and g > 0 and c > 0 and h % g == 0

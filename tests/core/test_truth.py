@@ -480,7 +480,9 @@ def unfused(case: Case) -> list[str]:
         return ["on a GPU torch has no fused kernel for float64"]
     odd = s.c * size % 16 > 0 or s.e * size % 16 > 0
     words = ["on a GPU torch's fused kernels take heads in multiples of"] * odd
-    return words + ["on a GPU torch's fused kernel for float32 knows no groups"] * (size == 4 and s.h != s.g)
+    words += ["on a GPU torch's fused kernel for float32 knows no groups"] * (size == 4 and s.h != s.g)
+    short = size == 4 and s.b * s.h * s.i * s.j <= 1 << 20
+    return words + ["on a GPU torch's fused kernel for float32 rounds more than the whole matrix"] * short
 
 
 def hold(kernel: str, case: Case) -> None:
@@ -694,8 +696,8 @@ class TestOnAGPU:
     @pytest.mark.parametrize(("mask", "term", "dtype"), ON_A_GPU)
     def test_every_kernel(self, mask, term, dtype, kernel):
         hold(kernel, Case(mask, term, Sizes(i=133, j=197, c=24, e=40), dtype, device="cuda"))
-        if kernel in ("sdpa", "blocked") and dtype == torch.float32:
-            hold(kernel, Case(mask, term, Sizes(g=6, i=133, j=197, c=24, e=40), dtype, device="cuda"))
+        if kernel in ("sdpa", "blocked") and dtype == torch.float32 and "(" not in term:
+            hold(kernel, Case(mask, term, Sizes(g=6, i=293, j=331, c=24, e=40), dtype, device="cuda"))
 
     @pytest.mark.parametrize("kernel", KERNELS)
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -709,7 +711,7 @@ class TestOnAGPU:
         hold(kernel, Case("causal window", "alibi", sizes, device="cuda"))
         if kernel in ("sdpa", "blocked") and sizes.e:
             fitting = replace(sizes, g=sizes.h, c=24, e=40)
-            hold(kernel, Case("causal window", "alibi", fitting, device="cuda"))
+            hold(kernel, Case("causal window", "alibi", fitting, torch.bfloat16, device="cuda"))
 
     @pytest.mark.parametrize(("mask", "term"), [("matrix", "none"), ("none", "none")])
     def test_flex_refuses_what_it_cannot_do(self, mask, term):

@@ -74,6 +74,8 @@ def test_a_gpu_gives_the_same_logits_and_gradients(name: str, monkeypatch: pytes
     example = model.example(2, length)
     if example[0].is_floating_point():
         example = tuple(torch.randn_like(x) if x.is_floating_point() else x for x in example)
+    if name in ("cnn", "resnet"):  # rounding that carries a map across zero would switch its gradient off
+        model, example = model.double(), tuple(x.double() for x in example)
 
     def rows_and_slopes(device: str) -> list[torch.Tensor]:
         model.to(device).zero_grad()

@@ -13,7 +13,7 @@ from regard.core.kernels.call import Call
 def weights_of(run: Callable[[], object]) -> list[Tensor]:
     """What every attention inside the run weighed, in order: (b h i j) each."""
     calls: list[Call] = []
-    with torch.no_grad(), observing(lambda _, call: calls.append(call)):
+    with torch.no_grad(), observing(lambda _, call, out: calls.append(call)):
         run()
     return [_weights(call) for call in calls]
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -59,14 +60,17 @@ KERNELS: Registry[Kernel] = Registry("kernel")
 for _kernel in (flex, sdpa, blocked, eager, _Reference):
     KERNELS.add(_kernel.__name__.rpartition(".")[2].strip("_").lower())(cast(Kernel, _kernel))
 
-Observer = Callable[[str, Call], None]
+Observer = Callable[[str, Call, Tensor], None]
 _observers: list[Observer] = []
+_inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 
 def choose(call: Call) -> str:
     """The fused kernel with the least work among those that can serve, else the eager one."""
     if call.plain and not sdpa.refusals(call):
         return "sdpa"  # nothing here is faster, so the others need not be asked
+    if sdpa.short_in_float32(call) and not eager.refusals(call):
+        return "eager"  # the most exact, and so small that compiling another would never pay
     able = ["flex"] if len(flex.refusals(call)) == 0 else []
     if able and flex.surely_best(call):
         return "flex"
@@ -91,23 +95,34 @@ def run(call: Call, name: str | None) -> Tensor:
     elif reasons := KERNELS[name].refusals(call):
         others = [other for other in KERNELS if not KERNELS[other].refusals(call)]
         raise kernel_refused(name, reasons, [choose(call)] if others else [])
-    if not torch.compiler.is_compiling():
-        for observer in _observers:
-            observer(name, call)
-    return KERNELS[name].run(call)
+    if torch.compiler.is_compiling() or not _observers:
+        return KERNELS[name].run(call)
+    before = _inside.set(True)
+    try:
+        out = KERNELS[name].run(call)
+    finally:
+        _inside.reset(before)
+    for observer in _observers:
+        observer(name, call, out)
+    return out
+
+
+def running() -> bool:
+    """Whether an observed kernel of ours is at work, so that what it calls is not taken for a call of its own."""
+    return _inside.get()
 
 
 @contextmanager
 def recording() -> Iterator[list[str]]:
     """The names of the kernels that run inside, in order."""
     names: list[str] = []
-    with observing(lambda name, call: names.append(name)):
+    with observing(lambda name, call, out: names.append(name)):
         yield names
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Hand every call that runs inside to the observer, with the name of its kernel."""
+    """Hand every call that ran inside to the observer: the name of its kernel, the call and the output."""
     _observers.append(observer)
     try:
         yield

@@ -17,6 +17,7 @@ from regard.core.kernels.call import Call, in_transform, seen_keys
 from regard.core.scores import Bound
 
 SUMMARY = "torch's fused attention; cuDNN first on Hopper"
+SHORT = 1 << 20  # entries: 4 MiB in float32
 # cuDNN's kernel measured 1.75x torch's flash kernel on an H200 (4 x 16 heads x 4096 x 128, bfloat16)
 _HOPPER_ORDER = [
     SDPBackend.CUDNN_ATTENTION,
@@ -75,6 +76,18 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
     bias = summed(terms, call.grid(), call.q) if terms else None
     out = masked(call.q, k, v, visible, bias, call.sink, call.beta, call.dropout)
     return out if awake is None else out.masked_fill(~awake, 0)
+
+
+def with_lse(call: Call) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"]] | None:
+    """A plain call on a GPU without dropout, with the log-sum-exp that cuDNN keeps; None where another kernel runs."""
+    q, k, v = call.q, call.k, call.v
+    half = q.element_size() == 2 and q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3] <= 128
+    if not half or not _hopper(q.device.index or 0) or call.dropout or not torch.backends.cuda.cudnn_sdp_enabled():
+        return None
+    out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, call.causal_square, False, scale=call.beta
+    )[:2]
+    return out, lse.reshape(q.shape[:3])
 
 
 def summed(terms: list[Bound], grid: Grid, q: Tensor) -> Float[Tensor, "..."]:
@@ -147,7 +160,17 @@ def unfused(call: Call) -> list[str]:
         reasons.append(f"on a GPU torch's fused kernels take heads in multiples of {16 // size}, not c={c} and e={e}")
     if size == 4 and h != g:
         reasons.append(f"on a GPU torch's fused kernel for float32 knows no groups, and h={h} but g={g}")
+    if short_in_float32(call):
+        reasons.append(
+            "on a GPU torch's fused kernel for float32 rounds more than the whole matrix, which is small here"
+        )
     return reasons
+
+
+def short_in_float32(call: Call) -> bool:
+    """Whether the whole matrix costs a GPU next to nothing, and is the most exact way."""
+    b, h, _, i, j, _, _ = call.sizes
+    return call.q.device.type == "cuda" and call.q.dtype == torch.float32 and b * h * i * j <= SHORT
 
 
 @contextmanager

@@ -1,0 +1,180 @@
+"""`regard.check`: find out the conventions of an attention, then test every fact of attention on it."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.base.errors import ConfigError
+from regard.base.registry import Registry
+from regard.conform.declared import Declared
+from regard.conform.decoder import Decoder, as_decoder, looks_like_a_decoder
+from regard.conform.fact import Fact, Failure, NotApplicableError
+from regard.conform.facts import ATTENTION, DECODER
+from regard.conform.facts.answers import first_line
+from regard.conform.findings import Findings
+from regard.conform.report import EXPLAINED, FAILED, NOT_APPLICABLE, PASSED, Convention, Report, Result
+from regard.conform.subject import settled
+from regard.see.adapters import as_probe
+
+Progress = Callable[[str], None]
+REFUSALS = ("one-query", "odd-lengths", "memory-layout", "inputs-changed")
+
+
+def check(
+    fn: object,
+    *,
+    kind: str | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    width: int | None = None,
+    layout: str | None = None,
+    extra: Mapping[str, object] | None = None,
+    vocab: int | None = None,
+    only: Iterable[str] = (),
+    without: Iterable[str] = (),
+    seed: int = 0,
+    quick: bool = False,
+    progress: Progress | None = None,
+    **declared: Any,
+) -> Report:
+    """Test every fact of attention on a function (q, k, v), a module, or a decoder from tokens to logits.
+
+    kind                    "attention" or "decoder"; None tells by what it takes
+    heads, kv_heads, width  sizes of a module, where they cannot be read off it
+    layout                  the axes of a function, "b h n c" unless it turns out otherwise
+    extra                   arguments handed over at every call
+    vocab                   how many tokens a decoder knows, where its embedding does not tell
+    only, without           names of facts to test alone, or to leave out
+    quick                   leave out what takes seconds (torch.compile)
+    progress                called with the name of each fact before it is tested
+    declared                what its owner says of it: causal=True, window_before=4, grouping="tile"; see Declared
+    """
+    said = Declared.of(declared)
+    if kind not in (None, "attention", "decoder"):
+        raise ConfigError(f"kind is 'attention' or 'decoder', not {kind!r}")
+    if kind is None:
+        kind = "decoder" if looks_like_a_decoder(fn) else "attention"
+    registry = DECODER if kind == "decoder" else ATTENTION
+    chosen = _chosen(registry, only, without, quick)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # another project's warnings are not what is being reported
+        training = fn.training if isinstance(fn, nn.Module) else None
+        try:
+            if isinstance(fn, nn.Module):
+                fn.eval()
+            if kind == "decoder":
+                decoder = as_decoder(fn, said, vocab=vocab, seed=seed)
+                results = _tested(chosen, decoder, progress)
+                return Report(decoder.name, kind, results, decoder.conventions())
+            given: dict[str, Any] = dict(extra or {})
+            probe = as_probe(fn, heads=heads, kv_heads=kv_heads, width=width, layout=layout, **given)
+            if probe.module is not None:
+                probe.module.eval()
+            findings = Findings(settled(probe, said, seed))
+            results = _tested(chosen, findings, progress)
+            broken = any(result.status == FAILED and result.fact.fatal for result in results)
+            return Report(probe.name, kind, results, () if broken else named(findings))
+        finally:
+            if isinstance(fn, nn.Module) and training is not None:
+                fn.train(training)
+
+
+def _chosen(registry: Registry[Fact], only: Iterable[str], without: Iterable[str], quick: bool) -> list[Fact]:
+    only, without = list(only), [registry[name].name for name in without]
+    names = [registry[name].name for name in only] or list(registry)
+    # a fact that was asked for by name is tested even if it is slow
+    return [
+        registry[n] for n in registry if n in names and n not in without and (only or not (quick and registry[n].slow))
+    ]
+
+
+def _tested(chosen: list[Fact], findings: Findings | Decoder, progress: Progress | None) -> tuple[Result, ...]:
+    results: list[Result] = []
+    roots: dict[str, str] = {}  # a broken fact, and the one that explains it: itself, or another
+    fatal: str | None = None
+    for fact in chosen:
+        if progress is not None:
+            progress(fact.name)
+        if fatal is not None:
+            results.append(Result(fact, EXPLAINED, f"explained by {fatal}"))
+            continue
+        reason = next((roots[name] for name in fact.explained_by if name in roots), None)
+        try:
+            failure = fact.test(findings)
+        except NotApplicableError as why:
+            results.append(Result(fact, NOT_APPLICABLE, str(why)))
+            continue
+        except NotImplementedError as refusal:
+            results.append(Result(fact, NOT_APPLICABLE, f"it says that it cannot: {first_line(refusal)}"))
+            continue
+        except Exception as error:
+            # what already failed to answer at some length or layout explains that it does not answer here
+            reason = reason or next((name for name in REFUSALS if name in roots), None)
+            failure = Failure(f"the call raises {type(error).__name__}: {first_line(error)}")
+        if failure is None:
+            results.append(Result(fact, PASSED))
+        elif reason is not None:
+            roots[fact.name] = reason
+            fatal = reason if fact.fatal else None
+            results.append(Result(fact, EXPLAINED, f"explained by {reason}"))
+        else:
+            roots[fact.name] = fact.name
+            fatal = fact.name if fact.fatal else None
+            results.append(Result(fact, FAILED, failure.found, failure))
+    return tuple(results)
+
+
+def named(f: Findings) -> tuple[Convention, ...]:
+    """The conventions that were found, in words. What a broken attention does not let one find out is left out."""
+    said = f.declared
+    subject = f.subject
+    ways: dict[str, tuple[Callable[[], str | None], object]] = {
+        "sees": (lambda: str(f.band or "neither everything nor a band"), None),
+        "causal by": (lambda: _causal_words(f), None),
+        "alignment": (lambda: f.alignment, said.alignment),
+        "scale": (lambda: f.scale_name if f.scores_fit else None, said.scale),
+        "grouped heads": (lambda: f.grouping, said.grouping),
+        "rotary pairing": (lambda: f.scores.rotary and f"{f.scores.rotary}, base {f.scores.base:g}", said.rotary),
+        "bias": (lambda: f.bias_name if f.bias_name != "none" else None, said.bias),
+        "mask": (lambda: _mask_words(f), said.mask_polarity),
+        "mask and causal": (lambda: "a mask takes the place of the causal one" if f.mask_replaces else None, None),
+        "blind row": (lambda: f.blind_rows, said.blind_rows),
+        "lengths": (lambda: None if subject.free_lengths else "as many queries as keys", None),
+        "widths": (lambda: None if subject.free_widths else "values as wide as queries and keys", None),
+        "layout": (lambda: None if subject.probe.layout == "b h n c" else subject.probe.layout, None),
+    }
+    found = []
+    for name, (find, declared) in ways.items():
+        try:
+            value = find()
+        except Exception:
+            continue
+        if value is not None:
+            found.append(Convention(name, value, None if declared is None else str(declared)))
+    return tuple(found)
+
+
+def _causal_words(f: Findings) -> str | None:
+    if f.subject.causal_argument is None:
+        return None
+    return f"{f.subject.causal_argument}=True{'' if f.subject.causal_alone else ', refused without a mask'}"
+
+
+def _mask_words(f: Findings) -> str | None:
+    argument = f.subject.mask
+    if argument is None:
+        return None
+    told = {"keep": "True keeps", "drop": "True drops", "transposed": "transposed", None: "hides nothing"}
+    meaning = told[argument.polarity] if argument.boolean or not argument.obeyed else "added to scores"
+    return f"{argument.name} ({argument.axes}), {meaning}"
+
+
+def facts() -> dict[str, list[Fact]]:
+    """Every fact there is, of attentions and of decoders."""
+    return {
+        kind: [registry[name] for name in registry]
+        for kind, registry in (("attention", ATTENTION), ("decoder", DECODER))
+    }

@@ -1,0 +1,465 @@
+"""Facts about whole decoders: what a token may know, alone, in a batch, padded, packed and through a cache."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.base.registry import Registry
+from regard.conform.decoder import Decoder, unwrapped
+from regard.conform.fact import Fact, Failure, NotApplicableError, fact
+from regard.conform.facts.answers import equal, seeded
+from regard.conform.subject import DOCUMENTS
+from regard.core.masks import documents
+
+FACTS: Registry[Fact] = Registry("fact")
+
+NEAR = 2e-4  # of the largest logit: what float32 leaves between two ways through a few layers
+
+
+def apart(x: Tensor, y: Tensor) -> float:
+    """How far two logits are from each other, in units of what is allowed; infinity where there is a NaN."""
+    if x.shape != y.shape:
+        return float("inf")
+    scale = max(y.abs().max().item(), 1e-3) * NEAR
+    return ((x - y).abs().nan_to_num(torch.inf).max() / scale).item()
+
+
+def shown(tokens: Tensor, rest: str = "") -> str:
+    return f"tokens = torch.tensor({tokens.tolist()})\nlogits = model(tokens{rest})"
+
+
+def smallest(tokens: Tensor, broken: Callable[[Tensor], bool]) -> Tensor:
+    """Fewer sequences, fewer tokens and smaller numbers, as long as the rule stays broken."""
+    for _ in range(3):
+        cuts = [tokens[:1], tokens[-1:], *(tokens[:, :n] for n in range(2, tokens.shape[1])), tokens % 2, tokens % 3]
+        for smaller in cuts:
+            if smaller.shape != tokens.shape or not torch.equal(smaller, tokens):
+                try:
+                    if broken(smaller):
+                        tokens = smaller
+                        break
+                except Exception:
+                    continue
+        else:
+            break
+    return tokens
+
+
+@fact(
+    FACTS,
+    "runs",
+    student="Given tokens, a decoder has an answer.",
+    engineer="tokens (2, 9) do not raise.",
+    cause="an argument that is required, a vocabulary or context that is smaller",
+    fatal=True,
+)
+def runs(d: Decoder) -> Failure | None:
+    tokens = d.draw()
+    try:
+        d(tokens)
+    except Exception as error:
+        words = (str(error).strip().splitlines() or [""])[0]
+        return Failure(f"an ordinary call raises {type(error).__name__}: {words}", shown(tokens))
+    return None
+
+
+@fact(
+    FACTS,
+    "output-shape",
+    student="Every token gets a score for each token that could be next.",
+    engineer="tokens (b n) -> logits (b n w).",
+    cause="only the last position is returned, or (b w n) as a loss function wants it",
+    fatal=True,
+)
+def output_shape(d: Decoder) -> Failure | None:
+    tokens = d.draw(7, 3)
+    out = d(tokens)
+    if out.ndim == 3 and out.shape[:2] == tokens.shape:
+        return None
+    return Failure(f"tokens (3, 7) give {tuple(out.shape)}, not (3, 7, w)", shown(tokens))
+
+
+@fact(
+    FACTS,
+    "dropout-in-eval",
+    student="Dropping at random is for training. In use every answer is exact.",
+    engineer="In eval() two calls with different seeds are equal bit for bit.",
+    cause="F.dropout(x, p) without training=self.training; eval() that does not reach a part (pytorch#124464)",
+    fatal=True,
+)
+def dropout_in_eval(d: Decoder) -> Failure | None:
+    tokens = d.draw()
+    outs = []
+    for seed in (0, 0, 1, 2):
+        seeded(seed)
+        outs.append(d(tokens))
+    if not equal(outs[0], outs[1]) or all(equal(outs[0], out) for out in outs[2:]):
+        return None
+    return Failure(f"two seeds give logits that are {(outs[0] - outs[2]).abs().max():.1e} apart", shown(tokens))
+
+
+@fact(
+    FACTS,
+    "state-between-calls",
+    student="An answer depends on the question, not on what was asked before.",
+    engineer="f(x), f(y), f(x): the first and the last are equal bit for bit.",
+    cause="a cache that is not emptied, a mask kept from another length",
+    fatal=True,
+)
+def state_between_calls(d: Decoder) -> Failure | None:
+    tokens = d.draw()
+    first = d(tokens)
+    for other in (d.draw(9, seed=1), d.draw(5, 1, seed=2)):
+        d(other)
+        again = d(tokens)
+        if not equal(first, again):
+            return Failure("the same tokens give other logits after a call with other tokens", shown(tokens))
+    return None
+
+
+@fact(
+    FACTS,
+    "inputs-changed",
+    student="Reading tokens does not change them.",
+    engineer="tokens hold the same numbers after the call as before.",
+    cause="an in-place shift or fill of the argument",
+)
+def inputs_changed(d: Decoder) -> Failure | None:
+    tokens = d.draw()
+    given = tokens.clone()
+    d.run(given)
+    return None if torch.equal(given, tokens) else Failure("the call changes its tokens", shown(tokens))
+
+
+def reach(d: Decoder, sizes: tuple[int, ...] = (9,)) -> Tensor:
+    """Which output position changes when which token changes: (positions, tokens) of booleans; in steps if several."""
+    if sizes not in d.memo:
+        d.memo[sizes] = _reach(d if len(sizes) == 1 else lambda tokens: d.in_steps(tokens, list(sizes)), d)
+    return d.memo[sizes]
+
+
+def _reach(run: Callable[[Tensor], Tensor], d: Decoder, n: int = 9) -> Tensor:
+    tokens = d.draw(n, 1)
+    before = run(tokens)
+    rows = []
+    for place in range(n):
+        other = tokens.clone()
+        other[:, place] = (other[:, place] + 1 + torch.arange(1)) % d.vocab
+        changed = (run(other) - before).abs().amax(-1)[0] > before.abs().max() * 1e-6
+        rows.append(changed)
+    return torch.stack(rows, 1)
+
+
+@fact(
+    FACTS,
+    "targets-leaked",
+    student="A decoder that sees the next word does not predict it, it copies it.",
+    engineer="Logits at t do not change with token t + 1, the one they are to predict.",
+    cause="inputs and targets not shifted against each other, a causal mask with diagonal=2 "
+    "(attention-is-all-you-need-pytorch#19)",
+)
+def targets_leaked(d: Decoder) -> Failure | None:
+    seen = reach(d)
+    if bool(seen.diagonal(1).all()) and not bool(seen.triu(2).any()):
+        tokens = smallest(d.draw(9, 1), lambda tokens: _sees_later(d, tokens))
+        return Failure("logits at t change with token t + 1, and with none after it", shown(tokens))
+    return None
+
+
+def _sees_later(d: Decoder, tokens: Tensor) -> bool:
+    other = tokens.clone()
+    other[:, -1] = (other[:, -1] + 1) % d.vocab
+    return apart(d(other)[:, :-1], d(tokens)[:, :-1]) > 1
+
+
+@fact(
+    FACTS,
+    "causality",
+    student="A word does not see the words after it.",
+    engineer="Logits at t do not change with any token after t.",
+    cause="no causal mask in some layer, a norm or mean over the sequence, a mask dropped on a fused path "
+    "(transformers#45811)",
+    explained_by=("targets-leaked",),
+)
+def causality(d: Decoder) -> Failure | None:
+    if d.declared.causal is False:
+        raise NotApplicableError("declared not to be causal")
+    seen = reach(d).triu(1)
+    if not bool(seen.any()):
+        return None
+    row, token = seen.nonzero()[0].tolist()
+    tokens = smallest(d.draw(9, 1), lambda tokens: _sees_later(d, tokens))
+    return Failure(f"logits at position {row} change with token {token}", shown(tokens))
+
+
+@fact(
+    FACTS,
+    "causality-by-gradient",
+    student="What comes later cannot be blamed for what was said before.",
+    engineer="The gradient of logits at t with respect to embeddings after t is exactly zero.",
+    cause="a leak that is too small to see in the logits, or through a backward pass of one's own",
+    explained_by=("targets-leaked", "causality"),
+)
+def causality_by_gradient(d: Decoder) -> Failure | None:
+    if d.declared.causal is False:
+        raise NotApplicableError("declared not to be causal")
+    if d.module is None:
+        raise NotApplicableError("it is a function")
+    embedded: list[Tensor] = []
+    tokens = d.draw(7, 1)
+
+    def keep(module: nn.Module, given: tuple[Any, ...], out: Any) -> Tensor | None:
+        read = bool(given) and isinstance(given[0], Tensor) and given[0].shape == tokens.shape
+        if embedded or not read or not isinstance(out, Tensor) or out.shape[:-1] != tokens.shape:
+            return None
+        embedded.append(out.detach().requires_grad_())
+        return embedded[0]
+
+    hooks = [part.register_forward_hook(keep) for part in d.module.modules() if part is not d.module]
+    try:
+        out = d.run(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not embedded:
+        raise NotApplicableError("no part of it turns its tokens into vectors")
+    rows = unwrapped(out)
+    if not rows.requires_grad:
+        raise NotApplicableError("its logits carry no gradient")
+    for place in range(6):
+        (gradient,) = torch.autograd.grad(rows[:, place].square().sum(), embedded, retain_graph=True)
+        if bool(gradient[:, place + 1 :].any()):
+            return Failure(f"logits at {place} send a gradient to tokens after it", shown(tokens))
+    return None
+
+
+@fact(
+    FACTS,
+    "context-ignored",
+    student="To predict the next word one has to have read the earlier ones.",
+    engineer="The last logits change with the token before the last.",
+    cause="attention that never reaches the residual stream, a mask that hides everything but the diagonal",
+)
+def context_ignored(d: Decoder) -> Failure | None:
+    seen = reach(d)
+    return (
+        None
+        if bool(seen[-1, -2])
+        else Failure("the last logits do not change with the token before", shown(d.draw(9, 1)))
+    )
+
+
+@fact(
+    FACTS,
+    "batch-mixed",
+    student="Sentences of one batch know nothing of each other.",
+    engineer="Changing one sequence of a batch leaves the logits of the others as they were.",
+    cause="a norm or mean over axis 0, reshape in the wrong order, position ids shared by accident",
+)
+def batch_mixed(d: Decoder) -> Failure | None:
+    tokens = d.draw(7, 3)
+    other = tokens.clone()
+    other[2] = (other[2] + 1) % d.vocab
+    off = apart(d(other)[:2], d(tokens)[:2])
+    return None if off <= 1 else Failure("changing the last sequence changes the logits of others", shown(tokens))
+
+
+@fact(
+    FACTS,
+    "batch-size",
+    student="An answer does not depend on how many others are asked for.",
+    engineer="Five sequences in one batch and one at a time agree to rounding.",
+    cause="another path for batches, padding to a common size without a mask (transformers#26869)",
+    explained_by=("batch-mixed",),
+)
+def batch_size(d: Decoder) -> Failure | None:
+    tokens = d.draw(7, 5)
+    off = apart(d(tokens), torch.cat([d(row[None]) for row in tokens]))
+    return None if off <= 1 else Failure("five sequences in one batch differ from one at a time", shown(tokens))
+
+
+@fact(
+    FACTS,
+    "length-changes-earlier",
+    student="Adding a word does not change what was said before it.",
+    engineer="Logits of a prefix are those of the whole, for every prefix.",
+    cause="a norm, scale or bias that depends on the length; positions counted from the end",
+    explained_by=("causality", "targets-leaked"),
+)
+def length_changes_earlier(d: Decoder) -> Failure | None:
+    if d.declared.causal is False:
+        raise NotApplicableError("declared not to be causal")
+    tokens = d.draw(9, 1)
+    whole = d(tokens)
+    for n in range(1, 9):
+        if apart(d(tokens[:, :n]), whole[:, :n]) > 1:
+            return Failure(f"the first {n} tokens alone give other logits than within 9", shown(tokens[:, : n + 1]))
+    return None
+
+
+def _padded(d: Decoder, side: str) -> Failure | None:
+    if d.padding_argument is None:
+        raise NotApplicableError("it has no argument for padding")
+    n, real = 9, [5, 9]
+    tokens = d.draw(n, 2)
+    alone = d(tokens[:1, :5])
+    given = d.padded(real, n, side)
+    for filler in (0, d.vocab - 1):
+        filled = tokens.clone()
+        rows = slice(0, 5) if side == "right" else slice(4, 9)
+        filled[0] = filler
+        filled[0, rows] = tokens[0, :5]
+        off = apart(d(filled, **given)[:1, rows], alone)
+        if off > 1:
+            words = f"5 tokens padded on the {side} to 9 give logits {off * NEAR:.1e} away from 5 alone"
+            return Failure(words, shown(filled, "".join(f", {name}={name}" for name in given)))
+    return None
+
+
+@fact(
+    FACTS,
+    "padding-leaks",
+    student="Filling words are no words.",
+    engineer="Tokens padded on the right, and told so, give the logits that they give alone.",
+    cause="the padding mask is not handed on, or replaces the causal one",
+    explained_by=("causality", "targets-leaked", "batch-mixed", "length-changes-earlier"),
+)
+def padding_leaks(d: Decoder) -> Failure | None:
+    return _padded(d, "right")
+
+
+@fact(
+    FACTS,
+    "left-padding",
+    student="A sentence that starts late on the line starts with its first word all the same.",
+    engineer="Tokens padded on the left, with positions that count real tokens, give the logits they give alone.",
+    cause="positions counted from the padding on, position ids not taken or not handed over "
+    "(transformers#18388, #22161, trl#6800)",
+    explained_by=("padding-leaks", "causality", "targets-leaked"),
+)
+def left_padding(d: Decoder) -> Failure | None:
+    return _padded(d, "left")
+
+
+@fact(
+    FACTS,
+    "packed-documents-leak",
+    student="Two texts in one row stay two texts.",
+    engineer="Packed documents, told so, give the logits that each gives alone.",
+    cause="document ids not handed on, positions not restarted (transformers#46634, pytorch#177378)",
+    explained_by=("causality", "targets-leaked", "left-padding"),
+)
+def packed_documents_leak(d: Decoder) -> Failure | None:
+    tokens = d.draw(9, 1)
+    ids = torch.tensor([[0] * 4 + [1] * 5])
+    restarting = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    name = next((name for name in DOCUMENTS if name in d.parameters), None)
+    given: dict[str, object] = {name: ids} if name is not None else {}
+    if name is None and d.padding_argument == "padding":
+        given = {"padding": documents(ids)}
+    told = bool(given)
+    if d.positions_argument is not None:
+        given[d.positions_argument] = restarting
+    if not given:
+        raise NotApplicableError("it has no argument for document ids")
+    together = d(tokens, **given)
+    for rows in (slice(0, 4), slice(4, 9)):
+        if apart(together[:, rows], d(tokens[:, rows])) > 1:
+            if not told:
+                raise NotApplicableError(
+                    "positions that start anew do not tell documents apart, and were not promised to"
+                )
+            words = f"the document at {rows.start} gives other logits packed than alone"
+            return Failure(words, shown(tokens, "".join(f", {each}={each}" for each in given)))
+    return None
+
+
+def _has_cache(d: Decoder) -> None:
+    if d.cache_kind is None:
+        raise NotApplicableError("it has no cache that is known: past_key_values, or cache= with a cache() method")
+
+
+STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
+
+
+@fact(
+    FACTS,
+    "cache-mask-off-by-one",
+    student="When old words are remembered, new ones still see all of them and themselves.",
+    engineer="Through a cache, logits at t change with every token that they change with in one pass.",
+    cause="the newest or oldest slot of the cache left out of the mask (transformers#30417)",
+    explained_by=("causality", "targets-leaked"),
+)
+def cache_off_by_one(d: Decoder) -> Failure | None:
+    _has_cache(d)
+    whole = reach(d)
+    for sizes in STEPS:
+        lost = whole & ~reach(d, sizes)
+        if bool(lost.any()):
+            row, token = lost.nonzero()[0].tolist()
+            return Failure(f"in steps of {list(sizes)} logits at {row} do not see token {token}", shown(d.draw(9, 1)))
+    return None
+
+
+@fact(
+    FACTS,
+    "window-in-decode",
+    student="What was out of sight stays out of sight, remembered or not.",
+    engineer="Through a cache, logits at t change with no token that they do not change with in one pass.",
+    cause="a decode path without the window or without the causal mask (nanochat#452)",
+    explained_by=("causality", "targets-leaked"),
+)
+def window_in_decode(d: Decoder) -> Failure | None:
+    _has_cache(d)
+    whole = reach(d)
+    for sizes in STEPS:
+        more = reach(d, sizes) & ~whole
+        if bool(more.any()):
+            row, token = more.nonzero()[0].tolist()
+            return Failure(f"in steps of {list(sizes)} logits at {row} see token {token}", shown(d.draw(9, 1)))
+    return None
+
+
+@fact(
+    FACTS,
+    "cache",
+    student="Remembering what was computed gives what computing it again gives.",
+    engineer="Every split of the tokens through the cache gives the logits of one pass.",
+    cause="positions that start at 0 in every step, keys stored before they are rotated, the newest key masked, "
+    "a cache shared by layers",
+    explained_by=("cache-mask-off-by-one", "window-in-decode", "causality", "targets-leaked"),
+)
+def cache(d: Decoder) -> Failure | None:
+    _has_cache(d)
+    tokens = d.draw(9, 2)
+    whole = d(tokens)
+    for sizes in ([1] * 9, *([n, 9 - n] for n in range(1, 9)), [2, 3, 4]):
+        off = apart(d.in_steps(tokens, list(sizes)), whole)
+        if off > 1:
+            return Failure(f"in steps of {sizes} logits are {off * NEAR:.1e} away from one pass", shown(tokens[:1]))
+    return None
+
+
+@fact(
+    FACTS,
+    "static-cache-unmasked",
+    student="Empty places in memory are not memories.",
+    engineer="A cache with room for more than was stored gives the logits of one pass.",
+    cause="unused slots take part in the softmax, with scores of zero (transformers#30417)",
+    explained_by=("cache-mask-off-by-one", "window-in-decode", "cache", "causality"),
+)
+def static_cache(d: Decoder) -> Failure | None:
+    _has_cache(d)
+    if d.cache_kind != "cache":
+        raise NotApplicableError("it has no cache() method that takes a capacity")
+    tokens = d.draw(7, 2)
+    try:
+        stepped = d.in_steps(tokens, [3, 1, 3], capacity=13)
+    except TypeError as refused:
+        raise NotApplicableError("its cache() takes no capacity") from refused
+    off = apart(stepped, d(tokens))
+    if off <= 1:
+        return None
+    return Failure(f"with 13 places for 7 tokens logits are {off * NEAR:.1e} away from one pass", shown(tokens[:1]))

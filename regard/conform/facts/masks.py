@@ -1,0 +1,427 @@
+"""Facts about masks that are handed over: that they are obeyed, wholly, and that nothing hidden gets through."""
+
+from dataclasses import replace
+
+import torch
+
+from regard.base.registry import Registry
+from regard.conform.fact import Fact, Failure, NotApplicableError, fact
+from regard.conform.facts.numbers import far, gradients, with_gradients
+from regard.conform.findings import Findings, blinded, half_hidden
+from regard.conform.inputs import Inputs
+from regard.conform.shrink import Complaint, failure
+from regard.conform.subject import DOCUMENTS, PADDINGS
+from regard.conform.tolerance import error
+
+FACTS: Registry[Fact] = Registry("fact")
+
+PER_SEQUENCE = ("b h i j", "b 1 i j", "(b h) i j", "b i j")
+PER_HEAD = ("b h i j", "(b h) i j")
+
+
+def takes_mask(f: Findings) -> None:
+    if f.subject.mask is None:
+        raise NotApplicableError("it has no argument for a mask; declare mask_argument if it has one by another name")
+
+
+def obeys_mask(f: Findings) -> None:
+    takes_mask(f)
+    if f.subject.mask is not None and not f.subject.mask.obeyed:
+        raise NotApplicableError("its mask is not obeyed, which is another fact")
+
+
+def masked(f: Findings, inputs: Inputs, apart: bool = False) -> Inputs:
+    """The call under a random mask that leaves every row its first visible key."""
+    b, h, _, i, j, _, _ = inputs.sizes
+    source = torch.Generator().manual_seed(f.subject.seed + 5)
+    rows = (b, h, i, j) if apart else (1, 1, i, j)
+    visible = torch.rand(rows, generator=source) < 0.6
+    visible = visible | torch.eye(i, j, dtype=torch.bool)
+    return replace(inputs, visible=visible.expand(b, h, i, j).clone(), causal=False)
+
+
+@fact(
+    FACTS,
+    "mask-ignored",
+    student="What is covered is not seen.",
+    engineer="A key that the mask hides weighs exactly zero.",
+    cause="the mask is not handed on, or a boolean one is added to the scores as 0 and 1",
+)
+def mask_ignored(f: Findings) -> Failure | None:
+    takes_mask(f)
+    argument = f.subject.mask
+    assert argument is not None
+    if argument.polarity is not None:
+        return None
+    return Failure(
+        f"{argument.name} is accepted, but hides no key",
+        f"{argument.name} = torch.ones(1, 1, 6, 6, dtype=torch.bool)\n{argument.name}[..., 1] = False\n"
+        f"out = f(torch.zeros(1, 1, 6, 4), k, torch.eye(6)[None, None], {argument.name}={argument.name})\n"
+        "# column 1 of the weights is not zero, and with ~mask the others are not",
+    )
+
+
+@fact(
+    FACTS,
+    "mask-transposed",
+    student="The mask says which keys a row sees, not which rows a key is seen by.",
+    engineer="mask[i, j] is about query i and key j: hiding column 1 hides key 1, not row 1.",
+    cause="mask.transpose(-2, -1), masked_fill on axis -2, (b j) expanded to [:, :, None]",
+)
+def mask_transposed(f: Findings) -> Failure | None:
+    takes_mask(f)
+    assert f.subject.mask is not None
+    if f.subject.mask.polarity != "transposed":
+        return None
+    name = f.subject.mask.name
+    return Failure(
+        f"{name}[i, j] hides row j, not key j",
+        f"{name} = torch.ones(1, 1, 6, 6, dtype=torch.bool)\n{name}[..., 1] = False\n"
+        f"out = f(torch.zeros(1, 1, 6, 4), k, torch.eye(6)[None, None], {name}={name})\n# row 1 sees nothing",
+    )
+
+
+@fact(
+    FACTS,
+    "boolean-mask-added",
+    student="True and False are not one and zero.",
+    engineer="A boolean mask is obeyed or refused, not added to the scores as 1 and 0.",
+    cause="scores + mask with a boolean mask, which torch takes for numbers; declare mask_values='additive' if no "
+    "boolean one is ever handed over",
+)
+def boolean_mask_added(f: Findings) -> Failure | None:
+    obeys_mask(f)
+    assert f.subject.mask is not None
+    if f.declared.mask_values == "additive":
+        raise NotApplicableError("declared to take additive masks only")
+    if not f.subject.mask.boolean_added:
+        return None
+    name = f.subject.mask.name
+    return Failure(
+        f"a boolean {name} is accepted, but hides nothing: only a mask of 0 and -inf does",
+        f"out = f(q, k, v, {name}=torch.ones(1, 1, 6, 6, dtype=torch.bool).tril())  # later keys have weight",
+        "mask_values='additive'",
+    )
+
+
+@fact(
+    FACTS,
+    "mask-polarity",
+    student="Whether a cross means look here or do not look here has to be agreed.",
+    engineer="True means keep (SDPA, flex) or drop (nn.MultiheadAttention), as declared.",
+    cause="a mask made for the other convention; ~mask missing or too much (pytorch#170400)",
+)
+def mask_polarity(f: Findings) -> Failure | None:
+    obeys_mask(f)
+    assert f.subject.mask is not None
+    if f.declared.mask_polarity is None:
+        raise NotApplicableError("no polarity was declared")
+    if not f.subject.mask.boolean:
+        raise NotApplicableError("its mask is added to the scores, so it has no True")
+    have, wanted = f.subject.mask.polarity, f.declared.mask_polarity
+    if have == wanted:
+        return None
+    words = f"True means {have} in {f.subject.mask.name}, not {wanted}"
+    other = replace(f.subject, mask=replace(f.subject.mask, polarity=wanted))
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        truth, got = f.view(inputs).truth(inputs), other(inputs).detach()
+        return None if error(got, truth) < 1e-3 else Complaint(words, got, truth.to(got.dtype))
+
+    return failure(
+        other, masked(f, f.subject.draw(5, 5, b=1, dtype=torch.float32)), judge, words, f"mask_polarity={have!r}"
+    )
+
+
+@fact(
+    FACTS,
+    "masked-outputs",
+    student="Under a mask the answer is the weighted mean of what is visible.",
+    engineer="Outputs under a random mask are at most 2x as far from float64 as the naive method, plus one ulp.",
+    cause="a mask applied after the softmax, transposed, or only where i = j",
+    explained_by=("outputs",),
+)
+def masked_outputs(f: Findings) -> Failure | None:
+    obeys_mask(f)
+    for i, j in ((5, 5), (3, 7)):
+        if i == j or (f.subject.free_lengths and f.band is not None and f.band.after is None):
+            inputs = masked(f, f.subject.draw(i, j, causal=False, dtype=torch.float32))
+            if (found := failure(f.subject, inputs, lambda inputs: far(f, inputs))) is not None:
+                return found
+    return None
+
+
+@fact(
+    FACTS,
+    "mask-per-sequence",
+    student="Every sentence has its own mask.",
+    engineer="A mask with a batch axis is read for each batch entry, not only for the first.",
+    cause="mask[0], or a mask expanded over the wrong axis",
+    explained_by=("masked-outputs",),
+)
+def mask_per_sequence(f: Findings) -> Failure | None:
+    obeys_mask(f)
+    assert f.subject.mask is not None
+    if f.subject.mask.axes not in PER_SEQUENCE:
+        raise NotApplicableError(f"its mask has the axes ({f.subject.mask.axes})")
+    inputs = masked(f, f.subject.draw(5, 5, b=3, causal=False, dtype=torch.float32), apart=True)
+    visible = inputs.visible
+    assert visible is not None
+    inputs = replace(inputs, visible=visible[:, :1].expand_as(visible).clone())
+    return failure(f.subject, inputs, lambda inputs: _apart(f, inputs))
+
+
+@fact(
+    FACTS,
+    "mask-per-head",
+    student="Every head may have a mask of its own.",
+    engineer="A mask with an axis for heads is read for each head, not only for the first.",
+    cause="mask[:, 0], or heads and batch entries flattened in the other order",
+    explained_by=("masked-outputs", "mask-per-sequence"),
+)
+def mask_per_head(f: Findings) -> Failure | None:
+    obeys_mask(f)
+    assert f.subject.mask is not None
+    if f.subject.mask.axes not in PER_HEAD:
+        raise NotApplicableError(f"its mask has the axes ({f.subject.mask.axes})")
+    inputs = masked(f, f.subject.draw(5, 5, b=2, causal=False, dtype=torch.float32), apart=True)
+    return failure(f.subject, inputs, lambda inputs: _apart(f, inputs))
+
+
+def _apart(f: Findings, inputs: Inputs) -> Complaint | None:
+    truth, got = f.view(inputs).truth(inputs), f.subject(inputs).detach()
+    if error(got, truth) < 1e-3:
+        return None
+    return Complaint("the mask of another sequence or head is used", got, truth.to(got.dtype))
+
+
+@fact(
+    FACTS,
+    "blind-row-nan",
+    student="Who may look at nothing brings back nothing, not an error that spreads.",
+    engineer="A row whose mask hides every key gives zeros, not NaN, unless blind_rows='nan' is declared.",
+    cause="softmax over a row of -inf is 0 / 0 (pytorch#41508, #103749)",
+)
+def blind_row_nan(f: Findings) -> Failure | None:
+    return _blind(f, "nan", "a row that sees nothing is NaN")
+
+
+@fact(
+    FACTS,
+    "blind-row-mean",
+    student="Who may look at nothing does not bring back the mean of everything.",
+    engineer="A row whose mask hides every key gives zeros, not the mean of hidden values, unless blind_rows='mean'.",
+    cause="masked_fill(finfo.min): where all scores are equally small, softmax shares evenly (pytorch#160064)",
+)
+def blind_row_mean(f: Findings) -> Failure | None:
+    return _blind(f, "mean", "a row that sees nothing is the mean of what is hidden from it")
+
+
+def _blind(f: Findings, kind: str, words: str) -> Failure | None:
+    obeys_mask(f)
+    wanted = f.declared.blind_rows or "zero"
+    have = f.blind_rows
+    if have == "refused":
+        raise NotApplicableError("it refuses a row that sees nothing")
+    broken = have != wanted and (have == kind or (kind == "mean" and have == "other"))
+    if not broken:
+        return None
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        truth, got = f.view(inputs).truth(inputs), f.subject(inputs).detach()
+        return None if error(got, truth) < 1e-4 else Complaint(words, got, truth.to(got.dtype))
+
+    declare = f"blind_rows={have!r}" if have in ("nan", "mean") else ""
+    inputs = blinded(f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32))
+    words = words if have == kind else "a row that sees nothing is neither zero, NaN nor a mean"
+    return failure(f.subject, inputs, judge, words, declare) or Failure(words, declare=declare)
+
+
+@fact(
+    FACTS,
+    "blind-row-gradient",
+    student="A row that sees nothing teaches nothing, and above all no nonsense.",
+    engineer="A blind row sends zero gradients back, not NaN: nan_to_num on the output hides the NaN only forward.",
+    cause="softmax(-inf, ...) followed by nan_to_num or where (pytorch#103749)",
+    explained_by=("blind-row-nan",),
+)
+def blind_row_gradient(f: Findings) -> Failure | None:
+    obeys_mask(f)
+    if (f.declared.blind_rows or f.blind_rows) == "nan" or f.blind_rows == "refused":
+        raise NotApplicableError("a blind row is NaN or refused, as declared or found")
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        for name, gradient in gradients(f, inputs).items():
+            if bool(gradient.isnan().any()):
+                return Complaint(f"a row that sees nothing makes the gradient of {name} NaN", gradient)
+        return None
+
+    inputs = blinded(f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32))
+    if not f.subject(with_gradients(inputs)).requires_grad:
+        raise NotApplicableError("its output carries no gradient")
+    return failure(f.subject, inputs, judge)
+
+
+@fact(
+    FACTS,
+    "masked-gradient",
+    student="What was not seen cannot have been at fault.",
+    engineer="A key that no query may see gets gradients of exactly zero in k and v.",
+    cause="a backward pass that forgets the mask; a finite mask value",
+    explained_by=(
+        "masked-outputs",
+        "mask-ignored",
+        "blind-row-nan",
+        "blind-row-mean",
+        "gradient-of-k",
+        "gradient-of-v",
+    ),
+)
+def masked_gradient(f: Findings) -> Failure | None:
+    obeys_mask(f)
+    inputs = half_hidden(f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32))
+    if not f.subject(with_gradients(inputs)).requires_grad:
+        raise NotApplicableError("its output carries no gradient")
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        assert inputs.visible is not None
+        unseen = ~inputs.visible.any(2)[:, :1, :, None]
+        got = gradients(f, inputs)
+        for name in ("k", "v"):
+            if bool((got[name] * unseen).any()):
+                return Complaint(f"a key that nobody may see gets a gradient of {name}", got[name])
+        return None
+
+    return failure(f.subject, inputs, judge)
+
+
+def _poisoned(f: Findings, name: str) -> Failure | None:
+    obeys_mask(f)
+    if f.declared.poison == "reaches":
+        raise NotApplicableError("declared to let NaN behind a mask through")
+
+    what = "key" if name == "k" else "value"
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        assert inputs.visible is not None
+        if not bool(inputs.visible.any(-1).all()):
+            return None  # a row that sees nothing is another fact
+        clean = f.subject(inputs.having(**{name: getattr(inputs, name).nan_to_num(0.0)})).detach()
+        got = f.subject(inputs).detach()
+        if not bool(got.isnan().any()):
+            return None
+        return Complaint(f"NaN in a {what} that the mask hides from everybody reaches the output", got, clean)
+
+    inputs = half_hidden(f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32))
+    assert inputs.visible is not None
+    unseen = ~inputs.visible.any(2)[:, :1, :, None]
+    poisoned = inputs.having(**{name: getattr(inputs, name).masked_fill(unseen, torch.nan)})
+    return failure(f.subject, poisoned, judge, declare="poison='reaches'")
+
+
+@fact(
+    FACTS,
+    "nan-in-masked-value",
+    student="What is hidden may be anything, even garbage: nobody looks at it.",
+    engineer="NaN or infinity in a value that the mask hides from all rows reaches no output.",
+    cause="weight 0 times NaN is NaN (pytorch#101967); padding and unused cache slots hold anything",
+)
+def nan_in_masked_value(f: Findings) -> Failure | None:
+    return _poisoned(f, "v")
+
+
+@fact(
+    FACTS,
+    "nan-in-masked-key",
+    student="A key that is hidden may be garbage too.",
+    engineer="NaN in a key that the mask hides from all rows reaches no output.",
+    cause="the mask is added to the scores (NaN - inf is NaN) instead of replacing them",
+)
+def nan_in_masked_key(f: Findings) -> Failure | None:
+    return _poisoned(f, "k")
+
+
+@fact(
+    FACTS,
+    "causal-beside-mask",
+    student="Two rules hold together: neither later words nor what is covered.",
+    engineer="The causal argument still hides later keys when a mask is given too, or the call is refused.",
+    cause="if mask is not None: ... else: causal (pytorch#118972, x-transformers)",
+    explained_by=("causality",),
+)
+def causal_beside_mask(f: Findings) -> Failure | None:
+    obeys_mask(f)
+    if not f.subject.asks_causal and not f.declared.causal:
+        raise NotApplicableError("it is not declared to be causal, and has no argument for it that works alone")
+    inputs = f.subject.draw(6, 6, b=1, dtype=torch.float32)
+    b, h, _, i, j, _, _ = inputs.sizes
+    visible = torch.ones(b, h, i, j, dtype=torch.bool)
+    inputs = replace(inputs, visible=visible, q=torch.zeros_like(inputs.q))
+    try:
+        weights = f.subject.weights(inputs)
+    except Exception as refused:
+        raise NotApplicableError("it refuses a mask beside its causal argument") from refused
+    later = weights.triu(1)
+    if not bool((later != 0).any()):
+        return None
+    _, _, row, key = later.nonzero()[0].tolist()
+    assert f.subject.mask is not None
+    given = [f"{f.subject.causal_argument}=True"] if f.subject.asks_causal else []
+    given.append(f"{f.subject.mask.name}=torch.ones({i}, {j}, dtype=torch.bool)")
+    words = f"with a {f.subject.mask.name} that hides nothing, row {row} sees key {key}"
+    return Failure(words, f"out = f(q, k, v, {', '.join(given)})")
+
+
+@fact(
+    FACTS,
+    "padding-leaks",
+    student="Filling words are no words.",
+    engineer="What stands in padded keys and values changes no output row of a real token.",
+    cause="the padding mask reaches only the first sequence or layer, is inverted, or is dropped beside a causal one",
+)
+def padding_leaks(f: Findings) -> Failure | None:
+    name = next((name for name in PADDINGS if name in f.subject.probe.parameters), None)
+    if name is None:
+        raise NotApplicableError("it has no argument for padded keys")
+    inputs = f.subject.draw(5, 5, b=2, dtype=torch.float32)
+    real = torch.ones(2, 5, dtype=torch.bool)
+    real[1, 3:] = False
+    for polarity in (True, False):
+        keep = real if polarity else ~real
+        try:
+            flat = f.subject.weights(replace(inputs, q=torch.zeros_like(inputs.q)), **{name: keep})
+        except Exception as refused:
+            raise NotApplicableError(f"{name} of (b j) booleans is refused: {str(refused)[:80]}") from refused
+        if not bool(flat[1, :, :3, 3:].any()) and bool((flat[0, :, -1] > 0).all()):
+            return None
+    return Failure(
+        f"{name} of (b j) booleans, in neither polarity, hides the padded keys of the second sequence",
+        f"{name} = torch.tensor({real.tolist()})\nout = f(q, k, v, {name}={name})",
+    )
+
+
+@fact(
+    FACTS,
+    "packed-documents-leak",
+    student="Two texts in one row stay two texts.",
+    engineer="With document ids, no row sees a key of another document.",
+    cause="ids not handed on, compared along one axis only, or only the borders reset (transformers#46634)",
+)
+def packed_documents_leak(f: Findings) -> Failure | None:
+    name = next((name for name in DOCUMENTS if name in f.subject.probe.parameters), None)
+    if name is None:
+        raise NotApplicableError("it has no argument for document ids")
+    inputs = f.subject.draw(6, 6, b=2, dtype=torch.float32)
+    ids = torch.tensor([[4, 4, 1, 1, 1, 3], [0, 0, 0, 2, 2, 2]])
+    try:
+        flat = f.subject.weights(replace(inputs, q=torch.zeros_like(inputs.q)), **{name: ids})
+    except Exception as refused:
+        raise NotApplicableError(f"{name} of (b j) numbers is refused: {str(refused)[:80]}") from refused
+    other = (ids[:, None, :, None] != ids[:, None, None, :]).expand_as(flat)
+    if not bool(flat[other].any()):
+        return None
+    b, _, row, key = ((flat != 0) & other).nonzero()[0].tolist()
+    return Failure(
+        f"row {row} of document {ids[b, row]} sees key {key} of document {ids[b, key]}",
+        f"{name} = torch.tensor({ids.tolist()})\nout = f(q, k, v, {name}={name})",
+    )

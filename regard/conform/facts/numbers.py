@@ -1,0 +1,371 @@
+"""Facts about numbers: outputs, gradients, precision and extremes, held against the definition in float64."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.base.registry import Registry
+from regard.conform.fact import Fact, Failure, NotApplicableError, fact
+from regard.conform.facts.answers import call, first_line, seeded
+from regard.conform.findings import Findings, half_hidden
+from regard.conform.inputs import Inputs
+from regard.conform.shrink import Complaint, failure
+from regard.conform.tolerance import GRADIENT, OUTPUT, allowed, error
+
+FACTS: Registry[Fact] = Registry("fact")
+
+IN_FLOAT32 = 1e-6  # of the largest number: some work in float32 whatever comes, which is no fault in itself
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"i": 7, "j": 7},
+    {"i": 13, "j": 13, "b": 1, "c": 12},
+    {"i": 3, "j": 11, "h": 6, "g": 2},
+    {"i": 37, "j": 37},
+)
+
+
+def shapes(f: Findings) -> list[dict[str, Any]]:
+    return [sizes for sizes in SHAPES if f.subject.free_lengths or sizes["i"] == sizes["j"]]
+
+
+def far(f: Findings, inputs: Inputs) -> Complaint | None:
+    """The complaint about an output that is farther from the truth than the naive method's, twice over."""
+    view = f.view(inputs)
+    truth = view.truth(inputs)
+    got = f.subject(inputs).detach()
+    most = allowed(view.naive(inputs), truth, OUTPUT)
+    if inputs.dtype == torch.float64:
+        most = max(most, IN_FLOAT32 * truth.abs().max().item())
+    if view.rotary is not None:
+        most += 4e-6 * truth.abs().max().item()  # phases are float32, and each project rounds them in its own order
+    off = error(got, truth)
+    if off <= most:
+        return None
+    return Complaint(f"off by {off:.1e} in {inputs.dtype}, {most:.1e} is allowed", got, truth.to(got.dtype))
+
+
+@fact(
+    FACTS,
+    "one-key",
+    student="With one key there is nothing to choose: the answer is its value.",
+    engineer="i = j = 1 works, and a single key weighs 1.",
+    cause="squeeze() without an axis, a loop that starts at 1, a variance over one number",
+)
+def one_key(f: Findings) -> Failure | None:
+    inputs = f.subject.draw(1, 1, dtype=torch.float32)
+    try:
+        weights = f.subject.weights(inputs)
+    except Exception as error:
+        return Failure(f"one key raises {type(error).__name__}: {first_line(error)}", call(inputs))
+    if bool((weights - 1).abs().max() <= 1e-5):
+        return None
+    return Failure(f"a single key weighs {weights.flatten()[0].item():.4g}, not 1", call(inputs))
+
+
+@fact(
+    FACTS,
+    "outputs",
+    student="The answer is the weighted mean of the values, and nothing else.",
+    engineer="Outputs are at most 2x as far from float64 as the naive method in the same dtype, plus one ulp.",
+    cause="an approximation, an accumulation in lower precision, or something this checker has no name for yet",
+    explained_by=("mask-ignored",),
+)
+def outputs(f: Findings) -> Failure | None:
+    for dtype in (f.subject.dtype, torch.float32):
+        for sizes in shapes(f):
+            inputs = f.subject.draw(dtype=dtype, **sizes)
+            if (found := failure(f.subject, inputs, lambda inputs: far(f, inputs))) is not None:
+                return found
+    return None
+
+
+@fact(
+    FACTS,
+    "rotary-precision",
+    student="The hand of a clock has to be read finely, or late hours look alike.",
+    engineer="Rotary phases are float32 at least, whatever the dtype of q: 200 and 201 differ in bfloat16 too.",
+    cause="positions or frequencies cast to the dtype of the model (transformers#25681)",
+    explained_by=("outputs", "output-dtype"),
+)
+def rotary_precision(f: Findings) -> Failure | None:
+    if f.scores.rotary is None:
+        raise NotApplicableError("it has no rotary positions inside")
+    inputs = f.subject.draw(301, 301, b=1, h=2, dtype=torch.bfloat16)
+    try:
+        f.subject(inputs)
+    except Exception as refused:
+        raise NotApplicableError("it does not take bfloat16") from refused
+    complaint = far(f, inputs)
+    return None if complaint is None else Failure(f"301 positions in bfloat16: {complaint.words}")
+
+
+@fact(
+    FACTS,
+    "half-precision",
+    student="Coarse numbers in, coarse numbers out; but the sums between are done finely.",
+    engineer="bfloat16 and float16 outputs are at most 2x as far from float64 as the naive method in that dtype.",
+    cause="sums of products or of weights accumulated in half precision; scores rounded several times",
+    explained_by=("outputs", "output-dtype", "rotary-precision"),
+)
+def half_precision(f: Findings) -> Failure | None:
+    ran = False
+    for dtype in (torch.bfloat16, torch.float16):
+        for inputs in (f.subject.draw(7, 7, c=12, dtype=dtype), f.subject.draw(61, 61, b=1, c=64, dtype=dtype)):
+            try:
+                f.subject(inputs)
+            except Exception:
+                continue
+            ran = True
+            if (found := failure(f.subject, inputs, lambda inputs: far(f, inputs))) is not None:
+                return found
+    if not ran:
+        raise NotApplicableError("it takes neither bfloat16 nor float16")
+    return None
+
+
+@fact(
+    FACTS,
+    "finite-mask-value",
+    student="Forbidden is forbidden, not merely very unlikely.",
+    engineer="A hidden key gets no weight even where every visible score is -1e10 (-3e4 in float16).",
+    cause="masked_fill(-1e9) or -1e4 in place of -inf: a score below it loses to what is hidden (TransformerLens#385)",
+)
+def finite_mask_value(f: Findings) -> Failure | None:
+    hides = f.band is not None and (f.band.before is not None or f.band.after is not None)
+    maskable = f.subject.mask is not None and f.subject.mask.obeyed
+    if not hides and not maskable:
+        raise NotApplicableError("nothing is hidden, and it takes no mask")
+    if f.scores.rotary is not None:
+        raise NotApplicableError("positions turn queries and keys, so their product cannot be made alike for all pairs")
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        view = f.view(inputs)
+        truth, got = view.truth(inputs), f.subject(inputs).detach()
+        shares = f.subject(replace(inputs, v=torch.ones_like(inputs.v))).detach()
+        awake = bool(view.visible.any(-1).all()) and error(shares, torch.ones_like(shares)) <= 1e-3
+        if not awake or error(got, truth) <= 1e-3:
+            return None
+        return Complaint("what is hidden has weight where visible scores are very negative", got, truth.to(got.dtype))
+
+    calls = [f.subject.draw(5, 5, b=1, dtype=torch.float32)] if hides else []
+    if maskable:
+        calls += [half_hidden(f.subject.draw(5, 5, b=1, dtype=torch.float32, causal=False))]
+    for size in (1e10, 3e5):
+        for inputs in calls:
+            # q . k is the same negative number for every pair, so that visible keys still share alike
+            root = (size / (inputs.q.shape[-1] * max(f.scale(inputs), 1e-9))) ** 0.5
+            names = torch.arange(5, dtype=inputs.dtype)[:, None].expand_as(inputs.v).clone()
+            inputs = replace(inputs, q=torch.full_like(inputs.q, -root), k=torch.full_like(inputs.k, root), v=names)
+            if (found := failure(f.subject, inputs, judge)) is not None:
+                return found
+    return None
+
+
+@fact(
+    FACTS,
+    "overflow",
+    student="However large a score is, weights stay shares between 0 and 1.",
+    engineer="Scores of 1e4 in float32, and of 40 in float16, give finite outputs that match float64.",
+    cause="exp(scores) without subtracting the largest of the row first",
+    explained_by=("outputs",),
+)
+def overflow(f: Findings) -> Failure | None:
+    for dtype, size in ((torch.float32, 1e4), (torch.float16, 40.0)):
+        inputs = f.subject.draw(7, 7, dtype=dtype)
+        # one product of each row is as large as asked for, others are anything between
+        factor = size / max((inputs.q.double() @ _spread(inputs).mT).abs().max().item() * f.scale(inputs), 1e-9)
+        inputs = replace(inputs, q=inputs.q * factor**0.5, k=inputs.k * factor**0.5)
+        try:
+            f.subject(inputs)
+        except Exception:
+            continue
+
+        def judge(inputs: Inputs) -> Complaint | None:
+            got = f.subject(inputs).detach()
+            if bool(got.isfinite().all()):
+                return None
+            return Complaint("large scores give NaN or infinity", got, f.view(inputs).truth(inputs).to(got.dtype))
+
+        if (found := failure(f.subject, inputs, judge)) is not None:
+            return found
+    return None
+
+
+def _spread(inputs: Inputs) -> Tensor:
+    return inputs.k.double().repeat_interleave(inputs.q.shape[1] // inputs.k.shape[1], 1)
+
+
+@fact(
+    FACTS,
+    "extreme-scores",
+    student="When one key fits far better than all others, its value is the answer.",
+    engineer="Scores of +-1e4 give what float64 gives, to the rounding of float32 scores.",
+    cause="scores clamped or capped, a temperature or epsilon added to the sum",
+    explained_by=("outputs", "overflow", "finite-mask-value"),
+)
+def extreme_scores(f: Findings) -> Failure | None:
+    inputs = f.subject.draw(7, 7, dtype=f.subject.dtype)
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        # the smallest steps between scores of this size decide little, so only clear winners are compared
+        truth = f.view(inputs).truth(inputs)
+        got = f.subject(inputs).detach()
+        if error(got, truth) <= 1e-2 * truth.abs().max().item():
+            return None
+        return Complaint("scores of thousands do not give what float64 gives", got, truth.to(got.dtype))
+
+    return failure(f.subject, replace(inputs, q=100 * inputs.q, k=100 * inputs.k), judge)
+
+
+def _gradient(f: Findings, name: str) -> Failure | None:
+    for sizes, dtype in ((SHAPES[0], torch.float32), (SHAPES[2], torch.float32), (SHAPES[1], f.subject.dtype)):
+        if sizes["i"] != sizes["j"] and not f.subject.free_lengths:
+            continue
+        inputs = f.subject.draw(dtype=dtype, **sizes)
+        if ("gradients", *inputs.sizes) not in f.memo:
+            if not f.subject(with_gradients(inputs)).requires_grad:
+                raise NotApplicableError("its output carries no gradient at all")
+            # the gradients of all three come from one pass, so they are judged together
+            f.memo["gradients", *inputs.sizes] = off_gradients(f, inputs)
+        if f.memo["gradients", *inputs.sizes][name] is None:
+            continue
+        found = failure(f.subject, inputs, lambda inputs: off_gradients(f, inputs)[name])
+        if found is not None:
+            example = found.example.replace("# gives    ", f"# gradient of {name} for out.backward(...): ")
+            return replace(found, example=example)
+    return None
+
+
+def off_gradients(f: Findings, inputs: Inputs) -> dict[str, Complaint | None]:
+    """The complaint about each gradient, if there is one."""
+    view = f.view(inputs)
+    got, naive = gradients(f, inputs), _through(view.naive, inputs, None)
+    complaints: dict[str, Complaint | None] = {}
+    for name, truth in _through(view.truth, inputs, torch.float64).items():
+        most = allowed(naive[name], truth, GRADIENT)
+        if inputs.dtype == torch.float64:
+            most = max(most, 4 * IN_FLOAT32 * max(1.0, truth.abs().max().item()))
+        if view.rotary is not None:
+            most += 1e-5 * truth.abs().max().item()
+        off = error(got[name], truth)
+        words = f"the gradient of {name} is off by {off:.1e}, {most:.1e} is allowed"
+        complaints[name] = None if off <= most else Complaint(words, got[name], truth.to(got[name].dtype))
+    return complaints
+
+
+def with_gradients(inputs: Inputs) -> Inputs:
+    """The same numbers, as leaves that gather gradients."""
+    return inputs.having(**{name: getattr(inputs, name).clone().requires_grad_() for name in ("q", "k", "v")})
+
+
+def upstream(x: Tensor) -> Tensor:
+    """A fixed gradient from above, different for every entry."""
+    return torch.linspace(-1, 2, x.numel(), dtype=torch.float64).reshape(x.shape).sin().to(x.dtype)
+
+
+def gradients(f: Findings, inputs: Inputs) -> dict[str, Tensor]:
+    return _through(f.subject, inputs, None)
+
+
+def _through(run: object, inputs: Inputs, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    assert callable(run)
+    leaves = [getattr(inputs, name).to(dtype or inputs.dtype).clone().requires_grad_() for name in ("q", "k", "v")]
+    out = run(replace(inputs, q=leaves[0], k=leaves[1], v=leaves[2]))
+    grads = torch.autograd.grad(out, leaves, upstream(out), materialize_grads=True)
+    return dict(zip(("q", "k", "v"), grads, strict=True))
+
+
+_GRADIENTS = {
+    "q": ("how the question would have to change", "q detached or cast on the way, or a backward pass of one's own"),
+    "k": ("how the keys would have to change", "shared key heads whose query heads are not all summed; k detached"),
+    "v": ("how the values would have to change", "weights dropped or masked forward and not backward; v detached"),
+}
+for _name, (_words, _cause) in _GRADIENTS.items():
+    fact(
+        FACTS,
+        f"gradient-of-{_name}",
+        student=f"Learning follows the gradient, which says {_words}: it belongs to the very answer that was given.",
+        engineer=f"The gradient of {_name} is at most 3x as far from float64 as the naive method's, plus one ulp.",
+        cause=f"{_cause} (pytorch#158212, #146377)",
+        explained_by=("outputs", "inputs-changed"),
+    )(partial(_gradient, name=_name))
+
+
+@fact(
+    FACTS,
+    "dropout",
+    student="What is dropped in training is made up for by what stays: on average nothing changes.",
+    engineer="With dropout p, a share p of weights is zero and the others are divided by 1 - p.",
+    cause="weights dropped without scaling, dropout on scores or on whole keys",
+)
+def dropout(f: Findings) -> Failure | None:
+    name = f.subject.dropout_argument
+    if name is None:
+        raise NotApplicableError("it has no dropout argument")
+    inputs = f.subject.draw(31, 31, b=3, c=8)
+    flat = replace(inputs, q=torch.zeros_like(inputs.q))
+    seeded(0)
+    try:
+        dropped = f.subject(replace(flat, v=torch.ones_like(flat.v)), **{name: 0.5}).detach()[..., 0].double()
+    except Exception as refused:
+        raise NotApplicableError(f"{name}=0.5 is refused: {str(refused).splitlines()[0]}") from refused
+    mean = dropped.mean().item()
+    if abs(mean - 1) > 0.1:
+        return Failure(f"with {name}=0.5 the weights of a row sum to {mean:.2f} on average, not to 1")
+    if not bool((dropped - 1).abs().max() > 0.05):
+        return Failure(f"{name}=0.5 changes nothing")
+    return None
+
+
+@fact(
+    FACTS,
+    "train-and-eval-differ",
+    student="With nothing to drop, training and use give the same answer.",
+    engineer="A module with dropout 0 gives the same numbers after train() and after eval().",
+    cause="a fast path that is taken in eval() only and computes something else (pytorch#97111)",
+)
+def train_and_eval(f: Findings) -> Failure | None:
+    module = f.subject.probe.module
+    if module is None:
+        raise NotApplicableError("it is a function")
+    inputs = f.subject.draw(7, 7)
+    before = module.training
+    try:
+        outs = []
+        for training, seed in ((True, 0), (True, 1), (False, 0)):
+            module.train(training)
+            seeded(seed)
+            outs.append(f.subject(inputs).detach())
+    finally:
+        module.train(before)
+    if not torch.equal(outs[0], outs[1]):
+        raise NotApplicableError("it is random in training, as with dropout, so both differ on purpose")
+    off = error(outs[0], outs[2])
+    return None if off <= 1e-5 else Failure(f"train() and eval() are {off:.1e} apart")
+
+
+@fact(
+    FACTS,
+    "compile",
+    student="A faster way to compute the same thing computes the same thing.",
+    engineer="torch.compile (traced whole or in parts, run eagerly) gives the numbers that the plain call gives.",
+    cause="a branch on torch.compiler.is_compiling(), Python state read while tracing",
+    slow=True,
+)
+def compiled(f: Findings) -> Failure | None:
+    inputs = f.subject.draw(7, 7)
+    plain = f.subject(inputs).detach()
+    given = {f.subject.causal_argument: True} if f.subject.causal_argument and inputs.causal else {}
+    if inputs.k.shape[1] < inputs.q.shape[1] and "enable_gqa" in f.subject.probe.parameters:
+        given["enable_gqa"] = True
+    torch._dynamo.reset()
+    try:
+        fast = torch.compile(f.subject.probe.call, backend="aot_eager")(inputs.q, inputs.k, inputs.v, **given).detach()
+    except Exception as refused:
+        return Failure(f"torch.compile raises {type(refused).__name__}: {(str(refused).splitlines() or [''])[0]}")
+    finally:
+        torch._dynamo.reset()
+    off = error(fast, plain)
+    return None if off <= 1e-5 else Failure(f"the compiled call is {off:.1e} away from the plain one")

@@ -1,0 +1,400 @@
+"""Facts about conventions: who sees whom, the scale, heads and positions, as declared or as expected."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from regard.base.registry import Registry
+from regard.conform.fact import Fact, Failure, NotApplicableError, fact
+from regard.conform.findings import Band, Findings
+from regard.conform.inputs import Inputs
+from regard.conform.shrink import Complaint, failure
+from regard.conform.tolerance import error
+from regard.conform.view import View, band
+
+FACTS: Registry[Fact] = Registry("fact")
+
+LENGTHS = (11, 67)  # one block of a fast kernel, and several with a rest
+
+
+def expects_causal(f: Findings) -> None:
+    if f.declared.causal is False:
+        raise NotApplicableError("declared not to be causal")
+    if f.declared.causal is None and not f.subject.asks_causal and not f.causal:
+        raise NotApplicableError("not declared to be causal, has no argument for it that works alone, and is not")
+
+
+def differs(f: Findings, view_of: Callable[[Inputs], View], words: str) -> Callable[[Inputs], Complaint | None]:
+    """A judge that complains where the answer is far from the one that was expected."""
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        truth = view_of(inputs).truth(inputs)
+        got = f.subject(inputs).detach()
+        if error(got, truth) <= 1e-3 * max(1.0, truth.abs().max().item()):
+            return None
+        return Complaint(words, got, truth.to(got.dtype))
+
+    return judge
+
+
+def seen_instead(f: Findings, n: int, expected: Tensor, words: str, declare: str = "") -> Failure:
+    """The failure of a view, with an example whose output shows it."""
+
+    def view(inputs: Inputs) -> View:
+        _, _, _, i, j, _, _ = inputs.sizes
+        return replace(f.view(inputs), visible=band(i, j, before, after))
+
+    before = f.declared.window_before
+    after = 0 if f.declared.causal or f.subject.asks_causal or f.causal else f.declared.window_after
+    found = failure(f.subject, f.subject.draw(n, n, b=1), differs(f, view, words), words, declare)
+    return found or Failure(words, declare=declare)
+
+
+@fact(
+    FACTS,
+    "diagonal-hidden",
+    student="A word may look at itself.",
+    engineer="Under a causal mask row i sees key i: the mask is j <= i, not j < i.",
+    cause="triu(diagonal=0) filled with -inf where diagonal=1 was meant; tril(diagonal=-1)",
+    fatal=True,
+)
+def diagonal_hidden(f: Findings) -> Failure | None:
+    expects_causal(f)
+    seen = f.visible(11, 11)[0]
+    if not bool(seen.diagonal(dim1=-2, dim2=-1)[:, 1:].any()) and bool(seen[:, 1:].any()):
+        return seen_instead(f, 11, seen, "row i sees only keys before i, so the first row sees nothing")
+    return None
+
+
+@fact(
+    FACTS,
+    "causal-off-by-one",
+    student="Looking one word ahead is looking at the answer.",
+    engineer="Under a causal mask row i does not see key i + 1: the mask is j <= i, not j <= i + 1.",
+    cause="triu(diagonal=2), tril(diagonal=1), or targets not shifted by one",
+)
+def causal_off_by_one(f: Findings) -> Failure | None:
+    expects_causal(f)
+    if f.band is not None and f.band.after == 1:
+        return seen_instead(f, 11, f.visible(11, 11), "row i sees key i + 1", "causal=False, window_after=1")
+    return None
+
+
+@fact(
+    FACTS,
+    "causality",
+    student="A word does not see the words after it.",
+    engineer="Under a causal mask no output row depends on later keys or values, at any length, bit for bit.",
+    cause="is_causal dropped on a fast path, a mask that is never applied, or one built for another length "
+    "(transformers#45811, pytorch#99282)",
+    explained_by=("causal-off-by-one",),
+)
+def causality(f: Findings) -> Failure | None:
+    expects_causal(f)
+    for n in LENGTHS:
+        seen = f.visible(n, n)
+        later = seen & ~band(n, n, None, 0)
+        if bool(later.any()):
+            _, head, row, key = later.nonzero()[0].tolist()
+            words = f"of {n} keys, row {row} of head {head} sees key {key}"
+            return seen_instead(f, n, seen, words, "causal=False")
+        if (found := _reached_by_later(f, n)) is not None:
+            return found
+    return None
+
+
+def _reached_by_later(f: Findings, n: int) -> Failure | None:
+    def judge(inputs: Inputs) -> Complaint | None:
+        n = inputs.q.shape[2]
+        cut = n // 2
+        if cut < 1 or inputs.k.shape[2] != n:
+            return None
+        other = replace(inputs, k=inputs.k.clone(), v=inputs.v.clone())
+        other.k[:, :, cut:] = other.k[:, :, cut:].flip(-1) * 3 + 1
+        other.v[:, :, cut:] = other.v[:, :, cut:].flip(-1) * 3 + 1
+        before, after = (f.subject(x).detach()[:, :, :cut] for x in (inputs, other))
+        if error(after, before) <= 1e-9 * max(1.0, before.abs().max().item()):
+            return None
+        return Complaint(f"rows before {cut} of {n} change with keys and values from {cut} on", after, before)
+
+    return failure(f.subject, f.subject.draw(n, n, b=1), judge)
+
+
+@fact(
+    FACTS,
+    "window-off-by-one",
+    student="Four neighbours are four neighbours, and yourself.",
+    engineer="window_before=W shows W earlier keys and the own one: W + 1 in all.",
+    cause="W taken for the number of keys in sight (W), or twice (2 W + 1) (transformers#39408, vllm#3385)",
+)
+def window_off_by_one(f: Findings) -> Failure | None:
+    if not f.declared.windowed:
+        raise NotApplicableError("no window was declared")
+    found = _window(f)
+    for name, want, have in (
+        ("earlier", f.declared.window_before, found.before),
+        ("later", f.declared.after, found.after),
+    ):
+        if want is not None and have is not None and abs(have - want) == 1:
+            words = f"a row sees {have} {name} keys besides itself, not {want}"
+            declare = f"window_{'before' if name == 'earlier' else 'after'}={have}"
+            return seen_instead(f, want + 7, f.visible(11, 11), words, declare)
+    return None
+
+
+def _window(f: Findings) -> Band:
+    """The band at a length that shows the declared window, its ends as far as they were seen."""
+    n = max(f.declared.window_before or 0, f.declared.window_after or 0) + 7
+    found = f.band_at(n)
+    if found is None:
+        raise NotApplicableError("what is visible is no window, which is another fact")
+    return found
+
+
+@fact(
+    FACTS,
+    "window",
+    student="Everybody sees as far as was agreed, and no farther.",
+    engineer="The visible band is the declared one; without a declared window, every earlier key is visible.",
+    cause="the window dropped when another mask is there, counted in blocks, or applied to one side only",
+    explained_by=("window-off-by-one", "causality", "causal-off-by-one"),
+)
+def window(f: Findings) -> Failure | None:
+    if not f.declared.windowed and not f.declared.causal:
+        raise NotApplicableError("neither a window nor causal was declared")
+    for n in ((max(f.declared.window_before or 0, f.declared.window_after or 0) + 7), *LENGTHS[1:]):
+        expected = band(n, n, f.declared.window_before, f.declared.after)
+        seen = f.visible(n, n)
+        if bool((seen != expected).any()):
+            _, head, row, key = (seen != expected).nonzero()[0].tolist()
+            verb = "sees" if bool(seen[0, head, row, key]) else "does not see"
+            words = f"of {n} keys, row {row} of head {head} {verb} key {key}"
+            return seen_instead(f, n, seen, words, f"another window: found {f.band}")
+    return None
+
+
+@fact(
+    FACTS,
+    "full-view",
+    student="Where nothing is hidden, everybody sees everything.",
+    engineer="Declared neither causal nor windowed, every weight at q = 0 is positive.",
+    cause="a causal mask left on in an encoder, top-k or a threshold on weights",
+)
+def full_view(f: Findings) -> Failure | None:
+    if f.declared.causal is not False or f.declared.windowed:
+        raise NotApplicableError("not declared to see everything (causal=False)")
+    for n in LENGTHS:
+        seen = f.visible(n, n)
+        if not bool(seen.all()):
+            _, head, row, key = (~seen).nonzero()[0].tolist()
+            return seen_instead(
+                f, n, seen, f"of {n} keys, row {row} of head {head} does not see key {key}", "causal=True"
+            )
+    return None
+
+
+def _steps(f: Findings, i: int, j: int) -> tuple[Tensor, Tensor]:
+    """What is visible to the last i of j rows when only they are asked, and when all are."""
+    if not f.subject.free_lengths:
+        raise NotApplicableError("queries and keys have one number, so there are no steps through a cache here")
+    if f.band is None or f.band == Band(None, None):
+        raise NotApplicableError("every key is visible, or what is visible is no band")
+    return f.visible(i, j), f.visible(j, j)[..., j - i :, :]
+
+
+@fact(
+    FACTS,
+    "cache-mask-off-by-one",
+    student="When old words are remembered, new ones still see all of them and themselves.",
+    engineer="With j - i cached keys, row r sees the band around j - i + r, not around one place beside it.",
+    cause="the position of the first query taken as the cache's length plus or minus one (transformers#30417)",
+)
+def cache_off_by_one(f: Findings) -> Failure | None:
+    for i, j in ((3, 9), (1, 9)):
+        seen, _ = _steps(f, i, j)
+        for shift in (-1, 1):
+            assert f.band is not None
+            moved = band(
+                i, j, f.band.before and f.band.before - shift, None if f.band.after is None else f.band.after + shift
+            )
+            if (
+                f.alignment != "top-left"
+                and bool((seen == moved).all())
+                and not bool((seen == _steps(f, i, j)[1]).all())
+            ):
+                side = "late" if shift > 0 else "early"
+                return Failure(
+                    f"{i} queries after {j - i} cached keys stand one place too {side}", _step_example(f, i, j)
+                )
+    return None
+
+
+@fact(
+    FACTS,
+    "window-in-decode",
+    student="The window is as wide for the newest word as for all others.",
+    engineer="One query against j cached keys sees the window that the last row of the whole sequence sees.",
+    cause="a decode path for i = 1 without any mask (nanochat#452)",
+    explained_by=("cache-mask-off-by-one",),
+)
+def window_in_decode(f: Findings) -> Failure | None:
+    if f.band is None or f.band.before is None:
+        raise NotApplicableError("there is no window")
+    for i, j in ((1, 9), (3, 9)):
+        seen, whole = _steps(f, i, j)
+        if f.alignment != "top-left" and bool((seen & ~whole).any()):
+            _, _, row, key = (seen & ~whole).nonzero()[0].tolist()
+            return Failure(
+                f"{i} of {j} rows: row {row} sees key {key}, which it does not when all {j} rows are asked",
+                _step_example(f, i, j),
+            )
+    return None
+
+
+@fact(
+    FACTS,
+    "causality-in-decode",
+    student="New words that come together do not see each other's future.",
+    engineer="With cached keys, i > 1 queries are still causal among each other.",
+    cause="causal only where i = j, or switched off as soon as a cache is there",
+    explained_by=("cache-mask-off-by-one", "window-in-decode", "causality", "causal-off-by-one"),
+)
+def causality_in_decode(f: Findings) -> Failure | None:
+    expects_causal(f)
+    seen, whole = _steps(f, 3, 9)
+    if f.alignment == "other" and bool((seen & ~whole).any()):
+        _, _, row, key = (seen & ~whole).nonzero()[0].tolist()
+        return Failure(f"3 of 9 rows: row {row} sees key {key}, a later one", _step_example(f, 3, 9))
+    return None
+
+
+@fact(
+    FACTS,
+    "causal-alignment",
+    student="With more keys than queries, the queries are the newest words, unless it was agreed otherwise.",
+    engineer="Where i < j, queries stand at the end (bottom-right) or at the beginning (top-left), as declared.",
+    cause="torch's is_causal is top-left, flash-attention's is bottom-right (pytorch#108108, flash-attention#581)",
+    explained_by=("cache-mask-off-by-one", "window-in-decode", "causality-in-decode", "causality"),
+)
+def causal_alignment(f: Findings) -> Failure | None:
+    if f.declared.alignment is None:
+        raise NotApplicableError("no alignment was declared")
+    _steps(f, 3, 9)
+    if f.alignment != f.declared.alignment:
+        words = f"3 queries against 9 keys are aligned {f.alignment}, not {f.declared.alignment}"
+        return Failure(words, _step_example(f, 3, 9), f"alignment={f.alignment!r}")
+    return None
+
+
+def _step_example(f: Findings, i: int, j: int) -> str:
+    seen = f.visible(i, j)[0, 0]
+    rows = "\n".join("#   " + "".join("█ " if x else "· " for x in row) for row in seen.tolist())
+    argument = f", {f.subject.causal_argument}=True" if f.subject.asks_causal else ""
+    return (
+        f"q, k, v = torch.zeros(1, 1, {i}, 4), torch.randn(1, 1, {j}, 4), torch.eye({j})[None, None]\n"
+        f"out = {f.subject.probe.name.rpartition('.')[2]}(q, k, v{argument})  # the weights; what they show:\n{rows}"
+    )
+
+
+@fact(
+    FACTS,
+    "grouping",
+    student="When several query heads share a key head, neighbours share.",
+    engineer="Query head h uses key head h // (h_count / g_count): repeat (0 0 1 1), unless tile is declared.",
+    cause="k.repeat(1, n, 1, 1) where repeat_interleave(n, 1) was meant (onnx#7274)",
+)
+def grouping(f: Findings) -> Failure | None:
+    if f.grouping is None:
+        raise NotApplicableError("it has as many key heads as query heads")
+    wanted = f.declared.grouping or "repeat"
+    if f.grouping == wanted:
+        return None
+    words = f"query heads use key heads by {f.grouping}, not by {wanted}"
+    inputs = f.subject.draw(2, 2, b=1, h=4, g=2)
+    judge = differs(f, lambda inputs: replace(f.view(inputs), grouping=wanted), words)
+    declare = f"grouping={f.grouping!r}" if f.grouping == "tile" else ""
+    return failure(f.subject, inputs, judge, words, declare) or Failure(words, declare=declare)
+
+
+@fact(
+    FACTS,
+    "key-order",
+    student="Attention sees a set of keys. Their order says nothing, unless positions are put in on purpose.",
+    engineer="At q = 0 all visible keys weigh alike, unless bias='alibi' or 'any' is declared.",
+    cause="a bias by index, a decay, or keys that are paired with values of other rows",
+)
+def key_order(f: Findings) -> Failure | None:
+    wanted = f.declared.bias or "none"
+    name = f.bias_name
+    if wanted == "any" or name == wanted or (wanted == "none" and name.startswith("alibi") and f.declared.bias is None):
+        return None
+    if wanted == "alibi" and name.startswith("alibi"):
+        return None
+    words = {
+        "none": f"scores carry no bias, but {wanted} was declared",
+        "other": f"visible keys weigh differently at q = 0, by where they stand: {_row(f)}",
+    }.get(name, f"scores carry {name}, but {wanted} was declared")
+    judge = differs(f, lambda inputs: replace(f.view(inputs), bias=None), words)
+    found = None if name == "none" else failure(f.subject, f.subject.draw(7, 7, b=1), judge, words, "bias='any'")
+    return found or Failure(words, declare="bias='any'")
+
+
+def _row(f: Findings) -> str:
+    return ", ".join(f"{value:.4f}" for value in f.flat_weights(5, 5, f.subject.asks_causal)[0, -1].tolist())
+
+
+@fact(
+    FACTS,
+    "scores",
+    student="How much a key counts is decided by its product with the query, and by nothing else.",
+    engineer="log(weight[j] / weight[j']) = scale q . (k[j] - k[j']) for all pairs, with one scale.",
+    cause="q or k normalised, projected or rounded on the way, top-k, another function than exp, an undeclared cap, "
+    "values permuted against keys",
+    fatal=True,
+    explained_by=("causality", "causal-off-by-one", "window"),
+)
+def scores(f: Findings) -> Failure | None:
+    if f.scores_fit:
+        return None
+    found = (
+        f"weights do not follow exp(scale q . k): the best scale, {f.scores.scale:.4g}, leaves {f.scores.residual:.2g}"
+    )
+    judge = differs(f, lambda inputs: replace(f.view(inputs), scale=f.expected_scale(inputs)), found)
+    return failure(f.subject, f.subject.draw(7, 7, b=1), judge, found) or Failure(found)
+
+
+@fact(
+    FACTS,
+    "scale",
+    student="The longer the vectors, the larger their products: so they are divided by the square root of the length.",
+    engineer="The factor of q . k is 1/sqrt(c), c being the width per head of q and k, unless a scale is declared.",
+    cause="scaled twice (in q and in the kernel), inverted, dropped, or from the width of the model, of v or of all "
+    "heads (transformers#44380, x-transformers#190)",
+)
+def scale(f: Findings) -> Failure | None:
+    inputs = f.subject.draw(7, 7, b=1)
+    have, want = f.scores.scale, f.expected_scale(f.subject.draw(7, 7, b=1, c=4))
+    if abs(have - want) <= 10 * f.precise * want and (f.declared.scale is not None or f.scale_name == "1/sqrt(c)"):
+        return None
+    words = f"q . k is multiplied by {f.scale_name}, not by {'1/sqrt(c)' if f.declared.scale is None else want}"
+    judge = differs(f, lambda inputs: replace(f.view(inputs), scale=f.expected_scale(inputs)), words)
+    return failure(f.subject, inputs, judge, words, f"scale={have:.6g}") or Failure(words, declare=f"scale={have:.6g}")
+
+
+@fact(
+    FACTS,
+    "rotary-pairing",
+    student="Rotary positions turn pairs of numbers: which two make a pair has to be agreed.",
+    engineer="Pairs are (k, k + c/2) for half and (2k, 2k + 1) for interleaved, as declared.",
+    cause="weights or code from a project with the other pairing (transformers#25199)",
+)
+def rotary_pairing(f: Findings) -> Failure | None:
+    if f.declared.rotary is None:
+        raise NotApplicableError("no rotary pairing was declared")
+    if f.scores.rotary == f.declared.rotary:
+        return None
+    words = f"positions turn pairs by {f.scores.rotary or 'nothing'}, not by {f.declared.rotary}"
+    judge = differs(f, lambda inputs: replace(f.view(inputs), rotary=f.declared.rotary), words)
+    declare = f"rotary={f.scores.rotary!r}"
+    return failure(f.subject, f.subject.draw(3, 3, b=1), judge, words, declare) or Failure(words, declare=declare)

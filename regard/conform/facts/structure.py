@@ -1,0 +1,248 @@
+"""Facts about how numbers flow: which entries an answer may depend on, and how."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.base.registry import Registry
+from regard.conform.fact import Fact, Failure, NotApplicableError, fact
+from regard.conform.facts.answers import equal
+from regard.conform.findings import Findings
+from regard.conform.inputs import Inputs
+from regard.conform.shrink import Complaint, failure
+from regard.conform.tolerance import same
+
+FACTS: Registry[Fact] = Registry("fact")
+
+
+@fact(
+    FACTS,
+    "softmax-over-the-other-axis",
+    student="Each query shares out one whole among the keys, not each key among the queries.",
+    engineer="Weights of a row sum to one over j, and no other axis (b, h, i) is the one that sums to one.",
+    cause="softmax(dim=-2), softmax(dim=1), or F.softmax without dim (detr#247)",
+    fatal=True,
+)
+def softmax_axis(f: Findings) -> Failure | None:
+    inputs = f.subject.draw(7, 7, b=3)
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        weights = f.subject.weights(inputs)
+        if _ones(weights.sum(-1)):
+            return None
+        for axis, name in ((2, "queries"), (1, "heads"), (0, "batch entries")):
+            if weights.shape[axis] > 1 and _ones(weights.sum(axis)):
+                return Complaint(f"weights sum to one over the {name}, not over the keys", weights)
+        return None
+
+    return failure(f.subject, inputs, judge)
+
+
+@fact(
+    FACTS,
+    "keys-ignored",
+    student="The key decides how much of a value is taken; the value itself does not.",
+    engineer="The output changes with k; weights are made of q and k, not of v.",
+    cause="attend(q, v, v): one name mistyped, or the key projection assigned twice",
+    fatal=True,
+)
+def keys_ignored(f: Findings) -> Failure | None:
+    return _changes(f, "k")
+
+
+@fact(
+    FACTS,
+    "queries-ignored",
+    student="The answer depends on the question.",
+    engineer="The output changes with q.",
+    cause="attend(k, k, v): one name mistyped; scores made of k and k",
+    fatal=True,
+)
+def queries_ignored(f: Findings) -> Failure | None:
+    return _changes(f, "q")
+
+
+def _changes(f: Findings, name: str) -> Failure | None:
+    inputs = f.subject.draw(7, 7)
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        other = inputs.having(**{name: getattr(inputs, name).flip(-2) * 2 + 1})
+        before, after = f.subject(inputs).detach(), f.subject(other).detach()
+        changed = not equal(before, after)
+        alone = inputs.k.shape[2] < 3 or bool((inputs.q == 0).all()) or bool((inputs.k == 0).all())
+        return None if changed or alone else Complaint(f"another {name} gives the same output", after)
+
+    return failure(f.subject, inputs, judge)
+
+
+@fact(
+    FACTS,
+    "linear-in-v",
+    student="Twice the values, twice the answer: attention only mixes values.",
+    engineer="f(q, k, 3 v - u / 2) = 3 f(q, k, v) - f(q, k, u) / 2.",
+    cause="an activation, clamp or norm on v or on the output, v used among the scores, an output bias",
+    fatal=True,
+)
+def linear_in_v(f: Findings) -> Failure | None:
+    inputs = f.subject.draw(7, 7)
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        other = inputs.v.flip(2) * 1.5
+        together = f.subject(replace(inputs, v=8 * inputs.v - 4 * other)).detach()
+        apart = 8 * f.subject(inputs).detach() - 4 * f.subject(replace(inputs, v=other)).detach()
+        if same(together, apart):
+            return None
+        return Complaint("f(8 v - 4 u) is not 8 f(v) - 4 f(u), where u is 1.5 v.flip(2)", together, apart)
+
+    return failure(f.subject, inputs, judge)
+
+
+@fact(
+    FACTS,
+    "weights-sum-to-one",
+    student="The weights are shares: together they make one whole.",
+    engineer="With V = 1 the output is 1 in every row that sees a key.",
+    cause="exp() without division by its sum, a mask applied after the softmax, a sink that nobody declared",
+    fatal=True,
+)
+def weights_sum(f: Findings) -> Failure | None:
+    inputs = f.subject.draw(7, 7)
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        out = f.subject(replace(inputs, v=torch.ones_like(inputs.v))).detach()
+        if _ones(out):
+            return None
+        return Complaint(f"weights of a row sum to {_farthest(out):.4g}, not to 1", out, torch.ones_like(out))
+
+    return failure(f.subject, inputs, judge)
+
+
+@fact(
+    FACTS,
+    "batch-mixed",
+    student="Sentences of one batch know nothing of each other.",
+    engineer="Changing q, k and v of one batch entry leaves the others bit for bit as they were.",
+    cause="a mean, norm or softmax over axis 0; reshape(b * n, ...) in the wrong order",
+    fatal=True,
+)
+def batch_mixed(f: Findings) -> Failure | None:
+    return _mixed(f, 0, "batch entry", ("q", "k", "v"))
+
+
+@fact(
+    FACTS,
+    "heads-mixed",
+    student="Heads look separately. What one sees, the others do not.",
+    engineer="Changing q, k and v of one head leaves the outputs of others bit for bit as they were.",
+    cause="reshape(b, h, n, c) where view(b, n, h, c).transpose(1, 2) was meant, or the same on the way back",
+    fatal=True,
+)
+def heads_mixed(f: Findings) -> Failure | None:
+    return _mixed(f, 1, "head", ("q", "k", "v"))
+
+
+@fact(
+    FACTS,
+    "q-and-k-swapped",
+    student="The query asks and the key answers, not the other way round.",
+    engineer="score[i, j] = q_i . k_j, not k_i . q_j.",
+    cause="k @ q.transpose(-2, -1), or the arguments in another order",
+    fatal=True,
+)
+def swapped(f: Findings) -> Failure | None:
+    inputs = f.subject.draw(7, 7, b=1)
+    if inputs.q.shape[1] != inputs.k.shape[1]:
+        raise NotApplicableError("grouped heads cannot be exchanged")
+    other = replace(inputs, q=inputs.k, k=inputs.q)
+    weights = f.subject.weights(inputs)
+    fits = [_log_correlation(weights, x.q @ x.k.mT) for x in (inputs, other)]
+    if fits[1] > 0.999 > fits[0]:
+        return Failure("the weights follow k_i . q_j, not q_i . k_j", "weights = f(q, k, torch.eye(n)) ~ k @ q.mT")
+    return None
+
+
+def _log_correlation(weights: Tensor, products: Tensor) -> float:
+    """How well products explain the logarithms of weights, from -1 to 1, row by row."""
+    seen = weights > 0
+    count = seen.sum(-1, keepdim=True).clamp(min=1)
+    x, y = (
+        torch.where(seen, a - (a * seen).sum(-1, keepdim=True) / count, 0.0)
+        for a in (products.double(), torch.where(seen, weights, 1.0).double().log())
+    )
+    return ((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt().clamp(min=1e-30)).item()
+
+
+@fact(
+    FACTS,
+    "queries-mixed",
+    student="Every question is answered for itself.",
+    engineer="Changing one row of q leaves the other rows of the output bit for bit as they were.",
+    cause="a softmax, norm or mean over the rows; a mask or bias taken from another row",
+    fatal=True,
+)
+def queries_mixed(f: Findings) -> Failure | None:
+    if f.subject.probe.square:
+        raise NotApplicableError("queries and keys come from one sequence, so a query cannot be changed alone")
+    return _mixed(f, 2, "row", ("q",))
+
+
+def _mixed(f: Findings, axis: int, name: str, changed: tuple[str, ...]) -> Failure | None:
+    inputs = f.subject.draw(5, 5, b=3)
+    if inputs.q.shape[axis] < 2:
+        raise NotApplicableError(f"there is only one {name}")
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        if inputs.q.shape[axis] < 2:
+            return None
+        size, share = inputs.q.shape[axis], inputs.q.shape[axis] // inputs.k.shape[axis] if axis == 1 else 1
+        other = {x: getattr(inputs, x).clone() for x in changed}
+        for x in other.values():
+            x.select(axis, x.shape[axis] - 1).mul_(-2).add_(0.5)
+        # the last key head serves the last query heads, or each last of a round where heads are tiled
+        own = torch.zeros(size, dtype=torch.bool)
+        own[-share:] = True
+        if axis == 1 and share > 1:
+            own[inputs.k.shape[1] - 1 :: inputs.k.shape[1]] = True
+        kept = (~own).nonzero()[:, 0]
+        before, after = (f.subject(x).detach().index_select(axis, kept) for x in (inputs, inputs.having(**other)))
+        if same(after, before):
+            return None
+        return Complaint(f"changing the last {name} changes the output of others", after, before)
+
+    return failure(f.subject, inputs, judge)
+
+
+@fact(
+    FACTS,
+    "batch-size",
+    student="An answer does not depend on how many others are asked for at the same time.",
+    engineer="A batch of nine and nine batches of one agree to rounding.",
+    cause="another path for large batches, padding to a common size, statistics over the batch (transformers#26869)",
+    explained_by=("batch-mixed",),
+)
+def batch_size(f: Findings) -> Failure | None:
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = f.subject.draw(7, 7, b=9, dtype=dtype)
+        try:
+            together = f.subject(inputs).detach()
+        except Exception:
+            continue  # a dtype it does not take
+        alone = torch.cat([f.subject(inputs.cut("b", torch.tensor([n]))).detach() for n in range(9)])
+        # rounding once more at the end is what a sum in another order may cost
+        most = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps * alone.abs().max().item()
+        apart = (together.double() - alone.double()).abs().max().item()
+        if apart > most:
+            return Failure(f"nine sequences in one batch are {apart:.1e} away from one at a time, in {dtype}")
+    return None
+
+
+def _ones(x: Tensor) -> bool:
+    """Whether all are 1, NaN and zeros aside: such rows saw nothing, which is another fact."""
+    kept = x[~x.isnan() & (x != 0)].double()
+    return bool(((kept - 1).abs() < 1e-4).all()) and bool(len(kept))
+
+
+def _farthest(x: Tensor) -> float:
+    kept = x[~x.isnan()]
+    return kept[(kept - 1).abs().argmax()].item() if len(kept) else float("nan")

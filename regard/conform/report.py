@@ -1,0 +1,160 @@
+"""What a check found: conventions by name, and every fact passed, failed, explained by another or not applicable."""
+
+import json as json_format
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from regard.conform.fact import Fact, Failure
+
+PASSED, FAILED, EXPLAINED, NOT_APPLICABLE = "passed", "failed", "explained", "not applicable"
+MARKS = {PASSED: "ok", FAILED: "FAILED", EXPLAINED: "explained", NOT_APPLICABLE: "-"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One fact, and how it went."""
+
+    fact: Fact
+    status: str
+    reason: str = ""
+    failure: Failure | None = None
+
+    @property
+    def name(self) -> str:
+        return self.fact.name
+
+
+@dataclass(frozen=True)
+class Convention:
+    """Something that attention leaves open: what was found, and whether it was declared so."""
+
+    name: str
+    value: str
+    declared: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of a check."""
+
+    subject: str
+    kind: str  # attention or decoder
+    facts: tuple[Result, ...]
+    conventions: tuple[Convention, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed
+
+    @property
+    def failed(self) -> tuple[Result, ...]:
+        return tuple(result for result in self.facts if result.status == FAILED)
+
+    def __getitem__(self, name: str) -> Result:
+        """The result of one fact."""
+        for result in self.facts:
+            if result.name == name:
+                return result
+        raise KeyError(f"no fact {name!r} was tested; there are: {', '.join(each.name for each in self.facts)}")
+
+    def __str__(self) -> str:
+        console = Console(width=100, highlight=False, no_color=True, force_terminal=False)
+        with console.capture() as printed:
+            console.print(self.__rich__())
+        return "\n".join(line.rstrip() for line in printed.get().splitlines())
+
+    def __rich__(self) -> RenderableType:
+        parts: list[RenderableType] = [Text(f"{self.subject} ({self.kind})", style="bold")]
+        for each in self.conventions:
+            said = "" if each.declared is None else f" (declared: {each.declared})"
+            parts.append(Text(f"  {each.name:<18} {each.value}{said}"))
+        for result in self.failed:
+            parts += ["", *_story(result)]
+        counts = {status: sum(result.status == status for result in self.facts) for status in MARKS}
+        broken = ", ".join(result.name for result in self.failed)
+        summary = f"{counts[PASSED]} facts hold, {counts[FAILED]} broken" + (f" ({broken})" if broken else "")
+        if counts[EXPLAINED]:
+            summary += f", {counts[EXPLAINED]} explained by these"
+        summary += f", {counts[NOT_APPLICABLE]} do not apply"
+        parts += ["", Text(summary, style="bold green" if self.ok else "bold red")]
+        return Group(*parts)
+
+    def json(self) -> str:
+        """The report as JSON text."""
+        return json_format.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "subject": self.subject,
+            "kind": self.kind,
+            "ok": self.ok,
+            "conventions": {each.name: each.value for each in self.conventions},
+            "facts": [
+                {
+                    "name": result.name,
+                    "status": result.status,
+                    "reason": result.reason,
+                    "student": result.fact.student,
+                    "engineer": result.fact.engineer,
+                    **(
+                        {}
+                        if result.failure is None
+                        else {
+                            "found": result.failure.found,
+                            "cause": result.fact.cause,
+                            "example": result.failure.example,
+                            "declare": result.failure.declare,
+                        }
+                    ),
+                }
+                for result in self.facts
+            ],
+        }
+
+    def junit(self) -> str:
+        """The report as JUnit XML: one test case a fact."""
+        suite = ElementTree.Element(
+            "testsuite",
+            name=f"regard check {self.subject}",
+            tests=str(len(self.facts)),
+            failures=str(len(self.failed)),
+            skipped=str(sum(result.status in (EXPLAINED, NOT_APPLICABLE) for result in self.facts)),
+        )
+        for result in self.facts:
+            case = ElementTree.SubElement(suite, "testcase", classname=self.subject, name=result.name)
+            if result.failure is not None:
+                failure = ElementTree.SubElement(case, "failure", message=_printable(result.failure.found))
+                failure.text = _printable(explained(result))
+            elif result.status != PASSED:
+                ElementTree.SubElement(case, "skipped", message=_printable(result.reason))
+        return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _printable(words: str) -> str:
+    """Without the control characters that XML may not hold."""
+    return "".join(letter for letter in words if letter in "\n\t" or letter >= " ")
+
+
+def explained(result: Result) -> str:
+    """The story of a broken fact as plain text."""
+    return "\n".join(str(part) for part in _story(result))
+
+
+def _story(result: Result) -> list[Text]:
+    fact, failure = result.fact, result.failure
+    assert failure is not None
+    lines = [
+        Text(f"✗ {fact.name}: {failure.found}", style="bold red"),
+        Text(f"  in a student's words   {fact.student}"),
+        Text(f"  in an engineer's words {fact.engineer}"),
+        Text(f"  usual causes           {fact.cause}"),
+    ]
+    if failure.example:
+        lines.append(Text("  smallest input found"))
+        lines += [Text(f"    {line}", style="cyan") for line in failure.example.splitlines()]
+    if failure.declare:
+        lines.append(Text(f"  if it is meant so      declare {failure.declare}"))
+    return lines

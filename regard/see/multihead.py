@@ -1,0 +1,186 @@
+"""torch's own attention layers: what nn.MultiheadAttention and the encoder around it compute inside their fast paths.
+
+In evaluation they run as one operator that shows neither queries nor keys, and any hook on them, or a function mode,
+would switch that operator off and change bits. So they run as they are, and queries, keys and values are projected
+from the inputs a second time.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.core.algebra import Full
+from regard.core.given import Matrix
+from regard.core.grid import Places
+from regard.core.masks import causal
+from regard.see.translate import Heard, lowered, read_mask
+
+ROUTE = "nn.MultiheadAttention"
+
+
+def from_functional(
+    query: Float[Tensor, "i *b d"],
+    key: Float[Tensor, "j *b _"],
+    value: Float[Tensor, "j *b _"],
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Heard:
+    """A call of functional.multi_head_attention_forward, whose arguments these are."""
+    if query.ndim == 2:
+        query, key, value = query[:, None], key[:, None], value[:, None]
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+    i, b = query.shape[:2]
+    if use_separate_proj_weight:
+        weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+    else:
+        assert in_proj_weight is not None
+        weights = in_proj_weight.chunk(3)
+    biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+    q, k, v = (
+        functional.linear(x, weight, bias) for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
+    )
+    if bias_k is not None and bias_v is not None:
+        k, v = torch.cat([k, bias_k.repeat(1, b, 1)]), torch.cat([v, bias_v.repeat(1, b, 1)])
+    q, k, v = (x.reshape(len(x), b, num_heads, -1).permute(1, 2, 0, 3) for x in (q, k, v))
+    k = k if static_k is None else static_k.unflatten(0, (b, num_heads))
+    v = v if static_v is None else static_v.unflatten(0, (b, num_heads))
+    if add_zero_attn:
+        k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+    q, k, v = lowered(q, k, v)
+    j, dropout = k.shape[2], dropout_p if training else 0.0
+    beta = q.shape[-1] ** -0.5
+    if is_causal and key_padding_mask is None and not need_weights:
+        # there the hint stands for the mask
+        return Heard(ROUTE, q, k, v, causal(), (), beta, Places(0, 0), dropout)
+    mask, terms, places = read_mask(joined(attn_mask, key_padding_mask, b, j, q.dtype), i, j)
+    return Heard(ROUTE, q, k, v, mask, terms, beta, places, dropout)
+
+
+def joined(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dtype: torch.dtype) -> Tensor | None:
+    """The two masks of torch's layers as one to add. Their booleans say what to drop."""
+    parts = []
+    if attn is not None:
+        shape = attn.shape if attn.ndim == 2 else (b, -1, *attn.shape[-2:])
+        parts.append(numbers(attn, dtype).reshape(shape))
+    if padding is not None:
+        parts.append(numbers(padding, dtype)[:, None, None])
+    # keys that the layer itself appends are seen by all
+    parts = [functional.pad(part, (0, j - part.shape[-1])) for part in parts]
+    return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+def numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as numbers to add, with -inf for what is to be dropped."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -torch.inf)
+
+
+def from_module(
+    layer: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Heard:
+    """A call of nn.MultiheadAttention."""
+    if query.is_nested:
+        return from_nested(layer, query)
+    if layer.batch_first and query.ndim == 3:
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    separate = not layer._qkv_same_embed_dim
+    return from_functional(
+        query,
+        key,
+        value,
+        layer.embed_dim,
+        layer.num_heads,
+        layer.in_proj_weight,
+        layer.in_proj_bias,
+        layer.bias_k,
+        layer.bias_v,
+        layer.add_zero_attn,
+        layer.dropout,
+        layer.out_proj.weight,
+        layer.out_proj.bias,
+        training=layer.training,
+        key_padding_mask=key_padding_mask,
+        need_weights=need_weights,
+        attn_mask=attn_mask,
+        use_separate_proj_weight=separate,
+        q_proj_weight=layer.q_proj_weight if separate else None,
+        k_proj_weight=layer.k_proj_weight if separate else None,
+        v_proj_weight=layer.v_proj_weight if separate else None,
+        is_causal=is_causal,
+    )
+
+
+def from_nested(layer: nn.MultiheadAttention, x: Tensor) -> Heard:
+    """Sequences of several lengths in one nested tensor: filled up here, and the filling neither sees nor is seen."""
+    lengths = torch.tensor([len(part) for part in x.unbind()], device=x.device)
+    filled = x.to_padded_tensor(0.0).transpose(0, 1)
+    heard = from_module(layer, *(filled.transpose(0, 1) if layer.batch_first else filled,) * 3)
+    real = torch.arange(len(filled), device=x.device) < lengths[:, None]
+    visible = real[:, None, :, None] & real[:, None, None, :]
+    mask = Full() if bool(visible.all()) else Matrix(visible)
+    return Heard(ROUTE, heard.q, heard.k, heard.v, mask, (), heard.beta, heard.places, heard.dropout)
+
+
+def from_encoder_layer(
+    layer: nn.TransformerEncoderLayer,
+    src: Tensor,
+    src_mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Heard:
+    """The attention inside nn.TransformerEncoderLayer, where the layer ran as one operator."""
+    x = layer.norm1(src) if layer.norm_first else src
+    return from_module(layer.self_attn, x, x, x, src_key_padding_mask, True, src_mask)
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """The output is a projection of the heads side by side."""
+
+    weight: Float[Tensor, "d f"]
+    heads: int
+    batch_first: bool
+
+    def forth(self, heads: Float[Tensor, "b h i e"], out: Tensor) -> Tensor:
+        flat = functional.linear(heads.transpose(1, 2).flatten(2), self.weight.to(heads.dtype))
+        return (flat if self.batch_first else flat.transpose(0, 1)).reshape(out.shape)
+
+    def back(self, gradient: Tensor) -> Float[Tensor, "b h i e"]:
+        flat = gradient @ self.weight.to(gradient.dtype)
+        flat = flat[:, None] if flat.ndim == 2 else flat  # one sequence
+        flat = flat if self.batch_first else flat.transpose(0, 1)
+        heads: Tensor = flat.unflatten(-1, (self.heads, -1))
+        return heads.transpose(1, 2)

@@ -1,0 +1,247 @@
+"""The GPU's passes over all pairs, in Triton: tiles of scores are made, used and forgotten.
+
+Visible is what lies in a band: low <= column - row - shift <= high. Scores are held in units of log 2.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _scores(
+    q, K, start, j, stride_n, stride_c, scale,
+    C: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
+):  # fmt: skip
+    """The tile of scores of these queries and the keys from `start` on."""
+    columns = start + tl.arange(0, BN)
+    features = tl.arange(0, WIDTH)
+    at = K + columns[None, :].to(tl.int64) * stride_n + features[:, None] * stride_c
+    if CUT:
+        k = tl.load(at, mask=(columns[None, :] < j) & (features[:, None] < C), other=0.0)
+    elif C < WIDTH:
+        k = tl.load(at, mask=features[:, None] < C, other=0.0)
+    else:
+        k = tl.load(at)
+    return tl.dot(q, k, input_precision="ieee") * scale
+
+
+@triton.jit
+def _in_band(rows, columns, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr):
+    there = columns[None, :] - rows[:, None] - shift
+    visible = (columns < j)[None, :] & (there == there)
+    if LOW:
+        visible = visible & (there >= low)
+    if HIGH:
+        visible = visible & (there <= high)
+    return visible
+
+
+@triton.jit
+def _range(first, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Where the band of these rows begins and ends, and between which tiles it is seen whole."""
+    last = tl.minimum(first + BM, i) - 1
+    begin, end, inner, outer = 0, j, 0, (j // BN) * BN
+    if LOW:
+        begin = tl.maximum(first + shift + low, 0) // BN * BN
+        inner = tl.maximum(last + shift + low + BN - 1, 0) // BN * BN
+    if HIGH:
+        end = tl.minimum(last + shift + high + 1, j)
+        outer = tl.minimum(tl.maximum(first + shift + high + 1, 0) // BN * BN, outer)
+    inner = tl.minimum(tl.maximum(inner, begin), tl.maximum(end, begin))
+    inner = (inner + BN - 1) // BN * BN
+    outer = tl.maximum(outer, inner)
+    return begin, inner, outer, end
+
+
+@triton.jit
+def _queries(Q, rows, i, stride_n, stride_c, C: tl.constexpr, WIDTH: tl.constexpr):
+    features = tl.arange(0, WIDTH)
+    at = Q + rows[:, None].to(tl.int64) * stride_n + features[None, :] * stride_c
+    return tl.load(at, mask=(rows[:, None] < i) & (features[None, :] < C), other=0.0)
+
+
+@triton.jit
+def normalise(
+    Q, K, LSE, i, j, shift, low, high, scale,
+    q_b, q_h, q_n, q_c, k_b, k_h, k_n, k_c,
+    H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The log-sum-exp of each row, in nats."""
+    first = tl.program_id(0) * BM
+    both = tl.program_id(1)
+    b, h = (both // H).to(tl.int64), (both % H).to(tl.int64)
+    rows = first + tl.arange(0, BM)
+    q = _queries(Q + b * q_b + h * q_h, rows, i, q_n, q_c, C, WIDTH)
+    keys = K + b * k_b + h // GROUP * k_h
+    begin, inner, outer, end = _range(first, i, j, shift, low, high, LOW, HIGH, BM, BN)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    for start in tl.range(begin, end, BN):
+        s = _scores(q, keys, start, j, k_n, k_c, scale, C, WIDTH, BN, True)
+        if (start < inner) | (start >= outer):
+            s = tl.where(_in_band(rows, start + tl.arange(0, BN), j, shift, low, high, LOW, HIGH), s, float("-inf"))
+        new = tl.maximum(top, tl.max(s, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        total = total * tl.exp2(top - safe) + tl.sum(tl.exp2(s - safe[:, None]), 1)
+        top = new
+    lse = (tl.where(total > 0, top, 0.0) + tl.log2(total)) * 0.6931471805599453
+    tl.store(LSE + both.to(tl.int64) * i + rows, lse, mask=rows < i)
+
+
+@triton.jit
+def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Where the rows begin and end that see a tile of keys, and between which all of them see all of it."""
+    first, last = number * BN, tl.minimum(number * BN + BN, j) - 1
+    begin, end, inner, outer = 0, i, 0, i // BM * BM
+    if HIGH:
+        begin = tl.maximum(first - shift - high, 0) // BM * BM
+        inner = (tl.maximum(last - shift - high, 0) + BM - 1) // BM * BM
+    if LOW:
+        end = tl.minimum(tl.maximum(last - shift - low + 1, 0), i)
+        outer = tl.minimum(tl.maximum(first - shift - low + 1, 0) // BM * BM, outer)
+    if number * BN + BN > j:
+        outer = 0  # the last tile may be cut short, so every row looks where it ends
+    return begin, inner, tl.maximum(outer, inner), end
+
+
+@triton.jit
+def _tile(
+    Q, k, LSE, ENTROPY, BEST, FAR, number, start, given, passed, i, j, shift, low, high, scale, q_n, q_c,
+    C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
+):  # fmt: skip
+    """One tile's part in every statistic."""
+    rows, columns = start + tl.arange(0, BM), number * BN + tl.arange(0, BN)
+    features = tl.arange(0, WIDTH)
+    at = Q + rows[:, None].to(tl.int64) * q_n + features[None, :] * q_c
+    if CUT:
+        q = tl.load(at, mask=(rows[:, None] < i) & (features[None, :] < C), other=0.0)
+        lse = tl.load(LSE + rows, mask=rows < i, other=float("inf"))
+    else:
+        q = tl.load(at) if C == WIDTH else tl.load(at, mask=features[None, :] < C, other=0.0)
+        lse = tl.load(LSE + rows)
+    logs = tl.dot(q, k, input_precision="ieee") * scale - lse[:, None]
+    weights = tl.exp2(logs)
+    if CUT:
+        weights = tl.where(_in_band(rows, columns, j, shift, low, high, LOW, HIGH), weights, 0.0)
+        logs = tl.where(weights > 0, logs, 0.0)
+    given += weights
+    total = tl.sum(weights, 1)
+    # sum w (i - j) from two sums that need no distance for each pair: tiles beside the diagonal lie on one side of it
+    behind = (rows + shift - number * BN).to(tl.float32)
+    if CUT and not BACK:
+        far = tl.sum(weights * tl.abs((rows + shift)[:, None] - columns[None, :]).to(tl.float32), 1)
+    else:
+        far = tl.abs(behind * total - tl.sum(weights * tl.arange(0, BN).to(tl.float32)[None, :], 1))
+    best = tl.max(weights, 1)
+    # the larger weight wins, among equals the earlier tile
+    packed = (best.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - number).to(tl.int64)
+    real = (rows < i) & (best > 0)
+    tl.atomic_add(ENTROPY + rows, tl.sum(weights * logs, 1), mask=real, sem="relaxed")
+    tl.atomic_add(FAR + rows, far, mask=real, sem="relaxed")
+    tl.atomic_max(BEST + rows, packed, mask=real, sem="relaxed")
+    return given, passed + total
+
+
+@triton.jit
+def gather(
+    Q, K, LSE, ENTROPY, BEST, FAR, RECEIVED, CELLS, SPAN, i, j, shift, low, high, scale,
+    q_b, q_h, q_n, q_c, k_b, k_h, k_n, k_c,
+    H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Every statistic of weights exp(score - lse), each pair looked at once.
+
+    A program owns a tile of keys, so what the keys are given stays in its registers; what belongs to rows is added to
+    memory, a number a row and tile. Rows come in spans, whose sums are the cells of pooled maps.
+    """
+    number = tl.program_id(0)
+    both = tl.program_id(1).to(tl.int64)
+    b, h = both // H, both % H
+    columns, features = number * BN + tl.arange(0, BN), tl.arange(0, WIDTH)
+    at = K + b * k_b + h // GROUP * k_h + columns[None, :].to(tl.int64) * k_n + features[:, None] * k_c
+    k = tl.load(at, mask=(columns[None, :] < j) & (features[:, None] < C), other=0.0)
+    queries = Q + b * q_b + h * q_h
+    lines = both * i
+    begin, inner, outer, end = _between(number, i, j, shift, low, high, LOW, HIGH, BM, BN)
+    near, beyond = outer, outer
+    if not BACK:
+        near = tl.minimum(tl.maximum(tl.maximum(number * BN - shift, 0) // BM * BM, inner), outer)
+        beyond = tl.minimum(tl.maximum((tl.maximum(number * BN + BN - shift, 0) + BM - 1) // BM * BM, near), outer)
+    given = tl.zeros([BM, BN], tl.float32)
+    spans = tl.cdiv(i, SPAN)
+    first = begin // SPAN
+    count = tl.maximum(tl.cdiv(end, SPAN) - first, 0)
+    for turn in tl.range(0, count):
+        span = first + (turn + number) % count  # neighbours begin elsewhere, so that they seldom meet on a row
+        start, stop = tl.maximum(span * SPAN, begin), tl.minimum(span * SPAN + SPAN, end)
+        passed = tl.zeros([BM], tl.float32)
+        for row in tl.range(start, tl.minimum(inner, stop), BM):
+            given, passed = _tile(
+                queries, k, LSE + lines, ENTROPY + lines, BEST + lines, FAR + lines, number, row, given, passed,
+                i, j, shift, low, high, scale, q_n, q_c, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
+            )  # fmt: skip
+        for row in tl.range(tl.maximum(start, inner), tl.minimum(near, stop), BM):
+            given, passed = _tile(
+                queries, k, LSE + lines, ENTROPY + lines, BEST + lines, FAR + lines, number, row, given, passed,
+                i, j, shift, low, high, scale, q_n, q_c, C, WIDTH, LOW, HIGH, BACK, BM, BN, False,
+            )  # fmt: skip
+        if not BACK:
+            # around the diagonal a row has keys on both sides
+            for row in tl.range(tl.maximum(start, near), tl.minimum(beyond, stop), BM):
+                given, passed = _tile(
+                    queries, k, LSE + lines, ENTROPY + lines, BEST + lines, FAR + lines, number, row, given, passed,
+                    i, j, shift, low, high, scale, q_n, q_c, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
+                )  # fmt: skip
+            for row in tl.range(tl.maximum(start, beyond), tl.minimum(outer, stop), BM):
+                given, passed = _tile(
+                    queries, k, LSE + lines, ENTROPY + lines, BEST + lines, FAR + lines, number, row, given, passed,
+                    i, j, shift, low, high, scale, q_n, q_c, C, WIDTH, LOW, HIGH, BACK, BM, BN, False,
+                )  # fmt: skip
+        for row in tl.range(tl.maximum(start, outer), stop, BM):
+            given, passed = _tile(
+                queries, k, LSE + lines, ENTROPY + lines, BEST + lines, FAR + lines, number, row, given, passed,
+                i, j, shift, low, high, scale, q_n, q_c, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
+            )  # fmt: skip
+        tl.store(CELLS + (both * spans + span) * tl.num_programs(0) + number, tl.sum(passed, 0))
+    tl.store(RECEIVED + both * j + columns, tl.sum(given, 0), mask=columns < j)
+
+
+@triton.jit
+def locate(
+    Q, K, BEST, LARGEST, WHERE, i, j, shift, low, high, scale,
+    q_b, q_h, q_n, q_c, k_b, k_h, k_n, k_c,
+    H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The key of each row's largest weight, looked for in the one tile that has it."""
+    both = tl.program_id(1).to(tl.int64)
+    b, h = both // H, both % H
+    rows, features = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, WIDTH)
+    real = rows < i
+    best = tl.load(BEST + both * i + rows, mask=real, other=0)
+    awake = best > 0
+    first = tl.where(awake, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32), 0) * BN
+    inside = real[:, None] & (features[None, :] < C)
+    at = Q + b * q_b + h * q_h + rows[:, None].to(tl.int64) * q_n + features[None, :] * q_c
+    q = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    where = tl.full([BM], -1, tl.int32)
+    keys = K + b * k_b + h // GROUP * k_h
+    for step in tl.range(0, BN):
+        column = first + step
+        known = inside & (column < j)[:, None]
+        k = tl.load(keys + column[:, None].to(tl.int64) * k_n + features[None, :] * k_c, mask=known, other=0.0)
+        score = tl.sum(q * k.to(tl.float32), 1) * scale
+        there = column - rows - shift
+        visible = awake & (column < j)
+        if LOW:
+            visible = visible & (there >= low)
+        if HIGH:
+            visible = visible & (there <= high)
+        better = visible & (score > top)
+        top = tl.where(better, score, top)
+        where = tl.where(better, column, where)
+    tl.store(LARGEST + both * i + rows, (best >> 32).to(tl.int32).to(tl.float32, bitcast=True), mask=real)
+    tl.store(WHERE + both * i + rows, where, mask=real)

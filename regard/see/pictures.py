@@ -1,0 +1,146 @@
+"""Numbers as pictures: colours, PNG, shades for a terminal, and maps laid over an image.
+
+Colours are those of cividis, which reads alike with and without colour-blindness and turns to even greys in print. A
+picture goes from zero to the largest number in it, so that number belongs beside it.
+"""
+
+import os
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+
+MAP = "cividis"
+SHADES = " ·░▒▓█"  # nothing, then fifths of the largest
+MODES = {1: "L", 3: "RGB"}
+COVER = 0.6  # how much of the image a map laid over it hides
+HALF = (0.5, 0.5, 0.5)
+
+
+def read_image(
+    path: str | os.PathLike[str], side: int, *, channels: int = 3, resample: int = Image.Resampling.BILINEAR
+) -> UInt8[Tensor, "y x channels"]:
+    """The pixels of an image file, turned upright and resized to a square of so many, as image models take them.
+
+    resample  as pillow numbers its ways of resizing; 2 is bilinear
+    """
+    if channels not in MODES:
+        raise ConfigError(f"an image has 1 channel (grey) or 3 (red, green, blue), not {channels}")
+    file = Path(path)
+    try:
+        with Image.open(file) as opened:
+            upright = ImageOps.exif_transpose(opened).convert(MODES[channels])
+            resized = upright.resize((side, side), Image.Resampling(resample))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {file}; give the path of a png or jpeg") from None
+    except UnidentifiedImageError:
+        raise ConfigError(f"{file} is no image that can be read; give a png or jpeg") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # pillow's ways to say damaged
+        raise ConfigError(f"{file} cannot be read as an image: {error}; give a whole png or jpeg") from None
+    return torch.frombuffer(bytearray(resized.tobytes()), dtype=torch.uint8).reshape(side, side, channels)
+
+
+def normalised(
+    pixels: UInt8[Tensor, "y x channels"], mean: Sequence[float] = HALF, std: Sequence[float] = HALF
+) -> Float[Tensor, "1 channels y x"]:
+    """Pixels from 0 to 1, less the mean and divided by std in each channel: what a model takes."""
+    channels = pixels.shape[-1]
+    centre, scale = (torch.tensor(each[:channels], dtype=torch.float32) for each in (mean, std))
+    return ((pixels.float() / 255 - centre) / scale).permute(2, 0, 1)[None]
+
+
+def levels(values: Float[Tensor, "rows columns"], top: float | None = None) -> UInt8[Tensor, "rows columns"]:
+    """Numbers from zero to the largest, or to `top`, as 0 to 255."""
+    top = float(values.max()) if top is None and values.numel() else top or 0.0
+    return (values / (top or 1.0) * 255).round().clamp(0, 255).to(torch.uint8).cpu()
+
+
+@cache
+def palette() -> tuple[tuple[int, int, int], ...]:
+    """The 256 colours of a map."""
+    from matplotlib import colormaps
+
+    table = colormaps[MAP](range(256), bytes=True)[:, :3].tolist()
+    return tuple((red, green, blue) for red, green, blue in table)
+
+
+def coloured(values: Float[Tensor, "rows columns"], top: float | None = None) -> UInt8[Tensor, "rows columns 3"]:
+    """Numbers as colours."""
+    return torch.tensor(palette(), dtype=torch.uint8)[levels(values, top).long()]
+
+
+def ink(value: float, top: float) -> tuple[str, str]:
+    """The background that stands for a number, and a text colour that can be read on it."""
+    red, green, blue = palette()[int(levels(torch.tensor([[value]]), top)[0, 0])]
+    light = 0.299 * red + 0.587 * green + 0.114 * blue > 128
+    return f"#{red:02x}{green:02x}{blue:02x}", "#000" if light else "#fff"
+
+
+def map_png(values: Float[Tensor, "rows columns"], top: float | None = None) -> bytes:
+    """A map as a PNG, one pixel for each number: a byte each, and the colours once."""
+    rows, columns = values.shape
+    image = Image.frombytes("P", (columns, rows), levels(values, top).numpy().tobytes())
+    image.putpalette([part for colour in palette() for part in colour])
+    return _png(image)
+
+
+def pixels_png(pixels: UInt8[Tensor, "y x 3"]) -> bytes:
+    """Pixels as a PNG."""
+    return _png(Image.frombytes("RGB", (pixels.shape[1], pixels.shape[0]), pixels.cpu().numpy().tobytes()))
+
+
+def _png(image: Image.Image) -> bytes:
+    file = BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def data_uri(png: bytes) -> str:
+    """A PNG as an address that holds it whole."""
+    return f"data:image/png;base64,{b64encode(png).decode('ascii')}"
+
+
+def overlay(pixels: UInt8[Tensor, "y x channels"], values: Float[Tensor, "rows columns"]) -> UInt8[Tensor, "y x 3"]:
+    """A map over the grey image it is about. Every cell keeps its edges: nothing between two numbers is made up."""
+    y, x, _ = pixels.shape
+    rows, columns = values.shape
+    down, across = torch.arange(y) * rows // y, torch.arange(x) * columns // x
+    colours = coloured(values)[down[:, None], across[None]].float()
+    grey = pixels.cpu().float().mean(-1, keepdim=True)
+    return (COVER * colours + (1 - COVER) * grey).round().to(torch.uint8)
+
+
+def shades(values: Float[Tensor, "rows columns"]) -> list[str]:
+    """Rows of a map as text, two characters a number: blank for zero, then by fifths of the largest."""
+    top = float(values.max()) if values.numel() else 0.0
+    return ["".join(_shade(value, top) * 2 for value in row) for row in values.tolist()]
+
+
+def _shade(value: float, top: float) -> str:
+    return SHADES[0] if value <= 0 or top <= 0 else SHADES[1 + min(4, int(5 * value / top))]
+
+
+def coarser(values: Float[Tensor, "rows columns"], most: int) -> Float[Tensor, "fewer_rows fewer_columns"]:
+    """A grid with at most so many cells a side, each the mean of those it stands for."""
+    rows, columns = (min(size, most) for size in values.shape)
+    return torch.nn.functional.adaptive_avg_pool2d(values[None], (rows, columns))[0]
+
+
+def mosaic(maps: Sequence[Sequence[Tensor]], cells: int, gap: int = 2) -> UInt8[Tensor, "y x 3"]:
+    """Maps in rows on white, each from zero to its own largest and enlarged to the same square of pixels."""
+    step = cells + gap
+    sheet = torch.full((len(maps) * step, max(map(len, maps)) * step, 3), 255, dtype=torch.uint8)
+    for row, several in enumerate(maps):
+        for column, values in enumerate(several):
+            down, across = (torch.arange(cells) * size // cells for size in values.shape)
+            place = sheet[row * step : row * step + cells, column * step : column * step + cells]
+            place.copy_(coloured(values)[down[:, None], across[None]])
+    return sheet

@@ -1,0 +1,178 @@
+"""A function of q, k and v as a probe: its layout, and what it is free in, are found out by trying."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError
+from regard.see.probes.copies import home
+from regard.see.probes.probe import AS_FUNCTION, Probe, Sizes, Wanted, fewer, first_tensor
+
+HEADS_TRIED = (3, 4, 8, 2, 6, 12, 16, 1, 5, 7)
+WIDTHS_TRIED = (8, 16, 64)
+# each layout of the arguments, with those in which such a function may answer
+LAYOUTS = {
+    "b h n c": ("b h n c", "b n h c", "b n (h c)"),
+    "b n h c": ("b n h c", "b h n c", "b n (h c)"),
+    "b n c": ("b n c",),
+    "n c": ("b n c",),  # no batch: one sequence after the other
+}
+
+
+def probe_function(
+    find: Callable[[Tensor], Callable[..., object]],
+    signed: object,
+    name: str,
+    wanted: Wanted,
+    module: nn.Module | None = None,
+) -> Probe:
+    """The probe of a function. `find` gives the one to call for a q, since a module's copies have a dtype each."""
+    parameters, needed = signature_of(signed)
+    if needed is None:
+        raise ConfigError(
+            f"{name} takes {len(parameters)} arguments without a name, but an attention takes q, k and v; {AS_FUNCTION}"
+        )
+    heads = [(number, number) for number in HEADS_TRIED]
+    if wanted.heads is not None or wanted.kv_heads is not None:
+        h = wanted.heads or 2 * (wanted.kv_heads or 1)
+        heads = [(h, wanted.kv_heads or h)]
+    widths = [wanted.width] if wanted.width else WIDTHS_TRIED
+    dtypes, device = home(module, wanted)
+    function = _Function(name, find, {**dict.fromkeys(needed, None), **wanted.extra}, parameters, module, wanted)
+    first: Exception | None = None
+    for dtype, c, (h, g) in product(dtypes, widths, heads):
+        found = function.in_some_layout(h, g, c, dtype, device)
+        if isinstance(found, Probe):
+            return found
+        first = first or found
+    (h, g), c, (i, j) = heads[0], widths[0], wanted.lengths()[0]
+    raise ConfigError(
+        f"{name} could not be asked as an attention: with q {(2, h, i, c)}, k {(2, g, j, c)}, v {(2, g, j, c + 3)} it "
+        f"raised {type(first).__name__}: {first}; the layouts {', '.join(f'({each})' for each in LAYOUTS)} and other "
+        f"sizes did not help. Say heads=, kv_heads= or width= where it needs certain ones, or {AS_FUNCTION}"
+    )
+
+
+@dataclass(frozen=True)
+class _Function:
+    """What is called, and the keywords that go along every time."""
+
+    name: str
+    find: Callable[[Tensor], Callable[..., object]]
+    given: Mapping[str, object]
+    parameters: tuple[str, ...]
+    module: nn.Module | None
+    wanted: Wanted
+
+    def in_some_layout(self, h: int, g: int, c: int, dtype: torch.dtype, device: torch.device) -> Probe | Exception:
+        """The probe in the layout that mixes nothing, else in the first that runs; or what was raised first."""
+        wanted = self.wanted
+        first: Exception | None = None
+        mixing: Probe | None = None
+        for layout in [wanted.layout] if wanted.layout else LAYOUTS:
+            if "h" not in layout:
+                if wanted.heads not in (None, 1) or mixing is not None:
+                    continue
+                h = g = 1
+            free = (h, wanted.heads) == (HEADS_TRIED[0], None)
+            for (i, j), e in product(wanted.lengths(), (c + 3, c)):
+                sizes = Sizes(h, g, i, j, c, e)
+                answers = self._answers_in(layout, sizes, dtype, device)
+                if isinstance(answers, Exception):
+                    first = first or answers
+                    continue
+                probe = Probe(
+                    self.name,
+                    self._placed(layout, answers),
+                    heads=None if free else h,
+                    kv_heads=None if free and wanted.kv_heads is None else g,
+                    width=None if (c, wanted.width) == (WIDTHS_TRIED[0], None) else c,
+                    equal_widths=e == c,
+                    square=i == j,
+                    parameters=self.parameters,
+                    module=self.module,
+                    layout=layout if answers == LAYOUTS[layout][0] else f"{layout} -> {answers}",
+                    grouped=g < h,
+                    dtype=dtype,
+                    device=device,
+                )
+                if probe.tried(sizes) is True:
+                    return self._with_groups(probe, sizes)
+                mixing = mixing or probe
+                break
+        # what mixes sequences or heads in every layout is for others to tell
+        return mixing or first or ValueError(f"no layout takes {h} heads")
+
+    def _asked(self, layout: str, q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
+        """The answer as it comes; from a function without a batch, those of all sequences."""
+        call, settings = self.find(q), {**self.given, **extra}
+        if layout == "n c":
+            one_by_one = [call(a[0], b[0], c[0], **settings) for a, b, c in zip(q, k, v, strict=True)]
+            return torch.stack([first_tensor(out) for out in one_by_one])
+        if layout == "b n h c":
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if layout == "b n c":
+            q, k, v = (x[:, 0] for x in (q, k, v))
+        return first_tensor(call(q, k, v, **settings))
+
+    def _answers_in(self, layout: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> str | Exception:
+        """The layout in which the function answers, or what it raised."""
+        b, h, i, e = sizes.b, sizes.h, sizes.i, sizes.e
+        try:
+            with torch.no_grad():
+                out = self._asked(layout, *sizes.drawn(dtype, device))
+        except Exception as error:  # whatever a function of somebody else raises means that it is not asked like this
+            return error
+        shapes = {"b h n c": (b, h, i, e), "b n h c": (b, i, h, e), "b n (h c)": (b, i, h * e), "b n c": (b, i, e)}
+        wrong = ValueError(f"the result is {tuple(out.shape)}, which is not (b h i e) = {(b, h, i, e)} in any layout")
+        return next((shape for shape in LAYOUTS[layout] if out.shape == shapes[shape]), wrong)
+
+    def _placed(self, layout: str, shape: str) -> Callable[..., Tensor]:
+        """The function with our layout outside and its own inside."""
+
+        def call(q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
+            out = self._asked(layout, q, k, v, **extra)
+            if shape == "b n (h c)":
+                return split(out, q.shape[1])
+            return out.transpose(1, 2) if shape == "b n h c" else out[:, None] if shape == "b n c" else out
+
+        return call
+
+    def _with_groups(self, probe: Probe, sizes: Sizes) -> Probe:
+        """The probe with the knowledge whether it takes fewer key heads than query heads."""
+        h = probe.heads or 6
+        g = fewer(h)
+        if g == h or self.wanted.kv_heads is not None:
+            return probe
+        grouped = probe.tried(replace(sizes, h=h, g=g)) is True
+        return replace(probe, grouped=grouped, kv_heads=None if grouped else probe.kv_heads)
+
+
+def signature_of(fn: object) -> tuple[tuple[str, ...], list[str] | None]:
+    """The names of keyword arguments beyond q, k and v, and those without a default; None where three do not fit."""
+    try:
+        listed = inspect.signature(fn).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # compiled functions show theirs in the first line of their docstring
+        shown = re.match(r"\s*\w+\((.*?)\)", getattr(fn, "__doc__", None) or "", re.DOTALL)
+        names = [part.split("=")[0].strip() for part in shown.group(1).split(",")] if shown else []
+        return tuple(name for name in names[3:] if name.isidentifier()), []
+    kinds = inspect.Parameter
+    positional = [each for each in listed if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 3 and not any(each.kind is kinds.VAR_POSITIONAL for each in listed):
+        return tuple(each.name for each in positional), None
+    further = [*positional[3:], *(each for each in listed if each.kind is kinds.KEYWORD_ONLY)]
+    return tuple(each.name for each in further), [each.name for each in further if each.default is kinds.empty]
+
+
+def split(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:
+    return x.transpose(1, 2).flatten(2)

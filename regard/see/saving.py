@@ -1,0 +1,179 @@
+"""What was seen, on disk: one safetensors file with all tensors, and the rest of each record as JSON in its header.
+
+Masks that are rules are written as the expression that makes them, masks that hold data with their tensors beside. A
+mask known only by its answers is written as the matrix of them, while that is not too large.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from regard.base.errors import CheckpointError
+from regard.core import algebra, given, rules, scores
+from regard.core.algebra import And, Mask, Not, Or, Predicate
+from regard.core.given import Matrix
+from regard.core.grid import Places
+from regard.core.scores import Term
+from regard.see import translate
+from regard.see.records import Record, Seen
+from regard.see.translate import FlexMask, Heard, some_rows
+
+FORMAT = "regard-seen-1"
+LARGEST = 1 << 28  # answers of a mask that are still written out
+MASKS: dict[str, type[Mask]] = {
+    kind.__name__: kind
+    for kind in (
+        algebra.Full, rules.Causal, rules.Window, rules.Chunks, rules.Prefix, rules.FirstRows, rules.GlobalTokens,
+        rules.Dilated, rules.RandomLinks, given.Padding, given.Documents, given.Matrix,
+    )
+}  # fmt: skip
+TERMS: dict[str, type[Term]] = {
+    kind.__name__: kind
+    for kind in (
+        scores.Alibi, scores.T5Buckets, scores.Shaw, scores.Softcap, scores.Sink, scores.Additive, translate.Given,
+        translate.Level,
+    )
+}  # fmt: skip
+
+
+def save(seen: Seen, path: str | os.PathLike[str]) -> None:
+    """Write all records; the file is there as a whole or not at all."""
+    tensors: dict[str, Tensor] = {}
+    told = []
+    for number, record in enumerate(seen.records):
+        kept = _Tensors(tensors, str(number))
+        about: dict[str, Any] = {
+            name: getattr(record, name) for name in ("name", "route", "beta", "dropout", "note", "heads", "rows_kept")
+        }
+        for name in ("q", "k", "v", "gradient"):
+            about[name] = kept.put(name, getattr(record, name))
+        about["mask"] = _mask(record.mask, record, kept)
+        about["terms"] = [_fields(term, TERMS, f"the term {term!r} of {record.name}", kept) for term in record.terms]
+        about["places"] = [record.places.queries, kept.put("places", record.places.keys)]
+        told.append(about)
+    text = json.dumps({"format": FORMAT, "records": told, "left_out": seen.left_out})
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".unfinished-", dir=file.parent)
+    os.close(handle)
+    try:
+        save_file(tensors, name, metadata={"regard": text})
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Seen:
+    """Records with the same statistics as those that were saved."""
+    file = Path(path)
+    if not file.is_file():
+        raise CheckpointError(f"{file} is not there; seen.save(path) writes such a file")
+    try:
+        with safe_open(file, framework="pt", device=str(device)) as opened:
+            about = json.loads((opened.metadata() or {}).get("regard", "{}"))
+            # copied: a file's layout leaves tensors at odd addresses, which sum in another order
+            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{file} is not a whole safetensors file: {error}") from None
+    if about.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{file} holds no records of attention: its format is {about.get('format')!r}, not {FORMAT!r}"
+        )
+    return Seen([_record(each, tensors) for each in about["records"]], about["left_out"])
+
+
+def _record(about: dict[str, Any], tensors: dict[str, Tensor]) -> Record:
+    gradient = _got(about["gradient"], tensors)
+    queries, keys = about["places"]
+    return Record(
+        name=about["name"],
+        route=about["route"],
+        q=_got(about["q"], tensors),
+        k=_got(about["k"], tensors),
+        v=_got(about["v"], tensors),
+        mask=_made_mask(about["mask"], tensors),
+        terms=tuple(_made(each, TERMS, tensors) for each in about["terms"]),
+        beta=about["beta"],
+        places=Places(queries, _got(keys, tensors)),
+        dropout=about["dropout"],
+        note=about["note"],
+        heads=None if about["heads"] is None else tuple(about["heads"]),
+        rows_kept=None if about["rows_kept"] is None else tuple(about["rows_kept"]),
+        gradients=[] if gradient is None else [gradient],
+    )
+
+
+class _Tensors:
+    """The tensors of one record, each under a name of its own."""
+
+    def __init__(self, all_of_them: dict[str, Tensor], prefix: str) -> None:
+        self._all, self._prefix = all_of_them, prefix
+
+    def put(self, name: str, value: Any) -> Any:
+        """Plain values as they are, a tensor by the name it is kept under."""
+        if not isinstance(value, Tensor):
+            return value
+        key = f"{self._prefix}.{name}"
+        while key in self._all:
+            key += "+"
+        self._all[key] = value.detach().cpu().contiguous().clone()
+        return {"tensor": key}
+
+
+def _got(value: Any, tensors: dict[str, Tensor]) -> Any:
+    return tensors[value["tensor"]] if isinstance(value, dict) else value
+
+
+def _fields(thing: Any, known: dict[str, Any], what: str, kept: _Tensors) -> dict[str, Any]:
+    kind = type(thing).__name__
+    if known.get(kind) is not type(thing):
+        raise CheckpointError(f"{what} is a function and cannot be written; save the model's inputs and watch again")
+    return {
+        "kind": kind,
+        "fields": {each.name: kept.put(kind.lower(), getattr(thing, each.name)) for each in fields(thing)},
+    }
+
+
+def _made(about: dict[str, Any], known: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    if about["kind"] not in known:
+        raise CheckpointError(f"the file names {about['kind']!r}, which is none of {', '.join(known)}")
+    return known[about["kind"]](**{name: _got(value, tensors) for name, value in about["fields"].items()})
+
+
+def _mask(mask: Mask, record: Record, kept: _Tensors) -> dict[str, Any]:
+    if isinstance(mask, And | Or | Not):
+        return {"kind": type(mask).__name__, "parts": [_mask(part, record, kept) for part in mask.children()]}
+    if isinstance(mask, Predicate | FlexMask):
+        mask = _answers(mask, record)
+    return _fields(mask, MASKS, f"the mask {mask!r} of {record.name}", kept)
+
+
+def _answers(mask: Mask, record: Record) -> Mask:
+    """A mask that is a function, as the matrix of what it says."""
+    b, h, i, _ = record.q.shape
+    pairs = i * record.k.shape[2] * (b * h if isinstance(mask, FlexMask) else 1)
+    if pairs > LARGEST:
+        raise CheckpointError(
+            f"the mask {mask!r} of {record.name} is a function, and its {pairs:,} answers are too many to write; "
+            "write it with masks of this package, or watch fewer rows"
+        )
+    heard = Heard("", record.q, record.k, None, mask, (), record.beta, record.places)
+    seen = mask.see(some_rows(heard, torch.arange(i, device=record.q.device)))
+    return Matrix(translate.narrowed(translate.four_axes(seen)))
+
+
+def _made_mask(about: dict[str, Any], tensors: dict[str, Tensor]) -> Mask:
+    if "parts" not in about:
+        mask: Mask = _made(about, MASKS, tensors)
+        return mask
+    parts = tuple(_made_mask(part, tensors) for part in about["parts"])
+    return Not(parts[0]) if about["kind"] == "Not" else And(parts) if about["kind"] == "And" else Or(parts)

@@ -1,0 +1,286 @@
+"""What attention weighs, row by row and key by key, without an i x j matrix.
+
+Weights are probabilities, so a row of a million of them is well told by a few numbers: how spread it is, what is
+largest and where, how far it looks, and what each key gets from all rows together.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.base.axes import spelled
+from regard.base.errors import ConfigError, ShapeError
+from regard.base.numbers import whole
+from regard.core.algebra import Mask
+from regard.core.attend import Scores, settle_call
+from regard.core.grid import Places
+from regard.core.kernels.call import Call
+from regard.core.scores import Term
+from regard.see import fused
+from regard.see.fused import Passed
+from regard.see.rows import slabs
+
+
+@dataclass(frozen=True)
+class Top:
+    """The keys that weigh most in each row, exactly, and the proof of it.
+
+    Every key was looked at: `dismissed` is the largest weight among those not listed, which is at most the smallest
+    listed, and `rest` is what all of them weigh together. Places without a visible key have key -1 and weight 0.
+    """
+
+    keys: Int[Tensor, "b h r count"]
+    weights: Float[Tensor, "b h r count"]
+    dismissed: Float[Tensor, "b h r"]
+    rest: Float[Tensor, "b h r"]
+
+    @property
+    def certain(self) -> bool:
+        """Whether no key left out outweighs a listed one."""
+        return bool((self.weights[..., -1] >= self.dismissed).all())
+
+
+class Statistics:
+    """The weights of one attention call, told without its matrix. Each number is worked out when first asked for.
+
+    Computed in float32, or in float64 for float64 inputs, and never part of a gradient.
+    """
+
+    def __init__(self, call: Call, v: Float[Tensor, "b g j e"] | None = None) -> None:
+        self._call = call
+        self.v = v
+
+    @property
+    def q(self) -> Float[Tensor, "b h i c"]:
+        return self._call.q
+
+    @property
+    def k(self) -> Float[Tensor, "b g j c"]:
+        return self._call.k
+
+    @property
+    def mask(self) -> Mask:
+        return self._call.mask
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return self._call.terms
+
+    @property
+    def beta(self) -> float:
+        return self._call.beta
+
+    @property
+    def places(self) -> Places:
+        return self._call.places
+
+    @property
+    def lse(self) -> Float[Tensor, "b h i"]:
+        """log of the sum of exp(score) in each row, a sink included; -inf where nothing is visible."""
+        return self._lines.lse
+
+    @property
+    def entropy(self) -> Float[Tensor, "b h i"]:
+        """-sum w log w in nats: 0 where one key has it all, log n where n keys share alike."""
+        return self._lines.entropy
+
+    @property
+    def largest(self) -> Float[Tensor, "b h i"]:
+        """The largest weight of each row."""
+        return self._lines.largest
+
+    @property
+    def where(self) -> Int[Tensor, "b h i"]:
+        """The key that has it: the first of equals, -1 where nothing is visible."""
+        return self._lines.where
+
+    @property
+    def distance(self) -> Float[Tensor, "b h i"]:
+        """The mean of |i - j| under the weights: how far a row looks. A sink's share counts for nothing."""
+        return self._lines.distance
+
+    @property
+    def received(self) -> Float[Tensor, "b h j"]:
+        """What each key is given by all queries together."""
+        return self._lines.received
+
+    @cached_property
+    def out(self) -> Float[Tensor, "b h i e"]:
+        """The output of the attention itself, where values were given."""
+        if self.v is None:
+            raise ConfigError("there are no values to mix: give statistics(q, k, v=...) the values too")
+        return self._forward[0]
+
+    def pooled(self, cells: int | tuple[int, int]) -> Float[Tensor, "b h rows columns"]:
+        """The map at another resolution: what the queries of a cell give to the keys of a cell, on average.
+
+        A position n of N is in cell n * cells // N. Rows sum to what rows of the weights sum to.
+        """
+        rows, columns = (cells, cells) if not isinstance(cells, tuple) else cells
+        _, _, _, i, j, _, _ = self._call.sizes
+        for name, number, size in (("rows", rows, i), ("columns", columns, j)):
+            if whole(f"pooled({name})", number, 1) > max(size, 1):
+                raise ShapeError(f"pooled({name}={number}) asks for more cells than the {size} positions there are")
+        if (rows, columns) not in self._pooled:
+            self._pooled[rows, columns] = self._pool(rows, columns)
+        return self._pooled[rows, columns]
+
+    @cached_property
+    def _pooled(self) -> dict[tuple[int, int], Tensor]:
+        return {}
+
+    def _pool(self, rows: int, columns: int) -> Tensor:
+        b, h, _, i, j, _, _ = self._call.sizes
+        if self._lines.cells is not None:
+            found = fused.pooled(self._lines.cells, i, j, rows, columns)
+            if found is not None:
+                return found
+        device, exact = self._call.q.device, torch.promote_types(self._call.q.dtype, torch.float32)
+        row_cell, key_cell = (
+            torch.arange(n, device=device) * cells // max(n, 1) for n, cells in ((i, rows), (j, columns))
+        )
+        sums = torch.zeros(b, h, rows, columns, device=device, dtype=exact)
+        inside = torch.nn.functional.one_hot(key_cell, columns).to(exact)
+        with torch.no_grad():
+            for slab in slabs(self._call):
+                sums.index_add_(2, row_cell[slab.rows], slab.weights @ inside[slab.columns])
+        counts = row_cell.bincount(minlength=rows).clamp(min=1)
+        return sums / counts[:, None]
+
+    def top(self, count: int, rows: list[int] | Tensor | None = None) -> Top:
+        """The `count` keys that weigh most in each row, or in the rows asked for, largest first."""
+        b, h, _, _, j, _, _ = self._call.sizes
+        count = whole("top(count)", count, 1, "keys")
+        found: list[tuple[Tensor, ...]] = []
+        with torch.no_grad():
+            for slab in slabs(self._call, self._chosen(rows)):
+                weights = slab.weights
+                kept = min(count, weights.shape[-1])
+                more = min(count + 1, weights.shape[-1])
+                values, at = weights.topk(more, -1)
+                keys = torch.arange(j, device=weights.device)[slab.columns][at[..., :kept]]
+                seen = torch.ones_like(keys, dtype=torch.bool)
+                if slab.hidden is not None:
+                    seen = ~slab.hidden.expand_as(weights).gather(-1, at[..., :kept])
+                listed, keys = values[..., :kept] * seen, keys.masked_fill(~seen, -1)
+                padding = (0, count - kept)
+                dismissed = values[..., kept] if more > kept else listed.new_zeros(listed.shape[:-1])
+                rest = weights.sum(-1) - listed.sum(-1)
+                keys = torch.nn.functional.pad(keys, padding, value=-1)
+                found.append((keys, torch.nn.functional.pad(listed, padding), dismissed, rest.clamp(min=0)))
+        if not found:
+            empty = self._call.q.new_zeros(b, h, 0, dtype=torch.promote_types(self._call.q.dtype, torch.float32))
+            nothing = empty[..., None].expand(b, h, 0, count)
+            return Top(nothing.long(), nothing, empty, empty)
+        return Top(*(torch.cat(parts, 2) for parts in zip(*found, strict=True)))
+
+    def rows(self, rows: list[int] | Tensor) -> Float[Tensor, "b h r j"]:
+        """The weights of chosen queries, exactly, over all keys."""
+        chosen = self._chosen(rows)
+        assert chosen is not None
+        return self._weights(chosen)
+
+    def weights(self) -> Float[Tensor, "b h i j"]:
+        """The whole matrix, for those who want it: b x h x i x j numbers."""
+        return self._weights(torch.arange(self._call.q.shape[2], device=self._call.q.device))
+
+    def mixed(self, x: Float[Tensor, "b i"] | Float[Tensor, "b h i"]) -> Float[Tensor, "b h j"]:
+        """sum over queries of x_i w_ij: a row of numbers times the map."""
+        b, h, _, i, _, _, _ = self._call.sizes
+        x = x[:, None] if x.ndim == 2 else x
+        if x.ndim != 3 or x.shape[0] != b or x.shape[1] not in (1, h) or x.shape[2] != i:
+            raise ShapeError(
+                f"mixed takes one number for each query, (b i) or (b h i) = {(b, h, i)}, not {tuple(x.shape)}"
+            )
+        return self._sum_of_rows(x.expand(b, h, i))
+
+    def _sum_of_rows(self, x: Tensor) -> Tensor:
+        b, h, _, _, j, _, _ = self._call.sizes
+        exact = torch.promote_types(self._call.q.dtype, torch.float32)
+        total = torch.zeros(b, h, j, device=self._call.q.device, dtype=exact)
+        with torch.no_grad():
+            for slab in slabs(self._call):
+                part = (x[:, :, slab.rows].to(exact)[:, :, None] @ slab.weights)[:, :, 0]
+                total[:, :, slab.columns] += part
+        return total
+
+    def _weights(self, rows: Tensor) -> Tensor:
+        b, h, _, _, j, _, _ = self._call.sizes
+        exact = torch.promote_types(self._call.q.dtype, torch.float32)
+        found = torch.zeros(b, h, len(rows), j, device=self._call.q.device, dtype=exact)
+        start = 0
+        with torch.no_grad():
+            for slab in slabs(self._call, rows):
+                stop = start + len(slab.rows)
+                found[:, :, start:stop, slab.columns] = slab.weights
+                start = stop
+        return found
+
+    def _chosen(self, rows: list[int] | Tensor | None) -> Tensor | None:
+        if rows is None:
+            return None
+        i = self._call.q.shape[2]
+        chosen = torch.as_tensor(rows, device=self._call.q.device)
+        if chosen.ndim != 1 or chosen.is_floating_point() or chosen.dtype == torch.bool:
+            raise ConfigError(f"rows takes the numbers of queries, such as [0, 5], not {rows!r}")
+        if len(chosen) and not (-i <= int(chosen.min()) and int(chosen.max()) < i):
+            raise ShapeError(f"rows asks for query {int(chosen.abs().max())}, but q has {spelled('i', i)}")
+        return chosen.long() % max(i, 1)
+
+    @cached_property
+    def _forward(self) -> tuple[Tensor, Tensor | None]:
+        """The output, and the log-sum-exp where the kernel gives it along."""
+        with torch.no_grad():
+            return fused.forward(self._call)
+
+    @cached_property
+    def _lines(self) -> Passed:
+        with torch.no_grad():
+            if fused.serves(self._call):
+                return fused.passed(self._call, None if self.v is None else self._forward[1])
+            return self._by_rows()
+
+    def _by_rows(self) -> Passed:
+        b, h, _, _, j, _, _ = self._call.sizes
+        device, exact = self._call.q.device, torch.promote_types(self._call.q.dtype, torch.float32)
+        received = torch.zeros(b, h, j, device=device, dtype=exact)
+        parts: list[tuple[Tensor, ...]] = []
+        for slab in slabs(self._call):
+            weights = slab.weights
+            total = weights.sum(-1)
+            received[:, :, slab.columns] += weights.sum(-2)
+            if weights.shape[-1]:
+                largest, at = weights.max(-1)
+                at = torch.arange(j, device=device)[slab.columns][at].masked_fill(slab.lse == -torch.inf, -1)
+            else:
+                largest, at = total, total.long() - 1
+            far = (weights * slab.distance).sum(-1) / total.masked_fill(total == 0, 1)
+            parts.append((slab.lse, slab.entropy, largest, at, far))
+        if not parts:
+            empty = torch.zeros(b, h, 0, device=device, dtype=exact)
+            return Passed(empty, empty, empty, empty.long(), empty, received, None)
+        lse, entropy, largest, where, distance = (torch.cat(lines, 2) for lines in zip(*parts, strict=True))
+        return Passed(lse, entropy, largest, where, distance, received, None)
+
+
+def statistics(
+    q: Float[Tensor, "b h i c"],
+    k: Float[Tensor, "b g j c"],
+    *,
+    mask: Mask | Tensor | None = None,
+    scores: Scores | None = None,
+    beta: float | None = None,
+    places: Places | None = None,
+    v: Float[Tensor, "b g j e"] | None = None,
+) -> Statistics:
+    """What `attend(q, k, v, ...)` would weigh, without its matrix. Arguments mean what they mean there.
+
+    With values, `.out` is the output of the attention, worked out together with the rest.
+    """
+    with torch.no_grad():
+        values = k if v is None else v
+        call = settle_call(q.detach(), k.detach(), values.detach(), mask, scores, beta, 0.0, places)
+    return Statistics(call, None if v is None else call.v)

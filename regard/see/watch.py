@@ -1,0 +1,384 @@
+"""Watch the attention of any PyTorch model while it runs, without changing a bit of what it computes."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from functools import wraps
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
+
+from regard.base.errors import ConfigError, RegardError, ShapeError
+from regard.core import kernels
+from regard.core.kernels.call import Call
+from regard.see import hugging, multihead
+from regard.see.handwritten import Follower
+from regard.see.records import Record, Seen
+from regard.see.translate import Heard, Order, Way, cut_heads, cut_rows, from_call, from_flex, from_sdpa, moved
+
+Change = Callable[[Record], Tensor | None]
+SDPA = torch.nn.functional.scaled_dot_product_attention
+OUTSIDE = "attention"  # the name of a call with no module around it
+
+
+def watch(
+    model: nn.Module | Callable[..., Any] | None = None,
+    *,
+    layers: str | Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    device: torch.device | str | None = None,
+    values: bool = True,
+) -> AbstractContextManager[Seen]:
+    """Record every attention call of the model that is made inside: `with watch(model) as seen: model(x)`.
+
+    Seen are calls of scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its encoder layers, of
+    every function in Hugging Face's attention registry, attention written by hand as a softmax between two products,
+    and our own `attend`. Outputs and gradients are the same bits as without watching. At the end, and after an error,
+    everything is put back; what was seen stays usable.
+
+    model    whose calls to record; None, or a function that is no model, records all calls inside
+    layers   names or patterns of modules, such as "encoder.layer.3" or "*.cross_attention"; None is all
+    heads    numbers of query heads to keep; None is all
+    rows     numbers of queries to keep, negative ones from the end; None is all
+    device   where to keep what is recorded; None leaves it where it is
+    values   whether to keep the values too, which relevance needs
+    """
+    return Watcher(model, layers, heads, rows, device, values).listening()
+
+
+class Watcher(TorchFunctionMode):
+    """Hears attention calls, finds the module they came from and keeps what was asked for.
+
+    change  is handed each record, and may give numbers (b h i e) to be added to what that attention gives
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[..., Any] | None,
+        layers: str | Sequence[str] | None = None,
+        heads: Sequence[int] | None = None,
+        rows: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        values: bool = True,
+        change: Change | None = None,
+    ) -> None:
+        super().__init__()
+        self.seen = Seen()
+        self.model = _module(model)
+        self.paths = {} if self.model is None else _paths(self.model)
+        self.layers = _patterns(layers, self.paths)
+        self.heads = None if heads is None else tuple(heads)
+        self.rows = None if rows is None else tuple(rows)
+        self.device = None if device is None else torch.device(device)
+        self.values = values
+        self.change = change
+        self._thread = threading.get_ident()
+        self._silent = 0
+        self._heard = 0  # attention calls that came by, recorded or not
+        self._route: str | None = None
+        self._counts: dict[str, int] = {}
+        self._follower = Follower(self._by_hand)
+
+    @contextmanager
+    def listening(self) -> Iterator[Seen]:
+        """Put every ear in its place, and take all of them away again."""
+        with ExitStack() as stack:
+            stack.callback(self._follower.forget)
+            stack.enter_context(kernels.observing(self._attend))
+            stack.enter_context(hugging.listening(self._registered))
+            for kind, wrapped in (
+                (nn.MultiheadAttention, self._multihead),
+                (nn.TransformerEncoderLayer, self._encoder_layer),
+                (nn.TransformerEncoder, self._encoder),
+            ):
+                stack.enter_context(_replaced(kind, wrapped))
+            stack.enter_context(self)
+            yield self.seen
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling() or self._deaf():
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if func is SDPA:
+            self._note(lambda: from_sdpa(*args, **kwargs), out)
+        elif func is torch.nn.functional.multi_head_attention_forward:
+            way = multihead.Projection(args[11].detach(), args[4], batch_first=False)
+            self._note(lambda: multihead.from_functional(*args, **kwargs), out[0], way)
+        elif getattr(func, "__name__", "") == "flex_attention" and not kwargs:
+            self._note(lambda: from_flex(*args), out[0])
+        else:
+            with self._harmless():
+                self._follower.follow(func, args, kwargs, out)
+        return out
+
+    def _deaf(self) -> bool:
+        """Whether this is no call of its own: it is part of one that is heard, or repeats one for a backward pass."""
+        return (
+            self._silent > 0
+            or kernels.running()
+            or threading.get_ident() != self._thread
+            or torch._C._current_graph_task_id() != -1
+        )
+
+    @contextmanager
+    def _silence(self) -> Iterator[None]:
+        """Not only deaf but gone, where possible: torch leaves its fast paths while any function mode is on."""
+        self._silent += 1
+        try:
+            if _len_torch_function_stack() and _get_current_function_mode() is self:
+                with _pop_mode_temporarily():
+                    yield
+            else:
+                yield
+        finally:
+            self._silent -= 1
+
+    def _attend(self, kernel: str, call: Call, out: Tensor) -> None:
+        if self._silent == 0 and threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1:
+            self._note(lambda: from_call(kernel, call), out)
+
+    def _by_hand(self, heard: Heard, out: Tensor, order: list[int]) -> None:
+        self._note(lambda: heard, out, Order(order))
+
+    def _registered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of Hugging Face's registry that is heard when it is called."""
+
+        @wraps(function)
+        def heard(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or self._deaf():
+                return function(module, *args, **kwargs)
+            before, left_out = self._heard, dict(self.seen.left_out)
+            if name in hugging.IN_SIGHT:
+                outer, self._route = self._route, f"hugging face {name}"
+                try:
+                    result = function(module, *args, **kwargs)
+                finally:
+                    self._route = outer
+                if self._heard > before:
+                    return result
+                self.seen.left_out = left_out  # what could not be told inside is told by its arguments
+            else:
+                with self._silence():
+                    result = function(module, *args, **kwargs)
+            way = Order([0, 2, 1, 3])  # their functions give (b i h e)
+            self._note(lambda: hugging.from_interface(name, module, *args, **kwargs), result[0], way, owner=module)
+            return result
+
+        return heard
+
+    def _multihead(self, original: Callable[..., Any], layer: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return original(layer, *args, **kwargs)
+        repeated = torch._C._current_graph_task_id() != -1
+        with self._silence():
+            result = original(layer, *args, **kwargs)
+        if not repeated:
+            query = args[0] if args else kwargs["query"]
+            weight = layer.out_proj.weight.detach()
+            way = multihead.Projection(weight, layer.num_heads, layer.batch_first and query.ndim == 3)
+            self._note(lambda: multihead.from_module(layer, *args, **kwargs), result[0], way, owner=layer)
+        return result
+
+    def _encoder_layer(
+        self, original: Callable[..., Any], layer: nn.TransformerEncoderLayer, *args: Any, **kwargs: Any
+    ) -> Any:
+        standard = type(layer)._sa_block is nn.TransformerEncoderLayer._sa_block
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread or not standard:
+            return original(layer, *args, **kwargs)
+        heard = self._heard
+        with self._silence():
+            out = original(layer, *args, **kwargs)
+        if self._heard == heard and torch._C._current_graph_task_id() == -1:
+            # nobody asked the attention inside, so all of the layer ran as one operator
+            self._note(lambda: multihead.from_encoder_layer(layer, *args, **kwargs), None, owner=layer.self_attn)
+        return out
+
+    def _encoder(self, original: Callable[..., Any], encoder: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Any:
+        kinds = {type(layer) for layer in encoder.layers}
+        standard = all(
+            issubclass(kind, nn.TransformerEncoderLayer)
+            and kind.forward is nn.TransformerEncoderLayer.forward
+            and kind._sa_block is nn.TransformerEncoderLayer._sa_block
+            for kind in kinds
+        )
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread or not standard:
+            return original(encoder, *args, **kwargs)
+        with self._silence():
+            return original(encoder, *args, **kwargs)
+
+    def _note(
+        self, translate: Callable[[], Heard], out: Tensor | None, way: Way | None = None, *, owner: object = None
+    ) -> None:
+        """Keep one call, if it is one of those asked for. `way` leads from the heads to the output and back."""
+        self._heard += 1
+        name = self._name(owner)
+        if name is None or not _chosen(name, self.layers):
+            return
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        record = None
+        with self._harmless(), torch.inference_mode(False), torch.no_grad():
+            heard = translate()
+            if (reason := _unusable(heard.q)) is not None:
+                self._leave_out(reason)
+            else:
+                record = self._record(name if count == 1 else f"{name}:{count}", heard)
+                self.seen.add(record)
+        if record is None or out is None:
+            return
+        way = Order(list(range(out.ndim))) if way is None else way
+        if out.requires_grad:
+            # the hook lives as long as the graph, so a backward pass after the end is heard as well
+            shape = heard.q.shape
+            out.register_hook(lambda gradient: self._keep_gradient(record, way.back(gradient.detach()), shape))
+        if self.change is not None and (shift := self.change(record)) is not None:
+            with torch.no_grad():
+                out += way.forth(shift.to(out.dtype), out)
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """A call that cannot be told must not stop the model: it is left out, and the reason kept."""
+        try:
+            yield
+        except RegardError:
+            raise  # what was asked for cannot be had, which is for the caller to know
+        except Exception as error:
+            self._leave_out(f"calls that could not be told: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+    def _leave_out(self, reason: str) -> None:
+        self.seen.left_out[reason] = self.seen.left_out.get(reason, 0) + 1
+
+    def _keep_gradient(self, record: Record, gradient: Tensor, shape: torch.Size) -> None:
+        gradient = gradient.reshape(*shape[:3], -1)
+        if record.heads is not None:
+            gradient = gradient[:, list(record.heads)]
+        if record.rows_kept is not None:
+            gradient = gradient[:, :, list(record.rows_kept)]
+        record.gradients[:] = [gradient.clone() if self.device is None else gradient.to(self.device, copy=True)]
+
+    def _record(self, name: str, heard: Heard) -> Record:
+        h, i = heard.q.shape[1:3]
+        heads, rows = _numbers("heads", self.heads, h, name), _numbers("rows", self.rows, i, name)
+        device = heard.q.device
+        if heads is not None:
+            heard = cut_heads(heard, torch.tensor(heads, dtype=torch.long, device=device))
+        if rows is not None:
+            heard = cut_rows(heard, torch.tensor(rows, dtype=torch.long, device=device))
+        kept = moved(heard, self.device, self.values)
+        return Record(
+            name=name,
+            route=self._route or kept.route,
+            q=kept.q,
+            k=kept.k,
+            v=kept.v,
+            mask=kept.mask,
+            terms=kept.terms,
+            beta=kept.beta,
+            places=kept.places,
+            dropout=kept.dropout,
+            note=kept.note,
+            heads=heads,
+            rows_kept=rows,
+        )
+
+    def _name(self, owner: object) -> str | None:
+        """The path of the nearest module of the model on the way to this call; None where the model is not on it."""
+        if self.model is None:
+            return OUTSIDE
+        if id(owner) in self.paths:
+            return self.paths[id(owner)]
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            found = frame.f_locals.get("self")
+            if found is not self and id(found) in self.paths:
+                return self.paths[id(found)]
+            frame = frame.f_back
+        return None
+
+
+def _module(model: object) -> nn.Module | None:
+    if isinstance(model, nn.Module):
+        return model
+    owner = getattr(model, "__self__", None)  # a method of a model, such as model.generate
+    if isinstance(owner, nn.Module):
+        return owner
+    if model is not None and not callable(model):
+        raise ConfigError(f"watch takes a model, a function or nothing, not {type(model).__name__}")
+    return None
+
+
+def _paths(model: nn.Module) -> dict[int, str]:
+    """The path of every module, by identity. The model itself goes by the name of its class."""
+    for path, module in model.named_modules():
+        compiled = type(module).__name__ == "OptimizedModule"
+        if compiled or getattr(module, "_compiled_call_impl", None) is not None:
+            what = f"{path!r} of the model" if path else "the model"
+            way = "watch the module that was given to torch.compile" if compiled else "make it without .compile()"
+            raise ConfigError(
+                f"{what} is compiled, and compiled code makes its attention calls out of sight; {way}, "
+                "whose weights are the same"
+            )
+    return {id(module): path or type(model).__name__ for path, module in model.named_modules()}
+
+
+def _patterns(layers: str | Sequence[str] | None, paths: dict[int, str]) -> tuple[str, ...] | None:
+    if layers is None:
+        return None
+    patterns = (layers,) if isinstance(layers, str) else tuple(layers)
+    for pattern in patterns:
+        if paths and not any(_chosen(path, (pattern,)) for path in paths.values()):
+            some = ", ".join(list(paths.values())[1:6])
+            raise ConfigError(f"layers={pattern!r} is no module of the model; it has {some} and so on")
+    return patterns
+
+
+def _chosen(path: str, patterns: tuple[str, ...] | None) -> bool:
+    """Whether the module or one that it is part of is among those asked for."""
+    if patterns is None:
+        return True
+    parts = path.split(".")
+    ways = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return any(fnmatchcase(way, pattern) for way in ways for pattern in patterns)
+
+
+def _numbers(what: str, chosen: tuple[int, ...] | None, size: int, name: str) -> tuple[int, ...] | None:
+    if chosen is None:
+        return None
+    for number in chosen:
+        if not -size <= number < size:
+            raise ShapeError(f"{what} asks for {number}, but {name} has {size} of them; choose from 0 to {size - 1}")
+    return tuple(number % size for number in chosen)
+
+
+def _unusable(q: Tensor) -> str | None:
+    """Why a call cannot be kept, or None."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(q):
+        return "calls inside a transform of torch.func, whose tensors end with it"
+    if q.device.type == "meta" or type(q).__name__ == "FakeTensor":
+        return "calls on tensors without numbers"
+    return None
+
+
+@contextmanager
+def _replaced(kind: type[nn.Module], wrapped: Callable[..., Any]) -> Iterator[None]:
+    """Have `wrapped(original, module, ...)` called in place of a class's forward."""
+    original = kind.forward
+
+    @wraps(original)
+    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return wrapped(original, module, *args, **kwargs)
+
+    kind.forward = forward
+    try:
+        yield
+    finally:
+        kind.forward = original

@@ -1,0 +1,844 @@
+"""Attentions and decoders with one fault each, and the name under which the checker has to diagnose it.
+
+`attend` and `TinyDecoder` are right and made of small steps. A mutant replaces one step by a mistake that people make.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.core.positions import Rotary
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Something faulty, the fact it breaks, a word of the diagnosis, and what its owner declares."""
+
+    fn: Any
+    breaks: str
+    words: str = ""
+    declared: dict[str, Any] = field(default_factory=dict)
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(breaks: str, words: str = "", **declared: Any) -> Callable[[Any], Any]:
+    def keep(fn: Any) -> Any:
+        # a class is a decoder, made anew for every check
+        MUTANTS[fn.__name__] = Mutant(fn, breaks, words, declared)
+        return fn
+
+    return keep
+
+
+def triangle(i: int, j: int, before: int | None = None, shift: int = 0) -> Tensor:
+    """Causal, queries being the last rows, with a window where one is given."""
+    rows, columns = torch.arange(i)[:, None] + j - i + shift, torch.arange(j)[None, :]
+    seen = columns <= rows
+    return seen if before is None else seen & (columns >= rows - before)
+
+
+def spread(x: Tensor, heads: int) -> Tensor:
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def weigh(scores: Tensor, visible: Tensor) -> Tensor:
+    awake = visible.any(-1, keepdim=True)
+    return scores.masked_fill(~visible & awake, -math.inf).softmax(-1) * awake
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    bias: Tensor | float = 0.0,
+    weigh: Callable[[Tensor, Tensor], Tensor] = weigh,
+    spread: Callable[[Tensor, int], Tensor] = spread,
+) -> Tensor:
+    """Right in every step, in float32 or better, with keys and values cleared that nobody sees."""
+    dtype, h = q.dtype, q.shape[1]
+    q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
+    k, v = spread(k, h), spread(v, h)
+    if visible is None:
+        visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    seen = visible.any(-2)[..., None]
+    k, v = torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
+    return (weigh(scores, visible) @ v).to(dtype)
+
+
+def right(q, k, v, mask=None, is_causal=False, dropout=0.0):
+    """Every convention of this project, in one function: the checker has nothing to say."""
+    visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool) if mask is None else mask
+    visible = visible & triangle(q.shape[2], k.shape[2]) if is_causal else visible
+    return attend(q, k, v, visible, weigh=lambda s, seen: functional.dropout(weigh(s, seen), dropout))
+
+
+def right_causal(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2]))
+
+
+def right_window(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=4))
+
+
+def right_rotary(q, k, v, pairing="half"):
+    turn = Rotary(pairing=pairing)
+    return attend(turn(q, k.shape[2] - q.shape[2]), turn(k, 0), v, triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("runs", "raises RuntimeError")
+def knows_odd_lengths_only(q, k, v):
+    if q.shape[2] % 2 == 0:
+        raise RuntimeError("expected an odd length")
+    return attend(q, k, v)
+
+
+@mutant("output-shape")
+def squeezes_a_batch_of_one(q, k, v):
+    return attend(q, k, v).squeeze(0)
+
+
+@mutant("output-dtype")
+def returns_float32(q, k, v):
+    return attend(q, k, v).float()
+
+
+@mutant("inputs-changed", "the call changes q")
+def scales_q_in_place(q, k, v):
+    q *= q.shape[-1] ** -0.5
+    return attend(q, k, v, scale=1.0)
+
+
+@mutant("state-between-calls")
+class KeepsTheLastMask:
+    """The mask of the first length is used for all shorter ones."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+
+    def __call__(self, q, k, v):
+        out = attend(q + self.offset, k, v)
+        self.offset = float(k.abs().mean())
+        return out
+
+
+@mutant("determinism")
+def adds_noise(q, k, v):
+    return attend(q + 1e-3 * torch.randn_like(q), k, v)
+
+
+@mutant("determinism")
+def adds_noise_from_python(q, k, v):
+    return attend(q * (1 + 0.01 * random.random()), k, v)
+
+
+@mutant("dropout-in-eval", "weights are zero")
+def drops_in_evaluation_too(q, k, v):
+    return attend(q, k, v, weigh=lambda scores, seen: functional.dropout(weigh(scores, seen), 0.1))
+
+
+@mutant("memory-layout")
+def reads_memory_as_it_lies(q, k, v):
+    q, k, v = (x.as_strided(x.shape, torch.empty(x.shape).stride()) for x in (q, k, v))
+    return attend(q, k, v)
+
+
+@mutant("memory-layout", "raise")
+def views_instead_of_reshaping(q, k, v):
+    return attend(q.view(-1).view(q.shape), k, v)
+
+
+@mutant("one-key")
+def standardises_scores(q, k, v):
+    """Fine until there is one key, whose variance is 0 / 0."""
+    out = attend(q, k, v)
+    return out if k.shape[2] > 1 else out / (k.shape[2] - 1)
+
+
+@mutant("one-query")
+def squeezes_too_much(q, k, v):
+    return attend(q, k, v).squeeze(2) if q.shape[2] == 1 and k.shape[2] > 1 else attend(q, k, v)
+
+
+@mutant("odd-lengths")
+def works_in_blocks_of_two(q, k, v):
+    if q.shape[2] > 12 and q.shape[2] % 2:
+        raise RuntimeError("the length must be a multiple of 2")
+    return attend(q, k, v)
+
+
+@mutant("softmax-over-the-other-axis", "over the queries")
+def runs_softmax_over_the_queries(q, k, v):
+    return attend(q, k, v, weigh=lambda scores, seen: scores.softmax(-2))
+
+
+@mutant("softmax-over-the-other-axis", "over the heads")
+def runs_softmax_over_the_heads(q, k, v):
+    return attend(q, k, v, weigh=lambda scores, seen: scores.softmax(1))
+
+
+@mutant("weights-sum-to-one")
+def forgets_to_divide(q, k, v):
+    return attend(q, k, v, weigh=lambda scores, seen: scores.exp())
+
+
+@mutant("weights-sum-to-one", causal=True)
+def masks_after_the_softmax(q, k, v):
+    seen = triangle(q.shape[2], k.shape[2])
+    return attend(q, k, v, seen, weigh=lambda scores, seen: scores.softmax(-1) * seen)
+
+
+@mutant("keys-ignored")
+def takes_values_for_keys(q, k, v):
+    return attend(q, v, v)
+
+
+@mutant("queries-ignored")
+def takes_keys_for_queries(q, k, v):
+    return attend(k.repeat(1, q.shape[1] // k.shape[1], 1, 1)[:, :, : q.shape[2]], k, v)
+
+
+@mutant("q-and-k-swapped")
+def multiplies_keys_by_queries(q, k, v):
+    if q.shape != k.shape:
+        raise ValueError("as many queries as keys")
+    return attend(k, q, v)
+
+
+@mutant("linear-in-v")
+def clips_values(q, k, v):
+    return attend(q, k, v.clamp(-2, 2))
+
+
+@mutant("linear-in-v")
+def adds_a_bias_to_the_output(q, k, v):
+    return attend(q, k, v) + 0.1
+
+
+@mutant("batch-mixed")
+def centres_keys_over_the_batch(q, k, v):
+    return attend(q, k - k.mean(0, keepdim=True), v)
+
+
+@mutant("batch-size")
+def rounds_large_batches(q, k, v):
+    return attend(q.half().to(q) if len(q) > 4 else q, k, v)
+
+
+@mutant("heads-mixed")
+def forgets_to_transpose_heads_back(q, k, v):
+    out = attend(q, k, v)
+    return out.transpose(1, 2).reshape(out.shape)
+
+
+@mutant("heads-mixed")
+def splits_heads_without_a_transpose(q, k, v):
+    return attend(q, k.transpose(1, 2).reshape(k.shape), v)
+
+
+@mutant("queries-mixed")
+def centres_queries_over_the_rows(q, k, v):
+    return attend(q - q.mean(2, keepdim=True), k, v)
+
+
+@mutant("scores")
+def normalises_queries(q, k, v):
+    return attend(functional.normalize(q, dim=-1, eps=1e-6), k, v)
+
+
+@mutant("scores")
+def squares_scores(q, k, v):
+    return attend(q, k, v, weigh=lambda scores, seen: (scores * scores.abs()).softmax(-1))
+
+
+@mutant("diagonal-hidden", causal=True)
+def never_sees_itself(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2], shift=-1))
+
+
+@mutant("causal-off-by-one", "sees key i + 1", causal=True)
+def sees_one_ahead(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2], shift=1))
+
+
+@mutant("causality", "sees key", causal=True)
+def forgets_the_mask(q, k, v):
+    return attend(q, k, v)
+
+
+@mutant("causality", "of 67 keys", causal=True)
+def drops_causal_on_the_long_path(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2]) if k.shape[2] < 60 else None)
+
+
+@mutant("causality")
+def ignores_its_causal_argument(q, k, v, is_causal=False):
+    return attend(q, k, v)
+
+
+@mutant("causality", causal=True)
+def multiplies_scores_by_the_mask(q, k, v):
+    """Hidden scores become zero, and zero is a score like any other."""
+    seen = triangle(q.shape[2], k.shape[2])
+    return attend(q, k, v, seen, weigh=lambda scores, seen: (scores * seen).softmax(-1))
+
+
+@mutant("window-off-by-one", "3 earlier keys", causal=True, window_before=4)
+def counts_itself_as_a_neighbour(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=3))
+
+
+@mutant("window-off-by-one", "5 earlier keys", causal=True, window_before=4)
+def sees_one_neighbour_too_many(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=5))
+
+
+@mutant("window", causal=True, window_before=4)
+def ignores_the_window(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("window", causal=True)
+def forgets_what_is_far(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=2))
+
+
+@mutant("full-view", causal=False)
+def is_causal_in_an_encoder(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("cache-mask-off-by-one", "too early", causal=True)
+def stands_one_place_too_early_in_the_cache(q, k, v):
+    i, j = q.shape[2], k.shape[2]
+    return attend(q, k, v, triangle(i, j, shift=-1 if i < j else 0))
+
+
+@mutant("window-in-decode", causal=True, window_before=4)
+def forgets_the_window_when_decoding(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=None if q.shape[2] == 1 else 4))
+
+
+@mutant("causality-in-decode", causal=True)
+def is_causal_only_without_a_cache(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2]) if q.shape[2] == k.shape[2] else None)
+
+
+@mutant("causal-alignment", "top-left, not bottom-right", causal=True, alignment="bottom-right")
+def aligns_causal_top_left(q, k, v):
+    return attend(q, k, v, triangle(k.shape[2], k.shape[2])[: q.shape[2]])
+
+
+@mutant("grouping", "tile")
+def tiles_grouped_heads(q, k, v):
+    return attend(q, k, v, spread=lambda x, heads: x.repeat(1, heads // x.shape[1], 1, 1))
+
+
+@mutant("key-order")
+def prefers_the_last_keys(q, k, v):
+    return attend(q, k, v, bias=0.01 * torch.arange(k.shape[2]))
+
+
+@mutant("scale", "applied twice")
+def scales_twice(q, k, v):
+    return attend(q, k, v, scale=1 / q.shape[-1])
+
+
+@mutant("scale", "none")
+def drops_the_scale(q, k, v):
+    return attend(q, k, v, scale=1.0)
+
+
+@mutant("scale", "instead of divided")
+def inverts_the_scale(q, k, v):
+    return attend(q, k, v, scale=q.shape[-1] ** 0.5)
+
+
+@mutant("scale", "width of v")
+def scales_by_the_width_of_v(q, k, v):
+    return attend(q, k, v, scale=v.shape[-1] ** -0.5)
+
+
+@mutant("scale", "width of all heads")
+def scales_by_the_width_of_all_heads(q, k, v):
+    return attend(q, k, v, scale=(q.shape[1] * q.shape[-1]) ** -0.5)
+
+
+@mutant("scale", "not by 1.0", scale=1.0)
+def scales_where_it_should_not(q, k, v):
+    return attend(q, k, v)
+
+
+@mutant("rotary-pairing", "interleaved, not by half", causal=True, rotary="half")
+def pairs_neighbours(q, k, v):
+    return right_rotary(q, k, v, "interleaved")
+
+
+@mutant("rotary-pairing", "nothing, not by half", causal=True, rotary="half")
+def forgets_to_turn(q, k, v):
+    return right_causal(q, k, v)
+
+
+@mutant("rotary-precision", causal=True)
+def turns_in_half_precision(q, k, v):
+    c, n = q.shape[-1], k.shape[2]
+    frequencies = 10000.0 ** -(torch.arange(0, c, 2).to(q.dtype) / c)
+    phases = torch.arange(n).to(q.dtype)[:, None] * frequencies
+    cos, sin = phases.cos().repeat(1, 2), phases.sin().repeat(1, 2)
+
+    def turn(x, cos, sin):
+        one, two = x.chunk(2, -1)
+        return x * cos + torch.cat([-two, one], -1) * sin
+
+    return attend(turn(q, cos[-q.shape[2] :], sin[-q.shape[2] :]), turn(k, cos, sin), v, triangle(q.shape[2], n))
+
+
+@mutant("outputs")
+def computes_in_bfloat16(q, k, v):
+    """Right where weights are read in float64, and rounded in the precision that people use."""
+    if q.dtype != torch.float32:
+        return attend(q, k, v)
+    return attend(*(x.bfloat16() for x in (q, k, v))).float()
+
+
+@mutant("half-precision")
+def sums_in_half_precision(q, k, v):
+    if q.dtype.itemsize > 2:
+        return attend(q, k, v)
+    scores = torch.zeros(*q.shape[:3], k.shape[2], dtype=q.dtype)
+    for column in range(q.shape[-1]):  # each partial sum is rounded
+        scores = scores + q[..., column, None] * spread(k, q.shape[1])[..., None, :, column]
+    weights = (scores * q.shape[-1] ** -0.5).softmax(-1)
+    out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype)
+    for key in range(k.shape[2]):
+        out = out + weights[..., key, None] * spread(v, q.shape[1])[..., key, None, :]
+    return out
+
+
+@mutant("overflow", "NaN or infinity")
+def exponentiates_without_the_maximum(q, k, v):
+    def bare(scores, seen):
+        return scores.exp() / scores.exp().sum(-1, keepdim=True)
+
+    return attend(q, k, v, weigh=bare)
+
+
+@mutant("extreme-scores")
+def clamps_scores(q, k, v):
+    return attend(q, k, v, weigh=lambda scores, seen: scores.clamp(-50, 50).softmax(-1))
+
+
+class HalvesTheGradient(torch.autograd.Function):
+    """Forward nothing happens."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 2
+
+
+@mutant("gradient-of-q")
+def halves_the_gradient_of_q(q, k, v):
+    return attend(HalvesTheGradient.apply(q), k, v)
+
+
+@mutant("gradient-of-k")
+def detaches_k(q, k, v):
+    return attend(q, k.detach(), v)
+
+
+@mutant("gradient-of-k")
+def sums_one_query_head_of_each_group(q, k, v):
+    def first(x, heads):
+        copies = spread(x.detach(), heads).clone()
+        copies[:, :: heads // x.shape[1]] += x - x.detach()
+        return copies
+
+    return attend(q, first(k, q.shape[1]), v)
+
+
+@mutant("gradient-of-v")
+def shrinks_the_gradient_of_v(q, k, v):
+    return attend(q, k, 0.9 * v + 0.1 * v.detach())
+
+
+@mutant("dropout", "a row sum to 0.")
+def does_not_scale_what_is_left(q, k, v, dropout=0.0):
+    def drop(scores, seen):
+        return functional.dropout(weigh(scores, seen), dropout) * (1 - dropout)
+
+    return attend(q, k, v, weigh=drop)
+
+
+@mutant("mask-ignored")
+def takes_a_mask_and_forgets_it(q, k, v, mask=None):
+    return attend(q, k, v)
+
+
+@mutant("boolean-mask-added")
+def adds_a_boolean_mask(q, k, v, mask=None):
+    if mask is None or mask.dtype == torch.bool:
+        return attend(q, k, v, bias=0.0 if mask is None else mask.to(q.dtype))
+    return attend(q, k, v, mask > -math.inf)
+
+
+@mutant("mask-transposed")
+def transposes_the_mask(q, k, v, mask=None):
+    return attend(q, k, v, mask if mask is None or q.shape[2] != k.shape[2] else mask.mT)
+
+
+@mutant("mask-polarity", "True means drop", mask_polarity="keep")
+def reads_true_as_hidden(q, k, v, mask=None):
+    return attend(q, k, v, None if mask is None else ~mask)
+
+
+@mutant("mask-per-sequence")
+def uses_the_first_mask_for_all(q, k, v, mask=None):
+    return attend(q, k, v, None if mask is None else mask[:1])
+
+
+@mutant("mask-per-head")
+def uses_the_first_head_for_all(q, k, v, mask=None):
+    return attend(q, k, v, None if mask is None else mask[:, :1])
+
+
+@mutant("finite-mask-value", causal=True)
+def fills_with_minus_1e9(q, k, v):
+    def finite(scores, seen):
+        return scores.masked_fill(~seen, -1e9).softmax(-1)
+
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2]), weigh=finite)
+
+
+@mutant("finite-mask-value", causal=True)
+def fills_with_minus_1e4(q, k, v):
+    def finite(scores, seen):
+        return scores.masked_fill(~seen, -1e4).softmax(-1)
+
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2]), weigh=finite)
+
+
+@mutant("blind-row-nan")
+def lets_blind_rows_be_nan(q, k, v, mask=None):
+    return attend(q, k, v, mask, weigh=lambda scores, seen: scores.masked_fill(~seen, -math.inf).softmax(-1))
+
+
+@mutant("blind-row-mean")
+def fills_with_the_smallest_number(q, k, v, mask=None):
+    """Values are not cleared, or the mean would be one of zeros."""
+    scores = q @ spread(k, q.shape[1]).mT * q.shape[-1] ** -0.5
+    if mask is None:
+        return scores.softmax(-1) @ spread(v, q.shape[1])
+    seen = mask.any(-2)[..., None]
+    awake = mask.any(-1, keepdim=True)
+    weights = scores.nan_to_num().masked_fill(~mask, torch.finfo(q.dtype).min).softmax(-1)
+    clean = torch.where(seen, spread(v, q.shape[1]), 0.0)
+    return torch.where(awake, weights @ clean, spread(v, q.shape[1]).nan_to_num().mean(2, keepdim=True))
+
+
+@mutant("blind-row-gradient")
+def sweeps_nan_under_nan_to_num(q, k, v, mask=None):
+    def swept(scores, seen):
+        return (scores + torch.zeros_like(scores).masked_fill(~seen, -math.inf)).softmax(-1).nan_to_num(0.0)
+
+    return attend(q, k, v, mask, weigh=swept)
+
+
+@mutant("nan-in-masked-value")
+def trusts_zero_times_nan(q, k, v, mask=None):
+    visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool) if mask is None else mask
+    k, v = spread(k, q.shape[1]), spread(v, q.shape[1])
+    return weigh(q @ k.mT * q.shape[-1] ** -0.5, visible) @ v
+
+
+@mutant("nan-in-masked-key")
+def adds_minus_infinity_to_nan(q, k, v, mask=None):
+    if mask is None:
+        return attend(q, k, v)
+    bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, -math.inf)
+    seen, awake = mask.any(-2)[..., None], mask.any(-1, keepdim=True)
+    scores = q @ spread(k, q.shape[1]).mT * q.shape[-1] ** -0.5
+    weights = torch.where(awake, scores + bias, torch.zeros_like(scores)).softmax(-1) * awake
+    return weights @ torch.where(seen, spread(v, q.shape[1]), 0.0)
+
+
+@mutant("masked-outputs")
+def drops_the_mask_in_steps(q, k, v, mask=None):
+    return attend(q, k, v, mask if q.shape[2] == k.shape[2] else None)
+
+
+@mutant("masked-gradient")
+def lets_gradients_reach_hidden_values(q, k, v, mask=None):
+    out = attend(q, k, v, mask)
+    leak = (v - v.detach()).nan_to_num().sum((-2, -1)).sum(1)[:, None, None, None]
+    return out if mask is None else out + leak
+
+
+@mutant("causal-beside-mask")
+def ignores_causal_beside_a_mask(q, k, v, mask=None, causal=False):
+    visible = triangle(q.shape[2], k.shape[2]) if causal else None
+    return attend(q, k, v, visible if mask is None else mask)
+
+
+@mutant("padding-leaks")
+def pads_the_first_sequence_only(q, k, v, key_padding_mask=None):
+    return attend(q, k, v, None if key_padding_mask is None else ~key_padding_mask[:1, None, None, :])
+
+
+@mutant("packed-documents-leak")
+def compares_documents_with_the_next_only(q, k, v, documents=None):
+    if documents is None:
+        return attend(q, k, v)
+    return attend(q, k, v, documents[:, None, :, None] >= documents[:, None, None, :])
+
+
+@mutant("compile")
+def computes_another_thing_when_compiled(q, k, v):
+    return attend(q, k, v, scale=0.3 if torch.compiler.is_compiling() else None)
+
+
+@mutant("train-and-eval-differ")
+class TakesAnotherPathInEvaluation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 3
+        self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+        out = attend(q, k, v, bias=0.5 * torch.eye(x.shape[1]) if self.training else 0.0)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+VOCAB = 11
+
+
+class Kept:
+    """The keys and values of each layer so far."""
+
+    def __init__(self, layers: int, capacity: int | None = None) -> None:
+        self.k: list[Tensor | None] = [None] * layers
+        self.v: list[Tensor | None] = [None] * layers
+        self.capacity = capacity
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        before = self.k[layer], self.v[layer]
+        if before[0] is not None and before[1] is not None:
+            k, v = torch.cat([before[0], k], 2), torch.cat([before[1], v], 2)
+        self.k[layer], self.v[layer] = k, v
+        return k, v
+
+    @property
+    def length(self) -> int:
+        return 0 if self.k[0] is None else self.k[0].shape[2]
+
+
+class TinyDecoder(nn.Module):
+    """Two layers of attention on learned positions, right in every step. Mutants change one method."""
+
+    window: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.tokens, self.places = nn.Embedding(VOCAB, 12), nn.Embedding(32, 12)
+        self.layers = nn.ModuleList(nn.Linear(12, 36) for _ in range(2))
+        self.head = nn.Linear(12, VOCAB)
+        nn.init.normal_(self.places.weight)
+
+    def cache(self, capacity: int | None = None) -> Kept:
+        return Kept(len(self.layers), capacity)
+
+    def visible(self, i: int, j: int, cached: bool) -> Tensor:
+        return triangle(i, j, self.window)
+
+    def where(self, tokens: Tensor, position_ids: Tensor | None, start: int) -> Tensor:
+        return torch.arange(tokens.shape[1])[None] + start if position_ids is None else position_ids
+
+    def real(self, attention_mask: Tensor | None) -> Tensor | bool:
+        return True if attention_mask is None else attention_mask.bool()[:, None, None, :]
+
+    def together(self, documents: Tensor | None) -> Tensor | bool:
+        return True if documents is None else documents[:, None, :, None] == documents[:, None, None, :]
+
+    def mix(self, x: Tensor) -> Tensor:
+        return x
+
+    def room(self, k: Tensor, v: Tensor, seen: Tensor, cache: Kept | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The keys, values and mask as attention gets them."""
+        return k, v, seen
+
+    def forward(self, tokens, *, attention_mask=None, position_ids=None, documents=None, cache=None):
+        start = 0 if cache is None else cache.length
+        x = self.tokens(tokens) + self.places(self.where(tokens, position_ids, start))
+        for number, layer in enumerate(self.layers):
+            q, k, v = layer(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+            if cache is not None:
+                k, v = cache.extend(number, k, v)
+            seen = self.visible(q.shape[2], k.shape[2], cache is not None)
+            seen = seen & self.real(attention_mask) & self.together(documents)
+            k, v, seen = self.room(k, v, seen, cache)
+            x = self.mix(x + attend(q, k, v, seen).transpose(1, 2).flatten(2))
+        return self.head(x)
+
+
+@mutant("runs", "raises ValueError")
+class WantsToBeToldPositions(TinyDecoder):
+    def where(self, tokens, position_ids, start):
+        if position_ids is None:
+            raise ValueError("position_ids are needed")
+        return position_ids
+
+
+@mutant("output-shape")
+class AnswersForTheLastTokenOnly(TinyDecoder):
+    def forward(self, tokens, **rest):
+        return super().forward(tokens, **rest)[:, -1:]
+
+
+@mutant("inputs-changed")
+class FillsTokensInPlace(TinyDecoder):
+    def forward(self, tokens, **rest):
+        out = super().forward(tokens, **rest)
+        tokens[:, -1] = 0
+        return out
+
+
+@mutant("batch-size")
+class RoundsLargeBatches(TinyDecoder):
+    def mix(self, x):
+        return x.bfloat16().float() if len(x) > 3 else x
+
+
+@mutant("targets-leaked")
+class SeesTheNextToken(TinyDecoder):
+    def forward(self, tokens, **rest):
+        ahead = torch.cat([tokens[:, 1:], tokens[:, -1:]], 1)
+        return super().forward(tokens, **rest) + 0.1 * self.head(self.tokens(ahead))
+
+
+@mutant("causality")
+class ForgetsTheMaskInOneLayer(TinyDecoder):
+    def visible(self, i, j, cached):
+        return torch.ones(i, j, dtype=torch.bool)
+
+
+@mutant("causality")
+class CentresOverTheSequence(TinyDecoder):
+    def mix(self, x):
+        return x - 0.1 * x.mean(1, keepdim=True)
+
+
+@mutant("causality-by-gradient")
+class LeaksGradientsOnly(TinyDecoder):
+    def mix(self, x):
+        return x + (x - x.detach()).mean(1, keepdim=True)
+
+
+@mutant("batch-mixed")
+class CentresOverTheBatch(TinyDecoder):
+    def mix(self, x):
+        return x - 0.1 * x.mean(0, keepdim=True)
+
+
+@mutant("length-changes-earlier")
+class CountsPositionsFromTheEnd(TinyDecoder):
+    def forward(self, tokens, *, cache=None, attention_mask=None, position_ids=None):
+        places = torch.arange(tokens.shape[1]).flip(0)[None] if cache is None and position_ids is None else position_ids
+        return super().forward(tokens, cache=None, attention_mask=attention_mask, position_ids=places)
+
+    cache = None  # type: ignore[assignment]
+
+
+@mutant("context-ignored")
+class SeesOnlyItself(TinyDecoder):
+    def visible(self, i, j, cached):
+        return triangle(i, j, before=0)
+
+
+@mutant("dropout-in-eval")
+class DropsInEvaluation(TinyDecoder):
+    def mix(self, x):
+        return functional.dropout(x, 0.1)
+
+
+@mutant("state-between-calls")
+class RemembersTheLastCall(TinyDecoder):
+    last: Tensor | float = 0.0
+
+    def mix(self, x):
+        before, self.last = self.last, x.detach().mean()
+        return x + before
+
+
+@mutant("padding-leaks")
+class IgnoresPadding(TinyDecoder):
+    """Right padding is hidden by causality, so one that pays attention to filled tokens must do so by counting."""
+
+    def forward(self, tokens, *, attention_mask=None, **rest):
+        out = super().forward(tokens, **rest)
+        return out if attention_mask is None else out * attention_mask.float().mean(1)[:, None, None]
+
+
+@mutant("left-padding")
+class IgnoresPositionIds(TinyDecoder):
+    def where(self, tokens, position_ids, start):
+        return torch.arange(tokens.shape[1])[None] + start
+
+
+@mutant("packed-documents-leak")
+class LeaksBetweenDocuments(TinyDecoder):
+    def together(self, documents):
+        return True
+
+
+@mutant("cache-mask-off-by-one")
+class LosesTheOldestKey(TinyDecoder):
+    def visible(self, i, j, cached):
+        seen = triangle(i, j)
+        seen[:, 0] &= not cached or i == j
+        return seen
+
+
+@mutant("cache")
+class CannotSeeTheNewestKey(TinyDecoder):
+    def visible(self, i, j, cached):
+        return triangle(i, j, shift=-1 if cached and i < j else 0)
+
+
+@mutant("window-in-decode")
+class ForgetsTheWindowInSteps(TinyDecoder):
+    window = 2
+
+    def visible(self, i, j, cached):
+        return triangle(i, j) if cached and i == 1 else triangle(i, j, self.window)
+
+
+@mutant("cache")
+class StartsAtZeroInEveryStep(TinyDecoder):
+    def where(self, tokens, position_ids, start):
+        return super().where(tokens, position_ids, 0)
+
+
+@mutant("static-cache-unmasked")
+class SeesEmptySlots(TinyDecoder):
+    def room(self, k, v, seen, cache):
+        if cache is None or cache.capacity is None:
+            return k, v, seen
+        empty = cache.capacity - k.shape[2]
+        k, v = functional.pad(k, (0, 0, 0, empty)), functional.pad(v, (0, 0, 0, empty))
+        return k, v, functional.pad(seen, (0, empty), value=True)

@@ -1,0 +1,158 @@
+"""Conventions are found out and named, and a declared one that is not kept is a fault."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError, UnknownNameError
+from regard.conform import check
+from regard.core.attend import attend
+from regard.core.masks import as_mask, causal, window
+from regard.core.scores import alibi
+from tests.conform import mutants
+
+
+def conventions(fn: object, **declared: object) -> dict[str, str]:
+    return {each.name: each.value for each in check(fn, quick=True, **declared).conventions}
+
+
+def test_torch_is_read_by_its_conventions() -> None:
+    found = conventions(nn.functional.scaled_dot_product_attention)
+    assert found == {
+        "sees": "causal",
+        "causal by": "is_causal=True",
+        "alignment": "top-left",
+        "scale": "1/sqrt(c)",
+        "grouped heads": "repeat",
+        "mask": "attn_mask (b h i j), True keeps",
+        "blind row": "zero",
+    }
+
+
+def test_the_layer_of_torch_drops_where_its_function_keeps() -> None:
+    found = conventions(nn.MultiheadAttention(12, 3, batch_first=True))
+    assert found["mask"] == "attn_mask ((b h) i j), True drops"
+    assert found["blind row"] == "nan"
+    assert found["causal by"] == "is_causal=True, refused without a mask"
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "value"),
+    [
+        (mutants.right_window, "sees", "causal, 4 earlier keys and itself"),
+        (mutants.sees_one_ahead, "sees", "all earlier keys, itself and 1 later ones"),
+        (lambda q, k, v: attend(q, k, v, mask=window(2, 3)), "sees", "2 earlier keys, itself and 3 later ones"),
+        (mutants.right_rotary, "rotary pairing", "half, base 10000"),
+        (mutants.pairs_neighbours, "rotary pairing", "interleaved, base 10000"),
+        (mutants.tiles_grouped_heads, "grouped heads", "tile"),
+        (mutants.aligns_causal_top_left, "alignment", "top-left"),
+        (mutants.drops_the_scale, "scale", "1 (none)"),
+        (mutants.reads_true_as_hidden, "mask", "mask (b h i j), True drops"),
+        (mutants.fills_with_the_smallest_number, "blind row", "mean"),
+        (lambda q, k, v: attend(q, k, v, scores=alibi(heads=q.shape[1])), "bias", "alibi, -m|i - j|"),
+        (lambda q, k, v: attend(q, k, v, beta=0.7), "scale", "0.7"),
+    ],
+)  # fmt: skip
+def test_a_convention_is_found_and_named(fn: object, name: str, value: str) -> None:
+    assert conventions(fn)[name] == value
+
+
+def test_both_forms_of_alibi_are_told_apart() -> None:
+    def by_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        slopes = torch.tensor([2 ** (-8 * (h + 1) / q.shape[1]) for h in range(q.shape[1])])
+        return attend(q, k, v, scores=(slopes[:, None, None] * torch.arange(k.shape[2])).expand(-1, q.shape[2], -1))
+
+    def four(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.shape[1] != 4:
+            raise ValueError("made for 4 heads")
+        return by_key(q, k, v)
+
+    report = check(four, heads=4, quick=True)
+    assert {each.name: each.value for each in report.conventions}["bias"] == "alibi, +m j"
+    assert report.ok, report
+
+
+def test_a_declared_convention_is_no_fault() -> None:
+    assert not check(mutants.tiles_grouped_heads, quick=True).ok
+    assert check(mutants.tiles_grouped_heads, quick=True, grouping="tile").ok
+    assert not check(mutants.drops_the_scale, quick=True).ok
+    assert check(mutants.drops_the_scale, quick=True, scale=1.0).ok
+    assert check(mutants.trusts_zero_times_nan, quick=True, poison="reaches").ok
+    assert check(mutants.fills_with_the_smallest_number, quick=True, blind_rows="mean").ok
+
+
+def test_a_failure_says_what_to_declare_if_it_is_meant() -> None:
+    failed = check(mutants.tiles_grouped_heads, quick=True).failed[0]
+    assert failed.failure is not None
+    assert failed.failure.declare == "grouping='tile'"
+
+
+def test_soft_caps_are_declared() -> None:
+    def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from regard.core.scores import softcap
+
+        return attend(q, k, v, scores=softcap(5.0))
+
+    assert [result.name for result in check(capped, quick=True).failed] == ["scores"]
+
+
+def test_another_layout_is_found_out() -> None:
+    def flat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(*(x.transpose(1, 2) for x in (q, k, v)), mask=causal()).transpose(1, 2)
+
+    report = check(flat, causal=True, quick=True)
+    assert report.ok, report
+    assert {each.name: each.value for each in report.conventions}["layout"] == "b n h c"
+
+
+def test_a_mask_by_another_name_is_declared() -> None:
+    def named(q: Tensor, k: Tensor, v: Tensor, who: Tensor | None = None) -> Tensor:
+        return attend(q, k, v, mask=as_mask(who))
+
+    assert check(named, quick=True)["mask-ignored"].status == "not applicable"
+    report = check(named, quick=True, mask_argument="who", mask_polarity="keep")
+    assert report.ok, report
+    assert report["blind-row-nan"].status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ({"casual": True}, "nothing called 'casual' can be declared; did you mean 'causal'?"),
+        ({"grouping": "tiles"}, "grouping is one of 'repeat', 'tile', not 'tiles'; did you mean 'tile'?"),
+        ({"causal": 1}, "causal is True, False or None to find it out, not 1"),
+        ({"window_before": -1}, "window_before"),
+        ({"scale": 0.0}, "scale is a positive number, not 0.0"),
+        ({"causal": True, "window_after": 2}, "causal=True shows no later key, but window_after=2 shows some"),
+        ({"kind": "encoder"}, "kind is 'attention' or 'decoder', not 'encoder'"),
+        ({"mask_argument": "who"}, "mask_argument='who' was declared, but right takes no mask of that name; it has: "),
+    ],
+)  # fmt: skip
+def test_a_wrong_declaration_is_named(declared: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check(mutants.right, **declared)  # type: ignore[arg-type]
+    assert words in str(error.value)
+
+
+def test_a_fact_that_does_not_exist_is_named() -> None:
+    with pytest.raises(UnknownNameError, match="unknown fact 'scales'; did you mean 'scale'"):
+        check(mutants.right, only=["scales"])
+
+
+def test_a_decoder_without_a_vocabulary_is_asked_for_it() -> None:
+    with pytest.raises(ConfigError, match="does not tell how many tokens it knows; say vocab="):
+        check(lambda tokens: tokens, kind="decoder")
+
+
+def test_facts_can_be_chosen_and_left_out() -> None:
+    assert [result.name for result in check(mutants.scales_twice, only=["scale", "runs"]).facts] == ["runs", "scale"]
+    assert check(mutants.scales_twice, without=["scale"], quick=True).ok
+
+
+def test_the_mode_of_a_module_and_the_random_state_are_left_as_they_were() -> None:
+    module = nn.MultiheadAttention(12, 3, dropout=0.5, batch_first=True).train()
+    state = torch.random.get_rng_state()
+    report = check(module, quick=True, blind_rows="nan", poison="reaches")
+    assert report.ok, report
+    assert module.training
+    assert torch.equal(torch.random.get_rng_state(), state)

@@ -1,0 +1,90 @@
+"""A report can be read by people, by programs and by a CI, and gives tests to any project."""
+
+import json
+from unittest import SkipTest
+from xml.etree import ElementTree
+
+import pytest
+
+from regard.conform import check, conformance
+from regard.conform.report import Report
+from tests.conform import mutants
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return check(mutants.scales_twice, quick=True)
+
+
+def test_a_report_tells_the_rule_in_two_ways_with_cause_and_example(report: Report) -> None:
+    text = str(report)
+    assert text.startswith("scales_twice (attention)\n")
+    for words in (
+        "✗ scale: q . k is multiplied by 1/c (applied twice), not by 1/sqrt(c)",
+        "in a student's words   The longer the vectors, the larger their products",
+        "in an engineer's words The factor of q . k is 1/sqrt(c)",
+        "usual causes           scaled twice",
+        "out = scales_twice(q, k, v)",
+        "# should be torch.tensor(",
+        "if it is meant so      declare scale=0.25",
+        "1 broken (scale)",
+    ):
+        assert words in text
+
+
+def test_a_silent_report_says_so() -> None:
+    text = str(check(mutants.right_causal, causal=True, quick=True))
+    assert "0 broken," in text
+    assert "✗" not in text
+
+
+def test_json_holds_everything(report: Report) -> None:
+    told = json.loads(report.json())
+    assert (told["subject"], told["kind"], told["ok"]) == ("scales_twice", "attention", False)
+    assert told["conventions"]["scale"] == "1/c (applied twice)"
+    scale = next(each for each in told["facts"] if each["name"] == "scale")
+    assert scale["status"] == "failed"
+    assert scale["example"].count("\n") >= 4
+    assert {each["status"] for each in told["facts"]} == {"passed", "failed", "not applicable"}
+
+
+def test_junit_has_a_case_for_every_fact(report: Report) -> None:
+    suite = ElementTree.fromstring(report.junit())
+    assert suite.get("tests") == str(len(suite)) == str(len(report.facts))
+    assert suite.get("failures") == "1"
+    failed = [case for case in suite if case.find("failure") is not None]
+    assert [case.get("name") for case in failed] == ["scale"]
+    assert "applied twice" in str(failed[0].find("failure").text)  # type: ignore[union-attr]
+    assert len(suite.findall("testcase/skipped")) == int(suite.get("skipped") or 0) > 5
+
+
+def test_a_fact_is_looked_up_by_name(report: Report) -> None:
+    assert report["runs"].status == "passed"
+    with pytest.raises(KeyError, match="no fact 'scales' was tested"):
+        report["scales"]
+
+
+def test_progress_is_told_fact_by_fact() -> None:
+    told: list[str] = []
+    check(mutants.right, only=["runs", "scale"], progress=told.append)
+    assert told == ["runs", "scale"]
+
+
+class TestRight(conformance(mutants.right_causal, causal=True, without=["compile"])):  # type: ignore[misc]
+    """The class that a project inherits from, at work."""
+
+
+def test_a_broken_fact_fails_its_test_with_the_whole_story() -> None:
+    broken = conformance(mutants.scales_twice)()
+    with pytest.raises(AssertionError, match=r"(?s)scale: q . k is multiplied.*usual causes"):
+        broken.test_scale()
+    broken.test_runs()
+    with pytest.raises(SkipTest, match="no rotary"):
+        broken.test_rotary_pairing()
+
+
+def test_a_decoder_gets_the_tests_of_a_decoder() -> None:
+    tests = vars(conformance(mutants.TinyDecoder(), without=["cache"]))
+    assert "test_left_padding" in tests
+    assert "test_cache" not in tests
+    assert "test_scale" not in tests

@@ -1,0 +1,822 @@
+"""Watching any model: the numbers are those of eager attention, no bit changes, nothing stays behind."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.errors import ConfigError, ShapeError, UnknownNameError
+from regard.core import kernels
+from regard.core.attend import attend
+from regard.core.given import Matrix
+from regard.core.masks import causal, padding, window
+from regard.core.rules import Causal
+from regard.core.scores import alibi
+from regard.layers.attention import Attention
+from regard.see.records import Record
+from regard.see.statistics import statistics
+from regard.see.watch import watch
+from tests.see.zoo import CASES, Case, ids, real
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor")
+FORWARDS = {kind: kind.forward for kind in (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)}
+
+
+def nothing_left() -> bool:
+    import transformers
+
+    interface = transformers.modeling_utils.AttentionInterface
+    return (
+        torch._C._len_torch_function_stack() == 0
+        and kernels._observers == []
+        and all(kind.forward is forward for kind, forward in FORWARDS.items())
+        and interface.get_interface.__qualname__ == "AttentionInterface.get_interface"
+        and not hasattr(interface.get_interface, "__wrapped__")
+    )
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    yield
+    assert nothing_left()
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]()
+
+
+def agrees(record: Record, weights: Tensor, places: int | None = None) -> None:
+    """All statistics of a record are those of a matrix of weights."""
+    weights = weights.nan_to_num(0.0)  # rows that see nothing
+    i, j = weights.shape[-2:]
+    far = (record.query_positions[:, None] - torch.arange(j)).abs()
+    close = {"atol": 2e-5, "rtol": 2e-4}
+    torch.testing.assert_close(record.weights(), weights, **close)
+    torch.testing.assert_close(record.entropy, torch.special.entr(weights).sum(-1), **close)
+    torch.testing.assert_close(record.largest, weights.amax(-1), **close)
+    torch.testing.assert_close(record.received, weights.sum(-2), **close)
+    torch.testing.assert_close(record.distance, (weights * far).sum(-1), **close)
+    torch.testing.assert_close(record.rows([i - 1]), weights[:, :, -1:], **close)
+
+
+def test_statistics_are_those_of_eager_weights_and_no_bit_changes(case: Case) -> None:
+    with torch.no_grad():
+        plain = case.run(case.model)
+        with watch(case.model) as seen:
+            watched = case.run(case.model)
+    assert torch.equal(plain, watched)
+    assert tuple(seen.keys()) == case.names
+    weights = case.weights()
+    for record, expected in zip(seen.values(), weights, strict=True):
+        if "encoder" in type(case.model).__name__.lower():
+            expected = expected * (record.lse > -math.inf)[..., None]  # nested tensors have no padded rows
+        if record.route == "hugging face sdpa":
+            expected = expected * (record.lse > -math.inf)[..., None]  # sdpa's blind rows are zero, eager's the mean
+        agrees(record, expected)
+    assert not seen.left_out
+
+
+def test_training_gives_the_same_bits_and_gradients(case: Case) -> None:
+    case.model.train()
+
+    def step(watching: bool) -> list[Tensor]:
+        case.model.zero_grad()
+        torch.manual_seed(5)
+        if watching:
+            with watch(case.model):
+                out = case.run(case.model)
+                out.square().mean().backward()
+        else:
+            out = case.run(case.model)
+            out.square().mean().backward()
+        return [out.detach(), *(p.grad.clone() for p in case.model.parameters() if p.grad is not None)]
+
+    plain, watched = step(False), step(True)
+    assert len(plain) == len(watched) > 3
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+
+
+def test_an_output_gradient_is_kept_also_when_backward_comes_after_the_block(case: Case) -> None:
+    with watch(case.model) as seen:
+        out = case.run(case.model)
+    assert all(record.gradient is None for record in seen.values())
+    out.square().sum().backward()
+    for record in seen.values():
+        assert record.gradient is not None
+        assert record.v is not None
+        assert record.gradient.shape == (*record.q.shape[:3], record.v.shape[-1])
+        assert record.gradient.abs().sum() > 0
+
+
+def test_everything_is_put_back_after_an_error(case: Case) -> None:
+
+    def body() -> None:
+        with watch(case.model):
+            case.run(case.model)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        body()
+    assert nothing_left()
+    assert not any("forward" in vars(module) for module in case.model.modules())
+
+
+class Calls(nn.Module):
+    """A module that makes one call."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *args: Any) -> Any:
+        return self.call(*args)
+
+
+def seen_of(call: Any, *args: Tensor) -> tuple[Record, Tensor]:
+    """The one record of a call."""
+    plain = call(*args)
+    model = Calls(call)
+    with watch(model) as seen:
+        out = model(*args)
+    first, second = (x[0] if isinstance(x, tuple) else x for x in (plain, out))
+    assert torch.equal(first, second)
+    (record,) = seen.values()
+    assert not seen.left_out
+    return record, second
+
+
+def qkv(i: int = 5, j: int = 7, h: int = 6, g: int = 6, c: int = 8, e: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(2, h, i, c), torch.randn(2, g, j, c), torch.randn(2, g, j, e)
+
+
+def softmaxed(q: Tensor, k: Tensor, beta: float | None = None, added: Tensor | None = None) -> Tensor:
+    k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
+    return (scores if added is None else scores + added).softmax(-1)
+
+
+def test_sdpa_counts_causality_from_the_top_left_corner() -> None:
+    q, k, v = qkv()
+    record, _ = seen_of(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)
+    hidden = torch.ones(5, 7, dtype=torch.bool).triu(1)
+    torch.testing.assert_close(
+        record.weights(), softmaxed(q, k, added=torch.zeros(5, 7).masked_fill(hidden, -math.inf))
+    )
+    assert isinstance(record.mask, Causal)
+    assert record.weights()[..., 5:].count_nonzero() == 0
+
+
+def test_sdpa_repeats_key_heads_and_takes_a_scale() -> None:
+    q, k, v = qkv(g=2)
+    record, out = seen_of(
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, scale=0.7, enable_gqa=True), q, k, v
+    )
+    assert record.beta == 0.7
+    assert record.k.shape[1] == 2
+    torch.testing.assert_close(record.weights(), softmaxed(q, k, 0.7))
+    torch.testing.assert_close(record.statistics.out, out)
+
+
+@pytest.mark.parametrize("axes", [2, 3, 5])
+def test_sdpa_takes_any_number_of_axes(axes: int) -> None:
+    lead = (3, 2, 4)[: axes - 2]
+    q, k, v = torch.randn(*lead, 5, 8), torch.randn(*lead, 7, 8), torch.randn(*lead, 7, 3)
+    record, _ = seen_of(functional.scaled_dot_product_attention, q, k, v)
+    expected = (q @ k.mT * 8**-0.5).softmax(-1)
+    torch.testing.assert_close(record.weights().reshape(expected.shape), expected)
+
+
+def test_a_boolean_mask_means_visible_and_numbers_are_added() -> None:
+    q, k, v = qkv()
+    visible = torch.rand(2, 1, 5, 7) > 0.4
+    visible[..., 0] = True
+    record, _ = seen_of(lambda *x: functional.scaled_dot_product_attention(*x, attn_mask=visible), q, k, v)
+    low = torch.zeros(2, 1, 5, 7).masked_fill(~visible, -math.inf)
+    torch.testing.assert_close(record.weights(), softmaxed(q, k, added=low))
+    bias = torch.randn(6, 5, 7)
+    record, _ = seen_of(lambda *x: functional.scaled_dot_product_attention(*x, attn_mask=bias), q, k, v)
+    torch.testing.assert_close(record.weights(), softmaxed(q, k, added=bias))
+    assert [term.name for term in record.terms] == ["additive"]
+
+
+@pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float32).min])
+def test_numbers_that_only_hide_become_a_mask(lowest: float) -> None:
+    q, k, v = qkv()
+    visible = torch.rand(5, 7) > 0.4
+    visible[:, 0] = True
+    numbers = torch.zeros(5, 7).masked_fill(~visible, lowest)
+    record, _ = seen_of(lambda *x: functional.scaled_dot_product_attention(*x, attn_mask=numbers), q, k, v)
+    assert isinstance(record.mask, Matrix)
+    assert not record.terms
+    torch.testing.assert_close(record.weights(), softmaxed(q, k, added=numbers))
+
+
+def test_a_row_with_only_the_lowest_number_is_the_mean_of_all() -> None:
+    q, k, v = qkv()
+    numbers = torch.zeros(2, 1, 5, 7)
+    numbers[0, 0, 2] = torch.finfo(torch.float32).min
+    numbers[1, 0, 3, 4:] = torch.finfo(torch.float32).min
+    record, _ = seen_of(lambda *x: functional.scaled_dot_product_attention(*x, attn_mask=numbers), q, k, v)
+    torch.testing.assert_close(record.weights(), softmaxed(q, k, added=numbers))
+    torch.testing.assert_close(record.entropy[0, :, 2], torch.full((6,), math.log(7)))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_is_seen_with_its_functions() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    q, k, v = (x.repeat(1, 1, 4, 1)[:, :, :13] for x in qkv(i=13, j=13, e=8, g=3))
+    slopes = torch.rand(6)
+    blocks = create_block_mask(lambda b, h, i, j: (i - j >= 0) & (i - j < 4 + b), 2, None, 13, 13, device="cpu")
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = flex_attention(q, k, v, lambda s, b, h, i, j: s - slopes[h] * (i - j), blocks, scale=0.4, enable_gqa=True)
+        assert isinstance(out, Tensor)
+        return out
+
+    record, out = seen_of(call, q, k, v)
+    i, j = torch.arange(13)[:, None], torch.arange(13)
+    added = (-slopes[:, None, None] * (i - j)).expand(2, -1, -1, -1)
+    reach = torch.tensor([4, 5])[:, None, None, None]
+    added = added.masked_fill((i < j) | (i - j >= reach), -math.inf)
+    agrees(record, softmaxed(q, k, 0.4, added))
+    torch.testing.assert_close(record.statistics.out, out)
+    with watch(heads=[4], rows=[12, 3]) as seen:
+        call(q, k, v)
+    torch.testing.assert_close(seen["attention"].weights(), softmaxed(q, k, 0.4, added)[:, [4]][:, :, [12, 3]])
+
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "plain, fast": {"batch_first": True},
+    "an odd number of heads": {"batch_first": True, "num_heads": 3},
+    "sequence first": {},
+    "own widths for keys and values": {"kdim": 7, "vdim": 11, "batch_first": True},
+    "a learned key and a zero one": {"add_bias_kv": True, "add_zero_attn": True},
+    "no bias": {"bias": False, "batch_first": True},
+}
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("masked", ["nothing", "padding", "a matrix", "numbers for each head", "both"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_nn_multiheadattention_is_seen_as_it_weighs(name: str, masked: str, need_weights: bool) -> None:
+    settings = {"embed_dim": 24, "num_heads": 4} | LAYERS[name]
+    layer = nn.MultiheadAttention(**settings).eval()
+    b, i, j = 2, 5, 7
+    own = "kdim" not in settings
+    j = i if own else j
+    widths = (24, 24, 24) if own else (24, 7, 11)
+    q, k, v = (torch.randn(b, n, width) for n, width in zip((i, j, j), widths, strict=True))
+    if own:
+        k = v = q
+    if not settings.get("batch_first"):
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        k = v = q
+    late = torch.rand(i, j) > 0.6
+    late[:, 0] = False
+    filling = torch.zeros(b, j, dtype=torch.bool)
+    filling[1, 4:] = True
+    given: dict[str, Any] = {}
+    if masked in ("padding", "both"):
+        given["key_padding_mask"] = filling
+    if masked in ("a matrix", "both"):
+        given["attn_mask"] = late
+    if masked == "numbers for each head":
+        given["attn_mask"] = torch.randn(b * settings["num_heads"], i, j)
+    with torch.no_grad():
+        plain = layer(q, k, v, need_weights=need_weights, **given)[0]
+        expected = layer(q, k, v, need_weights=True, average_attn_weights=False, **given)[1]
+        with watch(layer) as seen:
+            out = layer(q, k, v, need_weights=need_weights, **given)[0]
+    assert torch.equal(plain, out)
+    (record,) = seen.values()
+    assert record.route == "nn.MultiheadAttention"
+    assert record.name == "MultiheadAttention"
+    torch.testing.assert_close(record.weights(), expected, atol=1e-5, rtol=1e-4)
+    # what the layer gives is the projection of what the record says
+    heads = record.statistics.out.transpose(1, 2).flatten(2)
+    again = functional.linear(heads, layer.out_proj.weight, layer.out_proj.bias)
+    torch.testing.assert_close(
+        again if settings.get("batch_first") else again.transpose(0, 1), out, atol=1e-5, rtol=1e-4
+    )
+
+
+def test_one_sequence_without_a_batch_and_the_function_itself_are_seen() -> None:
+    layer = nn.MultiheadAttention(24, 3).eval()
+    x = torch.randn(5, 24)
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    with torch.no_grad():
+        expected = layer(x, x, x, attn_mask=hidden, average_attn_weights=False)[1]
+        with watch(layer) as seen:
+            layer(x, x, x, attn_mask=hidden, need_weights=False, is_causal=True)
+    torch.testing.assert_close(seen["MultiheadAttention"].weights()[0], expected)
+    y = x[:, None]
+    with torch.no_grad(), watch() as seen:
+        functional.multi_head_attention_forward(
+            y, y, y, 24, 3, layer.in_proj_weight, layer.in_proj_bias, None, None, False, 0.0,
+            layer.out_proj.weight, layer.out_proj.bias, training=False, attn_mask=hidden,
+        )  # fmt: skip
+    torch.testing.assert_close(seen["attention"].weights()[0], expected)
+
+
+def test_the_gradient_of_multihead_attention_is_that_of_its_heads() -> None:
+    layer = nn.MultiheadAttention(24, 3, batch_first=True).eval()
+    x, towards = torch.randn(2, 5, 24), torch.randn(2, 5, 24)
+    with watch(layer) as seen:
+        (layer(x, x, x)[0] * towards).sum().backward()
+    record = seen["MultiheadAttention"]
+    heads = record.statistics.out.clone().requires_grad_()
+    out = functional.linear(heads.transpose(1, 2).flatten(2), layer.out_proj.weight.detach())
+    (out * towards).sum().backward()
+    assert record.gradient is not None
+    torch.testing.assert_close(record.gradient, heads.grad)
+
+
+def test_a_decoder_of_torch_is_seen_with_its_cross_attention() -> None:
+    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(24, 3, 20, batch_first=True), 2).eval()
+    x, memory = torch.randn(2, 5, 24), torch.randn(2, 7, 24)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    with torch.no_grad():
+        plain = model(x, memory, tgt_mask=mask, tgt_is_causal=True)
+        with watch(model) as seen:
+            out = model(x, memory, tgt_mask=mask, tgt_is_causal=True)
+    assert torch.equal(plain, out)
+    assert list(seen) == [f"layers.{n}.{kind}" for n in (0, 1) for kind in ("self_attn", "multihead_attn")]
+    assert seen["layers.1.multihead_attn"].weights().shape == (2, 3, 5, 7)
+    assert isinstance(seen["layers.0.self_attn"].mask, Causal)
+
+
+def test_an_encoder_with_layers_of_ones_own_is_seen() -> None:
+    class Own(nn.TransformerEncoderLayer):
+        def _sa_block(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            heads = x.unflatten(-1, (3, -1)).transpose(1, 2)
+            return functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+    model = nn.TransformerEncoder(Own(24, 3, 20, batch_first=True), 2).eval()
+    with watch(model) as seen:
+        model(torch.randn(2, 5, 24).requires_grad_())
+    assert list(seen) == ["layers.0", "layers.1"]
+    assert seen["layers.0"].route == "sdpa"
+
+
+def causal_low(n: int) -> Tensor:
+    return torch.ones(n, n, dtype=torch.bool).triu(1)
+
+
+WRITTEN: dict[str, Any] = {
+    "matmul": lambda q, k, v: (torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(8)).softmax(-1) @ v,
+    "einsum": lambda q, k, v: torch.einsum(
+        "bhij,bhje->bhie", (torch.einsum("bhic,bhjc->bhij", q, k) * 8**-0.5).softmax(-1), v
+    ),
+    "einsum with sequence first": lambda q, k, v: torch.einsum(
+        "bhqk,bkhe->bqhe",
+        (torch.einsum("bqhc,bkhc->bhqk", q.transpose(1, 2), k.transpose(1, 2)) * 8**-0.5).softmax(-1),
+        v.transpose(1, 2),
+    ),
+    "heads in the batch": lambda q, k, v: torch.bmm(
+        functional.softmax(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT) * 8**-0.5, dim=-1), v.flatten(0, 1)
+    ),
+    "baddbmm": lambda q, k, v: torch.bmm(
+        torch.baddbmm(torch.zeros(1), q.flatten(0, 1), k.flatten(0, 1).mT, alpha=8**-0.5).view(2, 6, 5, 7)
+        .softmax(-1).view(12, 5, 7),
+        v.flatten(0, 1),
+    ),
+    "scaled before": lambda q, k, v: (q * 8**-0.5 @ k.mT).softmax(-1) @ v,
+    "in place": lambda q, k, v: (q @ k.mT).mul_(8**-0.5).softmax(-1) @ v,
+    "through half": lambda q, k, v: ((q @ k.mT).mul(torch.tensor(8**-0.5)).float().softmax(-1).to(v.dtype)) @ v,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_attention_written_by_hand_is_seen(name: str) -> None:
+    q, k, v = qkv()
+    record, _ = seen_of(WRITTEN[name], q, k, v)
+    assert record.route == "softmax"
+    assert not record.terms
+    expected = softmaxed(q, k)
+    torch.testing.assert_close(record.weights().reshape(expected.shape), expected)
+    torch.testing.assert_close(record.statistics.out.reshape(2, 6, 5, 3), expected @ v)
+
+
+LOW = torch.finfo(torch.float32).min
+CHANGED: dict[str, Any] = {
+    "masked_fill with the lowest": lambda s, m: s.masked_fill(m, LOW),
+    "where": lambda s, m: torch.where(m, torch.tensor(-math.inf), s),
+    "where, the other way": lambda s, m: torch.where(~m, s, -math.inf),
+    "added": lambda s, m: s + torch.zeros(5, 7).masked_fill(m, -math.inf),
+    "a bias, scaled after": lambda s, m: (s + m * 0.3) * 1.7 - 0.5,
+    "minus ten thousand": lambda s, m: s.masked_fill(m, -1e4),
+    "capped": lambda s, m: torch.tanh(s / 2) * 2,
+    "written into": lambda s, m: _written_into(s, m),
+    "clamped": lambda s, m: s.clamp(max=0.3),
+}
+
+
+def _written_into(scores: Tensor, hidden: Tensor) -> Tensor:
+    scores[..., hidden] = -math.inf
+    return scores
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_whatever_is_done_to_scores_is_followed_or_kept(name: str) -> None:
+    q, k, v = qkv()
+    hidden = torch.rand(5, 7) > 0.6
+    hidden[:, 0] = False
+
+    def scores(q: Tensor, k: Tensor) -> Tensor:
+        out: Tensor = CHANGED[name](q @ k.mT, hidden)
+        return out
+
+    record, _ = seen_of(lambda q, k, v: scores(q, k).softmax(-1) @ v, q, k, v)
+    torch.testing.assert_close(record.weights(), scores(q, k).softmax(-1))
+    given = [term.name for term in record.terms] == ["given"]
+    assert given == (name in ("minus ten thousand", "capped", "written into", "clamped"))
+
+
+def test_keys_changed_before_the_softmax_do_not_deceive() -> None:
+    q, k, v = qkv()
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k = k.clone()
+        scores = q @ k.mT
+        k.zero_()
+        return scores.softmax(-1) @ v
+
+    record, _ = seen_of(call, q, k, v)
+    torch.testing.assert_close(record.weights(), softmaxed(q, k, 1.0))
+
+
+def test_mixing_that_may_not_be_attention_is_told_but_not_recorded() -> None:
+    q, k, v = qkv()
+    with watch() as seen:
+        torch.matmul(q.softmax(-1), k.softmax(-2).mT @ v)  # efficient attention: its softmax is over features
+        scores = torch.cat([q @ k.mT, torch.zeros(2, 6, 5, 1)], -1)
+        torch.matmul(scores.softmax(-1)[..., :-1], v)
+    assert len(seen) == 0
+    assert "by a softmax of numbers from out of sight, attention or not" in repr(seen)
+    assert "only some of the weights of a softmax" in repr(seen)
+
+
+def test_a_sink_of_hugging_face_is_seen() -> None:
+    import transformers
+
+    config = transformers.GptOssConfig(
+        vocab_size=37, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        intermediate_size=20, num_local_experts=2, num_experts_per_tok=1, sliding_window=4, pad_token_id=0,
+        attn_implementation="eager",
+    )  # fmt: skip
+    model = transformers.GptOssForCausalLM(config).eval()
+    with torch.no_grad():
+        expected = model(ids(), attention_mask=real(), output_attentions=True).attentions
+        with watch(model) as seen:
+            model(ids(), attention_mask=real())
+    assert not seen.left_out
+    for record, weights in zip(seen.values(), expected, strict=True):
+        assert record.terms[-1].name == "sink"
+        torch.testing.assert_close(record.weights(), weights, atol=1e-5, rtol=1e-4)
+
+
+def test_scores_from_out_of_sight_are_kept_as_they_are() -> None:
+    q, k, v = qkv(i=7, j=7)
+
+    def unseen(q: Tensor, k: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            return q @ k.mT * 0.4
+
+    record, out = seen_of(lambda q, k, v: unseen(q, k).softmax(-1) @ v, q, k, v)
+    assert record.note == "queries and keys were out of sight"
+    torch.testing.assert_close(record.weights(), softmaxed(q, k, 0.4))
+    torch.testing.assert_close(record.statistics.out, out)
+
+
+def test_scores_overwritten_after_their_softmax_are_left_out() -> None:
+    q, k, v = qkv()
+    with watch() as seen:
+        scores = (q @ k.mT).clamp(max=0.3)
+        weights = scores.softmax(-1)
+        scores.zero_()
+        torch.matmul(weights, v)
+    assert len(seen) == 0
+    assert "left out 1: calls that could not be told: RuntimeError: scores were written into" in repr(seen)
+
+
+def test_what_happens_to_weights_afterwards_is_told() -> None:
+    q, k, v = qkv()
+    record, _ = seen_of(lambda q, k, v: ((q @ k.mT).softmax(-1) * 0.5) @ v, q, k, v)
+    assert "mul" in record.note
+    torch.testing.assert_close(record.weights(), softmaxed(q, k, 1.0))
+
+
+def test_a_softmax_without_values_or_over_another_axis_is_no_attention() -> None:
+    q, k, v = qkv()
+    with watch() as seen:
+        (q @ k.mT).softmax(-1)
+        (q @ k.mT).softmax(-2) @ v
+        torch.randn(3, 5).softmax(-1) @ torch.randn(5, 2)
+    assert len(seen) == 0
+    assert "nothing seen" in repr(seen)
+
+
+def test_our_own_attention_is_seen_once_with_its_rules() -> None:
+    model = Attention(24, 6, kv_heads=2, scores=alibi(heads=6)).eval()
+    x = torch.randn(2, 9, 24)
+    mask = causal() & window(before=3) & padding([9, 6])
+    plain = model(x, mask=mask)
+    with watch(model) as seen:
+        out = model(x, mask=mask)
+    assert torch.equal(plain, out)
+    (record,) = seen.values()
+    assert record.name == "Attention"
+    assert record.route.startswith("attend, ")
+    assert "padding" in repr(record.mask)
+    assert record.terms[0].name == "alibi"
+    torch.testing.assert_close(
+        record.statistics.out,
+        attend(record.q, record.k, record.v, mask=mask, scores=alibi(heads=6)),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "blocked", "reference"])
+def test_what_our_kernels_call_is_not_counted_again(kernel: str) -> None:
+    q, k, v = qkv(i=9, j=9)
+    with watch() as seen:
+        attend(q, k, v, mask=window(before=2), kernel=kernel)
+    assert list(seen) == ["attention"]
+    assert seen["attention"].route == f"attend, {kernel}"
+
+
+def test_only_chosen_layers_heads_and_rows_are_kept() -> None:
+    for name in ("gpt2 sdpa", "t5 eager", "llama sdpa", "bert eager"):
+        case = CASES[name]()
+        with torch.no_grad(), watch(case.model) as whole:
+            case.run(case.model)
+        with torch.no_grad(), watch(case.model, layers=case.names[-1], heads=[2, 0], rows=[-1, 1]) as seen:
+            case.run(case.model)
+        assert list(seen) == [case.names[-1]]
+        record, full = seen[case.names[-1]], whole[case.names[-1]]
+        i = full.q.shape[2]
+        torch.testing.assert_close(record.weights(), full.weights()[:, [2, 0]][:, :, [i - 1, 1]])
+        torch.testing.assert_close(record.distance, full.distance[:, [2, 0]][:, :, [i - 1, 1]])
+        assert record.heads == (2, 0)
+        assert record.rows_kept == (i - 1, 1)
+        assert record.q.shape[1:3] == (2, 2)
+        assert record.k.shape[1] == 2
+
+
+def test_gradients_are_cut_to_the_chosen_heads_and_rows() -> None:
+    case = CASES["gpt2 eager"]()
+    with watch(case.model) as whole:
+        case.run(case.model).square().sum().backward()
+    with watch(case.model, heads=[1], rows=[4, 2]) as seen:
+        case.run(case.model).square().sum().backward()
+    for name in seen:
+        full, few = whole[name].gradient, seen[name].gradient
+        assert full is not None
+        assert few is not None
+        torch.testing.assert_close(few, full[:, [1]][:, :, [4, 2]])
+
+
+def test_chosen_heads_of_our_terms_keep_their_own_slopes() -> None:
+    q, k, v = qkv(i=9, j=9, g=2)
+    term = alibi(heads=6)
+    with watch() as whole:
+        attend(q, k, v, mask=causal(), scores=[term, torch.randn(6, 9, 9)])
+    torch.manual_seed(1)
+    bias = whole["attention"].terms[1].tensors()[0]
+    with watch(heads=[5, 3], rows=[8, 0]) as seen:
+        attend(q, k, v, mask=causal(), scores=[term, bias])
+    torch.testing.assert_close(seen["attention"].weights(), whole["attention"].weights()[:, [5, 3]][:, :, [8, 0]])
+
+
+def test_patterns_choose_modules_and_all_inside_them() -> None:
+    case = CASES["t5 sdpa"]()
+    with torch.no_grad(), watch(case.model, layers=["*.EncDecAttention", "encoder.block.1"]) as seen:
+        case.run(case.model)
+    assert list(seen) == [case.names[1], case.names[3], case.names[5]]
+
+
+def test_values_are_left_out_and_tensors_go_elsewhere_on_request() -> None:
+    case = CASES["llama eager"]()
+    with torch.no_grad(), watch(case.model, values=False, device="cpu") as seen:
+        case.run(case.model)
+    assert all(record.v is None and record.q.device.type == "cpu" for record in seen.values())
+
+
+def test_what_was_seen_does_not_change_with_the_model() -> None:
+    q, k, v = qkv()
+    bias = torch.randn(5, 7)
+    with watch() as seen:
+        functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    expected = softmaxed(q, k, added=bias)
+    for x in (q, k, v, bias):
+        x.zero_()
+    torch.testing.assert_close(seen["attention"].weights(), expected)
+
+
+def test_calls_of_one_module_are_numbered_and_generation_is_seen() -> None:
+    case = CASES["llama sdpa"]()
+    with torch.no_grad(), watch(case.model.generate) as seen:
+        case.model.generate(ids(1, 5), max_new_tokens=3, do_sample=False, pad_token_id=0)
+    first = case.names[0]
+    assert [record.name for record in seen.calls(first)] == [first, f"{first}:2", f"{first}:3"]
+    last = seen[f"{first}:3"]
+    assert last.q.shape[2] == 1
+    assert last.k.shape[2] == 7
+    assert int(last.query_positions[0]) == 6
+
+
+def test_calls_outside_the_model_are_not_its_own() -> None:
+    q, k, v = qkv()
+    model = Calls(functional.scaled_dot_product_attention)
+    with watch(model) as seen:
+        functional.scaled_dot_product_attention(q, k, v)
+        model(q, k, v)
+    assert list(seen) == ["Calls"]
+
+
+def test_watching_inside_watching_sees_the_same() -> None:
+    case = CASES["torch encoder"]()
+    with torch.no_grad():
+        plain = case.run(case.model)
+        with watch(case.model) as outer, watch(case.model) as inner:
+            out = case.run(case.model)
+    assert torch.equal(plain, out)
+    assert list(outer) == list(inner) == list(case.names)
+
+
+CHECKPOINTED: dict[str, Any] = {
+    "sdpa": lambda x: functional.scaled_dot_product_attention(x, x, x),
+    "by hand": lambda x: (x @ x.mT).softmax(-1) @ x,
+    "attend": lambda x: attend(x[:, None], x[:, None], x[:, None]),
+    "a layer of torch": nn.MultiheadAttention(24, 3, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_checkpointed_blocks_are_seen_once(name: str, reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    call = CHECKPOINTED[name]
+    model = Calls((lambda x: call(x, x, x)[0]) if isinstance(call, nn.Module) else call)
+    x = torch.randn(2, 5, 24, requires_grad=True)
+    with watch(model) as seen:
+        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    assert list(seen) == ["Calls"]
+
+
+def test_checkpointed_models_of_hugging_face_are_seen_once() -> None:
+    case = CASES["llama eager"]()
+    case.model.train()
+    case.model.gradient_checkpointing_enable()
+    with watch(case.model) as seen:
+        case.run(case.model).sum().backward()
+    assert tuple(seen) == case.names
+    assert all(record.gradient is not None for record in seen.values())
+
+
+def test_inference_mode_and_autocast_are_welcome() -> None:
+    case = CASES["llama sdpa"]()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        plain = case.run(case.model)
+        with watch(case.model) as seen:
+            out = case.run(case.model)
+    assert torch.equal(plain, out)
+    record = seen[case.names[0]]
+    assert record.q.dtype == torch.bfloat16
+    assert not record.q.is_inference()
+    assert record.entropy.dtype == torch.float32
+
+
+def test_a_function_registered_with_hugging_face_is_seen_with_its_mask() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    calls = []
+
+    def out_of_sight(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any) -> Any:
+        calls.append(mask)
+        weights = softmaxed(q, k, rest["scaling"], None if mask is None else torch.where(mask, 0.0, -math.inf))
+        v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        return (weights.nan_to_num(0.0) @ v).transpose(1, 2), None
+
+    AttentionInterface.register("out_of_sight", out_of_sight)
+    AttentionMaskInterface.register("out_of_sight", sdpa_mask)
+    try:
+        case = CASES["llama sdpa"]()
+        with torch.no_grad(), watch(case.model) as usual:
+            case.run(case.model)
+        case.model.set_attn_implementation("out_of_sight")
+        with torch.no_grad():
+            plain = case.run(case.model)
+            with watch(case.model) as seen:
+                out = case.run(case.model)
+    finally:
+        AttentionInterface._global_mapping.pop("out_of_sight")
+        AttentionMaskInterface._global_mapping.pop("out_of_sight")
+    assert torch.equal(plain, out)
+    assert len(calls) == 4
+    for name in case.names:
+        assert seen[name].route == "hugging face out_of_sight"
+        torch.testing.assert_close(seen[name].weights(), usual[name].weights(), atol=1e-5, rtol=1e-4)
+
+
+def test_a_registered_function_without_a_mask_is_causal_as_its_module_says() -> None:
+    from regard.see.hugging import from_interface
+
+    q, k, v = qkv(i=7, j=7, g=2)
+    bias = torch.randn(1, 6, 7, 7)
+    sinks = torch.randn(6)
+    heard = from_interface(
+        "own", nn.Module(), q, k, v, None, is_causal=True, softcap=3.0, position_bias=bias, s_aux=sinks
+    )
+    assert repr(heard.mask) == "causal()"
+    assert [t.name for t in heard.terms] == ["softcap", "additive", "sink"]
+    heard = from_interface("flash_attention_2", nn.Module(), q, k, v, real(2, 7), sliding_window=3, is_causal=True)
+    dense = heard.mask.dense(7, 7)
+    i, j = torch.arange(7)[:, None], torch.arange(7)
+    assert torch.equal(dense[1, 0], (i >= j) & (i - j < 3))
+    assert torch.equal(dense[0, 0], (i >= j) & (i - j < 3) & (j >= 2))
+
+
+def test_a_block_mask_of_hugging_face_is_read_as_its_function() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    from regard.see.hugging import from_interface
+
+    q, k, v = qkv(i=7, j=7, g=2)
+    blocks = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 2 + b), 2, None, 7, 7, device="cpu")
+    heard = from_interface("flex_attention", nn.Module(), q, k, v, blocks, scaling=0.3)
+    assert heard.beta == 0.3
+    assert heard.k.shape[1] == 2
+    i, j = torch.arange(7)[:, None], torch.arange(7)
+    seen = statistics(heard.q, heard.k, mask=heard.mask, places=heard.places).weights() > 0
+    for b in range(2):
+        assert torch.equal(seen[b, 0], (i >= j) & (i - j < 2 + b))
+
+
+def test_compiled_models_are_refused_with_the_way_out() -> None:
+    class Fake(nn.Module):
+        pass
+
+    Fake.__name__ = "OptimizedModule"
+    with pytest.raises(ConfigError, match="watch the module that was given to"), watch(Fake()):
+        pass
+    compiled = torch.compile(nn.Linear(3, 5), backend="eager")
+    with pytest.raises(ConfigError, match=r"the model is compiled.*out of sight"), watch(compiled):
+        pass
+    model = nn.Sequential(nn.Linear(3, 5))
+    model[0].compile(backend="eager")
+    with pytest.raises(ConfigError, match=r"'0' of the model is compiled"), watch(model):
+        pass
+
+
+def test_code_compiled_inside_the_block_runs_as_ever() -> None:
+    q, k, v = qkv()
+    function = torch.compile(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v) + 1, backend="eager")
+    with watch() as seen:
+        out = function(q, k, v)
+    torch.testing.assert_close(out, functional.scaled_dot_product_attention(q, k, v) + 1)
+    assert len(seen) <= 1
+
+
+def test_calls_that_cannot_be_kept_are_counted() -> None:
+    q, k, v = qkv()
+    with watch() as seen:
+        torch.vmap(functional.scaled_dot_product_attention)(q, k, v)
+        functional.scaled_dot_product_attention(q.to("meta"), k.to("meta"), v.to("meta"))
+    assert len(seen) == 0
+    assert sum(seen.left_out.values()) == 2
+    assert "left out 1: calls inside a transform" in repr(seen)
+    assert "tensors without numbers" in repr(seen)
+
+
+def test_errors_say_what_there_is() -> None:
+    model = CASES["by hand"]().model
+    with pytest.raises(ConfigError, match=r"layers='third' is no module of the model; it has first, first\.qkv"):
+        watch(model, layers="third")
+    with (
+        pytest.raises(ShapeError, match="heads asks for 3, but first has 3 of them; choose from 0 to 2"),
+        watch(model, heads=[3]),
+    ):
+        model(torch.randn(1, 5, 24))
+    with pytest.raises(ConfigError, match="watch takes a model, a function or nothing, not int"), watch(3):  # type: ignore[arg-type]
+        pass
+    with watch(model) as seen:
+        with pytest.raises(UnknownNameError, match="no attention was; run the model inside"):
+            seen["first"]
+        model(torch.randn(1, 5, 24))
+    with pytest.raises(
+        UnknownNameError, match=r"no layer 'frist' was seen; did you mean 'first'\? \(there are: first, se"
+    ):
+        seen["frist"]
+    assert seen.get("frist") is None
+    assert "first" in seen
+    assert len(seen) == 2
