@@ -10,10 +10,9 @@ from torch import Tensor
 from regard.see.heads import COLUMNS
 from regard.see.pictures import data_uri, ink, map_png, overlay, pixels_png
 from regard.see.records import Record
-from regard.see.report import LARGE, Relevance, Report, cells_of, head_code, shortened, strip, visible
+from regard.see.report import LARGE, MOST_RELEVANT, Relevance, Report, cells_of, head_code, shortened, strip, visible
 
 TABLED = 32  # positions a side of which all weights are written out as numbers
-MOST_RELEVANT = 12
 
 MEANINGS = {
     "entropy": "mean of -sum w log w over the queries, in nats",
@@ -29,7 +28,7 @@ class Markup(str):
     """HTML that is meant as such; any other text is escaped."""
 
 
-def tag(name: str, *inside: str, **attributes: str | None) -> Markup:
+def tag(name: str, /, *inside: str, **attributes: str | None) -> Markup:
     """An element. A trailing underscore of an attribute is dropped, inner ones become hyphens."""
     shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"'
@@ -39,7 +38,7 @@ def tag(name: str, *inside: str, **attributes: str | None) -> Markup:
     return Markup(f"<{name}{shown}>{joined(inside)}</{name}>")
 
 
-def single(name: str, **attributes: str | None) -> Markup:
+def single(name: str, /, **attributes: str | None) -> Markup:
     """An element that holds nothing, such as an image."""
     return Markup(str(tag(name, **attributes)).removesuffix(f"</{name}>"))
 
@@ -130,7 +129,8 @@ def _whole(record: Record, values: Tensor) -> str:
     i, j = record.q.shape[2], record.k.shape[2]
     if tuple(values.shape) == (i, j):
         return "Every cell is one weight."
-    return f"{i} x {j} weights in {values.shape[0]} x {values.shape[1]} cells: what the queries of a cell give to its keys."
+    rows, columns = values.shape
+    return f"{i} x {j} weights in {rows} x {columns} cells: what the queries of a cell give to its keys."
 
 
 def _scale(top: float) -> Markup:
@@ -269,7 +269,8 @@ svg { max-width: 100%; height: auto; font: 12px ui-monospace, monospace; }
 .maps img { width: 100%; aspect-ratio: 1; }
 .pictures { display: flex; flex-wrap: wrap; gap: 1rem; } .pictures > * { width: 22rem; }
 .photo { width: 100%; }
-.tokens { line-height: 2; } .tokens span { padding: .1rem .3rem; margin-right: 1px; font-family: ui-monospace, monospace; }
+.tokens { line-height: 2; }
+.tokens span { padding: .1rem .3rem; margin-right: 1px; font-family: ui-monospace, monospace; }
 .ramp { width: 8rem; height: .8rem; vertical-align: middle; }
 span, img, image, svg { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 @media print { .scroll { max-height: none; overflow: visible; } thead th { position: static; } }

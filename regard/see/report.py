@@ -5,7 +5,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ LARGE = 128  # cells a side of the chosen map at most
 SMALL = 64  # and of the small ones
 SMALL_TOTAL = 1 << 20  # cells of all small maps together
 LABELLED = 48  # positions that still have room for their names
+MOST_RELEVANT = 12  # tokens in a list
 STRIP = 256  # tokens that are coloured one by one; more are summed in as many cells
 LONGEST_LABEL = 14
 ASCENDING = ("entropy", "spread")  # the sharpest head first; other columns have their largest first
@@ -101,8 +101,8 @@ class Report:
             return None, None
         return query_labels(record, sides), [shortened(label) for label in sides.keys.labels]
 
-    @cached_property
-    def smallcells_of(self) -> int:
+    @property
+    def small_cells(self) -> int:
         """Cells a side of the small maps: fewer where there are many heads, so that a page stays small."""
         return max(8, min(SMALL, int((SMALL_TOTAL / max(len(self.table), 1)) ** 0.5)))
 
