@@ -5,7 +5,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from regard.see.pictures import MAP, mosaic, overlay
+from torch import Tensor
+
+from regard.see.pictures import by_root, coloured, mosaic, overlay
 from regard.see.report import Report
 
 MOST_CELLS = 32  # a side of one small map
@@ -24,11 +26,11 @@ def figure(report: Report) -> Any:
     for ax, laid in zip(axes[1:], over, strict=False):
         assert report.image is not None
         ax.imshow(overlay(report.image, laid.values).numpy())
-        _title(ax, f"{laid.title}\n0 to {float(laid.values.max()):.3g}")
+        _title(ax, f"{laid.title}\n{float(laid.values.min()):.3g} to {float(laid.values.max()):.3g}")
         ax.set_axis_off()
     ax = axes[-1]
     ax.imshow(mosaic(several, cells).numpy(), interpolation="nearest")
-    _title(ax, "every head, each from 0 to its largest")
+    _title(ax, "every head, each from 0 to its largest by the root")
     _ticks(ax.set_xticks, [str(head) for head in range(max(map(len, several)))], cells + 2, cells / 2)
     _ticks(ax.set_yticks, list(report.seen), cells + 2, cells / 2)
     ax.set_xlabel("head")
@@ -38,14 +40,18 @@ def figure(report: Report) -> Any:
 
 def _draw_chosen(ax: Any, report: Report) -> None:
     values = report.chosen_map()
-    ax.imshow(values.numpy(), cmap=MAP, vmin=0, interpolation="nearest", aspect="auto")
-    _title(ax, f"{report.layer}, head {report.head}\n0 to {float(values.max()):.3g}")
+    ax.imshow(coloured(values, by_root(values)).numpy(), interpolation="nearest", aspect=_aspect(values))
+    _title(ax, f"{report.layer}, head {report.head}\n0 to {float(values.max()):.3g}, by the root")
     ax.set_xlabel("key position j")
     ax.set_ylabel("query position i")
     queries, keys = report.chosen_labels()
     if queries is not None and keys is not None:
         _ticks(ax.set_xticks, keys, rotation=90)
         _ticks(ax.set_yticks, queries)
+
+
+def _aspect(values: Tensor) -> str:
+    return "equal" if max(values.shape) < 3 * min(values.shape) else "auto"
 
 
 def _title(ax: Any, words: str) -> None:

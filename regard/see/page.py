@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regard.see.heads import COLUMNS
-from regard.see.pictures import data_uri, ink, map_png, overlay, pixels_png
+from regard.see.pictures import Range, by_root, data_uri, evenly, ink, map_png, overlay, pixels_png
 from regard.see.records import Record
-from regard.see.report import LARGE, MOST_RELEVANT, Relevance, Report, cells_of, head_code, shortened, strip, visible
+from regard.see.report import LARGE, MOST_RELEVANT, Relevance, Report, cells_of, harmless, head_code, shortened, strip
 
 TABLED = 32  # positions a side of which all weights are written out as numbers
 
@@ -70,8 +70,8 @@ def _code(text: str) -> Markup:
 
 
 def _opening(report: Report) -> Markup:
-    facts = [part for name, value in report.facts.items() for part in (tag("dt", name), tag("dd", visible(value)))]
-    lines = [visible(line) for line in report.asked.splitlines()]
+    facts = [part for name, value in report.facts.items() for part in (tag("dt", name), tag("dd", harmless(value)))]
+    lines = [harmless(line) for line in report.asked.splitlines()]
     return tag(
         "header",
         tag("h1", report.title),
@@ -108,10 +108,7 @@ def _chosen(report: Report) -> Markup:
     rows, columns = report.chosen_labels()
     what = f"{report.layer}, head {report.head}"
     several = f" The mean over {record.q.shape[0]} sequences." if record.q.shape[0] > 1 else ""
-    words = (
-        f"Rows are queries, columns are keys. {_whole(record, values)}{several} Dark blue is 0, bright yellow is "
-        f"{float(values.max()):.4f}."
-    )
+    words = f"Rows are queries, columns are keys. {_whole(record, values)}{several}"
     drawn = _labelled(values, rows, columns, f"Attention map of {what}")
     table = [] if rows is None or columns is None or max(values.shape) > TABLED else [_numbers(values, rows, columns)]
     return tag(
@@ -119,7 +116,7 @@ def _chosen(report: Report) -> Markup:
         tag("h2", f"A closer look: {what}"),
         tag("p", repr(record), class_="route"),
         *([tag("p", record.note, class_="note")] if record.note else []),
-        tag("figure", drawn, tag("figcaption", words, " ", _scale(float(values.max())))),
+        tag("figure", drawn, tag("figcaption", words, " ", _scale(by_root(values)))),
         *table,
         _code(head_code(record, report.head, LARGE)),
     )
@@ -133,9 +130,18 @@ def _whole(record: Record, values: Tensor) -> str:
     return f"{i} x {j} weights in {rows} x {columns} cells: what the queries of a cell give to its keys."
 
 
-def _scale(top: float) -> Markup:
-    ramp = data_uri(map_png(torch.linspace(0, 1, 64)[None]))
-    return tag("span", "0 ", single("img", src=ramp, alt="colour scale", class_="ramp"), f" {top:.4f}", class_="scale")
+def _scale(scale: Range) -> Markup:
+    """The colours with the numbers at both ends, and in the middle where they do not grow evenly."""
+    ramp = data_uri(map_png(torch.linspace(0, 1, 64)[None], Range(0, 1)))
+    middle = scale.low + (scale.top - scale.low) * 0.5 ** (1 / scale.power)
+    return tag(
+        "span",
+        f"{scale.low:.4f} ",
+        single("img", src=ramp, alt="from dark blue to bright yellow", class_="ramp"),
+        f" {scale.top:.4f}",
+        "" if scale.power == 1 else f", with {middle:.4f} in the middle: colours grow by the square root",
+        class_="scale",
+    )
 
 
 def _labelled(values: Tensor, rows: list[str] | None, columns: list[str] | None, alt: str) -> Markup:
@@ -147,7 +153,7 @@ def _labelled(values: Tensor, rows: list[str] | None, columns: list[str] | None,
     width, height = left + cell * across, top + cell * down
     picture = single(
         "image",
-        href=data_uri(map_png(values)),
+        href=data_uri(map_png(values, by_root(values))),
         x=str(left),
         y=str(top),
         width=str(cell * across),
@@ -183,10 +189,10 @@ def _relevance(report: Report) -> Markup:
 
 def _one_relevance(relevance: Relevance) -> list[Markup]:
     labels, values = strip(relevance)
-    top = float(values.max())
+    scale = Range(0.0, float(values.max()))
     tokens = []
     for label, value in zip(labels, values.tolist(), strict=True):
-        background, text = ink(value, top)
+        background, text = ink(value, scale)
         look = f"background:{background};color:{text}"
         tokens.append(tag("span", label, style=look, title=f"{label}: {value:.4f}"))
     count = min(MOST_RELEVANT, len(relevance.values))
@@ -201,7 +207,7 @@ def _one_relevance(relevance: Relevance) -> list[Markup]:
     return [
         tag("h3", relevance.title),
         tag("p", joined(tokens), class_="tokens"),
-        tag("p", _scale(top)),
+        tag("p", _scale(scale)),
         table,
         _code(relevance.code),
     ]
@@ -215,7 +221,7 @@ def _overlays(report: Report) -> Markup:
     ]
     for each in report.overlays:
         rows, columns = each.values.shape
-        words = f"{each.title}; {rows} x {columns} cells, bright yellow is {float(each.values.max()):.4f}"
+        words = joined([f"{each.title}; {rows} x {columns} cells. ", _scale(evenly(each.values))])
         laid = pixels_png(overlay(report.image, each.values))
         parts.append(tag("div", _picture(laid, each.title, words), _code(each.code)))
     return tag("section", tag("h2", "On the image"), tag("div", *parts, class_="pictures"))
@@ -233,7 +239,7 @@ def _every_head(report: Report) -> Markup:
         numbers = range(record.q.shape[1]) if record.heads is None else record.heads
         figures = []
         for number, values in zip(numbers, report.small_maps(name, report.small_cells), strict=True):
-            address = data_uri(map_png(values))
+            address = data_uri(map_png(values, by_root(values)))
             picture = single("img", src=address, alt=f"map of {name}, head {number}", class_="crisp", loading="lazy")
             figures.append(tag("figure", picture, tag("figcaption", f"{number}: to {float(values.max()):.4f}")))
         code = f"seen[{name!r}].pooled({cells_of(record, report.small_cells)}).mean(0)  # (head, query cell, key cell)"
@@ -254,7 +260,7 @@ h1, h2, h3 { line-height: 1.2; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; }
 dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; }
 pre { background: #f4f4f4; padding: .5rem .75rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
-pre.call { border-left: 3px solid #00224e; }
+pre.call { border-left: 3px solid #00224d; }
 .note { border-left: 3px solid #a5862e; padding-left: .75rem; }
 .scroll { overflow: auto; max-height: 30rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }

@@ -1,7 +1,9 @@
 """Numbers as pictures: colours, PNG, shades for a terminal, and maps laid over an image.
 
-Colours are those of cividis, which reads alike with and without colour-blindness and turns to even greys in print. A
-picture goes from zero to the largest number in it, so that number belongs beside it.
+Colours are those of cividis, which reads alike with and without colour-blindness and turns to even greys in print. Maps
+of weights go from zero to the largest by the square root, because the first row of a causal map is always 1 and would
+leave the rest dark; what lies over an image goes evenly from the least to the largest. So these numbers belong beside
+every picture.
 """
 
 import os
@@ -10,6 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
@@ -19,7 +22,8 @@ from torch import Tensor
 from regard.base.errors import ConfigError
 
 MAP = "cividis"
-SHADES = " ·░▒▓█"  # nothing, then fifths of the largest
+SHADES = " ·░▒▓█"  # nothing, then fifths of the way
+ROOT = 0.5
 MODES = {1: "L", 3: "RGB"}
 COVER = 0.6  # how much of the image a map laid over it hides
 HALF = (0.5, 0.5, 0.5)
@@ -57,10 +61,32 @@ def normalised(
     return ((pixels.float() / 255 - centre) / scale).permute(2, 0, 1)[None]
 
 
-def levels(values: Float[Tensor, "rows columns"], top: float | None = None) -> UInt8[Tensor, "rows columns"]:
-    """Numbers from zero to the largest, or to `top`, as 0 to 255."""
-    top = float(values.max()) if top is None and values.numel() else top or 0.0
-    return (values / (top or 1.0) * 255).round().clamp(0, 255).to(torch.uint8).cpu()
+class Range(NamedTuple):
+    """Which number has the first colour, which the last, and how colours grow between: 1 is evenly, ROOT faster."""
+
+    low: float
+    top: float
+    power: float = 1.0
+
+    def of(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Numbers as shares of the way."""
+        way = self.top - self.low
+        return ((values - self.low) / (way if way > 0 else 1.0)).clamp(0, 1) ** self.power
+
+
+def by_root(values: Float[Tensor, "rows columns"]) -> Range:
+    """From zero to the largest: for weights."""
+    return Range(0.0, float(values.max()) if values.numel() else 0.0, ROOT)
+
+
+def evenly(values: Float[Tensor, "..."]) -> Range:
+    """From the least to the largest: for what is compared over an image."""
+    return Range(float(values.min()), float(values.max()))
+
+
+def levels(values: Float[Tensor, "rows columns"], scale: Range) -> UInt8[Tensor, "rows columns"]:
+    """Numbers as 0 to 255."""
+    return (scale.of(values) * 255).round().to(torch.uint8).cpu()
 
 
 @cache
@@ -72,22 +98,22 @@ def palette() -> tuple[tuple[int, int, int], ...]:
     return tuple((red, green, blue) for red, green, blue in table)
 
 
-def coloured(values: Float[Tensor, "rows columns"], top: float | None = None) -> UInt8[Tensor, "rows columns 3"]:
+def coloured(values: Float[Tensor, "rows columns"], scale: Range) -> UInt8[Tensor, "rows columns 3"]:
     """Numbers as colours."""
-    return torch.tensor(palette(), dtype=torch.uint8)[levels(values, top).long()]
+    return torch.tensor(palette(), dtype=torch.uint8)[levels(values, scale).long()]
 
 
-def ink(value: float, top: float) -> tuple[str, str]:
+def ink(value: float, scale: Range) -> tuple[str, str]:
     """The background that stands for a number, and a text colour that can be read on it."""
-    red, green, blue = palette()[int(levels(torch.tensor([[value]]), top)[0, 0])]
+    red, green, blue = palette()[int(levels(torch.tensor([[value]]), scale)[0, 0])]
     light = 0.299 * red + 0.587 * green + 0.114 * blue > 128
     return f"#{red:02x}{green:02x}{blue:02x}", "#000" if light else "#fff"
 
 
-def map_png(values: Float[Tensor, "rows columns"], top: float | None = None) -> bytes:
+def map_png(values: Float[Tensor, "rows columns"], scale: Range) -> bytes:
     """A map as a PNG, one pixel for each number: a byte each, and the colours once."""
     rows, columns = values.shape
-    image = Image.frombytes("P", (columns, rows), levels(values, top).numpy().tobytes())
+    image = Image.frombytes("P", (columns, rows), levels(values, scale).numpy().tobytes())
     image.putpalette([part for colour in palette() for part in colour])
     return _png(image)
 
@@ -113,19 +139,16 @@ def overlay(pixels: UInt8[Tensor, "y x channels"], values: Float[Tensor, "rows c
     y, x, _ = pixels.shape
     rows, columns = values.shape
     down, across = torch.arange(y) * rows // y, torch.arange(x) * columns // x
-    colours = coloured(values)[down[:, None], across[None]].float()
+    colours = coloured(values, evenly(values))[down[:, None], across[None]].float()
     grey = pixels.cpu().float().mean(-1, keepdim=True)
     return (COVER * colours + (1 - COVER) * grey).round().to(torch.uint8)
 
 
-def shades(values: Float[Tensor, "rows columns"]) -> list[str]:
-    """Rows of a map as text, two characters a number: blank for zero, then by fifths of the largest."""
-    top = float(values.max()) if values.numel() else 0.0
-    return ["".join(_shade(value, top) * 2 for value in row) for row in values.tolist()]
-
-
-def _shade(value: float, top: float) -> str:
-    return SHADES[0] if value <= 0 or top <= 0 else SHADES[1 + min(4, int(5 * value / top))]
+def shades(values: Float[Tensor, "rows columns"], scale: Range, wide: int = 2) -> list[str]:
+    """Rows of a map as text, so many characters a number: blank for zero, else one of five shades."""
+    shares = scale.of(values)
+    steps = torch.where(values == 0, 0, 1 + (shares * 5).long().clamp(max=4)).tolist()
+    return ["".join(SHADES[step] * wide for step in row) for row in steps]
 
 
 def coarser(values: Float[Tensor, "rows columns"], most: int) -> Float[Tensor, "fewer_rows fewer_columns"]:
@@ -135,12 +158,12 @@ def coarser(values: Float[Tensor, "rows columns"], most: int) -> Float[Tensor, "
 
 
 def mosaic(maps: Sequence[Sequence[Tensor]], cells: int, gap: int = 2) -> UInt8[Tensor, "y x 3"]:
-    """Maps in rows on white, each from zero to its own largest and enlarged to the same square of pixels."""
+    """Maps of weights in rows on white, each with its own range and enlarged to the same square of pixels."""
     step = cells + gap
     sheet = torch.full((len(maps) * step, max(map(len, maps)) * step, 3), 255, dtype=torch.uint8)
     for row, several in enumerate(maps):
         for column, values in enumerate(several):
             down, across = (torch.arange(cells) * size // cells for size in values.shape)
             place = sheet[row * step : row * step + cells, column * step : column * step + cells]
-            place.copy_(coloured(values)[down[:, None], across[None]])
+            place.copy_(coloured(values, by_root(values))[down[:, None], across[None]])
     return sheet

@@ -181,7 +181,10 @@ def _at(record: Record, head: int) -> int:
 
 
 def cells_of(record: Record, most: int) -> tuple[int, int]:
-    return min(record.q.shape[2], most), min(record.k.shape[2], most)
+    """Rows and columns of a map with at most so many a side: each cell has as many positions, but for the odd one out,
+    because a cell of two beside a cell of one would look like a stripe."""
+    down, across = (-(-size // max(1, -(-size // most))) for size in (record.q.shape[2], record.k.shape[2]))
+    return down, across
 
 
 def query_labels(record: Record, sides: Sides) -> list[str]:
@@ -191,13 +194,14 @@ def query_labels(record: Record, sides: Sides) -> list[str]:
     return [shortened(labels[row]) for row in rows]
 
 
-def visible(text: str) -> str:
-    """The text with blanks and control characters as something to see, so that none can act."""
-    return "".join(HIDDEN.get(letter) or (letter if letter.isprintable() else ascii(letter)[1:-1]) for letter in text)
+def harmless(text: str) -> str:
+    """The text with control characters spelled out, so that none can act."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def shortened(label: str) -> str:
-    shown = visible(label)
+    """A name short enough for a margin, with its blanks to be seen."""
+    shown = harmless("".join(HIDDEN.get(letter, letter) for letter in label))
     return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
 
 

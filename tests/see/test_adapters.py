@@ -91,6 +91,8 @@ def test_a_layout_that_is_said_is_not_looked_for() -> None:
     assert as_probe(lambda q, k, v: v[:, :, : q.shape[2]], layout="b h n c").layout == "b h n c"
     with pytest.raises(ConfigError, match="layout is one of 'b h n c', 'b n h c', 'b n c', 'n c', not 'bhnc'"):
         as_probe(sdpa, layout="bhnc")
+    with pytest.raises(ConfigError, match="raised ValueError: the layout 'b n c' has no axis for 3 heads"):
+        as_probe(without_heads, layout="b n c", heads=3)
 
 
 def test_what_a_function_is_free_in_and_what_it_needs_is_found_out() -> None:
@@ -123,6 +125,13 @@ def test_further_arguments_are_named_and_handed_on() -> None:
     )
     torch.testing.assert_close(as_probe(mine, strength=0.3).call(q, k, v), truth(q, k, v, beta=0.3))
     assert as_probe(functools.partial(mine, strength=0.3)).name == "mine"
+
+
+def test_a_function_that_reads_memory_as_it_lies_is_asked_with_whole_tensors() -> None:
+    def flat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(*(torch.as_strided(x, x.shape, torch.empty(x.shape).stride()) for x in (q, k, v)))
+
+    assert as_probe(flat).dtype == torch.float32
 
 
 def test_a_probe_stays_what_it_is() -> None:

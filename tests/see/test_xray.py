@@ -38,7 +38,9 @@ from regard.core.positions import Interpolate, rotary
 from regard.core.scores import alibi, alibi_slopes, shaw, sink, softcap, t5_buckets
 from regard.layers.attention import Attention
 from regard.see.adapters import as_probe
-from regard.see.xray import OWN, XRay, describe, scale_name, xray
+from regard.see.xray import XRay, xray
+from regard.see.xrays.naming import OWN, describe
+from regard.see.xrays.scales import scale_name
 from tests.peers import import_timm
 
 sdpa = functional.scaled_dot_product_attention
@@ -230,6 +232,8 @@ def test_a_soft_cap_is_told_from_a_scale() -> None:
         assert (found.softcap, found.scale) == (pytest.approx(cap), pytest.approx(0.4))
         assert close(found, scores=softcap(cap), mask=causal(), beta=0.4)
     assert xray(ours(beta=0.4)).softcap is None
+    backwards = xray(lambda q, k, v: (3 * torch.tanh(-scores(q, k) / 3)).softmax(-1) @ v)
+    assert (backwards.softcap, backwards.scale) == (pytest.approx(3), pytest.approx(-(8**-0.5)))
 
 
 def test_a_bias_is_read_and_named() -> None:
@@ -246,6 +250,8 @@ def test_a_bias_is_read_and_named() -> None:
     assert buckets.bias is not None
     assert buckets.bias.sum(-1).abs().max() < 1e-9
     assert buckets.scale_named == "c ** -0.5"
+    gaps = xray(ours(scores=alibi(heads=3), mask=dilated(2)), heads=3)
+    assert (gaps.bias_named, gaps.slopes) == ("ALiBi: -m |i - j|", pytest.approx(tuple(alibi_slopes(3).tolist())))
     relative = xray(ours(scores=shaw(torch.randn(9, 8))), width=8)
     assert relative.scale_named == "c ** -0.5"
     assert "queries change the weights even where k = 0: a term of q and position, left out here" in relative.notes
@@ -263,6 +269,14 @@ def test_the_logit_of_a_sink_is_what_rows_lack() -> None:
     halved = xray(lambda q, k, v: 0.5 * sdpa(q, k, v))
     assert halved.sink is None
     assert any("a gate or a factor acts on the output" in note for note in halved.notes)
+
+    def a_sink_in_each_row(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rising = torch.arange(q.shape[2]).to(q)[:, None].expand(*q.shape[:3], 1)
+        return torch.cat([scores(q, k), rising], -1).softmax(-1)[..., :-1] @ v
+
+    uneven = xray(a_sink_in_each_row)
+    assert (uneven.sink, uneven.normalised) == (None, None)
+    assert "rows sum to less than one, but not as if one sink stood beside all rows of a head" in uneven.notes
 
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
@@ -332,6 +346,12 @@ def test_timm_is_read() -> None:
     layer = xray(of_timm(qk_norm=True, norm_layer=nn.LayerNorm))
     assert (layer.qk_norm, layer.scale_named) == ("layer", "c ** -0.5")
     assert "q and k are normalised: a vector twice as long changes nothing" in layer.notes
+    learned = of_timm(qk_norm=True, norm_layer=nn.RMSNorm)
+    for norm in (learned.q_norm, learned.k_norm):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+    weighing = xray(learned)
+    mean = float((learned.q_norm.weight * learned.k_norm.weight).detach().mean()) * 8**-0.5
+    assert (weighing.qk_norm, weighing.scale) == ("rms", pytest.approx(mean, rel=1e-5))
     gated = xray(of_timm(gated=True))
     assert gated.rows_sum == pytest.approx((0.5, 0.5))
 
@@ -441,6 +461,7 @@ def test_tiled_heads_are_told_also_where_keys_and_values_differ() -> None:
     assert found.notes == ()
     assert close(found)
     half = xray(functools.partial(tiled, both=False), heads=6, kv_heads=3)
+    assert (half.groups, half.key_heads) == ((0, 1, 2, 0, 1, 2), (0, 0, 1, 1, 2, 2))
     assert "keys are read by another order than values: [0, 0, 1, 1, 2, 2]" in half.notes
     backwards = xray(lambda q, k, v: sdpa(q, k.flip(1), v.flip(1)), heads=3, kv_heads=3)
     assert (backwards.groups, backwards.grouping) == ((2, 1, 0), "an order of its own")

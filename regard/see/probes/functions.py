@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
 from regard.see.probes.copies import home
-from regard.see.probes.probe import AS_FUNCTION, Probe, Sizes, Wanted, fewer, first_tensor
+from regard.see.probes.probe import AS_FUNCTION, Probe, Sizes, Wanted, fewer, first_fitting, first_tensor
 
 HEADS_TRIED = (3, 4, 8, 2, 6, 12, 16, 1, 5, 7)
 WIDTHS_TRIED = (8, 16, 64)
@@ -47,9 +47,9 @@ def probe_function(
     function = _Function(name, find, {**dict.fromkeys(needed, None), **wanted.extra}, parameters, module, wanted)
     first: Exception | None = None
     for dtype, c, (h, g) in product(dtypes, widths, heads):
-        found = function.in_some_layout(h, g, c, dtype, device)
+        found = first_fitting(function.attempts(h, g, c, dtype, device))
         if isinstance(found, Probe):
-            return found
+            return function.with_groups(found)
         first = first or found
     (h, g), c, (i, j) = heads[0], widths[0], wanted.lengths()[0]
     raise ConfigError(
@@ -70,23 +70,27 @@ class _Function:
     module: nn.Module | None
     wanted: Wanted
 
-    def in_some_layout(self, h: int, g: int, c: int, dtype: torch.dtype, device: torch.device) -> Probe | Exception:
-        """The probe in the layout that mixes nothing, else in the first that runs; or what was raised first."""
-        wanted = self.wanted
-        first: Exception | None = None
-        mixing: Probe | None = None
+    def attempts(
+        self, h: int, g: int, c: int, dtype: torch.dtype, device: torch.device
+    ) -> Iterator[tuple[Probe, Sizes] | Exception]:
+        """The probe in each layout in which the function answers, and what it raised in the others."""
+        wanted, answered = self.wanted, False
         for layout in [wanted.layout] if wanted.layout else LAYOUTS:
             if "h" not in layout:
-                if wanted.heads not in (None, 1) or mixing is not None:
+                if wanted.heads not in (None, 1):
+                    yield ValueError(f"the layout {layout!r} has no axis for {wanted.heads} heads")
                     continue
+                if answered:  # with heads, so that without them it would only hide what it mixes
+                    return
                 h = g = 1
             free = (h, wanted.heads) == (HEADS_TRIED[0], None)
             for (i, j), e in product(wanted.lengths(), (c + 3, c)):
                 sizes = Sizes(h, g, i, j, c, e)
                 answers = self._answers_in(layout, sizes, dtype, device)
                 if isinstance(answers, Exception):
-                    first = first or answers
+                    yield answers
                     continue
+                answered = True
                 probe = Probe(
                     self.name,
                     self._placed(layout, answers),
@@ -102,12 +106,18 @@ class _Function:
                     dtype=dtype,
                     device=device,
                 )
-                if probe.tried(sizes) is True:
-                    return self._with_groups(probe, sizes)
-                mixing = mixing or probe
+                yield probe, sizes
                 break
-        # what mixes sequences or heads in every layout is for others to tell
-        return mixing or first or ValueError(f"no layout takes {h} heads")
+
+    def with_groups(self, probe: Probe) -> Probe:
+        """The probe with the knowledge whether it takes fewer key heads than query heads."""
+        h = probe.heads or 6
+        if fewer(h) == h or self.wanted.kv_heads is not None:
+            return probe
+        (i, j), c = self.wanted.lengths()[-1 if probe.square else 0], probe.width or WIDTHS_TRIED[0]
+        sizes = Sizes(h, fewer(h), i, j, c, c if probe.equal_widths else c + 3)
+        grouped = probe.tried(sizes) is True
+        return replace(probe, grouped=grouped, kv_heads=None if grouped else probe.kv_heads)
 
     def _asked(self, layout: str, q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
         """The answer as it comes; from a function without a batch, those of all sequences."""
@@ -144,15 +154,6 @@ class _Function:
 
         return call
 
-    def _with_groups(self, probe: Probe, sizes: Sizes) -> Probe:
-        """The probe with the knowledge whether it takes fewer key heads than query heads."""
-        h = probe.heads or 6
-        g = fewer(h)
-        if g == h or self.wanted.kv_heads is not None:
-            return probe
-        grouped = probe.tried(replace(sizes, h=h, g=g)) is True
-        return replace(probe, grouped=grouped, kv_heads=None if grouped else probe.kv_heads)
-
 
 def signature_of(fn: object) -> tuple[tuple[str, ...], list[str] | None]:
     """The names of keyword arguments beyond q, k and v, and those without a default; None where three do not fit."""
@@ -171,7 +172,7 @@ def signature_of(fn: object) -> tuple[tuple[str, ...], list[str] | None]:
 
 
 def split(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def merge(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:

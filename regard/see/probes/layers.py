@@ -2,8 +2,9 @@
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from regard.base.errors import ConfigError
 from regard.see.probes.copies import Copies, home
 from regard.see.probes.functions import merge, split
-from regard.see.probes.probe import AS_FUNCTION, Probe, Sizes, Wanted, first_tensor
+from regard.see.probes.probe import AS_FUNCTION, Probe, Sizes, Wanted, first_fitting, first_tensor
 from regard.see.probes.projections import Inner, Projections, inner_sizes
 
 # what stands behind the heads, and is taken away: output projections, then dropout of the output
@@ -28,20 +29,30 @@ MEMORIES = ("memory", "context", "encoder_hidden_states", "key_value_states", "e
 def probe_layer(module: nn.Module, known: Projections, name: str, wanted: Wanted) -> Probe:
     """The probe of a layer, with the arguments and in the order of axes and heads that mix nothing."""
     inner = inner_sizes(module, known, name, wanted)
+    found = first_fitting(_attempts(module, known, inner, name, wanted))
+    if isinstance(found, Probe):
+        return found
+    raise ConfigError(
+        f"{name} was read as an attention by its {known} with {inner.h} heads of width {inner.c} and {inner.g} key "
+        f"heads, but raised {type(found).__name__}: {found}; hand over what it lacks by name, say heads= and "
+        f"kv_heads=, or {AS_FUNCTION}"
+    )
+
+
+def _attempts(
+    module: nn.Module, known: Projections, inner: Inner, name: str, wanted: Wanted
+) -> Iterator[tuple[Probe, Sizes]]:
+    """Every way to call the layer."""
     (dtype, *_), device = home(module, wanted)
     stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    takes = {
-        name: each for name, each in inspect.signature(module.forward).parameters.items() if each.kind not in stars
-    }
+    takes = {key: each for key, each in inspect.signature(module.forward).parameters.items() if each.kind not in stars}
     packings = ("blocks", "groups") if known.parts[-1] != "v" and inner.c == inner.e else ("blocks",)
-    first: Exception | None = None
-    mixing: Probe | None = None
     for feed, time_first, packing in product(_feeds(tuple(takes), inner), (False, True), packings):
         layer = _Layer(name, inner, feed, takes, wanted, _Hand(packing, time_first))
-        copies = Copies(module, lambda copy, hand=layer.hand: _swap(copy, known, hand))  # type: ignore[misc]
+        copies = Copies(module, partial(_swap, known=known, hand=layer.hand))
         probe = Probe(
             name,
-            layer.asked(copies),
+            partial(layer.asked, copies),
             heads=inner.h,
             kv_heads=inner.g,
             width=inner.c,
@@ -55,21 +66,8 @@ def probe_layer(module: nn.Module, known: Projections, name: str, wanted: Wanted
             dtype=dtype,
             device=device,
         )
-        i, j = (wanted.queries or 5,) * 2 if probe.square else wanted.lengths()[0]
-        ran = probe.tried(Sizes(inner.h, inner.g, i, j, inner.c, inner.e))
-        if ran is True:
-            return probe
-        if isinstance(ran, Exception):
-            first = first or ran
-        else:
-            mixing = mixing or probe
-    if mixing is not None:  # what mixes sequences or heads in every layout is for others to tell
-        return mixing
-    raise ConfigError(
-        f"{name} was read as an attention by its {known} with {inner.h} heads of width {inner.c} and {inner.g} key "
-        f"heads, but raised {type(first).__name__}: {first}; hand over what it lacks by name, say heads= and "
-        f"kv_heads=, or {AS_FUNCTION}"
-    )
+        i, j = wanted.lengths()[0]
+        yield probe, Sizes(inner.h, inner.g, i, i if probe.square else j, inner.c, inner.e)
 
 
 def _feeds(names: tuple[str, ...], inner: Inner) -> list[tuple[str, ...]]:
@@ -128,46 +126,41 @@ class _Layer:
     wanted: Wanted
     hand: _Hand
 
-    def asked(self, copies: Copies) -> Callable[..., Tensor]:
-        inner, time_first = self.inner, self.hand.time_first
+    def asked(self, copies: Copies, q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
+        copy, inner, time_first = copies.at(q.dtype), self.inner, self.hand.time_first
+        b, i, j = len(q), q.shape[2], k.shape[2]
+        # nothing but zeros comes in, so that what a layer adds or gates by its input stays constant
+        shapes = (b, i, inner.d), (b, j, inner.m), (b, j, inner.m)
+        x, *others = (q.new_zeros(shape).transpose(0, 1) if time_first else q.new_zeros(shape) for shape in shapes)
         missing = {each: None for each in list(self.takes)[1:] if self.takes[each].default is inspect.Parameter.empty}
-
-        def call(q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
-            copy = copies.at(q.dtype)
-            b, i, j = len(q), q.shape[2], k.shape[2]
-            # nothing but zeros comes in, so that what a layer adds or gates by its input stays constant
-            shapes = (b, i, inner.d), (b, j, inner.m), (b, j, inner.m)
-            x, *others = (q.new_zeros(shape).transpose(0, 1) if time_first else q.new_zeros(shape) for shape in shapes)
-            settings = {**missing, **dict(zip(self.feed[1:], others, strict=False)), **self.wanted.extra, **extra}
-            if "position_embeddings" in self.takes and settings.get("position_embeddings") is None:
-                settings["position_embeddings"] = _phases(copy, self.name, x, i)
-            self.hand.chosen = {"q": q, "k": k, "v": v}
-            try:
-                out = first_tensor(copy(x, **settings))
-            finally:
-                self.hand.chosen = {}
-            out = (out.transpose(0, 1) if time_first else out).flatten(2)
-            if out.shape != (b, i, inner.h * inner.e):
-                raise ValueError(
-                    f"{self.name} gave {tuple(out.shape)} once its output projection was taken away, "
-                    f"not {(b, i, inner.h * inner.e)} for (b n (h e))"
-                )
-            return split(out, inner.h)
-
-        return call
+        settings = {**missing, **dict(zip(self.feed[1:], others, strict=False)), **self.wanted.extra, **extra}
+        if "position_embeddings" in self.takes and settings.get("position_embeddings") is None:
+            settings["position_embeddings"] = _phases(copy, self.name, x, i)
+        self.hand.chosen = {"q": q, "k": k, "v": v}
+        try:
+            out = first_tensor(copy(x, **settings))
+        finally:
+            self.hand.chosen = {}
+        out = (out.transpose(0, 1) if time_first else out).flatten(2)
+        if out.shape != (b, i, inner.h * inner.e):
+            raise ValueError(
+                f"{self.name} gave {tuple(out.shape)} once its output projection was taken away, "
+                f"not {(b, i, inner.h * inner.e)} for (b n (h e))"
+            )
+        return split(out, inner.h)
 
 
 def _phases(module: nn.Module, name: str, x: Tensor, length: int) -> object:
     """The cosines and sines that a Hugging Face layer is handed, from the rotary class in the file of that layer."""
-    home = vars(sys.modules[type(module).__module__])
-    kinds = [kind for kind in home if kind.endswith("RotaryEmbedding") and inspect.isclass(home[kind])]
+    beside = vars(sys.modules[type(module).__module__])
+    kinds = [kind for kind in beside if kind.endswith("RotaryEmbedding") and inspect.isclass(beside[kind])]
     config = getattr(module, "config", None)
     if len(kinds) != 1 or config is None:
         raise ConfigError(
             f"{name} takes position_embeddings, and {len(kinds)} rotary classes stand beside it where one was "
             "expected; hand over position_embeddings=(cos, sin)"
         )
-    rotary = home[kinds[0]](config).to(x.device)
+    rotary = beside[kinds[0]](config).to(x.device)
     positions = torch.arange(length, device=x.device)[None]
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         return rotary(x, positions, config.layer_types[getattr(module, "layer_idx", 0)])

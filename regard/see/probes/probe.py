@@ -1,6 +1,6 @@
 """A probe: an attention as one can ask it, and the question that shows whether it is asked in the right way."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +68,7 @@ class Sizes:
         source = generator(0)
         shapes = (self.b, self.h, self.i, self.c), (self.b, self.g, self.j, self.c), (self.b, self.g, 1, self.e)
         q, k, v = (torch.randn(shape, generator=source).to(device, dtype) for shape in shapes)
-        return [q, k, v.expand(-1, -1, self.j, -1)]
+        return [q, k, v.repeat(1, 1, self.j, 1)]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,28 @@ class Wanted:
         """Numbers of queries and keys to try, those that differ first."""
         i = self.queries or 5
         return [(i, self.keys)] if self.keys not in (None, i) else [(i, i + 2), (i, i)]
+
+
+def first_fitting(attempts: Iterable[tuple[Probe, Sizes] | Exception]) -> Probe | Exception:
+    """The first probe that mixes nothing, else the first that runs, else what was raised first.
+
+    What mixes sequences or heads however it is asked is kept, since that is for others to tell.
+    """
+    mixing: Probe | None = None
+    raised: list[Exception] = []
+    for attempt in attempts:
+        if isinstance(attempt, Exception):
+            raised.append(attempt)
+            continue
+        probe, sizes = attempt
+        ran = probe.tried(sizes)
+        if ran is True:
+            return probe
+        if isinstance(ran, Exception):
+            raised.append(ran)
+        else:
+            mixing = mixing or probe
+    return mixing or raised[0]
 
 
 def fewer(heads: int) -> int:

@@ -46,7 +46,9 @@ def read_groups(plate: Plate, steady: bool) -> Groups:
     if told and not mixed and of_keys != own:
         notes.append(f"keys are read by another order than values: {list(of_keys)}")
     key_heads = of_keys if told else own
-    return Groups(key_heads=key_heads) if mixed else Groups(groups=own, grouping=_named(own, eye.g), key_heads=key_heads)
+    return (
+        Groups(key_heads=key_heads) if mixed else Groups(groups=own, grouping=_named(own, eye.g), key_heads=key_heads)
+    )
 
 
 def _named(groups: Sequence[int], g: int) -> str:

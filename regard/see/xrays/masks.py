@@ -54,8 +54,8 @@ def read_mask(plate: Plate) -> Masked:
         described=words,
         alignment=alignment,
         blind_rows=blind,
-        mask_argument=argument and argument.name,
-        mask_means=argument and argument.means,
+        mask_argument=None if argument is None else argument.name,
+        mask_means=None if argument is None else argument.means,
     )
 
 

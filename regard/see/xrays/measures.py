@@ -49,7 +49,7 @@ def capped(scores: Tensor, pairs: Tensor) -> tuple[float, float, float]:
     best = torch.tensor([abs(start) * 1.5, float(s.abs().max()) * 1.5 + 1e-12], dtype=torch.float64).log()
 
     def left_by(logs: Tensor) -> Tensor:
-        scale, cap = logs.exp()
+        scale, cap = logs.exp().unbind()
         return cap * torch.tanh(sign * scale * x / cap) - s
 
     damping, left = 1e-3, left_by(best)

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from regard.see.xrays.plate import Plate
 
 AXES = {"rows": -1, "columns": -2, "heads": 1, "batch": 0}
+ACROSS = ("columns", "heads", "batch")  # where the logarithms of weights are no scores of their row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,7 @@ def read_sums(plate: Plate, groups: tuple[int, ...] | None) -> Sums:
     near = 10 * plate.eye.rounding
     one = (name for name, axis in AXES.items() if bool(((w.sum(axis) - 1).abs()[plate.visible.any(axis)] < near).all()))
     normalised = next(one, None)
-    if normalised not in ("rows", None):
+    if normalised in ACROSS:
         plate.notes.append(f"the softmax runs over {normalised}, not over the keys of a row")
     return Sums(
         linear=None if off is None else off < max(near, 1e-4),

@@ -1,0 +1,409 @@
+"""Reports of what was seen: every number and picture on the page is what its call gives, and tokens cannot act."""
+
+import warnings
+from base64 import b64decode
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from regard.base.errors import ConfigError, UnknownNameError
+from regard.core.attend import attend
+from regard.core.masks import causal
+from regard.see.figure import save_figure
+from regard.see.heads import COLUMNS
+from regard.see.page import page, written
+from regard.see.pictures import (
+    Range,
+    by_root,
+    coarser,
+    coloured,
+    evenly,
+    ink,
+    levels,
+    map_png,
+    normalised,
+    overlay,
+    palette,
+    pixels_png,
+    read_image,
+    shades,
+)
+from regard.see.records import Seen
+from regard.see.report import (
+    Overlay,
+    Relevance,
+    Report,
+    Sides,
+    Words,
+    cells_of,
+    chosen,
+    harmless,
+    head_map,
+    heads_table,
+    ranked,
+    ranked_code,
+    shortened,
+    strip,
+    table_code,
+)
+from regard.see.watch import watch
+
+VOID = {"meta", "img", "image"}
+HOSTILE = ["</script>", "<img src=x onerror=alert(1)>", '"quoted"', "a&b", "\x1b[31m", "]]>", "$x_1$"]
+
+
+class Reader(HTMLParser):
+    """A page taken apart: elements that nest as they should, images, code, and the cells of tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.names: set[str] = set()
+        self.sources: list[str] = []
+        self.without_alt = 0
+        self.code: list[str] = []
+        self.rows: list[list[str]] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.names.add(name)
+        told = dict(attributes)
+        self.sources += [value for key in ("src", "href") if (value := told.get(key)) is not None]
+        self.without_alt += name == "img" and not told.get("alt")
+        assert not any(key.startswith("on") for key in told)
+        if name not in VOID:
+            self.open.append(name)
+        if name == "code":
+            self.code.append("")
+        if name == "tr":
+            self.rows.append([])
+        if name in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, name: str) -> None:
+        assert self.open.pop() == name
+
+    def handle_data(self, text: str) -> None:
+        self.words += text
+        if "code" in self.open:
+            self.code[-1] += text
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += text
+
+
+def pixels(address: str) -> Tensor:
+    assert address.startswith("data:image/png;base64,")
+    image = Image.open(BytesIO(b64decode(address.partition(",")[2]))).convert("RGB")
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).reshape(image.height, image.width, 3)
+
+
+def seen_of(n: int = 7, layers: int = 2, b: int = 1) -> Seen:
+    q, k, v = torch.randn(b, 6, n, 8), torch.randn(b, 2, n, 8), torch.randn(b, 2, n, 5)
+    with watch() as seen:
+        for _ in range(layers):
+            attend(q * 3, k, v, mask=causal())
+    return seen
+
+
+def reported(seen: Seen, labels: list[str], **more: Any) -> Report:
+    words = Words(tuple(labels))
+    sides = {name: Sides(words, words) for name in seen}
+    table = heads_table(seen, sides)
+    head = chosen(seen, table)
+    settings: dict[str, Any] = {
+        "title": "a model",
+        "facts": {"weights": "random"},
+        "asked": "".join(labels),
+        "setup": "seen = given",
+        "seen": seen,
+        "sides": sides,
+        "table": ranked(table, "spread"),
+        "table_code": f"{table_code(seen, sides)}\n{ranked_code('spread')}",
+        "layer": head.layer,
+        "head": head.head,
+    }
+    return Report(**{**settings, **more})
+
+
+def value_of(code: str, namespace: dict[str, Any]) -> Any:
+    """Run code and give its last line's value."""
+    *before, last = code.rstrip().split("\n")
+    exec("\n".join(before), namespace)
+    return eval(last, namespace)
+
+
+def test_numbers_and_pictures_of_the_page_are_those_that_its_code_makes() -> None:
+    seen = seen_of(7)
+    report = reported(seen, list("abcdefg"))
+    reader = Reader(page(report))
+    space: dict[str, Any] = {"given": seen}
+    exec(reader.code[0], space)
+    table = value_of(reader.code[1], space)
+    lines = [[head.layer, *(written(getattr(head, name)) for name in COLUMNS[1:])] for head in table]
+    assert reader.rows[1 : 1 + len(lines)] == lines
+    assert len(lines) == 12
+    closer = value_of(reader.code[2], space)
+    torch.testing.assert_close(closer, seen[report.layer].weights()[0, report.head])
+    assert torch.equal(pixels(reader.sources[0]), coloured(closer, by_root(closer)))
+    weights = reader.rows[2 + len(lines) : 2 + len(lines) + 7]
+    assert weights == [
+        [letter, *(f"{w:.4f}" for w in row)] for letter, row in zip("abcdefg", closer.tolist(), strict=True)
+    ]
+    small = reader.sources[-12:]
+    maps = [values for code in reader.code[-2:] for values in value_of(code.partition("  #")[0], space)]
+    for address, values in zip(small, maps, strict=True):
+        assert torch.equal(pixels(address), coloured(values, by_root(values)))
+
+
+def test_the_page_is_whole_in_itself_and_says_what_its_images_show() -> None:
+    reader = Reader(page(reported(seen_of(), list("abcdefg"))))
+    assert reader.sources
+    assert all(source.startswith("data:image/png;base64,") for source in reader.sources)
+    assert not reader.names & {"script", "link", "iframe", "object", "base", "form"}
+    assert reader.without_alt == 0
+    text = page(reported(seen_of(), list("abcdefg")))
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "url(" not in text
+    assert "default-src &#x27;none&#x27;; img-src data:" in text
+    assert '<html lang="en">' in text
+
+
+def test_tokens_are_text_whatever_they_say() -> None:
+    seen = seen_of(len(HOSTILE))
+    words = Words(tuple(HOSTILE))
+    relevance = (Relevance("to <b>last</b>", words, torch.rand(len(HOSTILE)), "x = '</code><script>'"),)
+    text = page(
+        reported(seen, HOSTILE, title="</title><script>", facts={"<i>": "<u>"}, notes=("<s>",), relevance=relevance)
+    )
+    reader = Reader(text)
+    assert not reader.names & {"script", "i", "u", "s", "b"}
+    assert "\x1b" not in text
+    assert "</title><script>: where it looks" in reader.words
+    for label in ("</script>", '"quoted"', "a&b", "\\x1b[31m", "<img␣src=x␣on…"):
+        assert any(label in row for row in reader.rows), label
+    assert "</code><script>" in reader.code[-3]
+
+
+def test_a_page_stays_small_however_long_the_text_is() -> None:
+    n = 512
+    seen = seen_of(n, layers=4)
+    words = Words(tuple(f"t{number}" for number in range(n)))
+    relevance = (Relevance("long", words, torch.rand(n), "1"),)
+    text = page(reported(seen, list(words.labels), relevance=relevance))
+    assert len(text) < 400_000  # 24 maps of 64 x 64 and one of 128 x 128
+    sizes = [tuple(pixels(source).shape) for source in Reader(text).sources]
+    assert sizes[0] == (128, 128, 3)
+    assert sizes[-1] == (64, 64, 3)
+
+
+def test_many_heads_have_smaller_maps() -> None:
+    report = reported(seen_of(7), list("abcdefg"))
+    many = replace(report, table=type(report.table)(report.table.heads * 400))
+    assert many.small_cells == 14
+    assert many.small_cells**2 * len(many.table) <= 1 << 20
+
+
+def test_cells_of_a_pooled_map_hold_as_many_positions_but_for_one() -> None:
+    record = seen_of(43)["attention"]
+    assert cells_of(record, 32) == (22, 22)
+    assert cells_of(record, 43) == (43, 43)
+    assert cells_of(record, 128) == (43, 43)
+    weights = record.weights()[0, 4]
+    cell = torch.arange(43) * 22 // 43
+    assert cell.bincount().tolist().count(2) == 21
+    truth = torch.stack([weights[cell == row].mean(0) for row in range(22)])
+    truth = torch.stack([truth[:, cell == column].sum(1) for column in range(22)], 1)
+    torch.testing.assert_close(head_map(record, 4, 32), truth)
+
+
+def test_several_sequences_are_told_by_their_mean() -> None:
+    seen = seen_of(5, b=3)
+    record = seen["attention"]
+    torch.testing.assert_close(head_map(record, 1, 128), record.weights()[:, 1].mean(0))
+    assert "The mean over 3 sequences." in Reader(page(reported(seen, list("abcde")))).words
+
+
+def test_heads_come_in_the_order_asked_for() -> None:
+    seen = seen_of()
+    table = reported(seen, list("abcdefg")).table
+    spreads = [head.spread for head in ranked(table, "spread")]
+    assert spreads == sorted(spreads)
+    far = [head.distance for head in ranked(table, "distance")]
+    assert far == sorted(far, reverse=True)
+    assert ranked(table, "layer") is table
+    with pytest.raises(ConfigError, match="no column 'sharp' to sort by; take one of layer, head"):
+        ranked(table, "sharp")
+
+
+def test_the_chosen_head_is_the_one_asked_for_or_the_sharpest() -> None:
+    seen = seen_of()
+    table = reported(seen, list("abcdefg")).table
+    assert chosen(seen, table).spread == min(head.spread for head in table)
+    assert (chosen(seen, table, "1", 3).layer, chosen(seen, table, "1", 3).head) == ("attention:2", 3)
+    assert chosen(seen, table, "attention:2").layer == "attention:2"
+    assert chosen(seen, table, head=5).head == 5
+    with pytest.raises(
+        UnknownNameError, match=r"no layer '2' was seen; take a number from 0 to 1 or a name: attention, "
+    ):
+        chosen(seen, table, "2")
+    with pytest.raises(UnknownNameError, match=r"attention:2 has no head 6; there are heads 0 to 5"):
+        chosen(seen, table, "1", 6)
+    with pytest.raises(UnknownNameError, match=r"no layer has a head -1; there are heads 0 to 5"):
+        chosen(seen, table, head=-1)
+
+
+def test_rows_that_were_kept_have_their_own_names() -> None:
+    q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    with watch(rows=[6, 2]) as seen:
+        attend(q, k, k, mask=causal())
+    report = reported(seen, list("abcdefghi"))
+    assert report.chosen_labels() == (["g", "c"], list("abcdefghi"))
+    assert report.chosen_map().shape == (2, 9)
+    Reader(page(report))
+
+
+def test_induction_is_told_of_the_tokens_a_layer_reads() -> None:
+    seen = seen_of(7, layers=2)
+    source, other = Words(tuple("abcabca"), torch.tensor([[1, 2, 3, 1, 2, 3, 1]]), "source"), Words(tuple("hijklmn"))
+    sides = {"attention": Sides(source, source), "attention:2": Sides(other, source)}
+    table = heads_table(seen, sides)
+    assert [head.induction is None for head in table] == [False] * 6 + [True] * 6
+    space = {"seen": seen, "source": source.ids}
+    exec(table_code(seen, sides), space)
+    assert space["table"] == table
+    assert table_code(seen, dict.fromkeys(seen, Sides(source, source))) == "table = seen.table(source)"
+
+
+def test_a_long_relevance_is_summed_in_cells() -> None:
+    values = torch.rand(11)
+    words = Words(tuple("abcdefghijk"))
+    labels, sums = strip(Relevance("r", words, values, "1"), most=4)
+    assert labels == ["0-2", "3-5", "6-8", "9-10"]
+    torch.testing.assert_close(
+        sums, torch.stack([values[:3].sum(), values[3:6].sum(), values[6:9].sum(), values[9:].sum()])
+    )
+    labels, same = strip(Relevance("r", words, values, "1"), most=11)
+    assert (labels, torch.equal(same, values)) == (list("abcdefghijk"), True)
+
+
+def test_labels_show_blanks_and_cannot_act() -> None:
+    assert shortened(" a\n\t") == "␣a↵⇥"
+    assert shortened("\x1b]0;x\x07") == "\\x1b]0;x\\x07"
+    assert shortened("a" * 20) == "a" * 13 + "…"
+    assert harmless("a b\u202e") == "a b\\u202e"
+
+
+def test_colours_run_from_the_first_number_to_the_last() -> None:
+    values = torch.tensor([[0.0, 0.25, 1.0], [0.5, 0.0625, 0.0]])
+    assert levels(values, Range(0, 1)).tolist() == [[0, 64, 255], [128, 16, 0]]
+    assert levels(values, by_root(values)).tolist() == [[0, 128, 255], [180, 64, 0]]
+    assert evenly(values * 2 + 3) == (3.0, 5.0, 1.0)
+    assert levels(torch.full((2, 3), 0.3), evenly(torch.full((2, 3), 0.3))).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert levels(torch.zeros(2, 3), by_root(torch.zeros(2, 3))).tolist() == [[0, 0, 0], [0, 0, 0]]
+    grey = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue in palette()]
+    assert all(a <= b + 1.5 for a, b in pairwise(grey)), "brightness must grow, for print"
+    assert ink(0.0, Range(0, 1)) == ("#00224d", "#fff")
+    assert ink(1.0, Range(0, 1))[1] == "#000"
+
+
+def test_a_map_as_png_has_one_pixel_for_each_number() -> None:
+    values = torch.rand(5, 9)
+    image = Image.open(BytesIO(map_png(values, by_root(values))))
+    assert (image.size, image.mode) == ((9, 5), "P")
+    colours = coloured(values, by_root(values))
+    assert image.convert("RGB").getpixel((7, 2)) == tuple(colours[2, 7].tolist())
+    again = Image.open(BytesIO(pixels_png(colours)))
+    assert again.tobytes() == image.convert("RGB").tobytes()
+
+
+def test_shades_grow_with_the_numbers_and_zero_is_blank() -> None:
+    values = torch.tensor([[0.0, 0.01, 0.05, 0.2, 0.5, 0.7, 1.0]])
+    assert shades(values, by_root(values), wide=1) == [" ·░▒▓██"]
+    assert shades(torch.tensor([[2.0, 3.0]]), Range(2.0, 3.0)) == ["··██"]
+    assert shades(torch.zeros(2, 1), by_root(torch.zeros(2, 1))) == ["  ", "  "]
+
+
+def test_a_coarser_grid_keeps_the_mean() -> None:
+    values = torch.rand(8, 12)
+    fewer = coarser(values, 4)
+    assert fewer.shape == (4, 4)
+    torch.testing.assert_close(fewer[1, 2], values[2:4, 6:9].mean())
+    assert torch.equal(coarser(values, 12), values)
+
+
+def test_an_overlay_keeps_the_edges_of_its_cells() -> None:
+    grey = torch.full((8, 6, 3), 100, dtype=torch.uint8)
+    values = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    laid = overlay(grey, values)
+    assert laid.shape == (8, 6, 3)
+    assert (laid[:4, :3] == laid[0, 0]).all()
+    assert (laid[4:, 3:] == laid[7, 5]).all()
+    colours = coloured(values, Range(0, 3)).float()
+    torch.testing.assert_close(laid[0, 5].float(), (0.6 * colours[0, 1] + 40).round())
+    assert overlay(grey[..., :1], values).shape == (8, 6, 3)
+
+
+def test_an_image_is_read_upright_resized_and_scaled(tmp_path: Path) -> None:
+    image = Image.new("RGB", (10, 6), (10, 20, 30))
+    image.putpixel((9, 0), (255, 0, 0))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be turned by a quarter, clockwise
+    image.save(tmp_path / "turned.png", exif=turned)
+    upright = read_image(tmp_path / "turned.png", 60, resample=Image.Resampling.NEAREST)
+    assert upright.shape == (60, 60, 3)
+    assert upright[59, 59].tolist() == [255, 0, 0]
+    assert upright[0, 0].tolist() == [10, 20, 30]
+    scaled = normalised(upright, (0.0, 0.5, 0.5), (1.0, 0.5, 0.25))
+    assert scaled.shape == (1, 3, 60, 60)
+    torch.testing.assert_close(scaled[0, :, 0, 0], torch.tensor([10 / 255, 20 / 127.5 - 1, (30 / 255 - 0.5) * 4]))
+    assert read_image(tmp_path / "turned.png", 7, channels=1).shape == (7, 7, 1)
+
+
+def test_images_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no file .*none\.png; give the path of a png or jpeg"):
+        read_image(tmp_path / "none.png", 8)
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(ConfigError, match=r"text\.png is no image that can be read; give a png or jpeg"):
+        read_image(tmp_path / "text.png", 8)
+    Image.effect_noise((64, 64), 50).save(tmp_path / "half.png")
+    whole = (tmp_path / "half.png").read_bytes()
+    (tmp_path / "half.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"half\.png cannot be read as an image: .*; give a whole png or jpeg"):
+        read_image(tmp_path / "half.png", 8)
+    with pytest.raises(ConfigError, match=r"1 channel \(grey\) or 3 \(red, green, blue\), not 4"):
+        read_image(tmp_path / "half.png", 8, channels=4)
+
+
+def test_the_image_and_what_lies_over_it_are_on_the_page() -> None:
+    image = torch.randint(0, 255, (12, 12, 3), dtype=torch.uint8)
+    values = torch.rand(3, 4)
+    over = (Overlay("what it owes", values, "owed"),)
+    reader = Reader(page(reported(seen_of(), list("abcdefg"), image=image, overlays=over)))
+    shown = [pixels(source) for source in reader.sources]
+    assert any(torch.equal(each, image) for each in shown)
+    assert any(torch.equal(each, overlay(image, values)) for each in shown)
+    assert "owed" in reader.code
+
+
+def test_the_figure_opens_and_has_every_part(tmp_path: Path) -> None:
+    image = torch.randint(0, 255, (12, 12, 1), dtype=torch.uint8)
+    over = (Overlay("what $it_ owes", torch.rand(3, 4), "owed"),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_figure(reported(seen_of(), [*HOSTILE]), tmp_path / "plain.png")
+        save_figure(reported(seen_of(5), list("a漢c💡e"), image=image, overlays=over), tmp_path / "over.png")
+    with Image.open(tmp_path / "plain.png") as plain, Image.open(tmp_path / "over.png") as laid:
+        assert (plain.format, plain.size, laid.size) == ("PNG", (1200, 720), (1800, 720))
+        assert len(set(plain.convert("RGB").get_flattened_data())) > 100
