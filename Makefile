@@ -37,6 +37,7 @@ slow: $(VENV)/.test  ## the tests that take minutes
 bench: $(VENV)/.test  ## ratios against peers
 	$(PY) -m bench
 	$(PY) -m bench.models
+	$(PY) -m bench.seeing
 
 docs: $(VENV)/.test  ## run every code block of the pages, and list them
 	$(PYTEST) -q tests/test_docs.py

@@ -58,7 +58,7 @@ def scaled(x: Float[Tensor, "a b"], by: float) -> Float[Tensor, "a b"]:
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The source above, loaded as regard's own modules are."""
-    if not sys.modules["conftest"].SHAPES_CHECKED:
+    if not sys.modules["tests.conftest"].SHAPES_CHECKED:
         pytest.skip("beartype is not installed")
     import regard.core
 

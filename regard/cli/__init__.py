@@ -10,7 +10,7 @@ import typer
 
 import regard
 from regard.base.errors import RegardError
-from regard.cli import bench, check, count, explain, generate, masks, tour
+from regard.cli import bench, check, count, explain, generate, look, masks, tour
 
 P = ParamSpec("P")
 
@@ -40,6 +40,7 @@ for _name, _module in {
     "explain": explain,
     "count": count,
     "generate": generate,
+    "look": look,
     "check": check,
     "bench": bench,
 }.items():

@@ -50,7 +50,7 @@ def command(
     list_facts: Annotated[bool, typer.Option("--list", help="List every fact instead")] = False,
     libraries: Annotated[bool, typer.Option("--libraries", help="Check other libraries, as a Markdown table")] = False,
 ) -> None:
-    """Tell which rules an attention or a decoder breaks, and its conventions."""
+    """Tell which rules an attention or a decoder breaks."""
     from regard.conform.check import check, facts
 
     if list_facts:

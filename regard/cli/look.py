@@ -48,12 +48,13 @@ def command(
     for file in (html, png):
         if file is not None and not file.parent.is_dir():
             raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}")
+    kept = numbers(rows)
     subject = opened(model, device)
+    question = asked_of(subject, read_prompt(given), target, tokenizer, device)
     if subject.random:
         tell(f"{model} is a preset: its weights are random, and so is where it looks; a saved folder has learned ones")
-    question = asked_of(subject, read_prompt(given), target, tokenizer, device)
     tell(f"running {model} on {question.size}")
-    report = told(subject, question, sort=sort, layer=layer, head=head, layers=layers, rows=numbers(rows))
+    report = told(subject, question, sort=sort, layer=layer, head=head, layers=layers, rows=kept)
     if json:
         show_json(as_json(report))
     else:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.base.axes import LEGEND, read, spelled
 from regard.base.errors import DeviceError, DtypeError, ShapeError
+from regard.base.tracing import constant
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 LETTERS = {"q": "b h i c", "k": "b g j c", "v": "b g j e"}
@@ -51,7 +52,7 @@ def exactly(x: Tensor) -> AbstractContextManager[None]:
 
 
 # older compilers cannot trace the question
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _has_autocast(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind)
 

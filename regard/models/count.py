@@ -51,7 +51,8 @@ def count(config: Config, *, batch: int = 1, length: int | None = None) -> Count
         model = kind_of(config)(config)
         inputs = model.example(batch, length)
         entries: list[int] = []
-        with torch.no_grad(), counting_flops() as flops, observing(lambda name, call, out: entries.append(visible_pairs(call))):
+        watched = observing(lambda name, call, out: entries.append(visible_pairs(call)))
+        with torch.no_grad(), counting_flops() as flops, watched:
             model.eval()(*inputs)
         model.train()
         with saving(but=[*model.parameters(), *model.buffers()]) as kept:

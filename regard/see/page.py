@@ -59,7 +59,7 @@ def page(report: Report) -> str:
         single("meta", charset="utf-8"),
         single("meta", http_equiv="Content-Security-Policy", content=policy),
         single("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{report.title}: where it looks"),
+        tag("title", f"{harmless(report.title)}: where it looks"),
         tag("style", Markup(STYLE)),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('main', *sections)), lang='en')}\n"
@@ -74,7 +74,7 @@ def _opening(report: Report) -> Markup:
     lines = [harmless(line) for line in report.asked.splitlines()]
     return tag(
         "header",
-        tag("h1", report.title),
+        tag("h1", harmless(report.title)),
         tag("dl", *facts),
         tag("h2", "What it was given"),
         tag("pre", "\n".join(lines), class_="asked"),

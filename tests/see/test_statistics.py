@@ -31,7 +31,7 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.see import fused, rows as by_rows
 from regard.see.statistics import Statistics, statistics
 
-B, H, G, I, J, C = 2, 6, 3, 37, 53, 7
+B, H, G, N, J, C = 2, 6, 3, 37, 53, 7
 
 MASKS = {
     "none": None,
@@ -48,7 +48,7 @@ MASKS = {
     "documents": documents(torch.arange(53) // 9),
     "random": random_links(5, seed=1),
     "predicate": Mask.of("odd", lambda i, j: (i + j) % 2 == 1),
-    "matrix": torch.rand(B, H, I, J, generator=torch.Generator().manual_seed(0)) > 0.4,
+    "matrix": torch.rand(B, H, N, J, generator=torch.Generator().manual_seed(0)) > 0.4,
 }
 TERMS = {
     "none": None,
@@ -57,11 +57,11 @@ TERMS = {
     "shaw": shaw(torch.randn(5, C, generator=torch.Generator().manual_seed(2))),
     "softcap": softcap(1.5),
     "sink": sink(torch.randn(H, generator=torch.Generator().manual_seed(3))),
-    "added": additive(torch.randn(B, H, I, J, generator=torch.Generator().manual_seed(4))),
+    "added": additive(torch.randn(B, H, N, J, generator=torch.Generator().manual_seed(4))),
 }
 
 
-def draw(dtype: torch.dtype = torch.float32, *, i: int = I, j: int = J) -> tuple[Tensor, Tensor]:
+def draw(dtype: torch.dtype = torch.float32, *, i: int = N, j: int = J) -> tuple[Tensor, Tensor]:
     source = torch.Generator().manual_seed(5)
     q, k = (torch.randn(B, heads, n, C, generator=source) * 1.5 for heads, n in ((H, i), (G, j)))
     return q.to(dtype), k.to(dtype)
@@ -154,7 +154,7 @@ def test_places_of_a_cache_step() -> None:
 def test_the_lse_is_that_of_the_scores() -> None:
     q, k = draw()
     scores = torch.einsum("bhic,bhjc->bhij", q.double(), k.double().repeat_interleave(2, 1)) * C**-0.5
-    visible = (causal() & window(before=9)).dense(I, J)
+    visible = (causal() & window(before=9)).dense(N, J)
     truth = scores.masked_fill(~visible, -math.inf).logsumexp(-1)
     assert (statistics(q, k, mask=MASKS["window"]).lse - truth).abs().max() < 2e-6
     logits = TERMS["sink"].logits.double()[:, None]
@@ -170,13 +170,13 @@ def test_the_top_keys_are_exact_and_certified(mask: str, count: int) -> None:
     w = dense(q, k, mask=MASKS[mask])
     kept = min(count, J)
     values = w.topk(kept, -1).values
-    assert top.keys.shape == top.weights.shape == (B, H, I, count)
+    assert top.keys.shape == top.weights.shape == (B, H, N, count)
     assert (top.weights[..., :kept].double() - values).abs().max() < 2e-6
     assert not top.weights[..., kept:].any()
     seen = top.keys >= 0
     read = w.gather(-1, top.keys.clamp(min=0)) * seen
     assert (read - top.weights.double()).abs().max() < 2e-6
-    listed = torch.zeros(B, H, I, J + 1).scatter(-1, top.keys.masked_fill(~seen, J), 1.0)[..., :J]
+    listed = torch.zeros(B, H, N, J + 1).scatter(-1, top.keys.masked_fill(~seen, J), 1.0)[..., :J]
     left = w * (1 - listed)
     assert (left.amax(-1) - top.dismissed.double()).abs().max() < 2e-6
     assert (left.sum(-1) - top.rest.double()).abs().max() < 2e-6
@@ -185,10 +185,10 @@ def test_the_top_keys_are_exact_and_certified(mask: str, count: int) -> None:
 
 def test_a_listed_key_is_never_hidden() -> None:
     q, k = draw()
-    visible = (causal() & window(before=2)).dense(I, J)
+    visible = (causal() & window(before=2)).dense(N, J)
     keys = statistics(q, k, mask=causal() & window(before=2)).top(5).keys
     assert (keys >= 0).sum(-1).eq(visible.sum(-1)).all()
-    assert visible[torch.arange(I)[:, None], keys.clamp(min=0)][keys >= 0].all()
+    assert visible[torch.arange(N)[:, None], keys.clamp(min=0)][keys >= 0].all()
 
 
 def test_rows_asked_for_come_in_their_order() -> None:
@@ -265,7 +265,7 @@ def test_wrong_questions_are_named() -> None:
     with pytest.raises(ConfigError, match=r"top\(count\)"):
         found.top(0)
     with pytest.raises(ShapeError, match=r"mixed takes one number for each query"):
-        found.mixed(torch.zeros(B, I + 1))
+        found.mixed(torch.zeros(B, N + 1))
 
 
 @pytest.mark.parametrize(

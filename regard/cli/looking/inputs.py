@@ -161,7 +161,10 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
         return Sides(named_words["target"], named_words["source" if crossing else "target"])
 
     asked = text if target is None else f"{text}\n\n{target}"
-    many = [f"{len(tokens)} {'tokens' if name == 'tokens' else f'{name} tokens'}" for name, tokens in ids.items()]
+    many = [
+        f"{len(tokens)} {'' if name == 'tokens' else f'{name} '}token{'s' if len(tokens) > 1 else ''}"
+        for name, tokens in ids.items()
+    ]
     return Question(
         inputs=tuple(inputs.values()),
         asked=asked if len(asked) <= LONGEST_TEXT else f"{asked[:LONGEST_TEXT]} ... ({len(asked):,} letters)",

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from regard.base.tracing import constant
 from regard.core.algebra import Full
 from regard.core.grid import Grid
 from regard.core.kernels.call import Call, in_transform, seen_keys
@@ -189,7 +190,7 @@ def _cudnn_first() -> Iterator[None]:
         torch._C._set_sdp_priority_order(before)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _hopper(device: int) -> bool:
     return _generation(device) == 9
 

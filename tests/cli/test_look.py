@@ -1,0 +1,433 @@
+"""`regard look`: what it prints, writes and draws is what the library gives, and bad input ends in one line."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from PIL import Image
+from tokenizers import Tokenizer as Library, models, pre_tokenizers, processors
+from torch import Tensor
+from typer.testing import CliRunner, Result
+
+from regard.cli import clean
+from regard.cli.look import command
+from regard.cli.looking.owed import grid_side
+from regard.data.tokenizers import load_tokenizer
+from regard.layers.windows import merge
+from regard.models.bert import BERTConfig
+from regard.models.davit import DaViTConfig
+from regard.models.files import load
+from regard.models.gpt import GPTConfig
+from regard.models.model import Config
+from regard.models.presets import made
+from regard.models.transformer import TransformerConfig
+from regard.models.vit import ViTConfig
+from regard.see.pictures import normalised, read_image
+from regard.see.records import Seen
+from regard.see.relevance import encoder_decoder_rollout, patch_map, rollout
+from regard.see.watch import watch
+from tests.see.test_report import Reader
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.command("look")(clean(command))
+TEXT = "the cat sat on the mat"
+
+
+def look(*words: str, stdin: str | None = None) -> Result:
+    return CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(app, list(words), input=stdin)
+
+
+def told(*words: str) -> Any:
+    result = look(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*words: str) -> str:
+    result = look(*words)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("regard: ")
+    return last.removeprefix("regard: ")
+
+
+def saved(path: Path, config: Config) -> str:
+    model = made(config, seed=3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.mul_(6.0)  # heads that differ
+    model.save(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> str:
+    config = GPTConfig(vocab=256, context=600, width=24, depth=3, heads=4, ff_width=20, tied=False)
+    return saved(tmp_path_factory.mktemp("gpt"), config)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> str:
+    config = TransformerConfig(vocab=256, context=40, width=24, depth=2, heads=3, ff_width=20)
+    return saved(tmp_path_factory.mktemp("pair"), config)
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> str:
+    config = ViTConfig(image=20, patch=4, classes=7, width=24, depth=2, heads=3)
+    return saved(tmp_path_factory.mktemp("vit"), config)
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("images") / "noise.png"
+    pixels = torch.randint(0, 255, (31, 47, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    Image.frombytes("RGB", (47, 31), pixels.numpy().tobytes()).save(path)
+    return str(path)
+
+
+def seen_in(folder: str, *inputs: Tensor, **limits: Any) -> Seen:
+    model = load(folder)
+    with torch.no_grad(), watch(model, **limits) as seen:
+        model(*inputs)
+    return seen
+
+
+def ran(code: str) -> Any:
+    """What code makes, by name, and the value of its last line as `last`."""
+    *before, last = code.rstrip().split("\n")
+    space: dict[str, Any] = {}
+    exec(code if last.startswith(" ") else "\n".join(before), space)
+    space["last"] = None if last.startswith(" ") else eval(last, space)
+    return space
+
+
+def test_json_has_the_statistics_of_the_library(gpt: str) -> None:
+    tokens = torch.tensor([list(TEXT.encode())])
+    seen = seen_in(gpt, tokens)
+    found = told(gpt, TEXT)
+    table = seen.table(tokens).sorted("spread", descending=False)
+    assert [(head["layer"], head["head"]) for head in found["heads"]] == [(head.layer, head.head) for head in table]
+    for head, truth in zip(found["heads"], table, strict=True):
+        for column in ("entropy", "spread", "distance", "previous", "first", "induction"):
+            assert head[column] == pytest.approx(getattr(truth, column), rel=1e-5)
+    best = table[0]
+    assert (found["chosen"]["layer"], found["chosen"]["head"]) == (best.layer, best.head)
+    assert found["chosen"]["keys"] == list(TEXT)
+    weights = seen[best.layer].weights()[0, best.head]
+    torch.testing.assert_close(torch.tensor(found["chosen"]["map"]), weights)
+    (relevance,) = found["relevance"]
+    torch.testing.assert_close(torch.tensor(relevance["values"]), rollout(seen)[0, -1])
+    assert relevance["title"] == "What the output of the last token owes to each token (rollout)"
+    assert found["weights"] == "those of the folder"
+    again = ran(found["code"])["seen"]
+    assert torch.equal(again["blocks.1.attention"].entropy, seen["blocks.1.attention"].entropy)
+
+
+def test_the_terminal_shows_heads_map_and_relevance(gpt: str) -> None:
+    result = look(gpt, "abcabc", "--most", "5", "--sort", "induction", "--layer", "1", "--head", "2")
+    assert result.exit_code == 0
+    assert result.stderr == f"running {gpt} on 6 tokens\n"
+    tokens = torch.tensor([list(b"abcabc")])
+    seen = seen_in(gpt, tokens)
+    lines = result.stdout.splitlines()
+    start = lines.index("layer               head  entropy  spread  distance  previous  first  induction")
+    table = seen.table(tokens).sorted("induction")
+    for line, head in zip(lines[start + 1 : start + 6], table, strict=False):
+        numbers = (head.entropy, head.spread, head.distance, head.previous, head.first, head.induction)
+        assert line.split() == [head.layer, str(head.head), *(f"{number:.3f}" for number in numbers)]
+    assert "5 of 12 heads" in lines[start + 6]
+    at = lines.index("blocks.1.attention, head 2")
+    drawn = lines[at + 1 : at + 7]
+    assert [line[:2] for line in drawn] == ["a ", "b ", "c ", "a ", "b ", "c "]
+    weights = seen["blocks.1.attention"].weights()[0, 2]
+    brightest = int(weights[5].argmax())
+    assert drawn[5][2 + 2 * brightest] == max(drawn[5][2:], key=" ·░▒▓█".index)
+    assert drawn[0][2:].rstrip() == "██"
+    most = int(rollout(seen)[0, -1].argmax())
+    first = lines[lines.index("What the output of the last token owes to each token (rollout)") + 1].split()
+    assert first[:2] == [str(most), "abcabc"[most]]
+
+
+def test_a_preset_says_that_its_weights_are_random(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = look("birthplace", "hi", "--most", "1", "--html", str(page))
+    assert result.exit_code == 0
+    assert result.stderr.startswith("birthplace is a preset: its weights are random, and so is where it looks;")
+    assert "weights: random, from seed 0: a preset has learned nothing" in result.stdout
+    reader = Reader(page.read_text("utf-8"))
+    assert "random, from seed 0" in reader.words
+    assert "model = build('birthplace', seed=0).eval()" in reader.code[0]
+
+
+@pytest.mark.parametrize(("length", "cells"), [(50, "50 x 50"), (100, "34 x 34"), (300, "38 x 38")])
+def test_a_map_wider_than_the_terminal_is_pooled(gpt: str, length: int, cells: str) -> None:
+    result = look(gpt, "ab" * (length // 2), "--most", "1")
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    if length == 50:
+        assert "weights in" not in result.stdout
+    else:
+        assert f", {length} x {length} weights in {cells} cells" in result.stdout
+
+
+def test_the_page_can_be_run_again_and_is_bounded(gpt: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    text = "<img src=x onerror=alert(1)></script>" * 14
+    result = look(gpt, text[:512], "--html", str(page), "--most", "1")
+    assert result.exit_code == 0
+    written = page.read_text("utf-8")
+    assert f"wrote {page}, {page.stat().st_size:,} bytes" in result.stderr
+    assert len(written) < 3_000_000
+    reader = Reader(written)
+    assert not reader.names & {"script"}
+    assert all(source.startswith("data:") for source in reader.sources)
+    space = ran(reader.code[0])
+    exec(reader.code[1].replace("print(", "shown = ("), space)
+    rows = [[head.layer, str(head.head), f"{head.entropy:.4f}"] for head in space["shown"]]
+    assert [row[:3] for row in reader.rows[1:13]] == rows
+    assert "rollout(seen, rows=[-1])[0, 0]" in reader.code[3]
+    assert eval("rollout(seen, rows=[-1])[0, 0]", {**space, "rollout": rollout}).shape == (512,)
+
+
+def test_the_picture_opens(gpt: str, vit: str, picture: str, tmp_path: Path) -> None:
+    for folder, given in ((gpt, "a $b_ 漢"), (vit, picture)):
+        file = tmp_path / "maps.png"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert look(folder, given, "--png", str(file), "--most", "1").exit_code == 0
+        with Image.open(file) as image:
+            assert image.format == "PNG"
+            assert image.width >= 1200
+
+
+def test_an_encoder_decoder_is_told_on_both_sides(pair: str) -> None:
+    found = told(pair, "source!", "--target", "target", "--layer", "decoder.blocks.1.cross")
+    source, target = (torch.tensor([list(text)]) for text in (b"source!", b"target"))
+    seen = seen_in(pair, source, target)
+    both = encoder_decoder_rollout(seen)
+    assert [(len(each["labels"]), each["title"].split()[-3]) for each in found["relevance"]] == [
+        (7, "source"),
+        (6, "target"),
+    ]
+    torch.testing.assert_close(torch.tensor(found["relevance"][0]["values"]), both.source[0, -1])
+    torch.testing.assert_close(torch.tensor(found["relevance"][1]["values"]), both.target[0, -1])
+    assert (found["chosen"]["queries"], found["chosen"]["keys"]) == (list("target"), list("source!"))
+    induction = {head["layer"]: head["induction"] for head in found["heads"] if head["head"] == 0}
+    assert induction["decoder.blocks.0.cross"] is None
+    assert induction["encoder.blocks.0.attention"] is None  # no letter of `source!` comes twice
+    assert induction["decoder.blocks.0.attention"] is not None  # t does
+    result = look(pair, "source!", "--target", "target", "--layer", "decoder.blocks.1.cross")
+    assert "keys: s o u r c e !" in result.stdout
+    assert "running" in result.stderr
+    assert "7 source tokens, 6 target tokens" in result.stderr
+
+
+def test_a_target_begins_with_the_token_that_the_folder_names(tmp_path: Path) -> None:
+    folder = saved(tmp_path, TransformerConfig(vocab=256, context=40, width=24, depth=1, heads=3, ff_width=20))
+    (tmp_path / "generation_config.json").write_text('{"decoder_start_token_id": 7}')
+    found = told(folder, "abc", "--target", "de", "--layer", "decoder.blocks.0.cross")
+    assert found["chosen"]["queries"] == ["\x07", "d", "e"]
+    assert ran(found["code"])["target"].tolist() == [[7, 100, 101]]
+
+
+def test_a_vision_transformer_shows_what_its_class_token_owes(vit: str, picture: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    found = told(vit, picture, "--html", str(page))
+    image = normalised(read_image(picture, 20))
+    seen = seen_in(vit, image)
+    truth = patch_map(rollout(seen))[0]
+    assert truth.shape == (5, 5)
+    torch.testing.assert_close(torch.tensor(found["overlays"][0]["values"]), truth)
+    layer, head = found["chosen"]["layer"], found["chosen"]["head"]
+    own = seen[layer].weights()[0, head, 0, 1:].reshape(5, 5)
+    torch.testing.assert_close(torch.tensor(found["overlays"][1]["values"]), own)
+    assert found["chosen"]["keys"][:3] == ["class", "0,0", "0,1"]
+    reader = Reader(page.read_text("utf-8"))
+    space = ran(reader.code[0])
+    torch.testing.assert_close(
+        eval(reader.code[3].split("\n")[-1], {**space, "patch_map": patch_map, "rollout": rollout}), truth
+    )
+    shown = look(vit, picture, "--most", "1").stdout
+    assert "What the class token owes to each patch (rollout)" in shown
+
+
+def test_pooling_by_the_mean_and_grey_images_are_served(picture: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path, ViTConfig(image=12, patch=4, channels=1, width=12, depth=2, heads=2, pool="mean"))
+    found = told(folder, picture)
+    seen = seen_in(folder, normalised(read_image(picture, 12, channels=1)))
+    truth = patch_map(rollout(seen), prefix=0, pool="mean")[0]
+    torch.testing.assert_close(torch.tensor(found["overlays"][0]["values"]), truth)
+    assert found["overlays"][0]["title"] == "What the mean of the patches owes to each patch (rollout)"
+    assert ran(found["code"])["image"].shape == (1, 1, 12, 12)
+
+
+def test_a_davit_shows_what_positions_are_given_in_their_windows(picture: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path, DaViTConfig(classes=5, widths=(8, 12), depths=(1, 1), heads=(2, 3), window=5))
+    found = told(folder, picture, "--layer", "stages.1.blocks.0.window.attention", "--head", "2")
+    seen = seen_in(folder, normalised(read_image(picture, 224)))
+    received = seen["stages.1.blocks.0.window.attention"].received[:, 2, :, None]
+    truth = merge(received, 5, 28, 28)[0, :, :, 0]
+    torch.testing.assert_close(torch.tensor(found["overlays"][0]["values"]), truth)
+    assert any("no rollout here" in note for note in found["notes"])
+    assert (grid_side(224, 0), grid_side(224, 3), grid_side(30, 1)) == (56, 7, 4)
+    channels = told(folder, picture, "--layer", "stages.0.blocks.0.channel.attention")
+    assert channels["chosen"]["keys"][:2] == ["channel 0", "channel 1"]
+    assert "window.attention" in channels["overlays"][0]["title"]
+
+
+def test_special_tokens_have_their_names(tmp_path: Path) -> None:
+    folder = saved(tmp_path, BERTConfig(vocab=11, context=9, width=12, depth=2, heads=2, ff_width=8))
+    words = {word: number for number, word in enumerate(["[CLS]", "[SEP]", "?", "the", "cat", "</script>", "[b]x[/b]"])}
+    library = Library(models.WordLevel(words, unk_token="?"))
+    library.add_special_tokens(["[CLS]", "[SEP]"])
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 0), ("[SEP]", 1)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    found = told(folder, "the cat </script>")
+    assert found["chosen"]["keys"] == ["[CLS]", "the", "cat", "</script>", "[SEP]"]
+    seen = seen_in(folder, torch.tensor([load_tokenizer(folder).encode("the cat </script>")]))
+    torch.testing.assert_close(torch.tensor(found["relevance"][0]["values"]), rollout(seen)[0, 0])
+    assert "first token" in found["relevance"][0]["title"]
+    assert "load_tokenizer" in found["code"]
+    assert "\n[b]x[/b] " in look(folder, "the [b]x[/b] cat").stdout  # no markup of the terminal either
+    assert torch.equal(ran(found["code"])["seen"]["blocks.1.attention"].lse, seen["blocks.1.attention"].lse)
+
+
+def test_bytes_that_are_no_letter_are_told_as_bytes(gpt: str) -> None:
+    assert told(gpt, "aé\x1b[1m")["chosen"]["keys"] == ["a", "\\xc3", "\\xa9", "\x1b", "[", "1", "m"]
+    result = look(gpt, "[bold]\x1b[31m", "--most", "1")
+    assert "\x1b" not in result.stdout
+    assert "\n    \\x1b " in result.stdout or "\n\\x1b " in result.stdout
+
+
+def test_a_folder_of_hugging_face_is_read_and_says_how_pixels_are_scaled(picture: str, tmp_path: Path) -> None:
+    from transformers import ViTImageProcessorPil
+
+    config = ViTConfig(image=20, patch=4, classes=7, width=24, depth=2, heads=3)
+    made(config, seed=1).export(tmp_path)
+    settings = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25], "resample": 3}
+    processor = ViTImageProcessorPil(size={"height": 20, "width": 20}, **settings)
+    processor.save_pretrained(tmp_path)
+    found = told(str(tmp_path), picture)
+    assert any(
+        "mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25), as preprocessor_config.json says" in n for n in found["notes"]
+    )
+    with Image.open(picture) as image:
+        theirs = processor(image, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(ran(found["code"])["image"], theirs, atol=1e-5, rtol=0)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": "x"}')
+    assert "preprocessor_config.json does not say how pixels are scaled" in refused(str(tmp_path), picture)
+
+
+def test_a_gpt2_of_hugging_face_is_looked_at(tmp_path: Path) -> None:
+    config = GPTConfig(vocab=256, context=31, width=24, depth=2, heads=3)
+    made(config, seed=1).export(tmp_path)
+    assert {head["layer"] for head in told(str(tmp_path), "hello")["heads"]} == {
+        "blocks.0.attention",
+        "blocks.1.attention",
+    }
+
+
+def test_layers_and_rows_limit_what_is_kept(gpt: str) -> None:
+    found = told(gpt, TEXT, "--layers", "blocks.1", "--layers", "blocks.2", "--rows", "0,3:5,-1")
+    seen = seen_in(gpt, torch.tensor([list(TEXT.encode())]), layers=["blocks.1", "blocks.2"], rows=[0, 3, 4, -1])
+    assert {head["layer"] for head in found["heads"]} == set(seen)
+    layer, head = found["chosen"]["layer"], found["chosen"]["head"]
+    torch.testing.assert_close(torch.tensor(found["chosen"]["map"]), seen[layer].weights()[0, head])
+    assert found["relevance"] == []
+    assert "There is no relevance here: it needs every layer and every row." in found["notes"]
+    assert ran(found["code"])["seen"][layer].rows_kept == (0, 3, 4, 21)
+    assert "\nt " in look(gpt, "pqrst", "--rows", "-1", "--most", "1").stdout
+
+
+def test_a_text_may_come_from_stdin(gpt: str) -> None:
+    result = CliRunner().invoke(app, [gpt, "-", "--json"], input="from stdin\n")
+    assert json.loads(result.stdout)["asked"] == "from stdin"
+
+
+def test_a_long_text_is_not_repeated_on_the_page(tmp_path: Path) -> None:
+    folder = saved(tmp_path, GPTConfig(vocab=256, context=5000, width=8, depth=1, heads=1, ff_width=8))
+    found = told(folder, "ab" * 2250)
+    assert found["asked"].endswith("... (4,500 letters)")
+    assert "open('text.txt').read()" in found["code"]
+
+
+def test_an_unknown_model_is_told_with_the_nearest() -> None:
+    assert refused("brthplace", "x").startswith("unknown model 'brthplace'; did you mean 'birthplace'?")
+    assert refused("vit-ti/61", "x").startswith("unknown model 'vit-ti/61'; did you mean 'vit-ti/16'?")
+    assert refused("no/such/place", "x").startswith(
+        "no/such/place is not a folder; a model is a folder with config.json"
+    )
+
+
+def test_text_and_images_are_not_mixed_up(gpt: str, vit: str, picture: str, tmp_path: Path) -> None:
+    assert refused(gpt, picture) == (
+        f"{gpt} reads text, but {picture} is an image; a ViT looks at those, such as vit-ti/16, or a DaViT"
+    )
+    assert refused(vit, "a dog") == f"{vit} looks at images, but there is no file 'a dog'; give a png or jpeg"
+    assert refused(vit, "a" * 5000).startswith(f"{vit} looks at images, but there is no file 'aaa")
+    broken = tmp_path / "broken.png"
+    broken.write_text("no image")
+    assert refused(vit, str(broken)) == f"{broken} is no image that can be read; give a png or jpeg"
+    assert refused(vit, str(tmp_path)).startswith(f"{tmp_path} cannot be read as an image: ")
+    assert refused(vit, picture, "--tokenizer", "x.json") == f"--tokenizer goes with text; {vit} looks at images"
+
+
+def test_what_a_model_cannot_take_is_told(gpt: str, pair: str) -> None:
+    assert refused(gpt, "a" * 613) == (f"the text has 613 tokens, but {gpt} reads at most 600; shorten it by 13")
+    assert refused(gpt, "") == "the text is empty; give at least one token to look at"
+    assert refused("birthplace-synthesizer", "a" * 128).endswith("reads at most 127; shorten it by 1")
+    assert refused(gpt, "a", "--target", "b") == f"--target goes with encoder-decoders; {gpt} reads one text"
+    assert refused(pair, "a") == f"{pair} is an encoder-decoder: give what it has written so far with --target 'text'"
+    assert refused(pair, "a", "--target", "") == "the target is empty; give at least one token to look at"
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, GPTConfig(vocab=3, context=9, width=8, depth=1, heads=1, ff_width=8))
+    library = Library(models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 3}, unk_token="a"))
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert refused(folder, "d").startswith(f"the tokenizer gives token 3, but {folder} knows 3; it is another model's")
+
+
+def test_models_without_attention_weights_are_refused(picture: str, tmp_path: Path) -> None:
+    assert refused("mlp", "x").startswith("mlp is a MLP, which does not attend over text or an image; these do: transf")
+    assert refused("speech-stream", "x").startswith("speech-stream is a Speech, which does not attend over text or an")
+    config = ViTConfig(image=12, patch=4, width=12, depth=1, heads=2, attention="linear")
+    words = "ran, but no attention was seen: what mixes its positions has no weights to look at"
+    assert refused(saved(tmp_path, config), picture) == f"{tmp_path} {words}"
+
+
+def test_layers_and_heads_that_are_not_there_are_told_with_those_that_are(gpt: str) -> None:
+    names = "blocks.0.attention, blocks.1.attention, blocks.2.attention"
+    assert refused(gpt, "abc", "--layer", "7") == (
+        f"no layer '7' was seen; take a number from 0 to 2 or a name: {names}"
+    )
+    assert (
+        refused(gpt, "abc", "--layer", "2", "--head", "4") == "blocks.2.attention has no head 4; there are heads 0 to 3"
+    )
+    assert refused(gpt, "abc", "--layers", "blocks.7").startswith("layers='blocks.7' is no module of the model; it has")
+    assert refused(gpt, "abc", "--layers", "norm") == (
+        "no attention was seen in --layers norm; leave it out to see which layers attend"
+    )
+    assert refused(gpt, "abc", "--rows", "3").startswith("rows asks for 3, but blocks.0.attention has 3 of them")
+    assert refused(gpt, "abc", "--rows", "1,x") == "--rows takes numbers and ranges such as 0,5,8:12,-1, not 'x'"
+    assert refused(gpt, "abc", "--rows", "5:5").startswith("--rows 5:5 names no row")
+    assert refused(gpt, "abc", "--sort", "sharp").startswith("there is no column 'sharp' to sort by; take one of layer")
+
+
+def test_places_that_cannot_be_used_are_told(gpt: str, tmp_path: Path) -> None:
+    nowhere = tmp_path / "none" / "page.html"
+    assert refused(gpt, "abc", "--html", str(nowhere)) == (
+        f"{nowhere} cannot be written: there is no folder {nowhere.parent}"
+    )
+    result = look(gpt, "abc", "--html", str(tmp_path))
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"regard: {tmp_path} cannot be written: Is a directory"
+    assert refused(gpt, "abc", "--device", "gpu").startswith("--device gpu cannot be used here: ")
+    assert refused(gpt, "abc", "--device", "gpu").endswith("; cpu always can")
