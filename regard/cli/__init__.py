@@ -10,7 +10,7 @@ import typer
 
 import regard
 from regard.base.errors import RegardError
-from regard.cli import bench, check, count, explain, generate, look, masks, tour
+from regard.cli import bench, check, count, explain, generate, lab, look, masks, tour, work
 
 P = ParamSpec("P")
 
@@ -45,6 +45,8 @@ for _name, _module in {
     "bench": bench,
 }.items():
     app.command(_name)(clean(_module.command))
+app.add_typer(lab.app, name="lab")
+work.mount(app, clean)
 
 
 def _version(wanted: bool) -> None:

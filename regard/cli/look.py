@@ -55,10 +55,7 @@ def command(
         tell(f"{model} is a preset: its weights are random, and so is where it looks; a saved folder has learned ones")
     tell(f"running {model} on {question.size}")
     report = told(subject, question, sort=sort, layer=layer, head=head, layers=layers, rows=kept)
-    if json:
-        show_json(as_json(report))
-    else:
-        show_report(report, most)
+    # files first: whoever reads the terminal's part may stop reading
     if html is not None:
         from regard.see.page import page
 
@@ -67,6 +64,10 @@ def command(
         from regard.see.figure import save_figure
 
         write(png, lambda: save_figure(report, png))
+    if json:
+        show_json(as_json(report))
+    else:
+        show_report(report, most)
 
 
 def numbers(text: str | None) -> list[int] | None:

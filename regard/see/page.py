@@ -1,12 +1,11 @@
 """A report as one HTML page that needs nothing else: no script, no network, no second file. Whatever a model's tokens
 are, they are text to it."""
 
-import html
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from regard.base.markup import Markup, joined, single, tag
 from regard.see.heads import COLUMNS
 from regard.see.pictures import Range, by_root, data_uri, evenly, ink, map_png, overlay, pixels_png
 from regard.see.records import Record
@@ -22,29 +21,6 @@ MEANINGS = {
     "first": "mean weight on the first position",
     "induction": "mean weight on what followed the same token earlier; - where no token is repeated",
 }
-
-
-class Markup(str):
-    """HTML that is meant as such; any other text is escaped."""
-
-
-def tag(name: str, /, *inside: str, **attributes: str | None) -> Markup:
-    """An element. A trailing underscore of an attribute is dropped, inner ones become hyphens."""
-    shown = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return Markup(f"<{name}{shown}>{joined(inside)}</{name}>")
-
-
-def single(name: str, /, **attributes: str | None) -> Markup:
-    """An element that holds nothing, such as an image."""
-    return Markup(str(tag(name, **attributes)).removesuffix(f"</{name}>"))
-
-
-def joined(parts: Sequence[str]) -> Markup:
-    return Markup("".join(part if isinstance(part, Markup) else html.escape(part) for part in parts))
 
 
 def page(report: Report) -> str:

@@ -13,7 +13,7 @@ import regard
 from regard.base.errors import ConfigError, kernel_refused
 from regard.cli import app, clean
 
-COMMANDS = ("tour", "masks", "explain", "count", "generate", "look", "check", "bench")
+COMMANDS = ("tour", "masks", "explain", "count", "generate", "look", "check", "lab", "work", "bench")
 run = CliRunner()
 
 

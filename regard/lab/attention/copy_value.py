@@ -1,0 +1,164 @@
+"""When does attention copy one value?
+
+Claim: When one score leads all others. Only differences count, so the others need not be negative: 60, 30, 30 copies
+    but for 2e-13. For an error of eps among n keys a lead of ln((n - 1) / eps) is enough, and little less will do if
+    the others are equal. A large beta copies the same value for every query that is the same, so it is not yet the
+    identity.
+Measures: The weight that does not go to the leading key, for the three scores and for leads at and a little below the
+    bound over many n and eps, with the others equal and not; the same after adding a constant to all scores; the
+    weights of three equal queries and of three different ones at a large beta.
+Budget: 2 seconds
+Source: 000 1.1c, 001 1a
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import COLOURS, MARKS, figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"1 - a_1 \le \sum_{j \ge 2} \exp(s_j - s_1) \le \epsilon, s_1 - s_j \ge \mathrm{ln} \frac{n - 1}{\epsilon}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Scores that copy, scores that oppose the query without a lead, and where to try the bound."""
+
+    scores: tuple[float, ...] = (60.0, 30.0, 30.0)
+    opposed: tuple[float, ...] = (0.1, -0.1, -0.1)
+    shifts: tuple[float, ...] = (-100.0, -60.0, -30.0, 40.0)
+    keys: tuple[int, ...] = (2, 10, 100, 1000)
+    errors: tuple[float, ...] = (1e-1, 1e-2, 1e-4, 1e-8)
+    short: float = 0.2  # how much less than the bound should fail
+    beta: float = 1000.0
+    width: int = 5
+    seed: int = 0
+
+
+SMOKE = Setup()
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    def weights(scores: Tensor) -> Tensor:
+        """What one query gives to keys of these scores: both lie along the first of several axes."""
+        keys = torch.nn.functional.pad(scores[:, None], (0, setup.width - 1))
+        query = torch.eye(setup.width, dtype=torch.float64)[:1]
+        one_hot = torch.eye(len(scores), dtype=torch.float64)
+        return attention(query[None, None], keys[None, None], one_hot[None, None], beta=1.0)[0, 0, 0]
+
+    scores = torch.tensor(setup.scores, dtype=torch.float64)
+    plain = weights(scores)
+    moved = max((weights(scores + shift) - plain).abs().max().item() for shift in setup.shifts)
+    draws = generator(setup.seed)
+
+    def error(lead: float, n: int, uneven: bool = False) -> float:
+        """The weight lost when one score leads: all others equal, or some farther behind."""
+        led = -torch.rand(n, generator=draws, dtype=torch.float64) * uneven
+        led[0] = lead
+        return weights(led)[1:].sum().item()
+
+    bounds = [[math.log((n - 1) / eps) for eps in setup.errors] for n in setup.keys]
+    enough = [[error(lead, n) for lead in row] for n, row in zip(setup.keys, bounds, strict=True)]
+    short = [[error(lead - setup.short, n) for lead in row] for n, row in zip(setup.keys, bounds, strict=True)]
+    uneven = [[error(lead, n, uneven=True) for lead in row] for n, row in zip(setup.keys, bounds, strict=True)]
+
+    axes = torch.eye(3, dtype=torch.float64)
+
+    def at_large_beta(queries: Tensor) -> Tensor:
+        return attention(queries[None, None], axes[None, None], axes[None, None], beta=setup.beta)[0, 0]
+
+    alike, different = at_large_beta(axes[:1].expand(3, 3)), at_large_beta(axes)
+    return {
+        "scores": list(setup.scores),
+        "copied": plain[0].item(),
+        "lost": plain[1:].sum().item(),
+        "moved by shifts": moved,
+        "opposed scores": list(setup.opposed),
+        "copied when opposed": weights(torch.tensor(setup.opposed, dtype=torch.float64))[0].item(),
+        "keys": list(setup.keys),
+        "errors": list(setup.errors),
+        "bounds": bounds,
+        "lost at the bound": enough,
+        "lost below the bound": short,
+        "lost when others differ": uneven,
+        "short": setup.short,
+        "beta": setup.beta,
+        "weights of equal queries": alike.tolist(),
+        "equal queries off the identity": (alike - axes).abs().max().item(),
+        "different queries off the identity": (different - axes).abs().max().item(),
+    }
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    eps = numbers["errors"]
+    ratios = [got / want for row in numbers["lost at the bound"] for got, want in zip(row, eps, strict=True)]
+    missed = [got / want for row in numbers["lost below the bound"] for got, want in zip(row, eps, strict=True)]
+    others = [got / want for row in numbers["lost when others differ"] for got, want in zip(row, eps, strict=True)]
+    bounded = (
+        0 < min(others) <= max(others) <= 1 and 0.85 < min(ratios) <= max(ratios) <= 1 + 1e-9 and min(missed) > 1.05
+    )
+    copies = numbers["lost"] < 1e-12 and numbers["moved by shifts"] < 1e-15
+    equal = numbers["weights of equal queries"]
+    same = equal[0] == equal[1] == equal[2] and max(equal[0]) > 0.999
+    identity = numbers["different queries off the identity"] < 1e-9
+    shown = ", ".join(f"{score:g}" for score in numbers["scores"])
+    return judged(
+        bounded and copies and same and identity,
+        f"Scores {shown} copy but for {numbers['lost']:.1e}, with any constant added too. At a lead of ln((n - 1) / "
+        f"eps) the error is {min(ratios):.2f} to {max(ratios):.2f} eps; {numbers['short']:g} below it, at least "
+        f"{min(missed):.2f} eps. At beta={numbers['beta']:g} three different queries give the identity within "
+        f"{numbers['different queries off the identity']:.0e}, three equal ones are "
+        f"{numbers['equal queries off the identity']:.0f} off it.",
+    )
+
+
+def _others_must_oppose(numbers: Numbers) -> Verdict:
+    least, copied, opposed = min(numbers["scores"]), numbers["copied"], numbers["copied when opposed"]
+    needed = least < 0 or copied < 0.99
+    return judged(
+        needed and opposed > 0.99,
+        f"With every score at least {least:g} the first value is copied with a weight of {copied:.6f}; with all others "
+        f"opposed but no lead it has only {opposed:.3f}.",
+    )
+
+
+def _large_beta_is_identity(numbers: Numbers) -> Verdict:
+    off = numbers["equal queries off the identity"]
+    return judged(
+        off < 0.01, f"At beta={numbers['beta']:g} three equal queries have weights {off:.2f} off the identity matrix."
+    )
+
+
+SHEET = (
+    Sheet(
+        source="001 1a",
+        says="All keys but one must oppose the query.",
+        verdict=_others_must_oppose,
+        right="One score must lead the others by about ln((n - 1) / eps); their signs do not matter.",
+    ),
+    Sheet(
+        source="000 1.1c",
+        says="Weights that are one-hot make A the identity matrix.",
+        verdict=_large_beta_is_identity,
+        right="Each column is one-hot, at the key its own query scores highest; queries that agree share a key.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure()
+    lost = numbers["lost at the bound"]
+    for at, (n, leads) in enumerate(zip(numbers["keys"], numbers["bounds"], strict=True)):
+        axes.plot(leads, lost[at], label=f"{n} keys", color=COLOURS[at % 7], marker=MARKS[at % 7])
+    axes.legend(frameon=False)
+    axes.set(yscale="log", xlabel="lead of the largest score", ylabel="weight lost", title="A lead copies a value")
+    return made

@@ -1,0 +1,116 @@
+"""Can a fully connected layer copy or average values as attention does?
+
+Claim: Yes, for one input: a layer over positions with identity weights copies every value, one with weights 1/m
+    averages them, and one with the weights of attention gives its output. But those weights stay when the input
+    changes, and their number is tied to the length; attention's follow the input and take any length.
+Measures: Linear layers over positions against `attend`: hard on orthogonal keys, at beta = 0, and in general; then the
+    same layer and `attend` after keys and values have moved to other positions; the layer's parameters.
+Budget: 1 second
+Source: 000 1.1c-d
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Verdict, judged
+from regard.lab.drawing import bars, figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"H = V W, W = I \to h_i = v_i; W_{ji} = \frac{1}{m} \to h_i = \frac{1}{m} \sum_j v_j; A = A(Q, K)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """As many queries as keys, since the layer that copies is square; a longer input to try both on."""
+
+    tokens: int = 7
+    longer: int = 11
+    width: int = 9
+    value_width: int = 5
+    seed: int = 0
+
+
+SMOKE = Setup()
+
+
+def dense(weights: Tensor) -> nn.Linear:
+    """A fully connected layer over positions that gives the weighted values: weights are (i, j)."""
+    layer = nn.Linear(weights.shape[1], weights.shape[0], bias=False, dtype=weights.dtype)
+    layer.weight = nn.Parameter(weights)
+    return layer.requires_grad_(False)
+
+
+def over_positions(layer: nn.Linear, v: Tensor) -> Tensor:
+    out: Tensor = layer(v.mT).mT
+    return out
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(1, 1, *sizes, generator=draws, dtype=torch.float64)
+
+    n = setup.tokens
+    q, k, v = normal(n, setup.width), normal(n, setup.width), normal(n, setup.value_width)
+    one_hot = torch.eye(n, dtype=torch.float64)
+    axes = one_hot[None, None]  # orthogonal keys, each asked for by its own query
+    weights = attention(q, k, axes)[0, 0]
+    layer = dense(weights)
+    out = attention(q, k, v)
+    # the same tokens at other positions: what is asked for has moved, what should come back has not
+    order = torch.arange(n).roll(2)
+    moved = attention(q, k[:, :, order], v[:, :, order])
+    long_k, long_v = normal(setup.longer, setup.width), normal(setup.longer, setup.value_width)
+
+    def off(first: Tensor, second: Tensor) -> float:
+        return (first - second).abs().max().item()
+
+    return {
+        "tokens": n,
+        "copy off": off(over_positions(dense(one_hot), v), attention(axes, axes, v, beta=math.inf)),
+        "average off": off(over_positions(dense(torch.full_like(one_hot, 1 / n)), v), attention(q, k, v, beta=0.0)),
+        "same input off": off(over_positions(layer, v), out),
+        "attention after the move off": off(moved, out),
+        "dense after the move off": off(over_positions(layer, v[:, :, order]), out),
+        "dense parameters": sum(weight.numel() for weight in layer.parameters()),
+        "longer": setup.longer,
+        "queries answered at the longer": attention(q, long_k, long_v).shape[2],
+        "dense inputs": layer.in_features,
+    }
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    n = numbers["tokens"]
+    equal = all(numbers[name] < 1e-12 for name in ("copy off", "average off", "same input off"))
+    follows = numbers["attention after the move off"] < 1e-12 and numbers["dense after the move off"] > 0.01
+    tied = numbers["dense parameters"] == n**2 and numbers["dense inputs"] == n
+    return judged(
+        equal and follows and tied and numbers["queries answered at the longer"] == n,
+        f"Identity weights copy within {numbers['copy off']:.0e}, 1/{n} averages within {numbers['average off']:.0e}. "
+        f"When tokens move, attention's output changes by {numbers['attention after the move off']:.0e} and that of "
+        f"the layer with the same weights by {numbers['dense after the move off']:.2f}. The layer has "
+        f"{numbers['dense parameters']} parameters and takes {numbers['dense inputs']} tokens; attention took "
+        f"{numbers['longer']} as well.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure()
+    bars(
+        axes,
+        {
+            "attention": numbers["attention after the move off"],
+            "dense layer,\nsame weights": numbers["dense after the move off"],
+        },
+    )
+    axes.set(ylabel="change of the output", title="The same tokens at other positions")
+    return made

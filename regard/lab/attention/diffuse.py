@@ -1,0 +1,102 @@
+"""When does attention spread over all values?
+
+Claim: As beta goes to 0: every weight becomes 1/m and the output the mean of the m values, whatever queries and keys
+    are. What is hidden stays out: it is the mean of the visible.
+Measures: How far the weights of random queries are from 1/m, from beta = 1000 down to 0; the output at 0 against the
+    mean of the values, with and without a causal mask.
+Budget: 1 second
+Source: 000 1.1d
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.core.masks import causal
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import figure, lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, h \to \frac{1}{m} \sum_j v_j"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Sizes, and betas to try besides 0."""
+
+    betas: tuple[float, ...] = (1000.0, 10.0, 1.0, 1e-1, 1e-2, 1e-4)
+    tokens: int = 7
+    width: int = 11
+    value_width: int = 3
+    seed: int = 0
+
+
+SMOKE = Setup()
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+    q, k = torch.randn(2, 1, 1, setup.tokens, setup.width, generator=draws, dtype=torch.float64)
+    v = torch.randn(1, 1, setup.tokens, setup.value_width, generator=draws, dtype=torch.float64)
+    one_hot = torch.eye(setup.tokens, dtype=torch.float64)[None, None]
+    betas = [*sorted(setup.betas, reverse=True), 0.0]
+    weights = [attention(q, k, one_hot, beta=beta)[0, 0] for beta in betas]
+    entropy = [torch.special.entr(rows).sum(-1).mean().item() for rows in weights]
+    so_far = v.cumsum(2) / torch.arange(1, setup.tokens + 1, dtype=torch.float64)[:, None]
+    return {
+        "keys": setup.tokens,
+        "betas": betas,
+        "off uniform": [(rows - 1 / setup.tokens).abs().max().item() for rows in weights],
+        "largest weight": [rows.amax(-1).mean().item() for rows in weights],
+        "entropy": entropy,
+        "off the mean": (attention(q, k, v, beta=0.0) - v.mean(2, keepdim=True)).abs().max().item(),
+        "off the mean so far": (attention(q, k, v, beta=0.0, mask=causal()) - so_far).abs().max().item(),
+    }
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    *_, small, _ = numbers["betas"]
+    *_, nearly, at_zero = off = numbers["off uniform"]
+    falls = all(more >= less for more, less in pairwise(off)) and off[0] > 0.1
+    exact = at_zero < 1e-15 and numbers["off the mean"] < 1e-14 and numbers["off the mean so far"] < 1e-14
+    return judged(
+        falls and exact and nearly < 1e-2,
+        f"With {numbers['keys']} keys no weight is farther from 1/{numbers['keys']} than {nearly:.0e} at "
+        f"beta={small:g} and {at_zero:.0e} at 0, where the output is the mean of the values within "
+        f"{numbers['off the mean']:.0e}, and under a causal mask the mean so far within "
+        f"{numbers['off the mean so far']:.0e}.",
+    )
+
+
+def _very_big_beta_spreads(numbers: Numbers) -> Verdict:
+    beta, off, largest = numbers["betas"][0], numbers["off uniform"][0], numbers["largest weight"][0]
+    return judged(
+        off < 0.01,
+        f"At beta={beta:g} the largest weight of a query is {largest:.3f} on average, not 1/{numbers['keys']}.",
+    )
+
+
+SHEET = (
+    Sheet(
+        source="000 1.1d",
+        says="Attention spreads when beta is very big.",
+        verdict=_very_big_beta_spreads,
+        right="It spreads when beta is small; a very big one puts all weight on one key.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure()
+    lines(axes, numbers["betas"][:-1], {"entropy of the weights": numbers["entropy"][:-1]})  # no 0 on a log axis
+    axes.axhline(math.log(numbers["keys"]), color="#000000", linestyle="--", label=f"ln {numbers['keys']}: uniform")
+    axes.legend(frameon=False)
+    axes.set(xscale="log", xlabel="beta", ylabel="entropy (nats)", title="The smaller beta, the wider the spread")
+    return made

@@ -1,0 +1,85 @@
+"""What is the output H of dot-product attention, and of what size is it?
+
+Claim: With queries Q (d x n), keys K (d x m) and values V (t x m) as columns, A = softargmax(K' Q) over each column is
+    m x n and H = V A is t x n. With everything as rows, as `attend` has it, both come out transposed and nothing else
+    changes.
+Measures: The weights and the output of `attend` on rows against the formula on columns, their sizes, and the sums of
+    the weights over keys.
+Budget: 1 second
+Source: 000 1.1a, 002 1.1a
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.core.softargmax import softargmax
+from regard.lab.claim import Attention, Numbers, Verdict, judged
+from regard.lab.drawing import figure, heat
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"H = V A \in R^{t \times n}, A = \mathrm{softargmax}_\beta(K^\top Q) \in R^{m \times n}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The sizes of the question: d, n queries, m keys, t."""
+
+    width: int = 6
+    queries: int = 4
+    keys: int = 5
+    value_width: int = 3
+    seed: int = 0
+
+
+SMOKE = Setup()
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+    Q = torch.randn(setup.width, setup.queries, generator=draws, dtype=torch.float64)
+    K = torch.randn(setup.width, setup.keys, generator=draws, dtype=torch.float64)
+    V = torch.randn(setup.value_width, setup.keys, generator=draws, dtype=torch.float64)
+    A = softargmax(K.mT @ Q, setup.width**-0.5, axis=0)
+    H = V @ A
+    one_hot = torch.eye(setup.keys, dtype=torch.float64)  # as values, they read the weights out
+    rows = attention(Q.mT[None, None], K.mT[None, None], V.mT[None, None])[0, 0]
+    weights = attention(Q.mT[None, None], K.mT[None, None], one_hot[None, None])[0, 0]
+    return {
+        "size of Q, K, V": [list(Q.shape), list(K.shape), list(V.shape)],
+        "size of A": list(weights.mT.shape),
+        "size of H": list(rows.mT.shape),
+        "A": weights.mT.tolist(),
+        "H": rows.mT.tolist(),
+        "difference of A": (weights.mT - A).abs().max().item(),
+        "difference of H": (rows.mT - H).abs().max().item(),
+        "column sums off one by": (weights.sum(1) - 1).abs().max().item(),
+    }
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    (_, n), (_, m), (t, _) = numbers["size of Q, K, V"]
+    sizes = numbers["size of A"] == [m, n] and numbers["size of H"] == [t, n]
+    exact = all(numbers[name] < 1e-12 for name in ("difference of A", "difference of H", "column sums off one by"))
+    return judged(
+        sizes and exact,
+        f"With {n} queries, {m} keys and values {t} wide, A is {' x '.join(map(str, numbers['size of A']))} and H is "
+        f"{' x '.join(map(str, numbers['size of H']))}. Rows differ from transposed columns by "
+        f"{numbers['difference of H']:.0e}, and the columns of A sum to 1 within "
+        f"{numbers['column sums off one by']:.0e}.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(columns=2)
+    heat(left, numbers["A"], high=1.0)
+    left.set(xlabel="query", ylabel="key", title=f"A, {' x '.join(map(str, numbers['size of A']))}: columns sum to 1")
+    heat(right, numbers["H"], low=min(map(min, numbers["H"])))
+    right.set(yticks=range(len(numbers["H"])))
+    right.set(xlabel="query", ylabel="entry", title=f"H = VA, {' x '.join(map(str, numbers['size of H']))}")
+    return made

@@ -1,0 +1,97 @@
+"""Self or cross, hard or soft: which kinds of attention are there?
+
+Claim: Four, and one function is all of them. Self or cross is a matter of where queries and keys come from: the same
+    tokens or two sets. Hard or soft is a matter of beta: at infinity each output is one of the values, at a finite
+    beta it mixes them all. Soft becomes hard as beta grows.
+Measures: For each kind: the size of the weights, how many of them are not zero in a row, the sums of rows, and how far
+    outputs are from the nearest value; and the difference of soft attention at growing betas from the hard one.
+Budget: 1 second
+Source: 000 1.1c-d
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Verdict, judged
+from regard.lab.drawing import figure, heat
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"h_i = \sum_j a_{ij} v_j, a_{ij} = \frac{\exp(\beta q_i \cdot k_j)}{\sum_l \exp(\beta q_i \cdot k_l)}"
+KINDS = ("self soft", "self hard", "cross soft", "cross hard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How many tokens attend, how many others they may ask, and the betas between soft and hard."""
+
+    tokens: int = 7
+    others: int = 5
+    width: int = 9
+    betas: tuple[float, ...] = (1.0, 10.0, 100.0, 1e4, 1e8)
+    seed: int = 0
+
+
+SMOKE = Setup()
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+    x = torch.randn(1, 1, setup.tokens, setup.width, generator=draws, dtype=torch.float64)
+    y = torch.randn(1, 1, setup.others, setup.width, generator=draws, dtype=torch.float64)
+    by_query, by_key, by_value = (
+        torch.randn(3, setup.width, setup.width, generator=draws, dtype=torch.float64) * setup.width**-0.5
+    )
+    numbers: Numbers = {"kinds": list(KINDS)}
+    for kind in KINDS:
+        source = x if kind.startswith("self") else y
+        beta = math.inf if kind.endswith("hard") else setup.width**-0.5
+        q, k, v = x @ by_query, source @ by_key, source @ by_value
+        weights = attention(q, k, torch.eye(k.shape[2], dtype=torch.float64)[None, None], beta=beta)[0, 0]
+        out = attention(q, k, v, beta=beta)[0, 0]
+        counts = (weights > 0).sum(-1)
+        numbers[kind] = {
+            "tokens asked": k.shape[2],
+            "weights": weights.tolist(),
+            "fewest in use": int(counts.min()),
+            "most in use": int(counts.max()),
+            "rows off one by": (weights.sum(-1) - 1).abs().max().item(),
+            "nearest value": torch.cdist(out, v[0, 0]).amin(-1).tolist(),
+        }
+    q, k, v = x @ by_query, y @ by_key, y @ by_value
+    hard = attention(q, k, v, beta=math.inf)
+    numbers["betas"] = list(setup.betas)
+    numbers["soft off hard"] = [(attention(q, k, v, beta=beta) - hard).abs().max().item() for beta in setup.betas]
+    return numbers
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    holds = numbers["soft off hard"][-1] < 1e-9 < numbers["soft off hard"][0]
+    for kind in numbers["kinds"]:
+        seen = numbers[kind]
+        uses = 1 if kind.endswith("hard") else seen["tokens asked"]
+        holds &= seen["fewest in use"] == seen["most in use"] == uses and seen["rows off one by"] < 1e-14
+        near = max(seen["nearest value"]) if kind.endswith("hard") else -min(seen["nearest value"])
+        holds &= near < 1e-12 if kind.endswith("hard") else near < -1e-6
+    told = "; ".join(
+        f"{kind}: {numbers[kind]['fewest in use']} of {numbers[kind]['tokens asked']} weights in use, outputs "
+        f"{min(numbers[kind]['nearest value']):.2g} to {max(numbers[kind]['nearest value']):.2g} from the nearest value"
+        for kind in numbers["kinds"]
+    )
+    return judged(
+        holds, f"{told}. At beta={numbers['betas'][-1]:g} soft is {numbers['soft off hard'][-1]:.0e} from hard."
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, panels = figure(columns=2, rows=2)
+    for axes, kind in zip(panels, numbers["kinds"], strict=True):
+        heat(axes, numbers[kind]["weights"], high=1.0)
+        axes.set(xlabel="key", ylabel="query", title=f"{kind.split()[0]}, {kind.split()[1]}")
+    return made

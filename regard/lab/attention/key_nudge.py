@@ -1,0 +1,144 @@
+"""What does a small change of one key do to the output?
+
+Claim: Key 1 moved by eps moves every column of H, to first order by beta a_1i (v_1 - h_i)(eps . q_i): towards v_1 where
+    eps agrees with the query, away from it where not. All weights of every column move, since they sum to one. What
+    the first order leaves out is quadratic in eps.
+Measures: The change of `attend` against the prediction, for eps of shrinking length; how its error grows with eps; how
+    many columns and weights move; whether twice the eps gives twice the change, and weights of summed scores the sum
+    of weights.
+Budget: 2 seconds
+Source: 000 1.1e, 002 1.1e
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import figure, lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"k_1 \to k_1 + \epsilon: \Delta h_i = \beta a_{1i} (v_1 - h_i)(\epsilon \cdot q_i) + O(\epsilon^2)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Sizes, standard deviations of the entries of eps from large to small, and how many inputs to take medians of."""
+
+    queries: int = 5
+    keys: int = 11
+    width: int = 8
+    value_width: int = 3
+    sizes: tuple[float, ...] = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
+    inputs: int = 201
+    seed: int = 0
+
+
+SMOKE = Setup()
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(setup.inputs, 1, *sizes, generator=draws, dtype=torch.float64)
+
+    q, k = normal(setup.queries, setup.width), normal(setup.keys, setup.width)
+    v, direction = normal(setup.keys, setup.value_width), normal(1, setup.width)
+    one_hot = torch.eye(setup.keys, dtype=torch.float64).expand(setup.inputs, 1, -1, -1)
+    nudge = torch.cat([direction, torch.zeros_like(k[:, :, 1:])], 2)  # only the first key moves
+    h, a = attention(q, k, v), attention(q, k, one_hot)
+    beta = setup.width**-0.5
+    slope = beta * a[..., :1] * (v[:, :, :1] - h) * (q @ direction.mT)
+
+    def moved(size: float) -> Tensor:
+        return attention(q, k + size * nudge, v) - h
+
+    def length(change: Tensor) -> Tensor:
+        return change.square().flatten(1).sum(1).sqrt()
+
+    errors = {size: length(moved(size) - size * slope) for size in setup.sizes}
+    relative = {size: errors[size] / length(size * slope) for size in setup.sizes}
+    smaller, smallest = setup.sizes[-2:]
+    order = (errors[smaller] / errors[smallest]).log() / math.log(smaller / smallest)
+    large, small = setup.sizes[0], setup.sizes[-1]
+    shift = attention(q, k + small * nudge, one_hot) - a
+    # additive weights would be those of the keys plus those of a set of keys that holds the nudge alone
+    added = a + attention(q, large * nudge, one_hot)
+    return {
+        "sizes": list(setup.sizes),
+        "relative error": [relative[size].median().item() for size in setup.sizes],
+        "order of the error": order.median().item(),
+        "columns": setup.queries,
+        "columns moved": int((moved(small).abs().amax(-1) > 0).sum(2).min()),
+        "weights": setup.queries * setup.keys,
+        "weights moved": int((shift.abs() > 0).flatten(1).sum(1).min()),
+        "off twice the change": (length(moved(2 * large) - 2 * moved(large)) / length(moved(2 * large)))
+        .median()
+        .item(),
+        "sum of weights": attention(q, k + large * nudge, one_hot).sum(-1).mean().item(),
+        "sum of added weights": added.sum(-1).mean().item(),
+        "off the added weights": (attention(q, k + large * nudge, one_hot) - added).abs().max().item(),
+    }
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    error, order = numbers["relative error"][-1], numbers["order of the error"]
+    everywhere = (
+        numbers["columns moved"] == numbers["columns"] and numbers["weights moved"] >= 0.98 * numbers["weights"]
+    )
+    return judged(
+        error < 1e-4 and abs(order - 2) < 0.05 and everywhere,
+        f"With eps of size {numbers['sizes'][-1]:g} the prediction is off by {error:.0e} of the change, and its error "
+        f"grows as eps to the power {order:.2f}. {numbers['columns moved']} of {numbers['columns']} columns and "
+        f"{numbers['weights moved']} of {numbers['weights']} weights move.",
+    )
+
+
+def _change_is_linear(numbers: Numbers) -> Verdict:
+    off = numbers["off twice the change"]
+    return judged(
+        off < 1e-6,
+        f"What twice an eps of size {numbers['sizes'][0]:g} changes is {off:.0%} away from twice what it changes once.",
+    )
+
+
+def _softargmax_is_additive(numbers: Numbers) -> Verdict:
+    off, total = numbers["off the added weights"], numbers["sum of added weights"]
+    return judged(
+        off < 1e-6,
+        f"Weights of summed scores differ from summed weights by up to {off:.2f}: they sum to "
+        f"{numbers['sum of weights']:.2f}, the others to {total:.2f}.",
+    )
+
+
+SHEET = (
+    Sheet(
+        source="000 1.1e",
+        says="The output changes linearly with the perturbation.",
+        verdict=_change_is_linear,
+        right="Only to first order; what is left grows with the square of eps.",
+    ),
+    Sheet(
+        source="000 1.1e",
+        says="Softargmax is additive: the weights of k + eps are those of k plus those of eps.",
+        verdict=_softargmax_is_additive,
+        right="Weights sum to one before and after, so what one key gains the others lose.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure()
+    lines(axes, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
+    axes.set(
+        xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title="A nudged key: first order"
+    )
+    return made

@@ -1,0 +1,110 @@
+"""What does a small change of one query do, and how is that unlike a change of a key?
+
+Claim: Only the column of that query moves, where a changed key moves all of them: to first order by beta Cov_a(v, k)
+    eps, the covariance of values and keys under the query's own weights. The rest is quadratic in eps.
+Measures: The change of `attend` against the prediction, for eps of shrinking length; how its error grows with eps; the
+    change of all other columns, and how many move when a key is changed instead.
+Budget: 2 seconds
+Source: 002 1.1f
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Verdict, judged
+from regard.lab.drawing import figure, lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"q_i \to q_i + \epsilon: \Delta h_i = \beta \sum_j a_{ji} (v_j - h_i)(k_j \cdot \epsilon) + O(\epsilon^2)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Sizes, which query moves, standard deviations of the entries of eps, and how many inputs to take medians of."""
+
+    queries: int = 5
+    keys: int = 11
+    width: int = 8
+    value_width: int = 3
+    query: int = 2
+    sizes: tuple[float, ...] = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
+    inputs: int = 201
+    seed: int = 0
+
+
+SMOKE = Setup()
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(setup.inputs, 1, *sizes, generator=draws, dtype=torch.float64)
+
+    q, k = normal(setup.queries, setup.width), normal(setup.keys, setup.width)
+    v, direction = normal(setup.keys, setup.value_width), normal(1, setup.width)
+    one_hot = torch.eye(setup.keys, dtype=torch.float64).expand(setup.inputs, 1, -1, -1)
+    h, a = attention(q, k, v), attention(q, k, one_hot)
+    own = slice(setup.query, setup.query + 1)
+    beta = setup.width**-0.5
+    spread = torch.einsum("bhj,bhje,bhjc->bhec", a[:, :, setup.query], v - h[:, :, own], k)  # Cov_a(v, k)
+    slope = beta * torch.einsum("bhec,bhic->bhie", spread, direction)
+
+    def moved(size: float) -> Tensor:
+        nudged = q.clone()
+        nudged[:, :, own] += size * direction
+        return attention(nudged, k, v) - h
+
+    def length(change: Tensor) -> Tensor:
+        return change.square().flatten(1).sum(1).sqrt()
+
+    errors = {size: length(moved(size)[:, :, own] - size * slope) for size in setup.sizes}
+    relative = [(errors[size] / length(size * slope)).median().item() for size in setup.sizes]
+    smaller, smallest = setup.sizes[-2:]
+    order = (errors[smaller] / errors[smallest]).log() / math.log(smaller / smallest)
+    change = moved(setup.sizes[0])
+    by_key = k.clone()
+    by_key[:, :, :1] += setup.sizes[0] * direction
+    others = torch.arange(setup.queries) != setup.query
+    return {
+        "sizes": list(setup.sizes),
+        "relative error": relative,
+        "order of the error": order.median().item(),
+        "columns": setup.queries,
+        "own change": change[:, :, own].abs().amax((1, 2, 3)).median().item(),
+        "change of other columns": change[:, :, others].abs().max().item(),
+        "columns moved by a key": int(((attention(q, by_key, v) - h).abs().amax(-1) > 1e-12).sum(2).min()),
+        "change by column": change.abs().amax(-1).mean((0, 1)).tolist(),
+        "change by column, a key": (attention(q, by_key, v) - h).abs().amax(-1).mean((0, 1)).tolist(),
+    }
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    error, order = numbers["relative error"][-1], numbers["order of the error"]
+    alone = numbers["change of other columns"] < 1e-12 < numbers["own change"]
+    return judged(
+        error < 1e-4 and abs(order - 2) < 0.05 and alone and numbers["columns moved by a key"] == numbers["columns"],
+        f"A nudge of size {numbers['sizes'][0]:g} moves the query's own column by {numbers['own change']:.2f} and the "
+        f"others by {numbers['change of other columns']:.0e}; a key moves {numbers['columns moved by a key']} of "
+        f"{numbers['columns']} columns. At size {numbers['sizes'][-1]:g} the prediction is off by {error:.0e} of the "
+        f"change; its error grows as eps to the power {order:.2f}.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(columns=2)
+    lines(left, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
+    left.set(xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title="First order")
+    columns = list(range(numbers["columns"]))
+    curves = {"a query nudged": numbers["change by column"], "a key nudged": numbers["change by column, a key"]}
+    lines(right, columns, curves, linestyle="none")
+    right.set(xlabel="column of H", ylabel="change", title="Which columns move", xticks=columns)
+    return made

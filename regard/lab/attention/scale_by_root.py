@@ -1,0 +1,148 @@
+"""Why are scores divided by the root of d_k?
+
+Claim: Because the variance of q . k is d_k for random q and k of unit variance. Undivided scores of wide vectors are so
+    far apart that one weight takes all: the softmax saturates, and for most queries its gradient vanishes. Divided,
+    both stay as they are whatever the width. It is not clipping: all scores shrink alike and none is bounded. Nor is it
+    needed against overflow, which subtracting the largest score prevents.
+Measures: For growing widths, with and without the division: the variance of scores, the largest weight, the gradient
+    that reaches the scores through `attend` and the one that reaches q (median over queries, and mean); the largest
+    divided score; whether float32 stays finite and right at undivided scores far beyond the range of exp.
+Budget: 6 seconds
+Source: 001 review, 004 2a
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import figure, lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \mathrm{Var}(\frac{q \cdot k}{\sqrt{d_k}}) = 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Widths to compare, how many keys a query sees, how many queries to take medians over."""
+
+    widths: tuple[int, ...] = (4, 16, 64, 256, 1024)
+    keys: int = 16
+    queries: int = 1000
+    value_width: int = 3
+    overflow_width: int = 4096
+    overflow_size: float = 4.0  # of the entries of q and k, so that scores are past what exp can hold in float32
+    seed: int = 0
+
+
+SMOKE = Setup(queries=400)
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(1, *sizes, generator=draws, dtype=torch.float64)
+
+    one_hot = torch.eye(setup.keys, dtype=torch.float64)[None, None]
+    forms: dict[str, float | None] = {"plain": 1.0, "scaled": None}
+    numbers: Numbers = {"widths": list(setup.widths), "largest scaled score": []}
+    measured = ("variance", "largest weight", "gradient", "gradient of q", "mean gradient of q")
+    numbers |= {f"{what}, {form}": [] for what in measured for form in forms}
+    for width in setup.widths:
+        # every query has keys of its own, as if it were a head
+        q, k = normal(setup.queries, 1, width), normal(setup.queries, setup.keys, width)
+        v, wanted = normal(setup.queries, setup.keys, setup.value_width), normal(setup.queries, 1, setup.value_width)
+        products = q @ k.mT
+        numbers["largest scaled score"].append((products * width**-0.5).abs().max().item())
+        for form, beta in forms.items():
+            weights = attention(q, k, one_hot.expand(-1, setup.queries, -1, -1), beta=beta)
+            # a weight's logarithm is its score but for one constant a row
+            numbers[f"variance, {form}"].append(weights.log().var(-1).mean().item())
+            numbers[f"largest weight, {form}"].append(weights.amax(-1).mean().item())
+            asked, added = q.clone().requires_grad_(), torch.zeros_like(products, requires_grad=True)
+            loss = (attention(asked, k, v, beta=beta, scores=added) * wanted).sum()
+            to_scores, to_q = torch.autograd.grad(loss, (added, asked), materialize_grads=True)
+            numbers[f"gradient, {form}"].append(to_scores.norm(dim=-1).median().item())
+            numbers[f"gradient of q, {form}"].append(to_q.norm(dim=-1).median().item())
+            numbers[f"mean gradient of q, {form}"].append(to_q.norm(dim=-1).mean().item())
+    q, k = (setup.overflow_size * normal(7, n, setup.overflow_width) for n in (1, setup.keys))
+    v = normal(7, setup.keys, setup.value_width)
+    single = attention(q.float(), k.float(), v.float(), beta=1.0)
+    numbers["overflow: largest score"] = (q @ k.mT).max().item()
+    numbers["overflow: exp holds up to"] = math.log(torch.finfo(torch.float32).max)
+    numbers["overflow: share finite"] = single.isfinite().double().mean().item()
+    numbers["overflow: off float64"] = (single - attention(q, k, v, beta=1.0)).nan_to_num(1e9).abs().max().item()
+    return numbers
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    widths, last = numbers["widths"], numbers["widths"][-1]
+    is_width = all(abs(got / d - 1) < 0.15 for got, d in zip(numbers["variance, plain"], widths, strict=True))
+    is_one = all(abs(got - 1) < 0.15 for got in numbers["variance, scaled"])
+    sharp, soft = numbers["largest weight, plain"], numbers["largest weight, scaled"]
+    plain, scaled = numbers["gradient, plain"], numbers["gradient, scaled"]
+    saturates = sharp[-1] > 0.9 and max(soft) < 0.5
+    vanishes = plain[-1] < 0.05 * plain[0] and min(scaled) > 0.5 * max(scaled)
+    return judged(
+        is_width and is_one and saturates and vanishes,
+        f"At width {last} the variance of scores is {numbers['variance, plain'][-1]:.0f}, divided by the root "
+        f"{numbers['variance, scaled'][-1]:.2f}. From width {widths[0]} to {last} the largest weight goes from "
+        f"{sharp[0]:.2f} to {sharp[-1]:.2f} and the median gradient at the scores from {plain[0]:.1e} to "
+        f"{plain[-1]:.1e}; divided, from {soft[0]:.2f} to {soft[-1]:.2f} and from {scaled[0]:.1e} to {scaled[-1]:.1e}.",
+    )
+
+
+def _clips_against_explosion(numbers: Numbers) -> Verdict:
+    plain, scaled, last = numbers["gradient, plain"], numbers["gradient, scaled"], numbers["widths"][-1]
+    to_q, mean = numbers["gradient of q, plain"], numbers["mean gradient of q, plain"]
+    return judged(
+        plain[-1] > scaled[-1] and to_q[-1] > to_q[0],
+        f"Undivided, the median gradient at the scores is {plain[-1]:.0e} at width {last}, divided {scaled[-1]:.0e}; "
+        f"undivided at q it falls from {to_q[0]:.1e} to {to_q[-1]:.1e}: for most queries it vanishes, while the few "
+        f"near a tie lift the mean at q from {mean[0]:.1f} to {mean[-1]:.1f}. Nothing is clipped: divided scores reach "
+        f"{numbers['largest scaled score'][-1]:.1f}.",
+    )
+
+
+def _prevents_overflow(numbers: Numbers) -> Verdict:
+    largest, holds = numbers["overflow: largest score"], numbers["overflow: exp holds up to"]
+    finite, off = numbers["overflow: share finite"], numbers["overflow: off float64"]
+    return judged(
+        largest > holds and (finite < 1 or off > 1e-2),
+        f"At undivided scores up to {largest:.0f}, where exp in float32 holds up to {holds:.0f}, {finite:.0%} of "
+        f"outputs are finite and at most {off:.0e} from float64: the largest score is subtracted first.",
+    )
+
+
+SHEET = (
+    Sheet(
+        source="001 review",
+        says="Dividing clips the scores, so that gradients do not explode.",
+        verdict=_clips_against_explosion,
+        right="Dividing keeps the variance at 1 and bounds nothing; without it, most gradients vanish.",
+    ),
+    Sheet(
+        source="004 2a",
+        says="Without dividing, the exponentials of the softmax grow too large for stable numbers.",
+        verdict=_prevents_overflow,
+        right="Overflow is met by subtracting the largest score; dividing keeps the softmax from saturating.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(columns=2)
+    forms = {"undivided": "plain", "divided by the root": "scaled"}
+    lines(left, numbers["widths"], {name: numbers[f"largest weight, {form}"] for name, form in forms.items()})
+    left.set(xscale="log", xlabel="d_k", ylabel="largest weight", title="Saturation")
+    lines(right, numbers["widths"], {name: numbers[f"gradient, {form}"] for name, form in forms.items()})
+    right.set(xscale="log", yscale="log", xlabel="d_k", ylabel="median gradient at the scores", title="Gradient")
+    return made

@@ -1,0 +1,44 @@
+"""What figures of the lab share: colours that everyone can tell apart, sizes that print well."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, told apart by colour-blind eyes and in grey
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def figure(columns: int = 1, rows: int = 1, *, width: float = 4.2, height: float = 3.2) -> "tuple[Figure, list[Axes]]":
+    """A figure and its axes in reading order. No window and no global state, so that any thread may draw."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes = made.subplots(rows, columns, squeeze=False)
+    for panel in axes.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+    return made, list(axes.flat)
+
+
+def lines(axes: "Axes", x: Sequence[float], curves: Mapping[str, Sequence[float]], **options: Any) -> None:
+    """Curves by name, each with its colour and mark."""
+    for number, (name, y) in enumerate(curves.items()):
+        axes.plot(x, y, label=name, color=COLOURS[number % 7], marker=MARKS[number % 7], markersize=4, **options)
+    if len(curves) > 1:
+        axes.legend(frameon=False)
+
+
+def bars(axes: "Axes", values: Mapping[str, float], *, colour: str = COLOURS[0]) -> None:
+    """One bar a name, with its number above."""
+    drawn = axes.bar(list(values), list(values.values()), color=colour)
+    axes.bar_label(drawn, fmt="%.3g")
+    axes.margins(y=0.1)
+
+
+def heat(axes: "Axes", matrix: Sequence[Sequence[float]], *, low: float = 0.0, high: float | None = None) -> None:
+    """A matrix in shades that grow evenly, also in grey."""
+    picture = axes.imshow(matrix, cmap="cividis", vmin=low, vmax=high, aspect="auto")
+    axes.figure.colorbar(picture, ax=axes, shrink=0.8)

@@ -1,0 +1,1 @@
+"""Claims about heads and self-attention."""

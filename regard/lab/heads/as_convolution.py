@@ -1,0 +1,142 @@
+"""When is self-attention a convolution with a kernel larger than 1?
+
+Claim: When there is a head for each offset of the kernel, its relative-position scores are one-hot at that offset, and
+    its value map is that tap of the kernel. Three heads are conv1d with kernel 3, nine are conv2d with 3 x 3.
+Measures: Attention with such scores, in whole numbers so that no sum is rounded, against torch's conv1d and conv2d
+    with zero padding; and how far off it is with one head less.
+Budget: 1 second
+Source: 000 1.3e, 002 1.3d
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.core.grid import Places
+from regard.core.positions import grid_positions
+from regard.core.scores import shaw
+from regard.lab.claim import Attention, Numbers, Verdict, judged
+from regard.lab.drawing import bars, figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"H_i = \sum_{t=-1}^{1} W_t \sum_j a^t_{ij} c_j, a^t_{ij} = \delta_{j, i+t}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A row of tokens and an image, their widths in and out, and the size of the kernels."""
+
+    width: int = 8
+    out: int = 6
+    length: int = 31
+    rows: int = 11
+    columns: int = 9
+    kernel: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if whole("kernel", self.kernel, 3, "offsets") % 2 == 0:
+            raise ConfigError(f"kernel is odd, so that it has a middle, but is {self.kernel}; try {self.kernel + 1}")
+
+
+SMOKE = Setup(width=5, out=3, length=11, rows=5, columns=4)
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+    size, ends = setup.kernel, setup.kernel // 2
+    row = torch.randint(-9, 10, (1, setup.width, setup.length), generator=draws).double()
+    taps = torch.randint(-9, 10, (setup.out, setup.width, size), generator=draws).double()
+    line = functional.conv1d(row, taps, padding=ends)[0].T
+    heads = _along_a_line(row, size, attention)
+
+    image = torch.randint(-9, 10, (1, setup.width, setup.rows, setup.columns), generator=draws).double()
+    squares = torch.randint(-9, 10, (setup.out, setup.width, size, size), generator=draws).double()
+    plane = functional.conv2d(image, squares, padding=ends)[0].flatten(1).T
+    grid_heads = _over_a_grid(image, size, attention)
+    return {
+        "kernel": size,
+        "heads on a line": len(heads),
+        "heads on a grid": len(grid_heads),
+        "error of conv1d": _off(_mixed(heads, taps), line),
+        "error of conv2d": _off(_mixed(grid_heads, squares.flatten(2)), plane),
+        "with one head less": _off(_mixed(heads[1:], taps[:, :, 1:]), line),
+        "with one head less on a grid": _off(_mixed(grid_heads[1:], squares.flatten(2)[:, :, 1:]), plane),
+        "largest output": float(torch.cat([line, plane]).abs().max()),
+    }
+
+
+def _along_a_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
+    """What each head sees: relative keys make the score of head o large where j - i is its offset, and nowhere else."""
+    ends, n = size // 2, row.shape[2]
+    # Shaw's keys are clipped to the last distance, so one more on each side says nothing
+    keys = functional.pad(torch.eye(size, dtype=torch.float64), (0, 0, 1, 1))
+    q = torch.eye(size, dtype=torch.float64)[None, :, None].expand(1, size, n, size)
+    padded = functional.pad(row, (ends, ends)).mT[:, None].expand(1, size, n + 2 * ends, -1)
+    k = torch.zeros(1, size, n + 2 * ends, size, dtype=torch.float64)
+    # exp(-1000) is 0 in floats, so the weights are one-hot to the bit
+    return attention(q, k, padded, scores=shaw(keys), beta=1000.0, places=Places(ends))[0]
+
+
+def _over_a_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
+    """The same with two coordinates: a head asks for the row and the column that are its offset away."""
+    ends, (rows, columns) = size // 2, image.shape[2:]
+    high, wide = rows + 2 * ends, columns + 2 * ends
+    inner, outer, offsets = grid_positions(rows, columns), grid_positions(high, wide), grid_positions(size, size)
+
+    def named(places: Tensor) -> Tensor:
+        one_hot = functional.one_hot(places[..., 0], high), functional.one_hot(places[..., 1], wide)
+        return torch.cat(one_hot, -1).double()
+
+    q = named(inner[None] + offsets[:, None])[None]
+    k = named(outer)[None, None].expand(1, size * size, -1, -1)
+    padded = functional.pad(image, (ends,) * 4).flatten(2).mT[:, None].expand(1, size * size, -1, -1)
+    return attention(q, k, padded, beta=math.inf)[0]
+
+
+def _mixed(heads: Float[Tensor, "h n d"], taps: Float[Tensor, "m d h"]) -> Float[Tensor, "n m"]:
+    """Each head through its own map, summed: the value maps and W_o in one."""
+    return torch.einsum("hnd,mdh->nm", heads, taps)
+
+
+def _off(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    exact = numbers["error of conv1d"] == 0 and numbers["error of conv2d"] == 0
+    needed = numbers["with one head less"] > 1 and numbers["with one head less on a grid"] > 1
+    return judged(
+        exact and needed,
+        f"{numbers['heads on a line']} heads differ from conv1d by {numbers['error of conv1d']:g} and "
+        f"{numbers['heads on a grid']} heads from conv2d by {numbers['error of conv2d']:g}, over outputs up to "
+        f"{numbers['largest output']:g}; with one head less they differ by {numbers['with one head less']:g} and "
+        f"{numbers['with one head less on a grid']:g}.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure(width=5.4)
+    line, grid = numbers["heads on a line"], numbers["heads on a grid"]
+    bars(
+        axes,
+        {
+            f"conv1d,\n{line} heads": numbers["error of conv1d"],
+            f"conv1d,\n{line - 1} heads": numbers["with one head less"],
+            f"conv2d,\n{grid} heads": numbers["error of conv2d"],
+            f"conv2d,\n{grid - 1} heads": numbers["with one head less on a grid"],
+        },
+    )
+    axes.set(ylabel="largest difference", title="A head for each tap")
+    return made

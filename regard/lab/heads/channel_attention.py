@@ -1,0 +1,119 @@
+"""What costs more, attention between patches or between channels?
+
+Claim: For 16 x 16 patches of width 512 the scores between patches take N^2 D = 33,554,432 multiply-adds and those
+    between channels N D^2 = 67,108,864, exactly twice as many because D is twice N. With projections counted the
+    layers differ by 1.2 only. Windows of patches and groups of channels change both.
+Measures: Multiply-adds of real passes as torch counts them: scores alone (from how the count grows with the values),
+    whole layers with projections, windows of patches, groups of channels; and that attention between channels is
+    attention with the axes exchanged.
+Budget: 5 seconds
+Source: 003 12.9
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.core.channel import channel_attend
+from regard.lab.claim import Attention, Numbers, Verdict, judged
+from regard.lab.drawing import bars, figure
+from regard.layers.attention import Attention as AttentionLayer
+from regard.layers.channel import ChannelAttention
+from regard.layers.windows import partition
+from regard.models.count import counting_flops
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"N^2 D, N D^2, \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} = 1.2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The grid of patches, the width, and the windows and groups that make both cheaper."""
+
+    side: int = 16
+    width: int = 512
+    window: int = 8
+    groups: int = 8
+    seed: int = 0
+
+
+SMOKE = Setup()
+
+
+def run(
+    setup: Setup, attention: Attention = attend, channels: Callable[[Tensor, Tensor, Tensor], Tensor] = channel_attend
+) -> Numbers:
+    """channels  attention between channels of q, k and v, (b h n c)"""
+    n, d = setup.side**2, setup.width
+    q, k, v = torch.randn(3, 1, 1, n, d, generator=generator(setup.seed))
+    small = [x[..., :13, :5].double() for x in (q, k, v)]
+    by_hand = attention(*(x.mT for x in small), beta=5**-0.5).mT
+    image = torch.zeros(1, setup.side, setup.side, d)
+    return {
+        "patches": n,
+        "width": d,
+        "error of channels": float((channels(*small) - by_hand).abs().max()),
+        "scores between patches": _scores(q, k, v, attention),
+        "scores between channels": _scores(q.mT, k.mT, v.mT, attention),
+        "patches with projections": _counted(AttentionLayer(d, 1), image.flatten(1, 2)),
+        "channels with projections": _counted(ChannelAttention(d, 1), image.flatten(1, 2)),
+        "windows": setup.window,
+        "groups": setup.groups,
+        "windows with projections": _counted(AttentionLayer(d, 1), partition(image, setup.window)),
+        "groups with projections": _counted(ChannelAttention(d, setup.groups), image.flatten(1, 2)),
+    }
+
+
+def _scores(q: Tensor, k: Tensor, v: Tensor, attention: Attention) -> int:
+    """Multiply-adds of the scores: what does not grow when the values get twice as wide."""
+
+    def cost(v: Tensor) -> int:
+        # the eager kernel makes two plain products; a fused one may fill narrow values up to the width of keys
+        return _cost(lambda: attention(q, k, v, kernel="eager"))
+
+    return 2 * cost(v) - cost(torch.cat([v, v], -1))
+
+
+def _counted(layer: nn.Module, x: Tensor) -> int:
+    return _cost(lambda: layer(x))
+
+
+def _cost(call: Callable[[], Tensor]) -> int:
+    with torch.no_grad(), counting_flops() as flops:
+        call()
+    return int(flops.get_total_flops()) // 2
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    n, d = numbers["patches"], numbers["width"]
+    between = numbers["scores between patches"], numbers["scores between channels"]
+    whole = numbers["patches with projections"], numbers["channels with projections"]
+    less = numbers["windows with projections"], numbers["groups with projections"]
+    exact = between == (n * n * d, n * d * d) and numbers["error of channels"] < 1e-12
+    # what attention itself costs inside a layer: two products, each by its share of tokens or channels
+    windows = 2 * n * numbers["windows"] ** 2 * d
+    grouped = less == (4 * n * d * d + windows, 4 * n * d * d + 2 * n * d * (d // numbers["groups"]))
+    return judged(
+        exact and grouped and whole == (4 * n * d * d + 2 * n * n * d, 6 * n * d * d),
+        f"Scores between {n} patches of width {d} take {between[0]:,} multiply-adds and between channels "
+        f"{between[1]:,}, {between[1] / max(between[0], 1):g} times as many; with projections it is {whole[0]:,} and "
+        f"{whole[1]:,}, {whole[1] / whole[0]:.3g} times. Windows of {numbers['windows']} x {numbers['windows']} make "
+        f"the first {less[0]:,}, {numbers['groups']} groups the second {less[1]:,}.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(2)
+    bars(left, {name: numbers[f"scores between {name}"] / 1e6 for name in ("patches", "channels")})
+    left.set(ylabel="million multiply-adds", title="Scores alone")
+    names = ("patches", "channels", "windows", "groups")
+    bars(right, {name: numbers[f"{name} with projections"] / 1e6 for name in names})
+    right.set(ylabel="million multiply-adds", title="Whole layers")
+    return made

@@ -1,0 +1,106 @@
+"""Why is a head D/H wide?
+
+Claim: With heads of width D/H each of the projections of queries, keys and values has D^2 weights whatever the number
+    of heads, and a layer costs 4 N D^2 + 2 N^2 D multiply-adds. Heads that kept the full width D would multiply
+    both the weights and the cost of attention by H.
+Measures: Weights of real layers with 1, 2, 4, ... heads, of width D/H and of width D; multiply-adds of a real pass
+    through them, as torch counts matrix products and attention.
+Budget: 5 seconds
+Source: 003 12.5
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.lab.claim import Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import figure, lines
+from regard.layers.attention import Attention as AttentionLayer
+from regard.models.count import counting_flops
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"H \cdot \frac{D}{H} \cdot D = D^2, \mathrm{cost} = 4 N D^2 + 2 N^2 D"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The width D, the numbers of heads to split it among, and the tokens of the pass that is counted.
+
+    seed  changes nothing: counts do not depend on numbers
+    """
+
+    width: int = 512
+    heads: tuple[int, ...] = (1, 2, 4, 8, 16)
+    length: int = 64
+    seed: int = 0
+
+
+SMOKE = Setup(heads=(1, 4, 8), length=8)
+
+
+def run(setup: Setup, layer: Callable[..., Any] = AttentionLayer) -> Numbers:
+    """layer  makes the attention layer: layer(width, heads), and with head_width= where heads keep their width"""
+    split = [_counted(layer(setup.width, heads), setup) for heads in setup.heads]
+    kept = [_counted(layer(setup.width, heads, head_width=setup.width), setup) for heads in setup.heads]
+    return {
+        "width": setup.width,
+        "length": setup.length,
+        "heads": list(setup.heads),
+        "weights": [weights for weights, _ in split],
+        "multiply-adds": [cost for _, cost in split],
+        "weights at full width": [weights for weights, _ in kept],
+        "multiply-adds at full width": [cost for _, cost in kept],
+    }
+
+
+def _counted(layer: Any, setup: Setup) -> tuple[int, int]:
+    """Weights of one of the projections of queries, keys and values, and multiply-adds of a pass."""
+    with torch.no_grad(), counting_flops() as flops:
+        layer(torch.zeros(1, setup.length, setup.width))
+    return layer.query_key_value.weight.numel() // 3, flops.get_total_flops() // 2
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    width, length = numbers["width"], numbers["length"]
+    cost = 4 * length * width**2 + 2 * length**2 * width
+    steady = set(numbers["weights"]) == {width**2} and set(numbers["multiply-adds"]) == {cost}
+    grows = numbers["weights at full width"] == [heads * width**2 for heads in numbers["heads"]]
+    return judged(
+        steady and grows,
+        f"With {numbers['heads']} heads of width {width}/H a projection has {numbers['weights']} weights, and "
+        f"{length} tokens cost {numbers['multiply-adds']} multiply-adds. With heads that keep width {width} it has "
+        f"{numbers['weights at full width']}.",
+    )
+
+
+def _fewer(numbers: Numbers) -> Verdict:
+    said = [heads * (numbers["width"] // heads) ** 2 for heads in numbers["heads"]]
+    would, are = (", ".join(f"{count:,}" for count in counts) for counts in (said, numbers["weights"]))
+    return judged(
+        numbers["weights"] == said, f"With {numbers['heads']} heads that would be {would} weights; there are {are}."
+    )
+
+
+SHEET = (
+    Sheet(
+        source="003 12.5",
+        says="H heads of width D/H have H (D/H)^2 = D^2/H weights.",
+        verdict=_fewer,
+        right="Every head reads all D channels, so a head has D (D/H) weights and all of them D^2, whatever H.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(2)
+    for axes, what in ((left, "weights"), (right, "multiply-adds")):
+        lines(axes, numbers["heads"], {"width D/H": numbers[what], "width D": numbers[f"{what} at full width"]})
+        axes.set(xscale="log", yscale="log", xlabel="heads H", ylabel=what)
+        axes.set_xticks(numbers["heads"], [str(heads) for heads in numbers["heads"]])
+    left.set_title("One projection")
+    right.set_title("The whole layer")
+    return made

@@ -1,0 +1,147 @@
+"""When is self-attention the identity, or a permutation?
+
+Claim: When every query has one key whose score leads by far, and no two queries the same one: with one-hot positions
+    as queries and keys and beta to infinity the weights are the identity, and with the positions of the keys
+    exchanged a permutation. Orthonormal tokens at the usual beta are far from it, and equal scores average.
+Measures: Weights and outputs of attention in float64 for positions as keys, at growing beta; the weight that each of
+    four orthonormal tokens gives to itself at beta = d ** -0.5; the outputs for scores that are all zero.
+Budget: 1 second
+Source: 000 1.3c
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import bars, figure, lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = (
+    r"a_{ij} = \frac{\exp(\beta p_i \cdot p_j)}{\sum_l \exp(\beta p_i \cdot p_l)} "
+    r"\to \delta_{ij} \mathrm{for large} \beta"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How many tokens, and growing betas at which positions are looked up, the last of them infinite."""
+
+    length: int = 4
+    width: int = 4
+    betas: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, math.inf)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("length", self.length, 3, "tokens, of which two share a key and one does not")
+        if not self.betas or self.betas[-1] != math.inf:
+            raise ConfigError(f"betas grow and end with inf, where attention is hard, but are {self.betas}")
+
+
+SMOKE = Setup()
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+    n = setup.length
+    values = torch.randn(1, 1, n, setup.width, generator=draws, dtype=torch.float64)
+    places = torch.eye(n, dtype=torch.float64)[None, None]
+    order = torch.randperm(n, generator=draws)
+    while torch.equal(order, torch.arange(n)):
+        order = torch.randperm(n, generator=draws)
+    # tokens that are orthonormal, each of the width that there are of them
+    tokens = torch.linalg.qr(torch.randn(n, n, generator=draws, dtype=torch.float64))[0][None, None]
+    own = attention(tokens, tokens, places)[0, 0]
+    hard = attention(places, places, places, beta=math.inf)[0, 0]
+    zero = attention(torch.zeros_like(places), places, values)
+    shared = attention(places[:, :, [0, 0, *range(2, n)]], places, values, beta=math.inf)
+    return {
+        "length": n,
+        "betas": [beta if beta < math.inf else "infinite" for beta in setup.betas],
+        "errors": [_off(attention(places, places, values, beta=beta), values) for beta in setup.betas],
+        "error of permutation": _off(
+            attention(places[:, :, order], places, values, beta=math.inf), values[:, :, order]
+        ),
+        "difference if two share a key": _off(shared, values),
+        "own weight of orthonormal tokens": own.diagonal().mean().item(),
+        "own weight with positions": hard.diagonal().mean().item(),
+        "different rows at zero scores": _different(zero[0, 0]),
+        "distance to the mean at zero scores": _off(zero, values.mean(2, keepdim=True)),
+    }
+
+
+def _off(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+def _different(rows: Tensor) -> int:
+    """How many rows differ from all before them."""
+    return sum(all((row - other).abs().max() > 1e-9 for other in rows[:at]) for at, row in enumerate(rows))
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    errors = numbers["errors"]
+    falling = all(later < earlier for earlier, later in pairwise(errors) if earlier > 1e-15)
+    holds = falling and errors[-1] == 0 and numbers["error of permutation"] == 0
+    others = numbers["difference if two share a key"] > 1e-3 and numbers["own weight of orthonormal tokens"] < 0.99
+    return judged(
+        holds and others and numbers["distance to the mean at zero scores"] < 1e-12,
+        f"With positions as keys the error is {errors[0]:.2f} at beta={numbers['betas'][0]} and {errors[-1]:g} at beta="
+        f"{numbers['betas'][-1]}, {numbers['error of permutation']:g} for a permutation, and "
+        f"{numbers['difference if two share a key']:.2f} if two queries share a key. Orthonormal tokens give "
+        f"themselves {numbers['own weight of orthonormal tokens']:.3f}; zero scores leave the mean, to "
+        f"{numbers['distance to the mean at zero scores']:.0e}.",
+    )
+
+
+def _orthonormal(numbers: Numbers) -> Verdict:
+    own = numbers["own weight of orthonormal tokens"]
+    return judged(own > 0.99, f"Each of {numbers['length']} orthonormal tokens gives itself {own:.3f}, not 1.")
+
+
+def _zero_permutes(numbers: Numbers) -> Verdict:
+    rows, n = numbers["different rows at zero scores"], numbers["length"]
+    return judged(rows == n, f"At zero scores {n} outputs have {rows} different value; a permutation has {n}.")
+
+
+SHEET = (
+    Sheet(
+        source="000 1.3c",
+        says="With orthonormal X and Q = K = V = X the weights are the identity.",
+        verdict=_orthonormal,
+        right="The scores are the identity, the weights softmax of it; only a large beta makes them one-hot.",
+    ),
+    Sheet(
+        source="000 1.3c",
+        says="Scores that are all zero permute the tokens.",
+        verdict=_zero_permutes,
+        right="They weigh all tokens alike: every output is the mean of the values.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(2)
+    finite = [beta for beta in numbers["betas"] if not isinstance(beta, str)]
+    # a zero has no place on a logarithmic axis
+    lines(left, finite, {"error": [max(error, 1e-17) for error in numbers["errors"][: len(finite)]]})
+    left.set(xscale="log", yscale="log", xlabel="beta", ylabel="distance to the identity", title="Positions as keys")
+    bars(
+        right,
+        {
+            "orthonormal\ntokens": numbers["own weight of orthonormal tokens"],
+            "positions,\nbeta infinite": numbers["own weight with positions"],
+        },
+    )
+    right.set(ylabel="weight given to oneself", title="At beta = d ** -0.5, and hard")
+    return made

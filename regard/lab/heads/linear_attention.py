@@ -1,0 +1,209 @@
+"""What is saved when exp(k . q) becomes g(k) . g(q)?
+
+Claim: The outputs cost O(N D D_g) instead of O(N^2 D), because the sums of g(k) v' and g(k) serve all queries and the
+    N^2 weights are never formed; it is not O(N D). The weights themselves, if all are asked for, cost N^2 D_g as
+    before. g must not be negative, or weights are.
+Measures: `linear_attend` against the same with all its weights formed, in float64; multiply-adds (of products, and of
+    the sum over keys) and seconds of both at growing N; multiply-adds at twice the D and at twice the D_g; the
+    largest tensor that is made; the least weight under elu + 1 and under g(x) = x.
+Budget: 10 seconds
+Source: 003 12.10
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.core.linear import Elementwise, Features, elu_plus_one, linear_attend
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import figure, lines
+from regard.models.count import counting_flops
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"h_i = \frac{(\sum_j v_j g(k_j)^\top) g(q_i)}{(\sum_j g(k_j))^\top g(q_i)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """One head: N and D of the counts, the lengths to grow through, and how often each is timed."""
+
+    length: int = 512
+    width: int = 32
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
+    repeats: int = 5
+    seed: int = 0
+
+
+SMOKE = Setup(lengths=(128, 512), repeats=1)
+
+
+class Both(Features):
+    """elu + 1 of x and of -x, side by side: twice the features for the same width."""
+
+    def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
+        phi = elu_plus_one()
+        return torch.cat([phi(x), phi(-x)], -1)
+
+    def size(self, c: int) -> int:
+        return 2 * c
+
+
+def run(setup: Setup, attention: Attention = attend, linear: Callable[..., Any] = linear_attend) -> Numbers:
+    """linear  the linear attention: linear(q, k, v, features=...) with the outputs under `.out`"""
+    n, d = setup.length, setup.width
+    q, k, v = _drawn(setup, n, d)
+    eye = torch.eye(n)[None, None]
+    weights = linear(q, k, eye).out
+    curves = [_timed(setup, length, attention, linear) for length in setup.lengths]
+    wide = _drawn(setup, n, 2 * d)
+    with _Largest() as made:
+        linear(q, k, v)
+    signed = linear(*(x.double() for x in (q, k, eye)), features=Elementwise("itself", lambda x: x)).out
+    return {
+        "length": n,
+        "width": d,
+        "error": _error(setup, linear),
+        "softmax": _cost(lambda: attention(q, k, v)),
+        "linear": _cost(lambda: linear(q, k, v)),
+        "linear at twice D": _cost(lambda: linear(*wide)),
+        "linear at twice D_g": _cost(lambda: linear(q, k, v, features=Both())),
+        "weights by linear": _cost(lambda: linear(q, k, eye)),
+        "largest tensor": made.numbers,
+        "least weight": weights.min().item(),
+        "least weight with g(x) = x": signed.min().item(),
+        "lengths": list(setup.lengths),
+    } | {name: [curve[name] for curve in curves] for name in curves[0]}
+
+
+def _drawn(setup: Setup, n: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(3, 1, 1, n, d, generator=generator(setup.seed), dtype=dtype)
+
+
+def _error(setup: Setup, linear: Callable[..., Any]) -> float:
+    """Outputs without weights against outputs with all weights formed."""
+    q, k, v = _drawn(setup, setup.length, setup.width, torch.float64)
+    phi = elu_plus_one()
+    products = phi(q) @ phi(k).mT
+    return float((linear(q, k, v).out - products / products.sum(-1, keepdim=True) @ v).abs().max())
+
+
+def _cost(call: Callable[[], Any]) -> int:
+    """Multiply-adds of matrix products and attention, and the additions of sums over keys."""
+    adding: Any = torch.ops.aten.sum  # counters go by the name of an operator, not by its overload
+    with counting_flops() as products, FlopCounterMode(display=False, custom_mapping={adding: _additions}) as sums:
+        call()
+    added = sums.get_flop_counts().get("Global", {}).get(adding, 0)
+    return int(products.get_total_flops() + added) // 2
+
+
+def _additions(shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """An addition counts as a multiply-add with 1, that is two operations."""
+    return int(2 * math.prod(shape))
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor has that is made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.numbers = max(self.numbers, out.numel())
+        return out
+
+
+def _timed(setup: Setup, n: int, attention: Attention, linear: Callable[..., Any]) -> dict[str, float]:
+    q, k, v = _drawn(setup, n, setup.width)
+    calls: dict[str, Callable[[], Any]] = {"softmax": lambda: attention(q, k, v), "linear": lambda: linear(q, k, v)}
+    found: dict[str, float] = {}
+    for name, call in calls.items():
+        found[f"{name} by length"] = _cost(call)
+        seconds = []
+        for _ in range(setup.repeats):
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+        found[f"seconds of {name}"] = median(seconds)
+    return found
+
+
+def _growth(numbers: Numbers, curve: str) -> float:
+    """The power of N with which a curve grows from the first length to the last."""
+    lengths, values = numbers["lengths"], numbers[curve]
+    return math.log(values[-1] / values[0]) / math.log(lengths[-1] / lengths[0])
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    n, d = numbers["length"], numbers["width"]
+    softmax, linear = (_growth(numbers, f"{name} by length") for name in ("softmax", "linear"))
+    seconds = [_growth(numbers, f"seconds of {name}") for name in ("softmax", "linear")]
+    counts = numbers["softmax"] == 2 * n * n * d and numbers["linear"] == 2 * n * d * d + 2 * n * d
+    grows = abs(softmax - 2) < 0.01 and abs(linear - 1) < 0.01
+    features = abs(numbers["linear at twice D_g"] / numbers["linear"] - 2) < 0.01
+    formed = numbers["largest tensor"] < n * n and numbers["error"] < 1e-12
+    signs = numbers["least weight"] >= 0 > numbers["least weight with g(x) = x"]
+    return judged(
+        counts and grows and features and formed and signs,
+        f"At N={n}, D={d} softmax takes {numbers['softmax'] / 1e6:.1f} M multiply-adds and the sums "
+        f"{numbers['linear'] / 1e6:.2f} M, with the same outputs to {numbers['error']:.0e} as with all weights formed "
+        f"and no tensor larger than {numbers['largest tensor']:,} numbers. They grow as N^{softmax:.2f} and "
+        f"N^{linear:.2f} (on the clock N^{seconds[0]:.1f} and N^{seconds[1]:.1f}). The least weight is "
+        f"{numbers['least weight']:.1e}, and {numbers['least weight with g(x) = x']:.1e} where g may be negative.",
+    )
+
+
+def _linear_in_width(numbers: Numbers) -> Verdict:
+    factor = numbers["linear at twice D"] / numbers["linear"]
+    return judged(factor < 2.5, f"Twice the D makes it {factor:.2f} times as much; O(N D) would double.")
+
+
+def _weights_cheaper(numbers: Numbers) -> Verdict:
+    asked, usual = numbers["weights by linear"], numbers["softmax"]
+    return judged(
+        asked < usual / 2,
+        f"All {numbers['length'] ** 2:,} weights cost {asked / 1e6:.1f} M multiply-adds by features, and softmax with "
+        f"its outputs {usual / 1e6:.1f} M; the outputs alone cost {numbers['linear'] / 1e6:.2f} M.",
+    )
+
+
+SHEET = (
+    Sheet(
+        source="003 12.10",
+        says="The cost falls from O(N^2 D) to O(N D).",
+        verdict=_linear_in_width,
+        right="To O(N D D_g), with D_g features: the sum of g(k) v' is a matrix of D_g x D.",
+    ),
+    Sheet(
+        source="003 12.10",
+        says="The attention weights become cheaper.",
+        verdict=_weights_cheaper,
+        right="The outputs do, because they need no weights. There are N^2 weights, and each costs D_g.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(2)
+    for axes, suffix, what in ((left, "{} by length", "multiply-adds"), (right, "seconds of {}", "seconds")):
+        lines(axes, numbers["lengths"], {name: numbers[suffix.format(name)] for name in ("softmax", "linear")})
+        axes.set_xscale("log", base=2)
+        axes.set(yscale="log", xlabel="tokens N", ylabel=what)
+    left.set_title("Counted")
+    right.set_title("On the clock")
+    return made

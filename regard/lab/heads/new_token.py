@@ -1,0 +1,158 @@
+"""What does one more token cost masked attention?
+
+Claim: One query, key and value for the new token, and that query against N + 1 keys: 2 (N + 1) D multiply-adds beside
+    the projections, while anew it would be 2 (N + 1)^2 D. No earlier output changes, for no earlier query may see
+    the new key; so keys and values are all that needs to be kept.
+Measures: Causal attention over N + 1 tokens with one new token and with another: earlier rows bit for bit; the new
+    row by its one query against the whole pass; multiply-adds, seconds and cache bytes of a real layer at
+    growing N, one step against everything anew.
+Budget: 10 seconds
+Source: 003 12.7
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.core.cache import Growing
+from regard.core.grid import Places
+from regard.core.masks import causal
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import figure, lines
+from regard.layers.attention import Attention as AttentionLayer
+from regard.models.count import counting_flops
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"h_{N+1} = \sum_{j=1}^{N+1} a_j v_j, a = \mathrm{softmax}(\beta K^\top q_{N+1})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The layer, the numbers of tokens before the new one, and how often a step is timed."""
+
+    width: int = 64
+    heads: int = 4
+    lengths: tuple[int, ...] = (63, 127, 255, 511, 1023)
+    repeats: int = 5
+    seed: int = 0
+
+
+SMOKE = Setup(lengths=(31, 63, 127), repeats=1)
+
+
+def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
+    """layer  makes the attention layer that is counted and timed: layer(width, heads)"""
+    n, c = setup.lengths[0], setup.width // setup.heads
+    draws = generator(setup.seed)
+    q, k, v = torch.randn(3, 1, setup.heads, n + 1, c, generator=draws, dtype=torch.float64)
+    other = [torch.cat([x[:, :, :n], -5 * x[:, :, n:]], 2) for x in (q, k, v)]
+    whole, changed = attention(q, k, v, mask=causal()), attention(*other, mask=causal())
+    before = attention(q[:, :, :n], k[:, :, :n], v[:, :, :n], mask=causal())
+    step = attention(q[:, :, n:], k, v, mask=causal(), places=Places(n))
+    costs = [_measured(layer, setup, length) for length in setup.lengths]
+    return {
+        "width": setup.width,
+        "lengths": list(setup.lengths),
+        "change of earlier rows": float((whole - changed)[:, :, :n].abs().max()),
+        "difference to N tokens alone": float((whole[:, :, :n] - before).abs().max()),
+        "change of the new row": float((whole - changed)[:, :, n:].abs().max()),
+        "error of the step": float((whole[:, :, n:] - step).abs().max()),
+    } | {name: [cost[name] for cost in costs] for name in costs[0]}
+
+
+def _measured(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dict[str, float]:
+    """What the token after n others costs, alone and with everything done anew."""
+    made = layer(setup.width, setup.heads)
+    x = torch.randn(1, n + 1, setup.width, generator=generator(setup.seed))
+    held = Growing()
+    with torch.no_grad():
+        made(x[:, :n], mask=causal(), cache=held)
+        kept = held.nbytes
+        with counting_flops() as stepped:
+            made(x[:, n:], mask=causal(), cache=held)
+        with counting_flops() as anew:
+            made(x, mask=causal())
+        seconds: dict[str, list[float]] = {"step": [], "anew": []}
+        for _ in range(setup.repeats):
+            caches = Growing()
+            made(x[:, :n], mask=causal(), cache=caches)
+            start = time.perf_counter()
+            made(x[:, n:], mask=causal(), cache=caches)
+            between = time.perf_counter()
+            made(x, mask=causal())
+            seconds["step"].append(between - start)
+            seconds["anew"].append(time.perf_counter() - between)
+    # three projections of the input and one of the output, for each token that goes through the layer
+    projections = 4 * setup.width**2
+    return {
+        "multiply-adds of a step": stepped.get_total_flops() // 2 - projections,
+        "multiply-adds anew": anew.get_total_flops() // 2 - projections * (n + 1),
+        "cache bytes": kept,
+        "seconds of a step": median(seconds["step"]),
+        "seconds anew": median(seconds["anew"]),
+    }
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    d, lengths = numbers["width"], numbers["lengths"]
+    steps = numbers["multiply-adds of a step"] == [2 * (n + 1) * d for n in lengths]
+    anew = numbers["multiply-adds anew"] == [2 * (n + 1) ** 2 * d for n in lengths]
+    kept = numbers["cache bytes"] == [2 * n * d * 4 for n in lengths]
+    still = numbers["change of earlier rows"] == 0 and numbers["difference to N tokens alone"] < 1e-12
+    felt = numbers["change of the new row"] > 1e-3 and numbers["error of the step"] < 1e-12
+    return judged(
+        steps and anew and kept and still and felt,
+        f"Another new token changes earlier rows by {numbers['change of earlier rows']:g}; its own row comes from one "
+        f"query to {numbers['error of the step']:.0e}. After {lengths[-1]} tokens a step takes "
+        f"{numbers['multiply-adds of a step'][-1]:,} multiply-adds and {numbers['cache bytes'][-1]:,} bytes of keys "
+        f"and values, all anew {numbers['multiply-adds anew'][-1]:,}; on the clock "
+        f"{numbers['seconds of a step'][-1] * 1e3:.2f} ms against {numbers['seconds anew'][-1] * 1e3:.2f} ms.",
+    )
+
+
+def _all_queries(numbers: Numbers) -> Verdict:
+    moved = numbers["change of earlier rows"]
+    return judged(moved > 0, f"Whatever the new token is, earlier outputs change by {moved:g}.")
+
+
+def _recompute(numbers: Numbers) -> Verdict:
+    off, cost = numbers["error of the step"], numbers["multiply-adds of a step"][-1]
+    return judged(
+        off > 1e-9,
+        f"One query and {cost:,} multiply-adds give the new row to {off:.0e}; {numbers['multiply-adds anew'][-1]:,} "
+        "would be needed to make all rows anew.",
+    )
+
+
+SHEET = (
+    Sheet(
+        source="003 12.7",
+        says="The new key meets the queries of all tokens.",
+        verdict=_all_queries,
+        right="The mask hides it from every earlier query; the new query meets all keys.",
+    ),
+    Sheet(
+        source="003 12.7",
+        says="Weights and outputs of all tokens have to be computed again.",
+        verdict=_recompute,
+        right="Only the new row is computed, from kept keys and values: O(N D).",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(2)
+    for axes, what in ((left, "multiply-adds"), (right, "seconds")):
+        lines(axes, numbers["lengths"], {"one step": numbers[f"{what} of a step"], "anew": numbers[f"{what} anew"]})
+        axes.set(xscale="log", yscale="log", xlabel="tokens before the new one", ylabel=what)
+    left.set_title("Attention alone")
+    right.set_title("The whole layer on the clock")
+    return made

@@ -1,0 +1,117 @@
+"""How many parameters has self-attention, and how many a dense layer over all its inputs?
+
+Claim: Queries, keys and values of width D take 3 D^2 weights and 3 D biases, whatever the number of tokens N, which
+    then have N^2 attention weights that are no parameters. A dense layer from all D N numbers to all of them
+    takes D^2 N^2 weights and D N biases.
+Measures: The parameters of real modules of several sizes, and the size of the weights that attention gives when its
+    values are the identity.
+Budget: 1 second
+Source: 003 12.1
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import figure, lines
+from regard.layers.attention import Attention as AttentionLayer, split_heads
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"3 D^2 + 3 D, N^2; D^2 N^2 + D N"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Widths D and numbers of tokens N, in pairs.
+
+    seed  changes nothing: counts do not depend on numbers
+    """
+
+    widths: tuple[int, ...] = (4, 12, 32, 64, 512)
+    lengths: tuple[int, ...] = (3, 5, 7, 16, 64)
+    seed: int = 0
+
+
+SMOKE = Setup()
+
+
+def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
+    """layer  makes the attention layer: layer(width, heads)"""
+    numbers: Numbers = {"widths": list(setup.widths), "lengths": list(setup.lengths)}
+    counted: list[tuple[int, ...]] = []
+    for d, n in zip(setup.widths, setup.lengths, strict=True):
+        made = layer(d, 1)
+        projections = made.query_key_value
+        with torch.no_grad():
+            q, k, _ = (split_heads(part, 1) for part in projections(torch.zeros(1, n, d)).chunk(3, -1))
+            weights = attention(q, k, torch.eye(n)[None, None])
+        with torch.device("meta"):  # the dense layer of D=512, N=64 would take 4 GB
+            dense = nn.Linear(d * n, d * n)
+        biases = 0 if projections.bias is None else projections.bias.numel()
+        counted.append((projections.weight.numel(), biases, weights[0, 0].numel()))
+        counted[-1] += (dense.weight.numel(), dense.bias.numel())
+    names = ("weights", "biases", "attention weights", "dense weights", "dense biases")
+    return numbers | {name: [row[at] for row in counted] for at, name in enumerate(names)}
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    pairs = list(zip(numbers["widths"], numbers["lengths"], strict=True))
+    expected = {
+        "weights": [3 * d * d for d, _ in pairs],
+        "biases": [3 * d for d, _ in pairs],
+        "attention weights": [n * n for _, n in pairs],
+        "dense weights": [d * d * n * n for d, n in pairs],
+        "dense biases": [d * n for d, n in pairs],
+    }
+    (d, n), last = pairs[-1], {name: numbers[name][-1] for name in expected}
+    return judged(
+        all(numbers[name] == counts for name, counts in expected.items()),
+        f"At D={d} and N={n} queries, keys and values have {last['weights']:,} weights and {last['biases']:,} biases, "
+        f"there are {last['attention weights']:,} attention weights, and the dense layer has {last['dense weights']:,} "
+        f"weights and {last['dense biases']:,} biases.",
+    )
+
+
+def _three_biases(numbers: Numbers) -> Verdict:
+    came, widths = numbers["biases"], numbers["widths"]
+    return judged(all(count == 3 for count in came), f"Layers of width {widths} have {came} biases, not 3.")
+
+
+def _square_biases(numbers: Numbers) -> Verdict:
+    came, squares = numbers["dense biases"], [n * n for n in numbers["lengths"]]
+    return judged(came == squares, f"For N={numbers['lengths']} the dense layers have {came} biases, not {squares}.")
+
+
+SHEET = (
+    Sheet(
+        source="003 12.1",
+        says="Queries, keys and values have 3 biases.",
+        verdict=_three_biases,
+        right="Each of the three biases is a vector of D numbers: 3 D.",
+    ),
+    Sheet(
+        source="003 12.1",
+        says="The fully connected network has N^2 biases.",
+        verdict=_square_biases,
+        right="One bias for each of its D N outputs.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure(width=5.0)
+    names = [f"{d}, {n}" for d, n in zip(numbers["widths"], numbers["lengths"], strict=True)]
+    at = list(range(len(names)))
+    attention = [a + b for a, b in zip(numbers["weights"], numbers["biases"], strict=True)]
+    dense = [a + b for a, b in zip(numbers["dense weights"], numbers["dense biases"], strict=True)]
+    lines(axes, at, {"queries, keys and values": attention, "dense": dense})
+    axes.set_xticks(at, names)
+    axes.set(yscale="log", xlabel="D, N", ylabel="parameters", title="Parameters by width and length")
+    return made

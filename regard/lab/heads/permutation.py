@@ -1,0 +1,137 @@
+"""What does self-attention do when its inputs change places?
+
+Claim: Its outputs change places alike, Sa[XP] = Sa[X]P, where X has a token in each column: the weights are moved
+    along both axes, softmax[P'SP] = P' softmax[S] P. With positions added to the tokens it is no longer so.
+Measures: Self-attention of width D over N tokens, in float64, before and after a permutation of its columns: outputs,
+    weights (whose columns must sum to 1), with and without sinusoidal positions; and after a permutation of its
+    rows, that is of channels.
+Budget: 1 second
+Source: 003 12.3
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.core.positions import sinusoidal
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import bars, figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = (
+    r"\mathrm{Sa}[X P] = V P \cdot \mathrm{softmax}[P^\top K^\top Q P] "
+    r"= V P P^\top \mathrm{softmax}[K^\top Q] P = \mathrm{Sa}[X] P"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Tokens and their width."""
+
+    width: int = 8
+    length: int = 7
+    seed: int = 0
+
+
+SMOKE = Setup()
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+    d, n = setup.width, setup.length
+    x = torch.randn(d, n, generator=draws, dtype=torch.float64)
+    maps = torch.randn(3, d, d, generator=draws, dtype=torch.float64) * d**-0.5
+    shifts = torch.randn(3, d, 1, generator=draws, dtype=torch.float64)
+    columns = torch.eye(n, dtype=torch.float64)[:, torch.randperm(n, generator=draws)]
+    rows = torch.eye(d, dtype=torch.float64)[torch.randperm(d, generator=draws)]
+    places = sinusoidal(n, d).double().T
+
+    def attended(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs D x N, weights N x N and values D x N, a token in each column, as the formula has them."""
+        q, k, v = ((omega @ x + beta).T[None, None] for omega, beta in zip(maps, shifts, strict=True))
+        weights = attention(q, k, torch.eye(n, dtype=torch.float64)[None, None])
+        return attention(q, k, v)[0, 0].T, weights[0, 0].T, v[0, 0].T
+
+    out, weights, values = attended(x)
+    permuted, permuted_weights, _ = attended(x @ columns)
+    placed, *_ = attended(x + places)
+    permuted_placed, *_ = attended(x @ columns + places)
+    channels, *_ = attended(rows @ x)
+    return {
+        "length": n,
+        "width": d,
+        "error": _off(permuted, out @ columns),
+        "error of weights": _off(permuted_weights, columns.T @ weights @ columns),
+        "error of the sums of columns": _off(weights.sum(0), torch.ones(n, dtype=torch.float64)),
+        "difference with positions": _off(permuted_placed, placed @ columns),
+        "difference of weights": _off(permuted_weights, weights),
+        "difference by the sheet": _off(permuted, values @ columns @ weights),
+        "difference of rows": _off(channels, rows @ out),
+    }
+
+
+def _off(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    exact = max(numbers[name] for name in ("error", "error of weights", "error of the sums of columns"))
+    return judged(
+        exact < 1e-13 and numbers["difference with positions"] > 1e-3,
+        f"Sa[XP] and Sa[X]P differ by {numbers['error']:.0e}, softmax[P'SP] and P' softmax[S] P by "
+        f"{numbers['error of weights']:.0e}; with positions added the outputs differ by "
+        f"{numbers['difference with positions']:.2f}.",
+    )
+
+
+def _same_weights(numbers: Numbers) -> Verdict:
+    off = numbers["difference of weights"]
+    return judged(
+        max(off, numbers["difference by the sheet"]) < 1e-9,
+        f"The weights of XP differ from those of X by up to {off:.2f}, and VP softmax[K'Q] from the outputs by up to "
+        f"{numbers['difference by the sheet']:.2f}.",
+    )
+
+
+def _rows(numbers: Numbers) -> Verdict:
+    off = numbers["difference of rows"]
+    return judged(
+        off < 1e-9, f"When the rows of X change places the outputs differ by up to {off:.2f} from rows moved."
+    )
+
+
+SHEET = (
+    Sheet(
+        source="003 12.3",
+        says="The two permutations inside the softmax cancel, so the weights of XP are those of X.",
+        verdict=_same_weights,
+        right="They become P' softmax[S] P; it is the P of VP that meets P' and cancels, and one P is left.",
+    ),
+    Sheet(
+        source="003 12.3",
+        says="Projections act on the rows of X, so it is rows that may change places.",
+        verdict=_rows,
+        right="Tokens are columns, and XP exchanges columns; rows are channels, which the projections mix.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure(width=5.4)
+    shown = {
+        "columns": numbers["error"],
+        "columns,\nwith positions": numbers["difference with positions"],
+        "rows": numbers["difference of rows"],
+    }
+    # a zero has no place on a logarithmic axis
+    bars(axes, {name: max(value, 1e-17) for name, value in shown.items()})
+    axes.set(
+        yscale="log", xlabel="what changes places", ylabel="largest difference", title="Outputs change places alike"
+    )
+    return made

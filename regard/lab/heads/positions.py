@@ -1,0 +1,257 @@
+"""What are positions for, and when absolute, when relative ones?
+
+Claim: They tell places apart, which attention alone cannot. Where a task names a distance, relative schemes that can
+    single one out (t5, rotary) carry over to inputs longer than any seen, a learned table of places does not and
+    sinusoids do in part; where it names a place, absolute ones (learned, sinusoidal) solve it and relative ones
+    cannot. Alibi only fades with distance and singles out none. Long range is not what they are for: without them
+    every distance is alike.
+Measures: One layer trained on sequences of one length, tried on longer ones, over seeds: each row has to tell the token
+    three before it (relative), or the token at place five (absolute); on longer inputs only rows at places never
+    trained count. And the weight of a matching key near by and far off, without positions and with alibi.
+Budget: 100 seconds
+Source: 000 1.3b, 002 1.3b
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.core.masks import causal
+from regard.core.positions import Rotary
+from regard.core.scores import alibi
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import COLOURS, MARKS, figure
+from regard.lab.repeats import interval
+from regard.layers.attention import Attention as AttentionLayer
+from regard.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
+from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.layers.terms import LearnedBuckets
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"\mathrm{relative}: y_i = x_{i-3}, \mathrm{absolute}: y_i = x_5"
+
+SCHEMES = ("none", "learned", "sinusoidal", "alibi", "t5", "rotary")
+TASKS = ("relative", "absolute")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The layer, the two tasks, the length to train on and those to try, and how long and how often to train."""
+
+    vocab: int = 8
+    width: int = 32
+    heads: int = 2
+    distance: int = 3
+    place: int = 5
+    length: int = 16
+    lengths: tuple[int, ...] = (16, 32, 48)
+    batch: int = 32
+    steps: int = 250
+    rate: float = 0.03
+    repeats: int = 4
+    trials: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        if self.lengths[:1] != (self.length,) or self.place >= self.length or self.distance >= self.length:
+            raise ConfigError(
+                f"lengths begin with the trained one, {self.length}, and distance and place lie within it: "
+                f"lengths={self.lengths}, distance={self.distance}, place={self.place}"
+            )
+
+
+SMOKE = Setup(lengths=(16, 48), batch=16, steps=50, repeats=2, trials=16)
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    shares: dict[str, dict[str, list[list[float]]]] = {}
+    for task in TASKS:
+        for scheme in SCHEMES:
+            every = [
+                _tried(_trained(setup, task, scheme, number, attention), setup, task, number)
+                for number in range(setup.repeats)
+            ]
+            shares.setdefault(task, {})[scheme] = [list(column) for column in zip(*every, strict=True)]
+    return {
+        "lengths": list(setup.lengths),
+        "trained on": setup.length,
+        "chance": 1 / setup.vocab,
+        "repeats": setup.repeats,
+        "right": {
+            task: {scheme: [fmean(at) for at in rows] for scheme, rows in shares[task].items()} for task in TASKS
+        },
+        "interval": {
+            task: {name: [interval(at) for at in rows] for name, rows in shares[task].items()} for task in TASKS
+        },
+        "weight near": _matching(1, attention),
+        "weight far": _matching(999, attention),
+        "weight near with alibi": _matching(1, attention, alibi(heads=1)),
+        "weight far with alibi": _matching(999, attention, alibi(heads=1)),
+    }
+
+
+class _Through(AttentionLayer):
+    """The layer, asking the given function for attention."""
+
+    def __init__(self, attention: Attention, width: int, heads: int, **settings: Any) -> None:
+        super().__init__(width, heads, **settings)
+        self.attention = attention
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, cache: Any, stream: Any) -> Tensor:
+        return self.attention(q, k, v, mask=mask, scores=self.term(), beta=self.beta)
+
+
+class _Reader(nn.Module):
+    """Tokens and their places, one layer of causal attention, and a guess of a token for each row."""
+
+    def __init__(self, setup: Setup, scheme: str, attention: Attention) -> None:
+        super().__init__()
+        width, heads = setup.width, setup.heads
+        places: dict[str, Callable[[], nn.Module]] = {
+            "learned": lambda: LearnedPositions(max(setup.lengths), width),
+            "sinusoidal": lambda: SinusoidalPositions(width),
+        }
+        terms: dict[str, Callable[[], Any]] = {
+            "alibi": lambda: alibi(heads=heads),
+            # no bucket lies beyond the trained distances: farther ones share the last
+            "t5": lambda: LearnedBuckets(heads, buckets=12, reach=12, both_ways=False),
+        }
+        self.tokens = TokenEmbedding(setup.vocab, width)
+        self.places = places[scheme]() if scheme in places else None
+        self.layer = _Through(
+            attention,
+            width,
+            heads,
+            rotary=Rotary(base=100.0) if scheme == "rotary" else None,
+            scores=terms[scheme]() if scheme in terms else None,
+        )
+        self.guess = nn.Linear(width, setup.vocab)
+
+    def forward(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n w"]:
+        x = self.tokens(tokens)
+        if self.places is not None:
+            x = x + self.places(torch.arange(tokens.shape[1]))
+        guesses: Tensor = self.guess(self.layer(x, mask=causal()))
+        return guesses
+
+
+def _drawn(setup: Setup, task: str, batch: int, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor, int]:
+    """Tokens, what each row has to tell, and the first row that can."""
+    tokens = torch.randint(setup.vocab, (batch, n), generator=draws)
+    if task == "relative":
+        return tokens, tokens.roll(setup.distance, 1), setup.distance
+    return tokens, tokens[:, [setup.place]].expand(-1, n), setup.place
+
+
+def _trained(setup: Setup, task: str, scheme: str, number: int, attention: Attention) -> _Reader:
+    seed = 1000 * setup.seed + number
+    model, draws = _Reader(setup, scheme, attention), generator(seed)
+    table = {"tokens.weight": normal(0.5), "places.weight": normal(0.5), "layer.scores.weight": constant(0.0)}
+    initialise(model, {**table, "*.weight": fan_in(), "*.bias": constant(0.0)}, seed)
+    # a table of scores is read as it is, and has to grow to several units before it chooses
+    biases = [value for name, value in model.named_parameters() if name == "layer.scores.weight"]
+    others = [value for name, value in model.named_parameters() if name != "layer.scores.weight"]
+    groups = [{"params": biases, "lr": 10 * setup.rate}, {"params": others, "lr": setup.rate}]
+    optimiser = torch.optim.Adam([group for group in groups if group["params"]], fused=True)
+    fading = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min(1.0, (step + 1) / 20) * (1 - step / setup.steps)
+    )
+    for _ in range(setup.steps):
+        tokens, wanted, first = _drawn(setup, task, setup.batch, setup.length, draws)
+        loss = functional.cross_entropy(model(tokens)[:, first:].flatten(0, 1), wanted[:, first:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        fading.step()
+    return model
+
+
+@torch.no_grad()
+def _tried(model: _Reader, setup: Setup, task: str, number: int) -> list[float]:
+    """The share of right guesses at each length; on longer inputs, of rows at places never trained."""
+    shares, draws = [], generator(1000 * setup.seed + number + 500)
+    for n in setup.lengths:
+        tokens, wanted, first = _drawn(setup, task, setup.trials, n, draws)
+        new = first if n <= setup.length else setup.length
+        shares.append((model(tokens).argmax(-1) == wanted)[:, new:].double().mean().item())
+    return shares
+
+
+def _matching(distance: int, attention: Attention, term: Any = None) -> float:
+    """The weight of the one key that matches the last query, that far before it, among 1,000."""
+    k = torch.zeros(1, 1, 1000, 1, dtype=torch.float64)
+    k[0, 0, -1 - distance] = 10.0
+    q, v = torch.ones(1, 1, 1, 1, dtype=torch.float64), k / 10.0
+    return float(attention(q, k, v, mask=causal(), scores=term, beta=1.0))
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    relative, absolute, long = numbers["right"]["relative"], numbers["right"]["absolute"], numbers["lengths"][-1]
+    blind = max(relative["none"][0], absolute["none"][0]) < 0.6
+    carried = all(relative[name][0] > 0.9 and relative[name][-1] > 0.8 for name in ("t5", "rotary"))
+    lost = relative["learned"][0] > 0.9 and max(relative[name][-1] for name in ("learned", "alibi")) < 0.6
+    partly = relative["sinusoidal"][-1] < min(relative[name][-1] for name in ("t5", "rotary")) - 0.1
+    named = all(absolute[name][0] > 0.9 for name in ("learned", "sinusoidal"))
+    cannot = all(absolute[name][0] < 0.6 for name in ("alibi", "t5", "rotary"))
+    alike = abs(numbers["weight near"] - numbers["weight far"]) < 1e-12
+    told = [
+        f"{task}: "
+        + ", ".join(f"{name} {rows[0]:.2f} and {rows[-1]:.2f}" for name, rows in numbers["right"][task].items())
+        for task in TASKS
+    ]
+    widest = max(max(rows) for task in TASKS for rows in numbers["interval"][task].values())
+    return judged(
+        blind and carried and lost and partly and named and cannot and alike,
+        f"Share of right guesses at the trained length {numbers['trained on']} and at new places up to {long} (chance "
+        f"{numbers['chance']:.2f}, {numbers['repeats']} seeds, at most ± {widest:.2f}). {'; '.join(told)}. Without "
+        f"positions a matching key weighs {numbers['weight near']:.3f} next to the query and "
+        f"{numbers['weight far']:.3f} 999 places off.",
+    )
+
+
+def _long_range(numbers: Numbers) -> Verdict:
+    near, far = numbers["weight near"], numbers["weight far"]
+    faded = numbers["weight near with alibi"], numbers["weight far with alibi"]
+    return judged(
+        far < 0.9 * near,
+        f"Without any positions a matching key weighs {near:.3f} one place off and {far:.3f} 999 places off; alibi, a "
+        f"position scheme, makes that {faded[0]:.3f} and {faded[1]:.3f}.",
+    )
+
+
+SHEET = (
+    Sheet(
+        source="000 1.3b",
+        says="Positions carry the long-range dependencies.",
+        verdict=_long_range,
+        right="Attention reaches every distance alike without them; they break that symmetry, so that order counts.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, panels = figure(2, width=4.8)
+    for axes, task in zip(panels, TASKS, strict=True):
+        for number, scheme in enumerate(SCHEMES):
+            # moved a little sideways, so that schemes that do alike are all seen
+            at = [n * (1 + 0.02 * (number - 2.5)) for n in numbers["lengths"]]
+            right, spread = numbers["right"][task][scheme], numbers["interval"][task][scheme]
+            axes.errorbar(at, right, spread, label=scheme, color=COLOURS[number], marker=MARKS[number], capsize=2)
+        axes.axhline(numbers["chance"], color="#000000", linewidth=0.8, linestyle=":")
+        axes.set(ylim=(0, 1.05), xlabel="length of input", ylabel="share right", title=f"A task of {task} places")
+        axes.set_xticks(numbers["lengths"])
+    panels[1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return made

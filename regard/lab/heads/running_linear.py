@@ -1,0 +1,92 @@
+"""When is self-attention a linear layer that runs along the tokens?
+
+Claim: When every token looks at itself alone, A = I: then H = W_v C, the same linear map at every place. Its name is a
+    convolution of kernel 1. To add one number to all scores does not do that, nor anything else.
+Measures: Attention with one-hot positions as queries and keys and hard weights, in whole numbers so that no sum is
+    rounded, against conv1d with a kernel of 1; and the weights before and after 1 is added to every score.
+Budget: 1 second
+Source: 000 1.3d
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import bars, figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"A = I, H = W_v C A = W_v C"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Tokens, their width, and the width of what comes out."""
+
+    width: int = 16
+    out: int = 12
+    length: int = 29
+    seed: int = 0
+
+
+SMOKE = Setup(width=5, out=3, length=7)
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    draws = generator(setup.seed)
+    n = setup.length
+    c = torch.randint(-9, 10, (1, setup.width, n), generator=draws).double()  # e x n, as the sheet has it
+    w_v = torch.randint(-9, 10, (setup.out, setup.width), generator=draws).double()
+    values = (w_v @ c).mT[:, None]
+    places = torch.eye(n, dtype=torch.float64)[None, None]
+    attended = attention(places, places, values, beta=math.inf)[:, 0].mT
+    convolved = functional.conv1d(c, w_v[:, :, None])
+    scores = torch.randn(1, 1, n, n, generator=draws, dtype=torch.float64)
+    zeros = torch.zeros_like(places)
+    plain, shifted = (attention(zeros, zeros, places, scores=extra, beta=1.0) for extra in (scores, scores + 1))
+    biased = attention(zeros, zeros, values, scores=torch.ones_like(scores), beta=1.0)[:, 0].mT
+    return {
+        "length": n,
+        "error": float((attended - convolved).abs().max()),
+        "largest output": float(convolved.abs().max()),
+        "change of weights by a bias of 1": float((shifted - plain).abs().max()),
+        "difference with biases of 1": float((biased - convolved).abs().max()),
+    }
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    return judged(
+        numbers["error"] == 0 and numbers["largest output"] > 0 and numbers["change of weights by a bias of 1"] < 1e-12,
+        f"With A = I attention and conv1d of kernel 1 differ by {numbers['error']:g}, over outputs up to "
+        f"{numbers['largest output']:g}. A bias of 1 on every score changes the weights by "
+        f"{numbers['change of weights by a bias of 1']:.0e}.",
+    )
+
+
+def _biases(numbers: Numbers) -> Verdict:
+    off = numbers["difference with biases of 1"]
+    return judged(off < 1e-9, f"With every score 1 the outputs are off by up to {off:.0f}: they are all the mean.")
+
+
+SHEET = (
+    Sheet(
+        source="000 1.3d",
+        says="It is one when the biases of attention are all 1.",
+        verdict=_biases,
+        right="Equal biases cancel in the softmax. Each token must weigh itself alone, A = I.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure()
+    bars(axes, {"A = I": numbers["error"], "all scores 1": numbers["difference with biases of 1"]})
+    axes.set(xlabel="weights", ylabel="largest difference from conv1d", title="A convolution of kernel 1")
+    return made

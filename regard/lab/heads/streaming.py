@@ -1,0 +1,195 @@
+"""What must attention do for speech in real time?
+
+Claim: It must look ahead no further than a bound. With chunks a row waits for its chunk and the look-ahead and no
+    longer, however many layers there are; a window that slides with each row waits for its look-ahead once more in
+    every layer; without a bound nothing comes out before the end. Streamed rows are the rows of one pass over the
+    whole input.
+Measures: Stacks of blocks of depth 1, 2, ... fed token by token: how many tokens have come, its own included, when a
+    row is given out; how far ahead the gradient of a row in one pass reaches; the difference between streamed rows
+    and one pass in float64; what is kept after short and after long inputs.
+Budget: 20 seconds
+Source: 002 1.3e
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.core.algebra import Mask
+from regard.core.masks import chunks, full, window
+from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.drawing import figure, lines
+from regard.layers.attention import Attention as AttentionLayer
+from regard.layers.blocks import Block, BlockStream
+from regard.layers.feedforward import FeedForward
+from regard.layers.initial import constant, fan_in, initialise, normal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"\mathrm{chunks}: C + L, \mathrm{sliding}: 1 + \mathrm{depth} \cdot L"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Blocks, the chunk C and the look-back in chunks, the look-ahead L in tokens (a multiple of C), and the input."""
+
+    width: int = 24
+    heads: int = 3
+    chunk: int = 4
+    look_back: int = 2
+    look_ahead: int = 4
+    depths: tuple[int, ...] = (1, 2, 3, 4)
+    length: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if whole("look_ahead", self.look_ahead, 0) % whole("chunk", self.chunk, 1):
+            raise ConfigError(
+                f"look_ahead counts whole chunks: look_ahead={self.look_ahead}, chunk={self.chunk}; "
+                f"try look_ahead={self.look_ahead // self.chunk * self.chunk}"
+            )
+
+
+SMOKE = Setup(width=8, heads=2, depths=(1, 3), length=32)
+
+
+def run(setup: Setup, layer: Callable[[int, int], AttentionLayer] = AttentionLayer) -> Numbers:
+    """layer  makes the attention of a block: layer(width, heads)"""
+    x = torch.randn(1, setup.length, setup.width, generator=generator(setup.seed), dtype=torch.float64)
+    waits: dict[str, list[int]] = {}
+    reaches: dict[str, list[int]] = {}
+    errors: list[float] = []
+    for depth in setup.depths:
+        blocks = _blocks(setup, depth, layer)
+        for name, masks in _masks(setup, depth).items():
+            given, waited = _streamed(blocks, masks, x)
+            errors.append(float((given - _whole(blocks, masks, x)).abs().max()))
+            waits.setdefault(name, []).append(waited)
+            reaches.setdefault(name, []).append(_reach(blocks, masks, x))
+    blocks, masks = _blocks(setup, setup.depths[-1], layer), _masks(setup, setup.depths[-1])["chunks"]
+    return {
+        "chunk": setup.chunk,
+        "look-ahead": setup.look_ahead,
+        "length": setup.length,
+        "depths": list(setup.depths),
+        "waits": waits,
+        "reaches": reaches,
+        "error": max(errors),
+        "kept after half": _kept(blocks, masks, x[:, : setup.length // 2 // setup.chunk * setup.chunk]),
+        "kept after all": _kept(blocks, masks, x[:, : setup.length // setup.chunk * setup.chunk]),
+    }
+
+
+def _masks(setup: Setup, depth: int) -> dict[str, list[Mask]]:
+    """Who sees whom, in each block."""
+    own = chunks(setup.chunk, before=setup.look_back)
+    ahead = chunks(setup.chunk, before=setup.look_back, after=setup.look_ahead // setup.chunk)
+    sliding = window(before=setup.look_back * setup.chunk, after=setup.look_ahead)
+    return {
+        "chunks": [own] * depth,
+        "chunks with look-ahead": [ahead, *[own] * (depth - 1)],  # later blocks stay inside what the first has seen
+        "sliding look-ahead": [sliding] * depth,
+        "everything": [full()] * depth,
+    }
+
+
+def _blocks(setup: Setup, depth: int, layer: Callable[[int, int], AttentionLayer]) -> list[Block]:
+    made = []
+    for number in range(depth):
+        feedforward = FeedForward(setup.width, 2 * setup.width)
+        block = Block(setup.width, layer(setup.width, setup.heads), feedforward).double().eval()
+        initial = {"*norm.weight": constant(1.0), "*.weight": fan_in(), "*.bias": normal(0.1)}
+        initialise(block, initial, 1000 * setup.seed + number)
+        made.append(block)
+    return made
+
+
+def _whole(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    for block, mask in zip(blocks, masks, strict=True):
+        x = block(x, mask=mask)
+    return x.detach()
+
+
+@torch.no_grad()
+def _streamed(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> tuple[Tensor, int]:
+    """All rows, and the longest wait: tokens that came from a row's own token on until the row was given out."""
+    streams = [block.stream(mask) for block, mask in zip(blocks, masks, strict=True)]
+    rows, given, longest = [], 0, 0
+    for received in range(1, x.shape[1] + 1):
+        out = x[:, received - 1 : received]
+        for stream in streams:
+            out = stream.push(out)
+        if out.shape[1]:
+            longest = max(longest, received - given)
+            given += out.shape[1]
+            rows.append(out)
+    last = streams[0].finish()
+    for stream in streams[1:]:
+        last = torch.cat([stream.push(last), stream.finish()], 1)
+    # what only the end released has waited for all that came after it
+    return torch.cat([*rows, last], 1), max(longest, x.shape[1] - given)
+
+
+def _reach(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> int:
+    """How many tokens after its own the output of a row depends on, at most, by gradients of one pass."""
+    farthest = 0
+    for row in range(x.shape[1] // 2):
+        start = x.clone().requires_grad_()
+        out = start
+        for block, mask in zip(blocks, masks, strict=True):
+            out = block(out, mask=mask)
+        out[0, row].square().sum().backward()
+        if start.grad is not None:
+            felt = start.grad[0].abs().amax(-1).nonzero()[:, 0]
+            farthest = max(farthest, int(felt.max()) - row)
+    return farthest
+
+
+@torch.no_grad()
+def _kept(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> int:
+    """Numbers that the streams hold after x."""
+    streams: list[BlockStream] = [block.stream(mask) for block, mask in zip(blocks, masks, strict=True)]
+    for stream in streams:
+        x = stream.push(x)
+    return sum(tensor.numel() for stream in streams for tensor in stream.tensors())
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    chunk, ahead, depths, waits = (numbers[name] for name in ("chunk", "look-ahead", "depths", "waits"))
+    expected = {
+        "chunks": [chunk for _ in depths],
+        "chunks with look-ahead": [chunk + ahead for _ in depths],
+        "sliding look-ahead": [1 + depth * ahead for depth in depths],
+        "everything": [numbers["length"] for _ in depths],
+    }
+    # a row that is given out has seen all it depends on, and nothing was waited for in vain
+    needed = {name: [wait - 1 for wait in counts] for name, counts in waits.items()}
+    reached = all(needed[name] == numbers["reaches"][name] for name in waits if name != "everything")
+    bounded = numbers["kept after half"] == numbers["kept after all"]
+    return judged(
+        waits == expected and reached and bounded and numbers["error"] < 1e-12,
+        f"With chunks of {chunk} a row waits for {waits['chunks']} tokens at depths {depths}, with a look-ahead of "
+        f"{ahead} for {waits['chunks with look-ahead']}; a window that slides with look-ahead {ahead} makes it "
+        f"{waits['sliding look-ahead']}, and no bound {waits['everything']} of {numbers['length']}. Streamed rows "
+        f"equal one pass to {numbers['error']:.0e}, and {numbers['kept after all']:,} numbers are kept however long it "
+        "is.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure(width=5.2)
+    bounded = {name: waits for name, waits in numbers["waits"].items() if name != "everything"}
+    lines(axes, numbers["depths"], bounded)
+    axes.set_xticks(numbers["depths"])
+    axes.set(
+        ylim=(0, None), xlabel="layers", ylabel="tokens a row waits for", title="Only a sliding look-ahead adds up"
+    )
+    return made

@@ -1,0 +1,196 @@
+"""What can weights made from each token alone not do?
+
+Claim: Match by content. A synthesizer makes the weights of row i from x_i (dense) or from nothing (random), so they
+    cannot depend on where a matching token stands; in one layer dot-product attention finds it, and the synthesizer
+    does no better than guessing the commonest value. It is no cheaper in weights: there are N x N of them still.
+Measures: Sequences of tokens in pairs with one name: each has to tell its partner's value. One layer of each kind, of
+    the same class with other parts, trained over seeds, and the guess of the commonest value; how much the weights
+    of a row move when the other tokens change; how many weights a layer makes.
+Budget: 60 seconds
+Source: 001 2
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.core.kernels import observing
+from regard.core.kernels.call import Call
+from regard.core.masks import window
+from regard.lab.claim import Attention, Numbers, Verdict, judged
+from regard.lab.drawing import COLOURS, figure
+from regard.lab.repeats import interval
+from regard.layers.embeddings import TokenEmbedding
+from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.layers.synthesizer import Synthesizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = (
+    r"\mathrm{dot}: s_{ij} = \beta q_i \cdot k_j, "
+    r"\mathrm{dense}: s_{ij} = w_j \cdot f(x_i), \mathrm{random}: s_{ij} = R_{ij}"
+)
+
+PARTS = ("dot", "dense", "random")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The task (pairs in a sequence, names to choose from, values), the layer, and how long and how often to train."""
+
+    pairs: int = 6
+    names: int = 12
+    values: int = 16
+    width: int = 32
+    batch: int = 32
+    steps: int = 300
+    rate: float = 0.02
+    repeats: int = 5
+    trials: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        if self.names < self.pairs:
+            raise ConfigError(f"{self.pairs} pairs need a name each, but there are {self.names}; raise names")
+
+    @property
+    def length(self) -> int:
+        return 2 * self.pairs
+
+
+SMOKE = Setup(pairs=4, names=8, steps=80, batch=16, repeats=2)
+
+
+def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] = Synthesizer) -> Numbers:
+    """mixer  makes the layer: mixer(width, heads, context, parts=(part,)); `attention` reads its weights out"""
+    right: dict[str, list[float]] = {part: [] for part in PARTS}
+    moved: dict[str, float] = {}
+    made: dict[str, int] = {}
+    commonest: list[float] = []
+    for number in range(setup.repeats):
+        trial = _drawn(setup, setup.trials, generator(1000 * setup.seed + number + 500))
+        commonest.append(_commonest(*trial[1:]))
+        for part in PARTS:
+            model = _trained(setup, part, number, mixer)
+            with torch.no_grad():
+                right[part].append((model(*trial[:2]).argmax(-1) == trial[2]).double().mean().item())
+            change, made[part] = _weights(model, setup, attention)
+            moved[part] = max(change, moved.get(part, 0.0))
+    return {
+        "length": setup.length,
+        "repeats": setup.repeats,
+        "chance": 1 / setup.values,
+        "right": {part: fmean(shares) for part, shares in right.items()},
+        "interval": {part: interval(shares) for part, shares in right.items()},
+        "right by the commonest value": fmean(commonest),
+        "weights moved by other tokens": moved,
+        "weights made": made,
+    }
+
+
+class _Matcher(nn.Module):
+    """Names and values, one layer that mixes all other tokens into each, and a guess of its partner's value."""
+
+    def __init__(self, setup: Setup, part: str, mixer: Callable[..., Any]) -> None:
+        super().__init__()
+        self.names, self.values = TokenEmbedding(setup.names, setup.width), TokenEmbedding(setup.values, setup.width)
+        self.layer = mixer(setup.width, 1, setup.length, parts=(part,))
+        self.guess = nn.Linear(setup.width, setup.values)
+
+    def forward(self, names: Int[Tensor, "b n"], values: Int[Tensor, "b n"]) -> Float[Tensor, "b n w"]:
+        # a token sees all but itself, or it would match itself
+        guesses: Tensor = self.guess(self.layer(self.names(names) + self.values(values), mask=~window()))
+        return guesses
+
+
+def _drawn(setup: Setup, batch: int, draws: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Names, each on two tokens, values, and for each token the value of the other with its name."""
+    chosen = torch.rand(batch, setup.names, generator=draws).argsort(1)[:, : setup.pairs].repeat(1, 2)
+    names = chosen.gather(1, torch.rand(batch, setup.length, generator=draws).argsort(1))
+    values = torch.randint(setup.values, (batch, setup.length), generator=draws)
+    partner = (names[:, :, None] == names[:, None]) & ~torch.eye(setup.length, dtype=torch.bool)
+    return names, values, values.gather(1, partner.int().argmax(-1))
+
+
+def _trained(setup: Setup, part: str, number: int, mixer: Callable[..., Any]) -> _Matcher:
+    seed = 1000 * setup.seed + number
+    model, draws = _Matcher(setup, part, mixer), generator(seed)
+    tables = {"names.weight": normal(1.0), "values.weight": normal(1.0), "layer.dense_keys": normal(0.3)}
+    initialise(model, {**tables, "*.bias": constant(0.0), "*.weight": fan_in(), "*": constant(0.0)}, seed)
+    optimiser = torch.optim.Adam(model.parameters(), lr=setup.rate, fused=True)
+    fading = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min(1.0, (step + 1) / 20) * (1 - step / setup.steps)
+    )
+    for _ in range(setup.steps):
+        names, values, wanted = _drawn(setup, setup.batch, draws)
+        loss = functional.cross_entropy(model(names, values).flatten(0, 1), wanted.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        fading.step()
+    return model
+
+
+def _commonest(values: Int[Tensor, "b n"], wanted: Int[Tensor, "b n"]) -> float:
+    """How often the commonest value among the other tokens is the right one: the best guess that matches nothing."""
+    seen = functional.one_hot(values)
+    others = seen.sum(1, keepdim=True) - seen
+    return (others.argmax(-1) == wanted).double().mean().item()
+
+
+@torch.no_grad()
+def _weights(model: _Matcher, setup: Setup, attention: Attention) -> tuple[float, int]:
+    """How much the weights of the first row move when all other tokens change, and how many weights there are."""
+    names, values, _ = _drawn(setup, 1, generator(setup.seed))
+    others, other_values, _ = _drawn(setup, 1, generator(setup.seed + 1))
+    calls: list[Call] = []
+    with observing(lambda name, call, out: calls.append(call)):
+        model(names, values)
+        model(torch.cat([names[:, :1], others[:, 1:]], 1), torch.cat([values[:, :1], other_values[:, 1:]], 1))
+    eye = torch.eye(setup.length)[None, None]
+    before, after = (attention(x.q, x.k, eye, mask=x.mask, scores=x.terms, beta=x.beta) for x in calls)
+    return float((before - after)[0, 0, 0].abs().max()), before[0, 0].numel()
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    right, guess, n = numbers["right"], numbers["right by the commonest value"], numbers["length"]
+    moved = numbers["weights moved by other tokens"]
+    blind = moved["dense"] == moved["random"] == 0 and moved["dot"] > 0.01
+    cannot = max(right["dense"], right["random"]) < guess + 0.1
+    square = all(count == n * n for count in numbers["weights made"].values())
+    told = ", ".join(f"{part} {right[part]:.2f} ± {numbers['interval'][part]:.2f}" for part in PARTS)
+    return judged(
+        blind and cannot and square and right["dot"] > 0.9,
+        f"Partners told right: {told}, by the commonest value {guess:.2f} ({numbers['repeats']} seeds, chance "
+        f"{numbers['chance']:.2f}). Other tokens move a row's weights by {moved['dot']:.2f} (dot), {moved['dense']:g} "
+        f"(dense) and {moved['random']:g} (random); each makes {numbers['weights made']['dense']} weights for {n} "
+        "tokens.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure()
+    drawn = axes.bar(
+        list(PARTS),
+        [numbers["right"][part] for part in PARTS],
+        yerr=[numbers["interval"][part] for part in PARTS],
+        color=COLOURS[0],
+        capsize=4,
+    )
+    axes.bar_label(drawn, fmt="%.2f", label_type="center", color="white")
+    axes.axhline(numbers["right by the commonest value"], color=COLOURS[1], linestyle="--", label="commonest value")
+    axes.legend(frameon=False)
+    axes.set(ylim=(0, 1.1), xlabel="where weights come from", ylabel="partners told right", title="Matching by content")
+    return made

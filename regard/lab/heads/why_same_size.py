@@ -1,0 +1,114 @@
+"""Why should self-attention give out what it takes in, in size?
+
+Claim: Layers of equal input and output can be stacked, one kind of layer for any depth; and the residual sum x + f(x)
+    needs it, without which the gradient is lost on the way down a deep stack.
+Measures: Which output widths a next layer and a residual sum take, tried with real layers; the size of the gradient
+    that reaches the input of a stack of layers with a norm before each, with residual sums and without.
+Budget: 5 seconds
+Source: 003 12.2
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.seeds import generator
+from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.drawing import figure, lines
+from regard.layers.attention import Attention as AttentionLayer
+from regard.layers.initial import fan_in, initialise, normal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"x_{l+1} = x_l + f_l(x_l), f_l: R^{N D} \to R^{N D}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The layer, the output widths to try and the depths to send a gradient through."""
+
+    width: int = 24
+    heads: int = 3
+    length: int = 11
+    outputs: tuple[int, ...] = (12, 23, 24, 25, 48)
+    depths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    seed: int = 0
+
+
+SMOKE = Setup(depths=(1, 4, 16))
+
+
+def run(setup: Setup, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
+    """layer  makes the attention layer: layer(width, heads)"""
+    x = torch.randn(1, setup.length, setup.width, generator=generator(setup.seed), dtype=torch.float64)
+    attended = _made(layer, setup, 0)(x).detach()
+    own = attended.shape[-1]
+    adds, stacks = [], []
+    for width in setup.outputs:
+        out = attended if width == own else nn.Linear(own, width).double()(attended)
+        adds.append(_takes(x.add, out))
+        stacks.append(_takes(_made(layer, setup, 2), out))
+    depths = setup.depths if own == setup.width else ()  # layers of another size make no stack
+    return {
+        "width": setup.width,
+        "own output": own,
+        "outputs": list(setup.outputs),
+        "adds": adds,
+        "stacks": stacks,
+        "depths": list(depths),
+        "gradient with sums": [_gradient(layer, setup, x, depth, 1.0) for depth in depths],
+        "gradient without": [_gradient(layer, setup, x, depth, 0.0) for depth in depths],
+    }
+
+
+def _made(layer: Callable[[int, int], Any], setup: Setup, number: int) -> Any:
+    made = layer(setup.width, setup.heads).double()
+    initialise(made, {"*.weight": fan_in(), "*.bias": normal(0.1)}, 1000 * setup.seed + number)
+    return made
+
+
+def _takes(taker: Callable[[Tensor], Any], x: Tensor) -> bool:
+    try:
+        taker(x)
+    except (RuntimeError, ValueError):  # torch's own refusal of a sum, and ours of an input
+        return False
+    return True
+
+
+def _gradient(layer: Callable[[int, int], Any], setup: Setup, x: Tensor, depth: int, kept: float) -> float:
+    """The size of the gradient at all inputs of the difference between two rows of the output."""
+    start = x.clone().requires_grad_()
+    out = start
+    for number in range(depth):
+        out = kept * out + _made(layer, setup, number)(functional.layer_norm(out, (setup.width,)))
+    # what differs from row to row is what a stack must not lose
+    (out[0, 0] - out[0, -1]).sum().backward()
+    return float(start.grad.norm()) if start.grad is not None else 0.0
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    width, outputs = numbers["width"], numbers["outputs"]
+    fits = [output == width for output in outputs]
+    if numbers["own output"] != width:
+        return judged(False, f"A layer of width {width} gives out {numbers['own output']}: it cannot be stacked.")
+    only = numbers["adds"] == fits and numbers["stacks"] == fits and any(fits)
+    kept, lost = numbers["gradient with sums"], numbers["gradient without"]
+    added, taken = ([at for at, fit in zip(outputs, numbers[by], strict=True) if fit] for by in ("adds", "stacks"))
+    return judged(
+        only and kept[-1] > 0.5 * kept[0] and lost[-1] < 1e-3 * lost[0],
+        f"A layer of width {width} gives out {numbers['own output']}. Of the output widths {outputs} the sum takes "
+        f"{added} and the next layer {taken}. Through {numbers['depths'][-1]} layers the gradient is {kept[-1]:.2g} "
+        f"with sums and {lost[-1]:.2g} without.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure()
+    lines(axes, numbers["depths"], {"x + f(x)": numbers["gradient with sums"], "f(x)": numbers["gradient without"]})
+    axes.set(xscale="log", yscale="log", xlabel="layers", ylabel="gradient at the input", title="What the sum is for")
+    return made

@@ -1,0 +1,89 @@
+"""Every wrong way to a step that is known: rounding too early, and the slips with a name."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.work.chain import STAGES, Array, Start, Values, array, run
+from regard.work.findings import PLACES
+from regard.work.problem import Problem
+from regard.work.slips import known_slips
+
+MOST_ROUNDED = 5  # decimals to which unseen steps may have been rounded
+EARLY = "early rounding"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way in which a step could have come about, and the matrix that it gives."""
+
+    name: str
+    words: str
+    matrix: Array
+
+
+def ways(
+    begin: Start, key: str, slipped: Values, shown: Values, digits: Mapping[str, int], own: Array
+) -> Iterator[Way]:
+    """Every known wrong way to this step: early rounding of what was written, named slips, rounding unseen."""
+    rounded = [step for step in digits if digits[step]]
+    if rounded:
+        yield _early(own, rounded[-1], digits[rounded[-1]])
+    unseen = [stage for stage in STAGES[: STAGES.index(key) + 1] if stage not in shown]
+    for stage in reversed(unseen):
+        for slip in known_slips():
+            if slip.stage != stage:
+                continue
+            where = "" if stage == key else f" (in {PLACES[stage]}, which are not written down)"
+            for fixed in (slipped, shown):
+                kept = {name: value for name, value in fixed.items() if name != key}
+                if (values := run(begin, kept, {stage: slip.compute})) is not None:
+                    yield Way(slip.name, slip.words + where, values[key])
+    for stage in reversed([stage for stage in unseen if stage != key]):
+        for places in range(MOST_ROUNDED + 1):
+            values = values_of(begin, slipped)
+            rough = {name: value for name, value in slipped.items() if name != key}
+            rough[stage] = np.round(values[stage], places)
+            yield _early(values_of(begin, rough)[key], stage, places)
+
+
+def _early(matrix: Array, step: str, digits: int) -> Way:
+    kept = "1 digit" if digits == 1 else f"{digits} digits"
+    return Way(
+        EARLY,
+        f"{PLACES[step]} were rounded to {kept} before they were used; "
+        "round at the very end, and carry two digits more until then",
+        matrix,
+    )
+
+
+def mixed(problem: Problem, outputs: list[Array]) -> Array:
+    joined = np.concatenate(outputs, 1)
+    if problem.mixing is None:
+        return joined
+    bias = 0.0 if problem.mixing.bias is None else np.array([float(each) for each in problem.mixing.bias])
+    found: Array = joined @ array(problem.mixing.weights, problem) + bias
+    return found
+
+
+def mixing_ways(problem: Problem, outputs: list[Array], own: list[Array], digits: int) -> Iterator[Way]:
+    if digits:
+        yield _early(mixed(problem, own), "output", digits)
+    joined = np.concatenate(outputs, 1)
+    if problem.mixing is not None:
+        weights = array(problem.mixing.weights, problem)
+        if weights.shape[0] == weights.shape[1]:
+            yield Way("missing mixing", "these are the heads side by side; the last product is missing", joined)
+            yield Way(
+                "transposed product", "the mixing weights were turned over before the product", joined @ weights.T
+            )
+    if len(outputs) > 1 and len({part.shape for part in outputs}) == 1:
+        yield Way("heads in another order", "the heads were joined in the other order", mixed(problem, outputs[::-1]))
+
+
+def values_of(begin: Start, fixed: Values) -> dict[str, Array]:
+    """All stages in the right way, from some fixed ones on."""
+    found = run(begin, fixed)
+    assert found is not None  # only a slip may make no sense
+    return found

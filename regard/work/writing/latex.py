@@ -1,0 +1,58 @@
+"""A worked solution as one LaTeX document that needs amsmath and xcolor alone."""
+
+from regard.base import maths
+from regard.base.maths import escaped_latex
+from regard.work.picture import Map
+from regard.work.writing.document import Block, Formula, Heading, Lines, Picture, Words
+
+_OPENING = r"""\documentclass{article}
+\usepackage[utf8]{inputenc}
+\usepackage[a4paper,margin=20mm]{geometry}
+\usepackage{amsmath}
+\usepackage[table]{xcolor}
+\setcounter{MaxMatrixCols}{64}
+\allowdisplaybreaks
+\begin{document}
+"""
+
+
+def write(blocks: list[Block], digits: int) -> str:
+    """The blocks as a document ready for pdflatex."""
+    return _OPENING + "\n\n".join(_block(block, digits) for block in blocks) + "\n\n\\end{document}\n"
+
+
+def _block(block: Block, digits: int) -> str:
+    match block:
+        case Heading(words, level):
+            command = {1: "section*", 2: "subsection*", 3: "subsubsection*"}[level]
+            return f"\\{command}{{{escaped_latex(words)}}}"
+        case Words(words):
+            return escaped_latex(words)
+        case Formula(expression):
+            return f"\\[\n{maths.latex(expression, digits)}\n\\]"
+        case Lines(expressions):
+            rows = " \\\\\n".join(_aligned(each, digits) for each in expressions)
+            return f"\\begin{{align*}}\n{rows}\n\\end{{align*}}"
+        case Picture(drawn):
+            return _table(drawn)
+
+
+def _aligned(each: maths.Expression, digits: int) -> str:
+    return maths.latex(each, digits).replace(" = ", " &= ", 1)
+
+
+def _table(drawn: Map) -> str:
+    """The map as a table whose cells are shaded by their weights."""
+    head = " & ".join(["", *map(escaped_latex, drawn.columns)])
+    rows = [f"{head} \\\\ \\hline"]
+    for name, row in zip(drawn.rows, drawn.weights, strict=True):
+        rows.append(" & ".join([escaped_latex(name), *map(_cell, row)]) + r" \\")
+    body = "\n".join(rows)
+    label = escaped_latex(f"{drawn.title}; down: {drawn.down}, across: {drawn.across}")
+    table = f"\\begin{{tabular}}{{r|{'c' * len(drawn.columns)}}}\n{body}\n\\end{{tabular}}"
+    return f"\\begin{{center}}\n{label}\\\\[1ex]\n{table}\n\\end{{center}}"
+
+
+def _cell(weight: float) -> str:
+    ink = r"\textcolor{white}" if weight > 0.5 else ""
+    return rf"\cellcolor{{blue!{round(80 * weight)}}}{ink}{{{weight:.2f}}}"

@@ -1,0 +1,359 @@
+"""The claims about attention itself: what holds, what the sheets get wrong, and the faults that turn each verdict."""
+
+import json
+from functools import cache
+from math import exp, log
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from regard.lab.claim import REFUTED, SUPPORTED, Numbers, Outcome, claims
+from regard.lab.tex import mathml
+from tests import mutants
+from tests.mutants import naive
+
+
+def ignores_the_length_of_keys(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    return naive(q, k / k.norm(dim=-1, keepdim=True), v, **rest)
+
+
+def asks_with_the_first_head_only(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    return naive(q[:, :1].expand_as(q), k, v, **rest)
+
+
+def mistakes_keys_for_queries(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    return naive(k, q, v, **rest) if q.shape == k.shape else naive(q, k, v, **rest)
+
+
+def leaks_the_mean_of_the_values(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    return naive(q, k, v, **rest) + 1e-3 * v.mean(2, keepdim=True)
+
+
+FAULTS = {
+    "average-two": (mutants.scales_by_the_width_whatever_beta_says, mutants.normalises_queries),
+    "beta": (mutants.takes_beta_for_a_temperature, mutants.scales_by_the_width_whatever_beta_says),
+    "copy-value": (
+        mutants.scales_by_the_width_whatever_beta_says,
+        mutants.takes_beta_for_a_temperature,
+        mutants.exponentiates_without_the_maximum,
+        mutants.prefers_the_first_keys,
+    ),
+    "dense-equivalent": (
+        mutants.prefers_the_first_keys,
+        mutants.takes_zero_for_no_beta,
+        mutants.never_sees_itself,
+    ),
+    "diffuse": (
+        mutants.takes_zero_for_no_beta,
+        mutants.takes_beta_for_a_temperature,
+        mutants.masks_after_the_softmax,
+        mutants.clips_values,
+    ),
+    "dot-product": (
+        mutants.runs_softmax_over_the_queries,
+        mutants.drops_the_scale,
+        mutants.scales_by_the_width_of_v,
+        mutants.computes_in_bfloat16,
+    ),
+    "four-kinds": (
+        mutants.scales_by_the_width_whatever_beta_says,
+        mutants.keeps_the_three_largest_weights,
+        leaks_the_mean_of_the_values,
+    ),
+    "key-nudge": (mutants.drops_the_scale, mutants.scales_twice, mutants.keeps_the_three_largest_weights),
+    "key-stretch": (ignores_the_length_of_keys, mutants.runs_softmax_over_the_queries, leaks_the_mean_of_the_values),
+    "keys-queries-values": (
+        mistakes_keys_for_queries,
+        mutants.never_sees_itself,
+        leaks_the_mean_of_the_values,
+    ),
+    "noisy-keys-one-head": (ignores_the_length_of_keys, mutants.scales_by_the_width_whatever_beta_says),
+    "noisy-keys-two-heads": (asks_with_the_first_head_only, ignores_the_length_of_keys, leaks_the_mean_of_the_values),
+    "query-nudge": (
+        mutants.centres_queries_over_the_rows,
+        mutants.runs_softmax_over_the_queries,
+        mutants.inverts_the_scale,
+    ),
+    "rows-are-distributions": (
+        mutants.runs_softmax_over_the_queries,
+        mistakes_keys_for_queries,
+        mutants.centres_queries_over_the_rows,
+    ),
+    "scale-by-root": (mutants.drops_the_scale, mutants.scales_twice, mutants.inverts_the_scale, mutants.detaches_terms),
+    "softmax-jacobian": (mutants.computes_in_bfloat16, mutants.scales_by_the_width_whatever_beta_says),
+}
+NAMES = sorted(FAULTS)
+
+
+@cache
+def smoke(name: str) -> Outcome:
+    claim = claims()[name]
+    return claim.run(claim.setup(smoke=True))
+
+
+def numbers(name: str) -> Numbers:
+    return smoke(name).numbers
+
+
+def test_the_chapter_holds_these_claims_and_no_others():
+    assert sorted(name for name in claims() if claims()[name].chapter == "attention") == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_short_run_supports_the_claim(name):
+    outcome = smoke(name)
+    assert outcome.verdict.word == SUPPORTED, outcome.verdict.sentence
+    assert outcome.seconds < 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_verdict_does_not_hang_on_the_seed(name):
+    claim = claims()[name]
+    for seed in (1, 2):
+        outcome = claim.run(claim.setup(seed=seed, smoke=True))
+        assert outcome.verdict.word == SUPPORTED, outcome.verdict.sentence
+        assert all(verdict.word == REFUTED for _, verdict in outcome.sheet)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_whole_run_comes_out_as_the_short_one_and_within_its_budget(name):
+    claim = claims()[name]
+    outcome = claim.run(claim.setup())
+    assert outcome.verdict.word == SUPPORTED, outcome.verdict.sentence
+    assert all(verdict.word == REFUTED for _, verdict in outcome.sheet)
+    assert outcome.seconds < claim.budget
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_are_what_json_can_hold(name):
+    assert json.loads(json.dumps(numbers(name), allow_nan=False)) == numbers(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_is_a_function_of_its_setup(name):
+    claim = claims()[name]
+    assert claim.run(claim.setup(smoke=True)).numbers == numbers(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_figure_names_its_axes_and_can_be_drawn(name, tmp_path):
+    figure = claims()[name].draw(numbers(name))
+    assert isinstance(figure, Figure)
+    panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    assert panels
+    for axes in panels:
+        assert axes.get_title()
+        assert axes.get_ylabel()
+        assert axes.get_xlabel() or all(label.get_text() for label in axes.get_xticklabels())  # bars carry names
+    figure.savefig(tmp_path / "figure.png")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_formula_can_be_set(name):
+    assert mathml(claims()[name].maths).startswith("<math")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [pytest.param(name, fault, id=f"{name}-{fault.__name__}") for name in FAULTS for fault in FAULTS[name]],
+)
+def test_a_faulty_attention_is_refuted(name, fault):
+    claim = claims()[name]
+    assert claim.run(claim.setup(smoke=True), attention=fault).verdict.word == REFUTED
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_right_attention_is_supported(name):
+    """So that faults are refuted for their fault, not for being another implementation."""
+    claim = claims()[name]
+    outcome = claim.run(claim.setup(smoke=True), attention=naive)
+    assert outcome.verdict.word == SUPPORTED, outcome.verdict.sentence
+
+
+# what a run would have measured if the sheet were right
+IF_RIGHT: dict[str, tuple[Numbers, ...]] = {
+    "average-two": ({"lowest score of the others": [-20.0], "lead over the others": [40.0]},),
+    "beta": ({"weights": [[0.0, 0.0, 0.0, 1.0]]},),
+    "copy-value": ({"copied": 0.4, "copied when opposed": 0.999}, {"equal queries off the identity": 1e-9}),
+    "diffuse": ({"off uniform": [1e-9], "largest weight": [1 / 7]},),
+    "key-nudge": ({"off twice the change": 1e-12}, {"off the added weights": 1e-12}),
+    "noisy-keys-two-heads": ({"spread of c, two equal heads": 0.1},),
+    "scale-by-root": (
+        {"gradient, plain": [0.1, 9.0], "gradient of q, plain": [0.1, 9.0]},
+        {"overflow: share finite": 0.5},
+    ),
+    "softmax-jacobian": ({"largest change after a step": 0.3},),
+}
+
+
+def test_every_wrong_answer_of_a_sheet_is_asked():
+    asked = {name: len(claims()[name].sheet) for name in NAMES if claims()[name].sheet}
+    assert asked == {name: len(patches) for name, patches in IF_RIGHT.items()}
+
+
+@pytest.mark.parametrize(("name", "at"), [(name, at) for name in IF_RIGHT for at in range(len(IF_RIGHT[name]))])
+def test_what_a_sheet_says_is_refuted_and_could_have_been_right(name, at):
+    sheet, verdict = smoke(name).sheet[at]
+    assert verdict.word == REFUTED, verdict.sentence
+    assert sheet.says
+    assert sheet.right
+    assert sheet.verdict(numbers(name) | IF_RIGHT[name][at]).word == SUPPORTED
+
+
+def adds_up(q: Tensor, k: Tensor, v: Tensor, *, beta: float | None = None, **rest: Any) -> Tensor:
+    """Attention without a softmax: linear in keys, and additive."""
+    return (q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)) @ v
+
+
+def returns_the_values(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    return v if q.shape[2] == v.shape[2] else naive(q, k, v, **rest)
+
+
+def shares_among_positive_scores(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    chosen = (q @ k.mT > 0).to(v.dtype)
+    return chosen / chosen.sum(-1, keepdim=True).clamp(min=1) @ v
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "attention"),
+    [
+        ("beta", 0, mutants.takes_beta_for_a_temperature),
+        ("copy-value", 0, shares_among_positive_scores),
+        ("copy-value", 1, returns_the_values),
+        ("diffuse", 0, mutants.takes_beta_for_a_temperature),
+        ("key-nudge", 0, adds_up),
+        ("key-nudge", 1, adds_up),
+        ("scale-by-root", 1, mutants.exponentiates_without_the_maximum),
+    ],
+)
+def test_an_attention_of_which_the_sheet_is_right_supports_it(name, at, attention):
+    claim = claims()[name]
+    _, verdict = claim.run(claim.setup(smoke=True), attention=attention).sheet[at]
+    assert verdict.word == SUPPORTED, verdict.sentence
+
+
+def test_the_numbers_of_beta():
+    measured = numbers("beta")
+    assert measured["weights"][0] == pytest.approx([0.246, 0.249, 0.251, 0.254], abs=5e-4)
+    assert measured["weights"][-1] == pytest.approx([0, 0, 0, 1], abs=1e-12)
+    assert measured["variance"] == pytest.approx(63.9, rel=0.02)
+    assert measured["scaled variance"] == pytest.approx(1.0, abs=0.02)
+
+
+def test_60_30_30_copies_but_for_two_e_to_the_minus_30():
+    measured = numbers("copy-value")
+    assert measured["lost"] == pytest.approx(2 * exp(-30), rel=1e-9)
+    assert f"{measured['lost']:.0e}" == "2e-13"
+    assert measured["bounds"][1][2] == log(9 / 1e-4)
+    assert all(
+        lost == pytest.approx(eps / (1 + eps))
+        for row in measured["lost at the bound"]
+        for lost, eps in zip(row, measured["errors"], strict=True)
+    )
+    assert measured["weights of equal queries"] == [[1, 0, 0]] * 3
+
+
+def test_no_beta_gives_the_mean():
+    measured = numbers("diffuse")
+    assert measured["betas"][-1] == 0
+    assert measured["off uniform"][-1] < 1e-16
+    assert measured["entropy"][-1] == pytest.approx(log(7))
+
+
+def test_sizes_are_m_by_n_and_t_by_n():
+    claim = claims()["dot-product"]
+    setup = claim.setup({"width": 2, "queries": 3, "keys": 11, "value_width": 5})
+    measured = claim.run(setup).numbers
+    assert (measured["size of A"], measured["size of H"]) == ([11, 3], [5, 3])
+
+
+def test_hard_attention_uses_one_key_and_soft_attention_all():
+    used = {kind: numbers("four-kinds")[kind]["most in use"] for kind in numbers("four-kinds")["kinds"]}
+    assert used == {"self soft": 7, "self hard": 1, "cross soft": 5, "cross hard": 1}
+
+
+@pytest.mark.parametrize("name", ["key-nudge", "query-nudge"])
+def test_the_first_order_is_off_by_4e_5_at_small_eps_and_quadratically(name):
+    measured = numbers(name)
+    assert measured["sizes"][-1] == 1e-4
+    assert f"{measured['relative error'][-1]:.0e}" == "4e-05"
+    assert measured["order of the error"] == pytest.approx(2, abs=0.01)
+
+
+def test_a_nudged_query_moves_its_own_column_alone():
+    assert numbers("query-nudge")["change of other columns"] == 0
+    assert numbers("query-nudge")["columns moved by a key"] == 5
+
+
+def test_a_key_a_thousand_times_longer_wins_or_loses_by_sign():
+    measured = numbers("key-stretch")
+    assert measured["alphas"][-1] == 1000
+    assert measured["towards"][-1] == pytest.approx(1, abs=1e-12)
+    assert measured["against"][-1] == pytest.approx(0, abs=1e-12)
+    assert measured["at a right angle"] == pytest.approx([measured["at a right angle"][0]] * 6, abs=1e-15)
+
+
+def test_two_keys_weigh_0_49991_at_s_10_of_10_keys():
+    measured = numbers("average-two")
+    at = measured["sizes"].index(10.0)
+    assert measured["keys"] == 10
+    assert f"{measured['weight of a'][at]:.5f}" == f"{measured['weight of b'][at]:.5f}" == "0.49991"
+
+
+def test_one_head_jumps_37_to_37():
+    measured = numbers("noisy-keys-one-head")
+    assert measured["size"] == 20
+    assert measured["near a"] == pytest.approx(0.37, abs=0.01)
+    assert measured["near b"] == pytest.approx(0.37, abs=0.01)
+    assert measured["near a"] + measured["near b"] + measured["between"] == pytest.approx(1)
+
+
+def test_two_heads_hold_still_in_89_5_percent():
+    measured = numbers("noisy-keys-two-heads")
+    # of 18,000 draws kept, a share of 0.895 comes with a standard deviation of 0.0023
+    assert measured["c1 near v_a"] == pytest.approx(0.895, abs=0.005)
+    assert measured["c near the mean"] > measured["c1 near v_a"]
+
+
+@pytest.mark.slow
+def test_many_draws_give_the_shares_to_their_digits():
+    for name, at, share in (
+        ("noisy-keys-one-head", "near a", 0.3726),
+        ("noisy-keys-one-head", "near b", 0.3726),
+        ("noisy-keys-two-heads", "c1 near v_a", 0.8952),
+    ):
+        claim = claims()[name]
+        assert claim.run(claim.setup()).numbers[at] == pytest.approx(share, abs=0.004)
+
+
+def test_the_three_matrices_give_u_b_and_u_b_less_u_c():
+    first, second = numbers("keys-queries-values")["outputs along u"]
+    assert first == pytest.approx([0, 1, -1, 0], abs=1e-12)
+    assert second == pytest.approx([0, 1, 0, 0], abs=1e-12)
+    # with u_d or u_c added, c2 is x2 itself, which has nothing of u_b: at a right angle, or farther
+    assert min(numbers("keys-queries-values")["off u_b with u_d"]) == pytest.approx(2**0.5)
+
+
+def test_the_largest_of_25_derivatives_is_e_to_the_minus_95():
+    measured = numbers("softmax-jacobian")
+    assert [len(row) for row in measured["derivatives"]] == [5] * 5
+    assert measured["largest derivative"] == pytest.approx(exp(-95), rel=1e-9)
+    assert f"{measured['largest derivative']:.1e}" == "5.5e-42"
+    assert measured["y (1 - y) of the winner in floats"] == 0
+    assert measured["derivative of the winner"] == pytest.approx(sum(exp(z - 100) for z in (-3, 1, 5, -1)), rel=1e-9)
+
+
+def test_scores_have_the_variance_of_their_width():
+    measured = numbers("scale-by-root")
+    assert measured["variance, plain"] == pytest.approx(measured["widths"], rel=0.15)
+    assert measured["variance, scaled"] == pytest.approx([1] * 5, rel=0.15)
+    assert measured["overflow: largest score"] > measured["overflow: exp holds up to"] == pytest.approx(88.7, abs=0.05)
+
+
+def test_rows_sum_to_one_and_columns_do_not():
+    measured = numbers("rows-are-distributions")
+    assert [sum(row) for row in measured["weights"]] == pytest.approx([1] * 7)
+    assert max(measured["columns sum to"]) > 1.1

@@ -1,0 +1,504 @@
+# ruff: noqa: RUF001 (signs of mathematics that look like letters)
+"""The frame of the lab: formulas, kept results, pages and errata, whatever claims there are."""
+
+import json
+import math
+import re
+import shlex
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from regard.base.errors import CheckpointError, ConfigError
+from regard.cli.lab import read_settings, read_value
+from regard.lab import results
+from regard.lab.claim import Claim, Outcome, Sheet, Verdict, claims, judged
+from regard.lab.errata import errata
+from regard.lab.page import errata_page, inline_svg, number_call, page, svg, written
+from regard.lab.results import AGAIN, NOT_RUN, Result, call, command, keep, keep_shipped, kept, latest, result_of, word
+from regard.lab.tex import COMMANDS, mathml, plain
+
+EVERY = list(claims())
+CHILDREN = {"mfrac": 2, "msub": 2, "msup": 2, "msubsup": 3, "munder": 2, "mover": 2, "munderover": 3, "mroot": 2}
+
+
+@pytest.fixture(scope="module")
+def beta() -> Claim:
+    return claims()["beta"]
+
+
+@pytest.fixture(scope="module")
+def result(beta: Claim) -> Result:
+    return result_of(beta.run(beta.setup({"pairs": 301}, seed=5)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(results, "SHIPPED", tmp_path / "with the package.json")
+    return results.SHIPPED
+
+
+def well_formed(element: str) -> ElementTree.Element:
+    """The element, every part of which has as many children as MathML says."""
+    tree = ElementTree.fromstring(element)
+    for part in tree.iter():
+        assert len(part) == CHILDREN.get(part.tag, len(part)), ElementTree.tostring(part)
+    return tree
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_formula_of_the_lab_is_drawn_and_written(name: str) -> None:
+    maths = claims()[name].maths
+    text = plain(maths)
+    assert not re.search(r"\\|\s\s\s\s\s", text), text
+    assert well_formed(mathml(maths)).get("alttext") == text
+
+
+@pytest.mark.parametrize(
+    ("tex", "text"),
+    [
+        (r"a_j = \frac{\exp(\beta s_j)}{\sum_l \exp(\beta s_l)}", "aⱼ = exp(β sⱼ) / (Σₗ exp(β sₗ))"),
+        (r"H = V \, \mathrm{softargmax}_\beta(K^\top Q)", "H = V softargmaxᵦ(Kᵀ Q)"),
+        (r"\frac{\partial y_i}{\partial z_j} = y_i(\delta_{ij} - y_j)", "∂yᵢ / ∂zⱼ = yᵢ(δᵢⱼ - yⱼ)"),
+        (r"QK^\top/\sqrt{d_k}", "QKᵀ/√dₖ"),
+        (r"\sqrt{a + b} \ne \sqrt[3]{c}", "√(a + b) ≠ ³√c"),
+        (r"W_Q X", "W_Q X"),
+        (r"W_{QK}X^{n \times d}", "W_(QK) X^(n × d)"),
+        (r"\sum_{j=1}^{n} a_{ij} v_j", "Σⱼ₌₁ⁿ aᵢⱼ vⱼ"),
+        (r"x = -1, -x + (-2)", "x = -1, -x + (-2)"),
+        (r"\frac{1}{2} x \to \frac{x}{2}", "(1/2) x → x/2"),
+        (r"\frac{a b}{c d}", "a b / (c d)"),
+        (r"\left(\frac{a}{b}\right)^2", "(a/b)²"),
+        (r"f'(x) \in \mathbb{R}, \hat{y} \le \infty", "f′(x) ∈ ℝ, ŷ ≤ ∞"),
+        (r"\begin{pmatrix} a & b \\ c & -d \end{pmatrix}", "(a  b; c  -d)"),
+        (r"a = b \\ c = d", "a = b\nc = d"),
+        (r"\| x \| \text{ if small}", "‖ x ‖ if small"),
+        (r"(\Delta h)\Delta x", "(Δh)Δx"),
+        (r"H \cdot \frac{D}{H}", "H · (D/H)"),
+        (r"\mathrm{for large} \beta: f \to 0", "for large β: f → 0"),
+    ],
+)
+def test_a_formula_as_text(tex: str, text: str) -> None:
+    assert plain(tex) == text
+    well_formed(mathml(tex))
+
+
+def test_a_formula_as_mathml() -> None:
+    tree = well_formed(mathml(r"a_j^2 = -\frac{\exp(x)}{\sum_{l}^n \sqrt{b}}"))
+    shown = ElementTree.tostring(tree, encoding="unicode")
+    assert tree.get("display") == "block"
+    assert "<msubsup><mi>a</mi><mi>j</mi><mn>2</mn></msubsup><mo>=</mo>" in shown
+    assert '<mo form="prefix">−</mo><mfrac>' in shown
+    assert "<mi>exp</mi><mo>\u2061</mo>" in shown, "a function is applied, not multiplied"
+    assert "<munderover><mo>∑</mo><mi>l</mi><mi>n</mi></munderover>" in shown
+    assert "<msqrt><mi>b</mi></msqrt>" in shown
+
+
+def test_words_and_equations_stand_apart_in_mathml() -> None:
+    gap, wide = '<mspace width="0.2em"></mspace>', '<mspace width="1.0em"></mspace>'
+    assert f"<mi>β</mi>{gap}<mi>Cov</mi>" in mathml(r"\beta\mathrm{Cov}(v, k)")
+    assert f"<mi>ln</mi><mo>&#x2061;</mo>{gap}<mi>n</mi>" in mathml(r"\ln n")
+    assert mathml("a = f(b, c), d = e").count(wide) == 1, "equations are moved apart, arguments are not"
+    assert wide in mathml("a = b, c = d \\\\ e")
+
+
+def test_a_formula_cannot_carry_markup() -> None:
+    assert "<mtext>&lt;b&gt;</mtext>" in mathml(r"\text{<b>} < 1")
+    assert "<mo>&lt;</mo>" in mathml("a < b")
+
+
+@pytest.mark.parametrize(
+    ("tex", "words"),
+    [
+        (r"\bta x", r"unknown command \bta; did you mean \beta? in the formula \bta x"),
+        (r"\zzzzzz", r"unknown command \zzzzzz in the formula"),
+        ("x^23", "TeX would take only the first digit of 23: put it in braces"),
+        ("{a", "} is missing at the end"),
+        ("a}", "} has no meaning here"),
+        (r"\left( a", r"\right is missing at the end"),
+        (r"a \right)", r"\right stands where nothing was begun"),
+        (r"\left a b \right)", "a is no bracket"),
+        ("a_b_c", "two _ follow each other; put the first part in braces"),
+        (r"\frac{a}", "it ends"),
+        (r"\begin{table} a \end{table}", r"unknown \begin{table}; there are matrix, pmatrix"),
+        (r"\begin{matrix} a \end{cases}", r"\begin{matrix} ends with \end{cases}"),
+        ("a & b", r"& stands outside of a \begin"),
+        (r"\mathrm{a \beta}", r"\beta cannot stand inside text"),
+        ("x ~ y", "~ has no meaning here"),
+    ],
+)
+def test_what_is_no_formula_is_told(tex: str, words: str) -> None:
+    for form in (plain, mathml):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            form(tex)
+
+
+def test_every_command_that_stands_for_a_sign_is_drawn() -> None:
+    structures = {"frac", "tfrac", "dfrac", "sqrt", "left", "right", "begin", "end", "\\"}
+    for name in set(COMMANDS) - structures:
+        takes = name.startswith(("math", "text", "operatorname")) or name in {
+            "hat",
+            "bar",
+            "tilde",
+            "vec",
+            "dot",
+            "overline",
+        }
+        tex = rf"x \{name}{{A}} y" if takes else rf"x \{name} y"
+        well_formed(mathml(tex))
+        assert "\\" not in plain(tex)
+
+
+def setups(claim: Claim) -> list[Any]:
+    default, quick = claim.module.Setup(), claim.module.SMOKE
+    return [default, quick, replace(default, seed=7), replace(quick, seed=11)]
+
+
+class Asking:
+    """Claims that tell the setup they would be run with."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.setup = claim.setup
+
+    def run(self, setup: Any) -> Any:
+        return setup
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_command_and_the_call_of_a_result_give_its_setup(name: str) -> None:
+    claim = claims()[name]
+    for setup in setups(claim):
+        words = shlex.split(command(claim, setup))
+        assert words[:4] == ["regard", "lab", "run", name]
+        changed = [words[at + 1] for at, each in enumerate(words) if each == "--set"]
+        seed = int(words[words.index("--seed") + 1]) if "--seed" in words else None
+        assert claim.setup(read_settings(claim, changed), seed=seed, smoke="--smoke" in words) == setup
+        assert eval(call(claim, setup), {"claims": lambda: {name: Asking(claim)}}) == setup
+
+
+def test_odd_settings_are_spelled_so_that_they_can_be_read(beta: Claim) -> None:
+    setup = replace(beta.module.Setup(), betas=(0.5, math.inf), scores=(3.0,), seed=13)
+    assert command(beta, setup) == "regard lab run beta --set scores=3.0 --set betas=0.5,inf --seed 13"
+    told = 'claims()["beta"].setup({"scores": (3.0,), "betas": (0.5, float("inf"))}, seed=13)'
+    assert call(beta, setup) == f'claims()["beta"].run({told})'
+
+
+@pytest.mark.parametrize(
+    ("text", "hint", "value"),
+    [
+        ("3", int, 3),
+        ("1_000", int, 1000),
+        ("x", str, "x"),
+        ("12", str, "12"),
+        ("true", bool, True),
+        ("False", bool, False),
+        ("none", int | None, None),
+        ("inf", float, math.inf),
+        ("3,5", tuple[int, ...], (3, 5)),
+        ("3", tuple[int, ...], (3,)),
+        ("()", tuple[int, ...], ()),
+        ("(3, 5)", tuple[int, ...], (3, 5)),
+        ("a,b", tuple[str, ...], ("a", "b")),
+        ("1,-inf", tuple[float, ...], (1, -math.inf)),
+        ("(1, 2), (3, 4)", tuple[tuple[int, int], ...], ((1, 2), (3, 4))),
+        ("many", int, "many"),
+    ],
+)
+def test_a_setting_is_read_as_its_type_wants_it(text: str, hint: Any, value: Any) -> None:
+    assert read_value(text, hint) == value
+    assert type(read_value(text, hint)) is type(value)
+
+
+def test_a_result_comes_back_as_it_was_kept(tmp_path: Path, beta: Claim, result: Result) -> None:
+    odd = {**result.numbers, "odd": [math.inf, -math.inf, {"a": True, "b": None}], "text": "ä <b>"}
+    result = replace(result, numbers=odd, figure="f.svg")
+    path = keep(result, tmp_path / "new" / "folder")
+    assert path.name == "beta.json"
+    assert kept(beta, path.parent) == result
+    json.loads(path.read_text("utf-8"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert math.isnan(results._numbers(results.jsonable(math.nan)))
+
+
+def test_a_result_tells_the_run_that_made_it(beta: Claim, result: Result) -> None:
+    assert result.command == "regard lab run beta --set pairs=301 --seed 5"
+    assert result.setup["pairs"] == 301
+    assert (result.threads, result.fresh(beta)) == (1, True)
+    again = eval(result.call, {"claims": claims})
+    assert isinstance(again, Outcome)
+    assert again.numbers == result.numbers
+
+
+def test_a_write_that_fails_leaves_what_was_there(
+    tmp_path: Path, beta: Claim, result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(result, tmp_path)
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(ConfigError, match=r"beta.json cannot be written: No space left on device"):
+        keep(replace(result, seconds=9.0), tmp_path)
+    assert kept(beta, tmp_path) == result
+    assert [path.name for path in tmp_path.iterdir()] == ["beta.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "its format is not regard-lab-1"),
+        ('{"format": "regard-lab-0"}', "its format is not regard-lab-1"),
+        ('{"format": "regard-lab-1", "id": "beta"}', "'verdict'"),
+        ('{"format": "regard-lab-1", "verdict": {"word": "true", "sentence": ""}}', "a verdict is supported"),
+    ],
+)
+def test_a_damaged_result_is_told_with_what_to_do(tmp_path: Path, beta: Claim, text: str, words: str) -> None:
+    (tmp_path / "beta.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"beta.json is no result of the lab: .*; delete it") as raised:
+        kept(beta, tmp_path)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"a": {3: 1.0}}, "the numbers of beta['a'] are kept as JSON, where names are text, but one is 3"),
+        ({"a": [1.0, {2}]}, "the numbers of beta['a'][1] cannot be kept as JSON: it is of type set"),
+    ],
+)
+def test_numbers_that_json_cannot_hold_are_named(beta: Claim, numbers: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        result_of(Outcome(beta, beta.module.SMOKE, numbers, Verdict("supported", "."), 0.1))
+
+
+def test_the_latest_result_is_the_last_run_here_unless_only_the_packages_is_of_this_claim(
+    tmp_path: Path, beta: Claim, result: Result
+) -> None:
+    here, there = replace(result, seconds=1.0), replace(result, seconds=2.0)
+    assert latest(beta, tmp_path, {}) is None
+    assert latest(beta, tmp_path, {"beta": there}) == there
+    keep(here, tmp_path)
+    assert latest(beta, tmp_path, {"beta": there}) == here
+    old = replace(here, source="of an older file")
+    keep(old, tmp_path)
+    assert latest(beta, tmp_path, {"beta": there}) == there
+    assert latest(beta, tmp_path, {"beta": replace(there, source="older still")}) == old
+
+
+def test_the_word_is_the_verdict_or_why_there_is_none(beta: Claim, result: Result) -> None:
+    assert word(beta, None) == NOT_RUN
+    assert word(beta, replace(result, verdict=Verdict("unclear", "."))) == "unclear"
+    assert word(beta, replace(result, source="of an older file")) == AGAIN
+
+
+def test_a_result_ages_with_the_file_of_its_claim(tmp_path: Path, beta: Claim) -> None:
+    file = tmp_path / "claim.py"
+    file.write_text("a = 1\n")
+    moved = replace(beta, module=type(beta.module)("moved"))
+    moved.module.__file__ = str(file)
+    before = results.fingerprint(moved)
+    assert results.fingerprint(moved) == before
+    file.write_text("a = 2\n")
+    assert results.fingerprint(moved) == before, "what runs here is what was loaded"
+    results.fingerprint.cache_clear()  # as in another process
+    assert results.fingerprint(moved) != before
+
+
+def test_the_file_of_the_package_keeps_what_was_not_made_now_and_forgets_what_is_no_claim(
+    result: Result, nothing_shipped: Path
+) -> None:
+    assert results.shipped() == {}
+    keep_shipped({"a": replace(result, id="a", figure="here.svg"), "b": replace(result, id="b")}, {"a", "b"})
+    assert results.shipped()["a"] == replace(result, id="a"), "a figure on somebody's disk is not shipped"
+    keep_shipped({"b": replace(result, id="b", seconds=3.0)}, {"b"})
+    assert list(results.shipped()) == ["b"]
+    assert results.shipped()["b"].seconds == 3.0
+
+
+def test_shipped_results_if_there_are_any_are_of_claims_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for name, result in results.shipped().items():
+        assert name in EVERY
+        assert result.command == f"regard lab run {name}", "what is shipped is the claim's own setup"
+
+
+@pytest.mark.parametrize(
+    ("told", "folder"),
+    [("/a/b", "/a/b/regard/lab"), ("", "HOME/.cache/regard/lab"), ("no/root", "HOME/.cache/regard/lab")],
+)
+def test_results_are_kept_in_the_users_cache(told: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", told)
+    assert str(results.default_folder()) == folder.replace("HOME", str(Path.home()))
+
+
+class Reader(HTMLParser):
+    """What a browser would find in a page: elements, their attributes, text, and that all are closed."""
+
+    EMPTY = ("meta", "img", "br", "hr", "link")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.codes: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+        if self.open and self.open[-1] == "code":
+            self.codes.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def test_a_page_needs_nothing_else(beta: Claim, result: Result) -> None:
+    text = page([(beta, result), (claims()["diffuse"], None)])
+    read = Reader(text)
+    assert "://" not in text, "neither a remote address nor the name of one"
+    assert not {"script", "link", "iframe", "object"} & {name for name, _ in read.elements}
+    (policy,) = (each["content"] for each in read.named("meta") if "http-equiv" in each)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    for _, attributes in read.elements:
+        for name in ("src", "href"):
+            address = attributes.get(name) or "#"
+            assert address.startswith(("#", "data:")), address
+
+
+def test_links_and_references_of_a_page_lead_to_one_place(beta: Claim, result: Result) -> None:
+    diffuse = claims()["diffuse"]
+    text = page([(beta, result), (diffuse, result_of(diffuse.run(diffuse.module.SMOKE)))])
+    read = Reader(text)
+    names = Counter(attributes["id"] for _, attributes in read.elements if "id" in attributes)
+    assert max(names.values()) == 1, names.most_common(3)
+    wanted = [a["href"][1:] for _, a in read.elements if (a.get("href") or "").startswith("#")]  # type: ignore[index]
+    wanted += re.findall(r"url\(#([^)]+)\)", text)
+    assert len(wanted) > 10
+    assert set(wanted) <= set(names)
+
+
+def test_a_page_shows_a_claim_with_all_that_came_of_it(beta: Claim, result: Result) -> None:
+    text = page([(beta, result)])
+    read = Reader(text)
+    words = " ".join(read.words)
+    (sheet,) = beta.sheet
+    for wanted in (beta.question, beta.claim, beta.measures, result.verdict.sentence, sheet.says, sheet.right):
+        assert wanted in words
+    assert mathml(beta.maths) in text
+    assert {"class": "badge supported"} in read.named("span")
+    assert {"class": "badge refuted"} in read.named("span")
+    assert [svg["role"] for svg in read.named("svg")] == ["img"]
+    assert f"Figure: {beta.question}" in read.words
+    assert "@media print" in text
+    assert result.command in read.codes
+
+
+def test_every_number_of_a_page_is_made_by_the_python_beside_it(beta: Claim, result: Result) -> None:
+    codes = [code for code in Reader(page([(beta, result)])).codes if ".numbers[" in code]
+    assert len(codes) == len(result.numbers)
+    for code, (name, value) in zip(codes, result.numbers.items(), strict=True):
+        assert code == number_call(result, name)
+        first, _, last = code.rpartition("; ")
+        space: dict[str, Any] = {}
+        exec(f"{first}\nfound = {last}", space)
+        assert space["found"] == value
+
+
+def test_a_page_says_what_was_not_run_and_what_is_old(beta: Claim, result: Result) -> None:
+    unrun = " ".join(Reader(page([(beta, None)])).words)
+    assert "1 claims: 1 not run yet." in unrun
+    assert "Not run yet: regard lab run beta" in unrun
+    old = page([(beta, replace(result, source="of an older file"))])
+    assert "To be run again: regard lab run beta" in old
+    assert result.verdict.sentence not in old, "a verdict on another claim is no verdict on this one"
+    assert "<svg" not in old
+
+
+@pytest.mark.slow
+def test_every_claim_can_be_kept_and_stands_on_the_page(tmp_path: Path) -> None:
+    found = []
+    for name in EVERY:
+        claim = claims()[name]
+        result = result_of(claim.run(claim.module.SMOKE))
+        keep(result, tmp_path)
+        assert kept(claim, tmp_path) == result
+        found.append((claim, result))
+    text = page(found)
+    assert len(Reader(text).named("math")) == len(EVERY) == text.count("<svg")
+    assert "://" not in text
+
+
+HOSTILE = "<script>alert('1 & \"2\"')</script>"
+
+
+def test_no_text_of_a_claim_is_taken_for_markup(beta: Claim, result: Result) -> None:
+    claim = replace(beta, question=HOSTILE + "?", claim=HOSTILE, measures=HOSTILE, source=HOSTILE)
+    hostile = replace(
+        result,
+        numbers={**result.numbers, HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}},
+        verdict=Verdict("supported", HOSTILE),
+        command=HOSTILE,
+    )
+    read = Reader(page([(claim, hostile)], title=HOSTILE))
+    assert not read.named("script")
+    assert read.words.count(HOSTILE) >= 8
+    assert number_call(hostile, 'a "b" \\').endswith('.numbers["a \\"b\\" \\\\"]')
+
+
+def test_numbers_are_written_short_with_all_digits_at_hand() -> None:
+    assert written(1234567) == "1,234,567"
+    assert written(True) == "True"
+    assert written(0.1) == "<span>0.1</span>"
+    assert written(1 / 3) == '<span title="0.3333333333333333">0.333333</span>'
+    assert written([1, "a"]) == "1, a"
+    assert written([]) == ""
+    assert written([[1, 2], [3, 4]]).count("<tr>") == 2
+    assert written(list(range(25))).startswith("<details><summary>25 values</summary>0, 1, ")
+    assert written({"a": 5}) == "<dl><dt>a</dt><dd>5</dd></dl>"
+
+
+def test_a_figure_is_the_same_text_for_the_same_numbers(beta: Claim, result: Result) -> None:
+    first, second = (svg(beta, result.numbers) for _ in range(2))
+    assert first == second
+    assert ElementTree.fromstring(first).tag.endswith("svg")
+    assert "<style" not in inline_svg(beta, result.numbers), "a figure's style would reach the whole page"
+
+
+def test_errata_carry_the_counter_example_of_a_run(beta: Claim, result: Result) -> None:
+    (found,) = errata([(beta, result)])
+    assert found.stands
+    assert (found.id, found.source, found.command) == ("beta", "000 1.1b", result.command)
+    assert "the largest weight is 0.254, not 1" in found.counter_example
+    assert found.right.startswith("A large beta makes them one-hot")
+    text = errata_page([found])
+    assert "://" not in text
+    words = " ".join(Reader(text).words)
+    assert all(part in words for part in (found.says, found.counter_example, found.right, found.command))
+
+
+def test_an_answer_that_is_right_is_no_erratum(beta: Claim, result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Sheet("000 9", "The width is 64.", lambda numbers: judged(numbers["width"] == 64, "It is 64."), "64.")
+    monkeypatch.setattr(beta.module, "SHEET", (right,))
+    (found,) = errata([(beta, result)])
+    assert (found.verdict, found.stands) == ("supported", False)

@@ -1,0 +1,372 @@
+"""The claims about heads and self-attention: what they find, what the sheets said, and that a fault turns them over."""
+
+import math
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+from regard.core.attend import attend
+from regard.core.channel import channel_attend
+from regard.core.linear import LinearResult, linear_attend, relu
+from regard.core.masks import full, window
+from regard.lab.claim import REFUTED, SUPPORTED, Claim, Outcome, claims
+from regard.layers.attention import Attention, merge_heads, split_heads
+from regard.layers.synthesizer import Synthesizer
+
+IDS = (
+    "multi-head",
+    "grouped-convolution",
+    "head-width",
+    "why-same-size",
+    "permutation",
+    "identity-layer",
+    "running-linear",
+    "as-convolution",
+    "parameter-count",
+    "new-token",
+    "linear-attention",
+    "sparse-patterns",
+    "channel-attention",
+    "streaming",
+    "positions",
+    "synthesizer",
+)
+
+# how many wrong answers of the sheets each claim answers
+SHEETS = {
+    "multi-head": 2,
+    "grouped-convolution": 1,
+    "head-width": 1,
+    "permutation": 2,
+    "identity-layer": 2,
+    "running-linear": 1,
+    "parameter-count": 2,
+    "new-token": 2,
+    "linear-attention": 2,
+    "sparse-patterns": 1,
+    "positions": 1,
+}
+
+
+def claim(name: str) -> Claim:
+    return claims()[name]
+
+
+_outcomes: dict[str, Outcome] = {}
+
+
+def outcome(name: str) -> Outcome:
+    """The quick run, made once for all tests of a claim."""
+    if name not in _outcomes:
+        _outcomes[name] = claim(name).run(claim(name).setup(smoke=True))
+    return _outcomes[name]
+
+
+def test_the_chapter_has_these_claims_and_no_others() -> None:
+    assert {name for name in claims() if claims()[name].chapter == "heads"} == set(IDS)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_claim_is_supported(name: str) -> None:
+    assert outcome(name).verdict.word == SUPPORTED, outcome(name).verdict.sentence
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_every_wrong_answer_of_the_sheets_is_refuted(name: str) -> None:
+    found = outcome(name).sheet
+    assert [verdict.word for _, verdict in found] == [REFUTED] * SHEETS.get(name, 0)
+    assert all(sheet.source.split()[0] in claim(name).source for sheet, _ in found)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_figure_has_named_axes(name: str) -> None:
+    made = claim(name).draw(outcome(name).numbers)
+    named = [axes for axes in made.axes if axes.get_ylabel() and axes.get_title()]
+    assert named == made.axes
+
+
+@pytest.mark.parametrize("name", [name for name in IDS if name != "positions"])  # seconds, and like synthesizer
+def test_the_same_seed_gives_the_same_numbers_but_for_the_clock(name: str) -> None:
+    again = claim(name).run(claim(name).setup(smoke=True)).numbers
+    assert untimed(again) == untimed(outcome(name).numbers)
+
+
+def untimed(numbers: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in numbers.items() if "seconds" not in name}
+
+
+# faults that attention could have
+
+
+def without_scale(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    return attend(q, k, v, **({"beta": 1.0} | rest))
+
+
+def over_the_wrong_axis(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    """softmax over queries instead of keys."""
+    weights: Tensor = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-2)
+    return weights @ v
+
+
+def heads_mixed(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    """A reshape where a transpose was meant."""
+    out = attend(q, k, v, **rest)
+    return out.transpose(1, 2).reshape(out.shape)
+
+
+def soft_where_hard(q: Tensor, k: Tensor, v: Tensor, *, beta: float | None = None, **rest: Any) -> Tensor:
+    """A very large beta mistaken for a small one."""
+    return attend(q, k, v, beta=1.0 if beta == math.inf else beta, **rest)
+
+
+def one_place_late(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    """Values read one place off."""
+    return attend(q, k, v.roll(1, 2), **rest)
+
+
+def into_the_future(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None, **rest: Any) -> Tensor:
+    """A mask that is forgotten."""
+    return attend(q, k, v, **rest)
+
+
+def mask_one_wider(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None, **rest: Any) -> Tensor:
+    return attend(q, k, v, mask=full() if mask is None else mask | window(before=5), **rest)
+
+
+def without_terms(q: Tensor, k: Tensor, v: Tensor, *, scores: Any = None, **rest: Any) -> Tensor:
+    """Scores added to nothing."""
+    return attend(q, k, v, **rest)
+
+
+def places_counted(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    """Keys that lean to the first places, whoever stands there."""
+    fading = torch.arange(k.shape[2], dtype=q.dtype)[None].expand(q.shape[2], -1)
+    return attend(q, k, v, scores=-fading, **rest)
+
+
+def unnormalised(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> LinearResult:
+    """Sums of keys left out of the quotient."""
+    out, state = linear_attend(q, k, v, **rest)
+    return LinearResult(out * k.shape[2], state)
+
+
+def other_features(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> LinearResult:
+    return linear_attend(q, k, v, **({"features": relu()} | rest))
+
+
+def scaled_by_positions(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The number of positions taken for the width of a group."""
+    return channel_attend(q, k, v, beta=q.shape[2] ** -0.5)
+
+
+def shared_keys(width: int, heads: int, **rest: Any) -> Attention:
+    """One key head for all queries, where one each was meant."""
+    return Attention(width, heads, kv_heads=1, **rest)
+
+
+def without_biases(width: int, heads: int) -> Attention:
+    return Attention(width, heads, bias=False)
+
+
+class Unprojected(Attention):
+    """Heads put together and left so."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads, head_width=width // heads + 1)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        q, k, v = split_heads(self.query_key_value(x), 3 * self.heads).chunk(3, 1)
+        return merge_heads(attend(q, k, v))
+
+
+class Forgetful(Attention):
+    """The whole pass sees all, whatever the mask says; only the stream keeps to it."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, cache: Any, stream: Any) -> Tensor:
+        return super().mix(q, k, v, None if stream is None else mask, cache, stream)
+
+
+class WithoutCache(Attention):
+    """A layer that is right, and does everything anew at each step."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, cache: Any, stream: Any) -> Tensor:
+        out = super().mix(q, k, v, mask, cache, stream)
+        if cache is not None and q.shape[2] == 1:
+            held, values = cache.tensors()
+            attend(held, held, values)
+        return out
+
+
+def peeking(width: int, heads: int, context: int, *, parts: tuple[str, ...]) -> Synthesizer:
+    """A dense synthesizer that compares tokens after all."""
+    return Synthesizer(width, heads, context, parts=("dot",) if parts == ("dense",) else parts)
+
+
+def never_comparing(width: int, heads: int, context: int, *, parts: tuple[str, ...]) -> Synthesizer:
+    return Synthesizer(width, heads, context, parts=("random",))
+
+
+FAULTS: list[tuple[str, dict[str, Callable[..., Any]]]] = [
+    ("multi-head", {"attention": without_scale}),
+    ("multi-head", {"attention": heads_mixed}),
+    ("grouped-convolution", {"attention": without_terms}),
+    ("grouped-convolution", {"attention": one_place_late}),
+    ("head-width", {"layer": shared_keys}),
+    ("why-same-size", {"layer": Unprojected}),
+    ("permutation", {"attention": places_counted}),
+    ("permutation", {"attention": over_the_wrong_axis}),
+    ("identity-layer", {"attention": soft_where_hard}),
+    ("identity-layer", {"attention": one_place_late}),
+    ("running-linear", {"attention": soft_where_hard}),
+    ("as-convolution", {"attention": without_terms}),
+    ("as-convolution", {"attention": soft_where_hard}),
+    ("parameter-count", {"layer": without_biases}),
+    ("new-token", {"attention": into_the_future}),
+    ("new-token", {"layer": WithoutCache}),
+    ("linear-attention", {"linear": unnormalised}),
+    ("linear-attention", {"linear": other_features}),
+    ("sparse-patterns", {"attention": into_the_future}),
+    ("sparse-patterns", {"attention": mask_one_wider}),
+    ("channel-attention", {"attention": over_the_wrong_axis}),
+    ("channel-attention", {"channels": scaled_by_positions}),
+    ("streaming", {"layer": Forgetful}),
+    ("positions", {"attention": without_terms}),
+    ("synthesizer", {"mixer": peeking}),
+    ("synthesizer", {"mixer": never_comparing}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), FAULTS, ids=[f"{name}-{next(iter(fault.values())).__name__}" for name, fault in FAULTS]
+)
+def test_a_fault_refutes_the_claim(name: str, fault: dict[str, Callable[..., Any]]) -> None:
+    came = claim(name).run(claim(name).setup(smoke=True), **fault)
+    assert came.verdict.word == REFUTED, came.verdict.sentence
+
+
+def test_every_claim_has_a_fault() -> None:
+    assert {name for name, _ in FAULTS} == set(IDS)
+
+
+def test_a_sheet_that_were_right_would_be_supported() -> None:
+    """Numbers as the sheets have them turn every verdict on them."""
+    turned: dict[str, dict[str, Any]] = {
+        "multi-head": {"difference without W_o": 0.0, "other heads moved": 2},
+        "grouped-convolution": {"smallest error with a group a channel": 0.0},
+        "head-width": {"weights": [512**2 // heads for heads in outcome("head-width").numbers["heads"]]},
+        "permutation": {
+            "difference of weights": 0.0,
+            "difference by the sheet": 0.0,
+            "difference of rows": 0.0,
+        },
+        "identity-layer": {"own weight of orthonormal tokens": 1.0, "different rows at zero scores": 4},
+        "running-linear": {"difference with biases of 1": 0.0},
+        "parameter-count": {"biases": [3] * 5, "dense biases": [9, 25, 49, 256, 4096]},
+        "new-token": {"change of earlier rows": 0.1, "error of the step": 0.1},
+        "linear-attention": {"linear at twice D": 2_162_688, "weights by linear": 2_000_000},
+        "sparse-patterns": {"pairs": {"global tokens, then all pairs": [1024, 4096]}},
+        "positions": {"weight far": 0.1},
+    }
+    assert set(turned) == set(SHEETS)
+    for name, numbers in turned.items():
+        changed = outcome(name).numbers | numbers
+        assert [sheet.verdict(changed).word for sheet in claim(name).sheet] == [SUPPORTED] * SHEETS[name], name
+
+
+def test_a_projection_has_262144_weights_for_any_number_of_heads() -> None:
+    numbers = outcome("head-width").numbers
+    assert numbers["width"] == 512
+    assert set(numbers["weights"]) == {262_144}
+    assert "32,768" in claim("head-width").sheet[0].verdict(numbers).sentence
+
+
+def test_permuted_outputs_agree_to_rounding() -> None:
+    assert 0 < outcome("permutation").numbers["error"] < 3e-15
+
+
+def test_orthonormal_tokens_give_themselves_0_355() -> None:
+    assert round(outcome("identity-layer").numbers["own weight of orthonormal tokens"], 3) == 0.355
+
+
+def test_heads_are_convolutions_to_the_bit() -> None:
+    assert outcome("running-linear").numbers["error"] == 0.0
+    numbers = outcome("as-convolution").numbers
+    assert (numbers["error of conv1d"], numbers["error of conv2d"]) == (0.0, 0.0)
+    assert (numbers["heads on a line"], numbers["heads on a grid"]) == (3, 9)
+
+
+def test_queries_keys_and_values_of_width_12_have_432_weights_and_36_biases() -> None:
+    numbers = outcome("parameter-count").numbers
+    at = numbers["widths"].index(12)
+    assert (numbers["weights"][at], numbers["biases"][at], numbers["attention weights"][at]) == (432, 36, 25)
+    assert (numbers["dense weights"][at], numbers["dense biases"][at]) == (3600, 60)
+
+
+def test_earlier_rows_stay_the_same_to_the_bit() -> None:
+    assert outcome("new-token").numbers["change of earlier rows"] == 0.0
+
+
+def test_linear_attention_takes_1_08_million_where_softmax_takes_16_8() -> None:
+    numbers = outcome("linear-attention").numbers
+    assert (numbers["length"], numbers["width"]) == (512, 32)
+    assert (numbers["softmax"], numbers["linear"]) == (16_777_216, 1_081_344)
+
+
+def test_scores_between_channels_cost_twice_those_between_patches() -> None:
+    numbers = outcome("channel-attention").numbers
+    assert (numbers["scores between patches"], numbers["scores between channels"]) == (33_554_432, 67_108_864)
+    assert numbers["channels with projections"] / numbers["patches with projections"] == pytest.approx(1.2)
+    assert numbers["windows with projections"] < numbers["patches with projections"]
+    assert numbers["groups with projections"] < numbers["channels with projections"]
+
+
+def test_blocks_and_then_strides_make_two_n_root_n_pairs() -> None:
+    assert outcome("sparse-patterns").numbers["pairs"]["blocks, then strides"] == [2 * 256 * 16, 2 * 1024 * 32]
+
+
+def test_only_a_sliding_look_ahead_grows_with_depth() -> None:
+    waits = outcome("streaming").numbers["waits"]
+    assert waits["chunks"] == [4, 4]
+    assert waits["chunks with look-ahead"] == [8, 8]
+    assert waits["sliding look-ahead"] == [1 + 4, 1 + 3 * 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("identity-layer", {"length": 2}, "length is 2, but must be at least 3"),
+        ("identity-layer", {"betas": (1.0, 2.0)}, "betas grow and end with inf"),
+        ("grouped-convolution", {"kernel": 4}, "kernel is odd and fits the ring of 11 tokens, but is 4"),
+        ("grouped-convolution", {"heads": 4}, "width must be a multiple of heads: width=15, heads=4"),
+        ("as-convolution", {"kernel": 4}, "kernel is odd, so that it has a middle, but is 4; try 5"),
+        ("sparse-patterns", {"lengths": (256, 500)}, "must be squares, for blocks of root N, but 500 is none"),
+        ("streaming", {"look_ahead": 7}, "look_ahead=7, chunk=4; try look_ahead=4"),
+        (
+            "positions",
+            {"repeats": 1},
+            "repeats is 1, but must be at least 2: it counts seeds, and an interval needs two",
+        ),
+        ("positions", {"lengths": (32, 48)}, "lengths begin with the trained one, 16"),
+        ("synthesizer", {"repeats": 1}, "an interval needs two"),
+        ("synthesizer", {"names": 3}, "4 pairs need a name each, but there are 3; raise names"),
+    ],
+)
+def test_a_setup_that_cannot_be_is_refused(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        claim(name).setup(settings, smoke=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IDS)
+def test_the_full_run_is_supported_within_two_minutes(name: str) -> None:
+    start = time.process_time()  # of one thread, whatever else the machine does
+    came = claim(name).run(claim(name).setup())
+    assert time.process_time() - start < 120
+    assert came.verdict.word == SUPPORTED, came.verdict.sentence
+    assert all(verdict.word == REFUTED for _, verdict in came.sheet)

@@ -1,0 +1,308 @@
+"""A student's steps: each slip that has a name is planted and found under it, and nothing else is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regard.core.masks import causal
+from regard.work.answers import as_answer
+from regard.work.check import check
+from regard.work.findings import Review
+from regard.work.named import NAMED
+from regard.work.problem import build
+from regard.work.slips import known_slips
+from regard.work.solution import Solution, solve
+from regard.work.values import floats
+
+Steps = dict[str, Any]
+
+# written by hand on a sheet: right up to the weights, which were rounded to two digits before their product
+SHEET: Steps = {
+    "q": [[1, 3], [-1, 1], ["5/2", -2]],
+    "k": [[3, "-1/2"], [2, "-3/2"], ["-5/2", "7/2"]],
+    "v": [["5/2", "-3/2"], [-1, 3], [-2, -3]],
+    "scores": [[1.5, -2.5, 8], [-3.5, -3.5, 6], [8.5, 8, -13.25]],
+    "weights": [[0, 0, 1], [0, 0, 1], [0.62, 0.38, 0]],
+    "output": [[-2, -3], [-2, -3], [1.17, 0.21]],
+}
+
+
+def named(name: str, **changes: Any) -> Solution:
+    matrices, biases, own = NAMED[name]()
+    return solve(build(matrices=matrices, biases=biases, **{**own, **changes}))
+
+
+def review(solution: Solution, steps: Steps) -> Review:
+    return check(solution, as_answer(steps, solution))
+
+
+def test_the_sheet_rounded_too_early() -> None:
+    found = review(named("three-tokens"), SHEET)
+    (slip,) = found.findings
+    assert (slip.name, slip.place, slip.found) == ("early rounding", "output[3,1]", "1.17")
+    assert slip.expected == pytest.approx(1.178608, abs=5e-7)
+    assert slip.also == ((3, 2),)
+    assert "the weights were rounded to 2 digits" in slip.words
+    assert found.right == ("q", "k", "v", "scores", "weights")
+    assert str(found).splitlines()[1] == "output[3,1]: expected 1.178608 (1.18 to 2 digits), found 1.17."
+
+
+def test_rounding_is_recognised_where_the_weights_are_not_written_down() -> None:
+    (slip,) = review(named("three-tokens"), {"output": [[None, None], [None, None], ["1.170", "0.210"]]}).findings
+    assert (slip.name, slip.place) == ("early rounding", "output[3,1]")
+    assert "the weights were rounded to 2 digits" in slip.words
+
+
+def test_a_right_answer_is_right_in_any_number_of_digits() -> None:
+    solution = named("udl-12-2")
+    for digits in (2, 5, 9):
+        steps = {
+            key: [rounded(floats(solution.step(key, head).values), digits) for head in (1, 2)]
+            for key in ("q", "k", "v", "scores", "scaled", "weights", "output")
+        }
+        found = review(solution, {**steps, "result": rounded(floats(solution.output), digits)})
+        assert found.ok, str(found)
+        assert "every step is right" in str(found)
+        assert len(found.right) == 15
+
+
+def rounded(matrix: Any, digits: int = 6) -> list[list[str]]:
+    return [[f"{float(value):.{digits}f}" for value in row] for row in matrix]
+
+
+source = np.random.RandomState(7)
+X = source.randint(-4, 5, size=(5, 3)) / 2
+W = {role: source.randint(-4, 5, size=(3, 3)) / 2 for role in "qkv"}
+B = {role: source.randint(-4, 5, size=3) / 2 for role in "qkv"}
+
+
+def small(by_rows: bool = True, **changes: Any) -> Solution:
+    """Five tokens and one head of width 3, all weights square so that every product can be turned over."""
+
+    def grid(values: Any) -> Any:
+        values = values if by_rows else values.T
+        return (tuple(tuple(float(value) for value in row) for row in values),)
+
+    return solve(
+        build(
+            "small",
+            {"inputs": grid(X), **{f"w{role}": grid(W[role]) for role in "qkv"}},
+            {f"b{role}": (tuple(map(float, B[role])),) for role in "qkv"},
+            convention="rows" if by_rows else "columns",
+            **changes,
+        )
+    )
+
+
+def softmax(scores: Any, axis: int = 1) -> Any:
+    raised = np.exp(scores - scores.max(axis, keepdims=True))
+    return raised / raised.sum(axis, keepdims=True)
+
+
+def forward(**changed: Callable[[Steps], Any]) -> Steps:
+    """All steps by numpy alone, some of them done in another way."""
+    right: dict[str, Callable[[Steps], Any]] = {
+        **{role: lambda s, role=role: X @ W[role] + B[role] for role in "qkv"},  # type: ignore[misc]
+        "scores": lambda s: s["q"] @ s["k"].T,
+        "scaled": lambda s: s["scores"] / 3**0.5,
+        "weights": lambda s: softmax(s["scaled"]),
+        "output": lambda s: s["weights"] @ s["v"],
+    }
+    steps: Steps = {}
+    for key, compute in right.items():
+        steps[key] = changed.get(key, compute)(steps)
+    return steps
+
+
+PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
+    ("transposed product", "q", lambda s: X @ W["q"].T + B["q"]),
+    ("wrong factor", "k", lambda s: X @ W["v"] + B["v"]),
+    ("missing bias", "v", lambda s: X @ W["v"]),
+    ("sign", "scores", lambda s: -(s["q"] @ s["k"].T)),
+    ("transposed product", "scores", lambda s: s["k"] @ s["q"].T),
+    ("wrong factor", "scores", lambda s: s["q"] @ s["q"].T),
+    ("missing scale", "scaled", lambda s: s["scores"]),
+    ("scale by d instead of root d", "scaled", lambda s: s["scores"] / 3),
+    ("scale upside down", "scaled", lambda s: s["scores"] * 3**0.5),
+    ("scale from another width", "scaled", lambda s: s["scores"] / 5**0.5),
+    ("softmax over the other axis", "weights", lambda s: softmax(s["scaled"], 0)),
+    ("no softmax", "weights", lambda s: s["scaled"]),
+    ("no normalisation", "weights", lambda s: np.exp(s["scaled"] - s["scaled"].max(1, keepdims=True))),
+    ("no exponentials", "weights", lambda s: s["scaled"] / s["scaled"].sum(1, keepdims=True)),
+    ("sign", "weights", lambda s: softmax(-s["scaled"])),
+    ("rows and columns mixed up", "weights", lambda s: softmax(s["scaled"]).T),
+    ("transposed product", "output", lambda s: s["weights"].T @ s["v"]),
+    ("wrong factor", "output", lambda s: s["weights"] @ s["k"]),
+]
+
+
+@pytest.mark.parametrize("by_rows", [True, False], ids=["rows", "columns"])
+@pytest.mark.parametrize(("name", "key", "wrong"), PLANTED, ids=[f"{key}: {name}" for name, key, _ in PLANTED])
+def test_a_planted_slip_is_found_under_its_name(
+    name: str, key: str, wrong: Callable[[Steps], Any], by_rows: bool
+) -> None:
+    steps = {each: rounded(value if by_rows else value.T) for each, value in forward(**{key: wrong}).items()}
+    found = review(small(by_rows), steps)
+    assert [(slip.name, slip.step) for slip in found.findings] == [(name, key)], str(found)
+    assert found.right == tuple(each for each in steps if each != key), "what follows is judged on the slip's numbers"
+
+
+LATER = [(name, key, wrong) for name, key, wrong in PLANTED if key in ("scores", "scaled", "weights")]
+
+
+@pytest.mark.parametrize(("name", "key", "wrong"), LATER, ids=[f"{key}: {name}" for name, key, _ in LATER])
+def test_a_slip_is_recognised_from_the_output_alone(name: str, key: str, wrong: Callable[[Steps], Any]) -> None:
+    if name == "rows and columns mixed up":
+        name = "transposed product"  # weights turned over by themselves, or in the product: the same numbers
+    found = review(small(), {"output": rounded(forward(**{key: wrong})["output"], 8)})
+    (slip,) = found.findings
+    assert (slip.step, slip.name) == ("output", name), str(found)
+
+
+MASKED: list[tuple[str, Callable[[Any, Any], Any]]] = [
+    ("mask forgotten", lambda s, seen: softmax(s)),
+    ("mask the other way round", lambda s, seen: np.nan_to_num(softmax(np.where(~seen, s, -1e9))) * (~seen)),
+    ("mask after softmax", lambda s, seen: softmax(s) * seen),
+    ("hidden scores set to zero", lambda s, seen: softmax(np.where(seen, s, 0.0))),
+]
+
+
+@pytest.mark.parametrize(("name", "wrong"), MASKED, ids=[name for name, _ in MASKED])
+def test_slips_with_masks_are_found(name: str, wrong: Callable[[Any, Any], Any]) -> None:
+    seen = np.tril(np.ones((5, 5), dtype=bool))
+    weights = wrong(forward()["scaled"], seen)
+    (slip,) = review(small(mask=causal()), {"weights": rounded(weights)}).findings
+    assert (slip.name, slip.step) == (name, "weights")
+
+
+def test_a_scale_that_was_not_asked_for_is_found() -> None:
+    (slip,) = review(small(scaled=False), {"weights": rounded(forward()["weights"])}).findings
+    assert slip.name == "scale not asked for"
+    assert "not written down" in slip.words
+
+
+def test_keys_that_were_not_turned_over_are_found() -> None:
+    matrices = {name: ((tuple(map(float, row))) for row in X[:3]) for name in "qkv"}
+    solution = solve(build("square", {name: (tuple(rows),) for name, rows in matrices.items()}))
+    (slip,) = review(solution, {"scores": rounded(X[:3] @ X[:3])}).findings
+    assert (slip.name, slip.words) == ("transposed product", "the keys were not turned over")
+
+
+def test_every_known_slip_is_planted_somewhere() -> None:
+    planted = {name for name, _, _ in PLANTED} | {name for name, _ in MASKED} | {"scale not asked for"}
+    assert {slip.name for slip in known_slips()} <= planted
+
+
+def altered(**entries: Any) -> Steps:
+    """Three tokens, all right, but for one entry `key_row_column`."""
+    solution = named("three-tokens")
+    steps = {key: rounded(floats(solution.step(key).values)) for key in ("q", "k", "v", "scores", "weights", "output")}
+    for place, value in entries.items():
+        key, row, column = place.split("_")
+        steps[key][int(row) - 1][int(column) - 1] = value
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "name", "words"),
+    [
+        ("q_3_2", "2", "sign", "this entry has the other sign"),
+        ("q_3_1", "1.5", "sign", "product 3 of the sum, 0.500000, went in with the other sign"),
+        ("k_2_2", "-1/2", "missing term", "product 2 of the sum, -1.000000, is missing"),
+        ("scores_1_1", "6", "copied from another entry", "this is the number that belongs at [2,3]"),
+        ("scores_3_3", "-13.5", "arithmetic", "this number is off"),
+        ("weights_3_1", "0.7", "arithmetic", "this number is off"),
+        ("output_3_2", "-0.198933", "sign", "this entry has the other sign"),
+    ],
+)
+def test_a_single_wrong_entry_is_found_and_described(place: str, value: str, name: str, words: str) -> None:
+    key, row, column = place.split("_")
+    found = review(named("three-tokens"), {key: altered(**{place: value})[key]})
+    (slip,) = found.findings
+    assert (slip.step, slip.row, slip.column, slip.found) == (key, int(row), int(column), value)
+    assert slip.name == name
+    assert slip.words.startswith(words)
+    assert slip.also == ()
+
+
+def test_what_follows_from_a_slip_is_no_second_slip() -> None:
+    steps = forward(scores=lambda s: np.where(np.eye(5) == 1, -(s["q"] @ s["k"].T), s["q"] @ s["k"].T))
+    found = review(small(), {key: rounded(value, 4) for key, value in steps.items()})
+    assert [(slip.step, slip.name) for slip in found.findings] == [("scores", "sign")]
+    assert found.findings[0].also == ((2, 2), (3, 3), (4, 4), (5, 5))
+
+
+def test_a_slip_of_the_pen_that_was_not_used_is_the_only_one() -> None:
+    steps = altered(scores_1_1="9")
+    found = review(named("three-tokens"), steps)
+    assert [(slip.step, slip.row, slip.column) for slip in found.findings] == [("scores", 1, 1)]
+
+
+def test_a_wrong_entry_may_be_used_with_more_digits_than_it_was_written_in() -> None:
+    def off(s: Steps) -> Any:
+        scaled = s["scores"] / 3**0.5
+        scaled[2, 1] += 0.123456
+        return scaled
+
+    steps = {key: rounded(value, 3) for key, value in forward(scaled=off).items()}
+    found = review(small(), steps)
+    assert [(slip.step, slip.row, slip.column) for slip in found.findings] == [("scaled", 3, 2)], str(found)
+
+
+def test_a_second_slip_is_found_behind_the_first() -> None:
+    steps = forward(q=lambda s: X @ W["q"], weights=lambda s: softmax(s["scaled"], 0))
+    found = review(small(), {key: rounded(value) for key, value in steps.items()})
+    assert [(slip.step, slip.name) for slip in found.findings] == [
+        ("q", "missing bias"),
+        ("weights", "softmax over the other axis"),
+    ]
+    assert "A further slip, judged on the numbers above it:" in str(found)
+
+
+def test_a_matrix_that_lies_on_its_side_is_noticed_by_its_shape() -> None:
+    (slip,) = review(small(), {"q": rounded(forward()["q"].T)}).findings
+    assert (slip.name, slip.words) == ("rows and columns mixed up", "rows stand where columns should")
+    broken = forward()["q"].T.copy()
+    broken[0, 1] += 1
+    (slip,) = review(small(), {"q": rounded(broken)}).findings
+    assert "some numbers are off besides" in slip.words
+
+
+def test_nonsense_is_called_unexplained() -> None:
+    (slip,) = review(small(), {"weights": rounded(np.arange(25).reshape(5, 5) / 7 + 2)}).findings
+    assert slip.name == "unexplained"
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda joined, mixing: joined, "missing mixing"),
+        (lambda joined, mixing: mixing.T @ joined, "transposed product"),
+        (lambda joined, mixing: mixing @ np.roll(joined, 4, 0), "heads in another order"),
+    ],
+)
+def test_slips_in_joining_heads_are_found(change: Callable[[Any, Any], Any], name: str) -> None:
+    solution = named("udl-12-2")
+    assert solution.problem.mixing is not None
+    wrong = change(np.array(floats(solution.step("joined").values)), np.array(floats(solution.problem.mixing.weights)))
+    (slip,) = review(solution, {"result": rounded(wrong)}).findings
+    assert (slip.step, slip.name) == ("result", name)
+
+
+def test_the_head_of_a_slip_is_named() -> None:
+    solution = named("udl-12-2")
+    scores = [np.array(floats(solution.step("scores", head).values)) for head in (1, 2)]
+    found = review(solution, {"scores": [rounded(scores[0]), rounded(scores[1].T)]})
+    assert found.findings[0].place == "scores[1,2] of head 2"
+    assert found.right == ("scores of head 1",)
+    assert found.to_dict()["slips"][0]["entry"] == [1, 2]
+
+
+def test_heads_that_are_only_joined_have_a_result_too() -> None:
+    solution = named("three-tokens", heads=2)
+    joined = floats(solution.output)
+    assert review(solution, {"result": rounded(joined)}).ok
+    (slip,) = review(solution, {"result": rounded([row[::-1] for row in joined])}).findings
+    assert slip.name == "heads in another order"

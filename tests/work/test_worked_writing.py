@@ -1,0 +1,162 @@
+"""Worked solutions in writing: text, Markdown, LaTeX and HTML of the same document."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from regard.base.errors import ConfigError, UnknownNameError
+from regard.core.masks import causal
+from regard.work.named import NAMED
+from regard.work.problem import build
+from regard.work.solution import Solution, solve
+from regard.work.writing import FORMATS, SUFFIXES
+from regard.work.writing.document import document
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("three-tokens", {}),
+    ("three-tokens", {"scaled": True, "mask": causal(), "tokens": ("<b>", "a_b&{c}$", "`x|y`")}),
+    ("udl-12-1", {}),
+    ("udl-12-2", {}),
+]
+IDS = ["plain", "masked", "columns", "heads"]
+
+
+def solved(name: str, **changes: Any) -> Solution:
+    matrices, biases, own = NAMED[name]()
+    return solve(build(matrices=matrices, biases=biases, **{**own, **changes}))
+
+
+def written(form: str, solution: Solution, digits: int = 6, every_step: bool = True) -> str:
+    return FORMATS[form](document(solution, digits=digits, every_step=every_step), digits)
+
+
+def test_the_text_writes_out_every_step() -> None:
+    text = written("text", solved("three-tokens", scaled=True))
+    for line in (
+        "Q[3,1] = (-2)·0 + 2·1 + (-1)·(-1/2) + 0·1 = 5/2",
+        "S[3,3] = (5/2)·(-5/2) + (-2)·(7/2) = -53/4",
+        "Z[1,1] = (3/2)/√2 = 3/(2√2) ≈ 1.060660",
+        "m[1] = max(3/(2√2), -5/(2√2), 8/√2) = 8/√2 ≈ 5.656854",
+        "E[3,2] = e^(8/√2 - 17/(2√2)) ≈ e^(-0.353553) ≈ 0.702189",
+        "t[3] = 1 + 0.702189 + 2.093e-07 ≈ 1.702189",
+        "A[3,1] = 1/1.702189 ≈ 0.587479",
+        "O[3,1] = 0.587479·(5/2) + 0.412521·(-1) + 1.230e-07·(-2) ≈ 1.056176",
+    ):
+        assert f"  {line}\n" in text
+    assert "No\ntoken looks at itself." in text
+    assert "rounded to 6\nplaces" in text or "rounded to 6 places" in text
+
+
+def test_brief_leaves_the_entries_out() -> None:
+    solution = solved("three-tokens")
+    brief = written("text", solution, every_step=False)
+    assert "Q[1,1] =" not in brief
+    assert "Q = X W_Q = ⎢  -1   1 ⎥" in brief
+    assert len(brief) < len(written("text", solution)) / 1.5
+
+
+def test_digits_are_those_asked_for() -> None:
+    text = written("text", solved("three-tokens"), digits=3)
+    assert "1.179" in text
+    assert "1.1786" not in text
+    assert "rounded to 3" in text
+    with pytest.raises(ConfigError, match="digits is 16"):
+        document(solved("three-tokens"), digits=16)
+
+
+def test_equal_is_only_said_of_what_is_equal() -> None:
+    lines = [line for line in written("text", solved("three-tokens")).splitlines() if re.match(r"  [A-Z]\[", line)]
+    for line in lines:
+        last = re.split(r" (?:=|≈) ", line)[-1]
+        assert ("≈" in line) == ("." in last or "e-" in last), line
+
+
+def test_a_thousand_entries_have_to_be_asked_for_in_brief() -> None:
+    row = tuple((1.0,) for _ in range(36))
+    solution = solve(build("long", {"q": (row,), "k": (row,), "v": (row,)}))
+    with pytest.raises(ConfigError, match="too many to write out one by one; ask for steps='brief'"):
+        document(solution)
+    assert document(solution, every_step=False)
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed where it should be, and gathers what is used."""
+
+    EMPTY = ("meta", "mspace", "rect")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.outside += [f"{name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES, ids=IDS)
+def test_the_page_is_whole_and_needs_nothing_else(name: str, changes: dict[str, Any]) -> None:
+    page = written("html", solved(name, **changes))
+    parser = Page()
+    parser.feed(page)
+    assert parser.open == []
+    assert parser.outside == []
+    assert not {"script", "link", "img", "b"} & parser.tags
+    assert {"math", "svg", "mtable", "mfrac"} <= parser.tags
+    assert "default-src &#x27;none&#x27;" in page
+    assert not re.search(r"https?://(?!www\.w3\.org/)", page)
+    for formula in re.findall(r"<math .*?</math>", page):
+        ElementTree.fromstring(formula)
+    for drawing in re.findall(r"<svg .*?</svg>", page):
+        ElementTree.fromstring(drawing)
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES, ids=IDS)
+def test_latex_is_balanced(name: str, changes: dict[str, Any]) -> None:
+    source = written("latex", solved(name, **changes))
+    plain = re.sub(r"\\[{}]", "", source)
+    depth = 0
+    for each in plain:
+        depth += {"{": 1, "}": -1}.get(each, 0)
+        assert depth >= 0
+    assert depth == 0
+    begun, ended = (re.findall(rf"\\{word}{{([a-z*]+)}}", source) for word in ("begin", "end"))
+    assert sorted(begun) == sorted(ended)
+    assert source.count(r"\left(") == source.count(r"\right)")
+    assert source.count(r"\[" + "\n") == source.count("\n" + r"\]")
+    assert not [each for each in source.replace(r"\(", "") if ord(each) > 127], "pdflatex knows no such signs"
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES, ids=IDS)
+def test_markdown_has_its_formulas_in_fences(name: str, changes: dict[str, Any]) -> None:
+    source = written("markdown", solved(name, **changes))
+    assert source.startswith("# Worked solution: ")
+    assert source.count("$$") % 2 == 0
+    assert source.count("```") % 2 == 0
+    assert r"\begin{aligned}" in source
+
+
+def test_names_of_tokens_are_text_everywhere() -> None:
+    changes = CASES[1][1]
+    assert "<b>" not in written("html", solved("three-tokens", **changes))
+    assert r"a\_b\&\{c\}\$" in written("latex", solved("three-tokens", **changes))
+
+
+def test_formats_are_known_by_name_and_by_ending() -> None:
+    assert list(FORMATS) == ["text", "markdown", "latex", "html"]
+    assert set(SUFFIXES.values()) == set(FORMATS)
+    with pytest.raises(UnknownNameError, match="unknown format 'word'"):
+        FORMATS["word"]
