@@ -1,7 +1,6 @@
 """A report as one HTML page that needs nothing else: no script, no network, no second file. Whatever a model's tokens
 are, they are text to it."""
 
-
 import torch
 from torch import Tensor
 
