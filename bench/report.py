@@ -29,6 +29,8 @@ def main(argv: list[str]) -> int:
     for result in (on_gpu if options.device == "cuda" else on_cpu)(options.quick, options.only):
         results.append(result)
         print(f"{result.name} [{result.shape}]: {result.ratio:.2f}x {result.peer}", file=sys.stderr, flush=True)
+    if not results:
+        parser.error(f"no mask contains {options.only!r}; models and seeing are bench.models and bench.seeing")
     missed = [f"{line.name} [{line.shape}]: {line.ratio:.2f}x" for line in results if not line.reached]
     notes = []
     if options.device == "cpu" and not options.quick and options.only in _WINDOW:
