@@ -49,6 +49,9 @@ def command(
         if file is not None and not file.parent.is_dir():
             raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}")
     kept = numbers(rows)
+    from regard.see.heads import check_column
+
+    check_column(sort)  # before the model runs, which may take long
     subject = opened(model, device)
     question = asked_of(subject, read_prompt(given), target, tokenizer, device)
     if subject.random:

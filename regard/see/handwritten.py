@@ -3,7 +3,8 @@
 What is done to the scores in between is followed step by step: a factor becomes beta, what is added becomes a term,
 what is filled in becomes a mask. After a step that has no such form the scores are kept as they are, so the record
 stays exact and only costs more memory. So are square scores that came from out of sight, from compiled code for
-instance: then queries and keys are not known, but every statistic is.
+instance: then queries and keys are not known, but every statistic is. Weights made of scores in another way than by a
+softmax over the last axis, by exp and a sum for instance, are not followed, and the product with the values says so.
 """
 
 import math
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.core.algebra import And, Full, Mask
+from regard.core.algebra import Full, Mask
 from regard.core.grid import Places
-from regard.core.scores import Term
-from regard.see.translate import Given, Heard, apart, four_axes, narrowed, read_mask, simplest
+from regard.core.scores import Term, additive
+from regard.see.translate import Given, Heard, apart, four_axes, hides, narrowed, read_mask, simplest
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,13 @@ class Weights:
     note: str = ""
 
 
+@dataclass(frozen=True, eq=False)
+class Untold:
+    """A tensor that may weigh as attention does, made of scores in a way that is not followed."""
+
+    how: str
+
+
 ROUTE = "softmax"
 
 
@@ -54,6 +62,10 @@ def _names(*functions: Any) -> frozenset[Any]:
 F = torch.nn.functional
 PRODUCTS = _names(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
 SOFTMAXES = _names(torch.softmax, Tensor.softmax, F.softmax)
+EXPONENTIALS = _names(
+    torch.exp, Tensor.exp, Tensor.exp_, torch.exp2, Tensor.exp2, Tensor.exp2_, torch.log_softmax, Tensor.log_softmax,
+    F.log_softmax, F.gumbel_softmax,
+)  # fmt: skip
 TIMES = _names(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__, torch.multiply)
 OVER = _names(torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__, torch.true_divide)
 PLUS = _names(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
@@ -94,6 +106,7 @@ class Follower:
             return
         if (product := _product(func, args, kwargs)) is not None:
             left, right, beta, added = product
+            self._refuse_untold(left, right)
             known = self._recall(left)
             if isinstance(known, Weights):
                 self._finish(known, right, out, list(range(out.ndim)))
@@ -111,16 +124,33 @@ class Follower:
                 self._keep(out, Weights(None, tensors[0].shape, (tensors[0].detach(), version(tensors[0]))))
             return
         known = self._recall(source, changed=func in IN_PLACE)
-        if isinstance(known, Weights):
+        if isinstance(known, Untold):
+            if out.numel() == source.numel():
+                self._keep(out, known)
+        elif isinstance(known, Weights):
             self._keep(out, _onward(known, func, args, kwargs))
         elif func in SOFTMAXES:
             if _last_axis(args, kwargs, out):
                 exact = known.plain and (version(known.q), version(known.k)) == known.versions
                 self._keep(out, Weights(known, source.shape, None if exact else (source.detach(), version(source))))
+            else:
+                self._keep(out, Untold("a softmax over another axis than the last"))
+        elif func in EXPONENTIALS:
+            self._keep(out, Untold(func.__name__.strip("_")))
         elif (step := _step(known, func, args, kwargs, source, out)) is not None:
             self._keep(out, step)
 
-    def _keep(self, x: Tensor, known: Scores | Weights) -> None:
+    def _refuse_untold(self, left: Tensor, right: Tensor) -> None:
+        """Raise where one of two factors may be weights and it cannot be told what they weigh."""
+        for factor in (left, right):
+            known = self._recall(factor)
+            if isinstance(known, Untold):
+                raise RuntimeError(f"values were mixed by {known.how} of a product, attention or not")
+        known = self._recall(right)
+        if isinstance(known, Weights) and known.scores is not None and not isinstance(self._recall(left), Weights):
+            raise RuntimeError("values stood before the weights of a softmax")
+
+    def _keep(self, x: Tensor, known: Scores | Weights | Untold) -> None:
         self._known[x] = (known, version(x))
 
     def _recall(self, x: Tensor, changed: bool = False) -> Any:
@@ -128,14 +158,19 @@ class Follower:
         if x not in self._known:
             return None
         known, then = self._known[x]
-        if version(x) == then + changed:
+        if version(x) == then + changed or isinstance(known, Untold):
             return known
         if isinstance(known, Weights):
             return replace(known, note="written into after the softmax")
         return replace(known, plain=False)
 
     def _einsum(self, args: tuple[Any, ...], out: Tensor) -> None:
-        if len(args) != 3 or not isinstance(args[0], str) or "->" not in args[0] or "." in args[0]:
+        if len(args) != 3 or not isinstance(args[0], str):
+            return
+        self._refuse_untold(*args[1:])
+        if "->" not in args[0] or "." in args[0]:
+            if isinstance(self._recall(args[1]), Weights):
+                raise RuntimeError(f"values were mixed by einsum({args[0]!r}), whose axes are not all named")
             return
         inputs, result = args[0].replace(" ", "").split("->")
         left, _, right = inputs.partition(",")
@@ -159,11 +194,11 @@ class Follower:
         left, right, result = letters
         leading, i, j = left[:-2], left[-2], left[-1]
         width = [x for x in right if x in result and x not in left]
-        if j not in right or j in result or i not in result or len(width) != 1 or set(result) != {*leading, i, *width}:
-            return
-        v = _arranged(values, right, leading + j + width[0])
-        if v is not None:
-            self._finish(known, v, out, [result.index(x) for x in leading + i + width[0]])
+        fits = j in right and j not in result and i in result and len(width) == 1
+        v = _arranged(values, right, leading + j + width[0]) if fits and set(result) == {*leading, i, *width} else None
+        if v is None:
+            raise RuntimeError(f"values were mixed by einsum('{left},{right}->{result}'), which has another form")
+        self._finish(known, v, out, [result.index(x) for x in leading + i + width[0]])
 
     def _finish(self, weights: Weights, v: Tensor, out: Tensor, order: list[int]) -> None:
         """The product with the values was made, so it was attention."""
@@ -188,10 +223,8 @@ class Follower:
             note = ", ".join(["queries and keys were out of sight", *([note] if note else [])])
         else:
             q, k = _led(scores.q, leading), _led(scores.k, leading)
-        for values in scores.added if scores is not None and weights.given is None else ():
-            seen, more, _ = read_mask(four_axes(values.expand(shape)), i, j)
-            mask = seen if isinstance(mask, Full) else mask if isinstance(seen, Full) else And((mask, seen))
-            terms += more
+        if scores is not None and weights.given is None:
+            mask, terms = _read_added(scores.added, shape)
         heard = Heard(
             ROUTE,
             four_axes(q),
@@ -205,6 +238,26 @@ class Follower:
             note,
         )
         self._found(heard, out, order)
+
+
+def _read_added(added: tuple[Tensor, ...], shape: torch.Size) -> tuple[Mask, tuple[Term, ...]]:
+    """All that was added to scores, as one mask and the terms.
+
+    Numbers that hide are summed before they are read: a row in which nothing else is left weighs by what is highest.
+    """
+    low: Tensor | None = None
+    terms: list[Term] = []
+    for values in added:
+        numbers = narrowed(four_axes(values.expand(shape)))
+        hidden = hides(numbers)
+        rest = torch.where(hidden, 0.0, numbers)
+        if bool(rest.any()):
+            terms.append(additive(narrowed(rest)))
+        if bool(hidden.any()):
+            hiding = torch.where(hidden, numbers, 0.0)
+            low = hiding if low is None else low + hiding
+    mask, level, _ = read_mask(low, *shape[-2:])
+    return mask, (*terms, *level)
 
 
 def _product(
@@ -244,10 +297,8 @@ def _step(
         factor = factor if func in TIMES else 1 / factor
         return replace(known, beta=known.beta * factor, added=tuple(x * factor for x in known.added))
     if (func in PLUS or (func in MINUS and args[0] is source)) and not kwargs and other is not None:
-        values = other.detach() if isinstance(other, Tensor) else torch.tensor(float(other))
-        if func in MINUS:
-            values = -values
-        return replace(known, added=(*known.added, values.clone()))
+        values = torch.as_tensor(other, device=out.device).detach().to(out.dtype, copy=True)
+        return replace(known, added=(*known.added, -values if func in MINUS else values))
     if func in FILL and len(args) == 3:
         return _filled(known, args[1], _number(args[2]), source)
     if func in CHOOSE and len(args) == 3:
@@ -258,11 +309,16 @@ def _step(
 
 
 def _filled(known: Scores, hidden: Tensor, value: float | None, source: Tensor) -> Scores:
-    """Scores with a very low number in some places: the same as adding it there, where it swallows them."""
+    """Scores with a very low number in some places: the same as adding it there, where it swallows them.
+
+    It also takes the place of a low number that was there, where adding both would make -inf.
+    """
     if value is None or value > torch.finfo(source.dtype).min / 2:
         return replace(known, plain=False)
-    low = torch.zeros(hidden.shape, dtype=source.dtype, device=source.device).masked_fill(hidden.detach(), value)
-    return replace(known, added=(*known.added, low))
+    hidden = hidden.detach()
+    low = torch.zeros(hidden.shape, dtype=source.dtype, device=source.device).masked_fill(hidden, value)
+    before = tuple(torch.where(hidden, 0.0, x) if bool(hides(x).any()) else x for x in known.added)
+    return replace(known, added=(*before, low))
 
 
 def _onward(known: Weights, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Weights:

@@ -53,8 +53,7 @@ class HeadTable:
 
     def sorted(self, column: str, descending: bool = True) -> "HeadTable":
         """The same rows in the order of one column, those without a number last."""
-        if column not in COLUMNS:
-            raise ConfigError(f"there is no column {column!r} to sort by; take one of {', '.join(COLUMNS)}")
+        check_column(column)
         told = [head for head in self.heads if getattr(head, column) is not None]
         silent = [head for head in self.heads if getattr(head, column) is None]
         return HeadTable((*sorted(told, key=lambda head: getattr(head, column), reverse=descending), *silent))
@@ -88,6 +87,12 @@ def _shown(value: object) -> str:
 def table_of(seen: "Seen", tokens: Int[Tensor, "b n"] | None = None) -> HeadTable:
     """Every head of every call that was recorded."""
     return HeadTable(tuple(head for record in seen.records for head in heads_of(record, tokens)))
+
+
+def check_column(column: str) -> None:
+    """Refuse a name that no column has."""
+    if column not in COLUMNS:
+        raise ConfigError(f"there is no column {column!r} to sort by; take one of {', '.join(COLUMNS)}")
 
 
 def heads_of(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> list[Head]:

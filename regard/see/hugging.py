@@ -75,7 +75,7 @@ def from_interface(
     if flash and sliding_window is not None:
         mask = mask & window(before=sliding_window - 1, after=0 if by_rule else sliding_window - 1)
     if position_bias is not None:
-        more = (*more, additive(position_bias.detach()))
+        more = (additive(position_bias.detach()), *more)  # first, since the lowest number of a mask swallows it too
     if s_aux is not None:
         more = (*more, sink(s_aux.detach()))
     beta = q.shape[-1] ** -0.5 if scaling is None else float(scaling)

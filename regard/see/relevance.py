@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.base.axes import spelled
 from regard.base.errors import ConfigError, ShapeError
 from regard.base.numbers import real
+from regard.see.choosing import numbers, within
 from regard.see.records import Record, Seen
 
 Maps = Seen | Sequence[Record | Tensor]
@@ -83,7 +84,7 @@ def rollout(
         for layer in layers:
             relevance = share * relevance + (1 - share) * (fused(layer, heads) @ relevance)
         return relevance
-    relevance = start[:, list(rows)]
+    relevance = start[:, _rows(rows, n)]
     for layer in reversed(layers):
         relevance = share * relevance + (1 - share) * _times(relevance, layer, heads)
     return relevance
@@ -122,10 +123,11 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
     b, n = mixed[0].shape[:2]
     for weights in mixed:
         weights.diagonal(dim1=1, dim2=2).add_(share)
-    found = torch.zeros(b, len(rows), n, dtype=torch.float64)
+    chosen = _rows(rows, n)
+    found = torch.zeros(b, len(chosen), n, dtype=torch.float64)
     for batch in range(b):
-        for at, row in enumerate(rows):
-            found[batch, at] = _flows([weights[batch] for weights in mixed], row % n)
+        for at, row in enumerate(chosen):
+            found[batch, at] = _flows([weights[batch] for weights in mixed], row)
     return found
 
 
@@ -168,7 +170,7 @@ def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | N
         for record in layers:
             relevance = relevance + positive(record) @ relevance
         return relevance
-    relevance = start[:, list(rows)]
+    relevance = start[:, _rows(rows, n)]
     for record in reversed(layers):
         added = torch.zeros_like(relevance)
         for some in _portions(record):
@@ -337,6 +339,12 @@ def _stack(maps: Maps) -> list[Record | Tensor]:
                 "layer; choose its layers with watch(layers=...), or use encoder_decoder_rollout for cross attention"
             )
     return layers
+
+
+def _rows(rows: Sequence[int], n: int) -> list[int]:
+    """The outputs that were asked for, counted from the start."""
+    chosen = numbers("rows", rows)
+    return list(range(n) if chosen is None else within("rows", chosen, n, "the last layer"))
 
 
 def _sizes(layer: Record | Tensor) -> tuple[int, int, int]:

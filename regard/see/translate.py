@@ -238,7 +238,7 @@ def read_mask(given: Tensor | None, i: int, j: int, sunk: bool = False) -> tuple
     """A tensor handed over as an attention mask: boolean with True meaning visible, or numbers to add.
 
     Numbers that hide (-inf, or the lowest of their dtype) become a mask where their row has anything else to see. In a
-    row that has not, the lowest number swallows all scores: its softmax is the mean of all, and not nothing.
+    row that has not, the lowest number swallows all scores: its softmax is the mean of those that have it, not nothing.
 
     sunk  whether a sink takes part in the softmax: then such a row is nothing
     """
@@ -260,11 +260,19 @@ def read_mask(given: Tensor | None, i: int, j: int, sunk: bool = False) -> tuple
 def apart(
     numbers: Float[Tensor, "b h i j"],
 ) -> tuple[Bool[Tensor, "b h i j"], Float[Tensor, "b h i j"], Bool[Tensor, "b h i 1"]]:
-    """What numbers leave visible, the numbers with zero where they hide, and the rows that the lowest swallows."""
-    hidden = numbers <= torch.finfo(numbers.dtype).min / 2
-    lowest = hidden & (numbers > -torch.inf)
-    lost = hidden.all(-1, keepdim=True) & lowest.any(-1, keepdim=True)
-    return ~hidden | (lost & lowest), torch.where(hidden, 0.0, numbers), lost
+    """What numbers leave visible, the numbers with zero where they hide, and the rows that the lowest swallows.
+
+    Of such a row the highest stay visible: one step between numbers so low is more than any softmax bridges.
+    """
+    hidden = hides(numbers)
+    lost = hidden.all(-1, keepdim=True) & (numbers > -torch.inf).any(-1, keepdim=True)
+    highest = numbers == numbers.amax(-1, keepdim=True) if numbers.shape[-1] else hidden
+    return ~hidden | (lost & highest), torch.where(hidden, 0.0, numbers), lost
+
+
+def hides(numbers: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
+    """Where numbers are so low that they swallow whatever they are added to."""
+    return numbers <= torch.finfo(numbers.dtype).min / 2
 
 
 def narrowed(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from functools import wraps
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
-from regard.base.errors import ConfigError, RegardError, ShapeError
+from regard.base.errors import ConfigError, RegardError
 from regard.core import kernels
 from regard.core.kernels.call import Call
 from regard.see import hugging, multihead
+from regard.see.choosing import numbers, place, within
 from regard.see.handwritten import Follower
 from regard.see.records import Record, Seen
 from regard.see.translate import Heard, Order, Way, cut_heads, cut_rows, from_call, from_flex, from_sdpa, moved
@@ -74,9 +75,9 @@ class Watcher(TorchFunctionMode):
         self.model = _module(model)
         self.paths = {} if self.model is None else _paths(self.model)
         self.layers = _patterns(layers, self.paths)
-        self.heads = None if heads is None else tuple(heads)
-        self.rows = None if rows is None else tuple(rows)
-        self.device = None if device is None else torch.device(device)
+        self.heads = numbers("heads", heads)
+        self.rows = numbers("rows", rows)
+        self.device = place("device", device)
         self.values = values
         self.change = change
         self._thread = threading.get_ident()
@@ -267,7 +268,8 @@ class Watcher(TorchFunctionMode):
 
     def _record(self, name: str, heard: Heard) -> Record:
         h, i = heard.q.shape[1:3]
-        heads, rows = _numbers("heads", self.heads, h, name), _numbers("rows", self.rows, i, name)
+        heads = None if self.heads is None else within("heads", self.heads, h, name)
+        rows = None if self.rows is None else within("rows", self.rows, i, name)
         device = heard.q.device
         if heads is not None:
             heard = cut_heads(heard, torch.tensor(heads, dtype=torch.long, device=device))
@@ -333,7 +335,9 @@ def _paths(model: nn.Module) -> dict[int, str]:
 def _patterns(layers: str | Sequence[str] | None, paths: dict[int, str]) -> tuple[str, ...] | None:
     if layers is None:
         return None
-    patterns = (layers,) if isinstance(layers, str) else tuple(layers)
+    patterns = (layers,) if isinstance(layers, str) else tuple(layers) if isinstance(layers, Iterable) else (layers,)
+    if wrong := [each for each in patterns if not isinstance(each, str)]:
+        raise ConfigError(f"layers takes names or patterns of modules, such as 'blocks.3*', not {wrong[0]!r}")
     for pattern in patterns:
         if paths and not any(_chosen(path, (pattern,)) for path in paths.values()):
             some = ", ".join(list(paths.values())[1:6])
@@ -348,15 +352,6 @@ def _chosen(path: str, patterns: tuple[str, ...] | None) -> bool:
     parts = path.split(".")
     ways = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return any(fnmatchcase(way, pattern) for way in ways for pattern in patterns)
-
-
-def _numbers(what: str, chosen: tuple[int, ...] | None, size: int, name: str) -> tuple[int, ...] | None:
-    if chosen is None:
-        return None
-    for number in chosen:
-        if not -size <= number < size:
-            raise ShapeError(f"{what} asks for {number}, but {name} has {size} of them; choose from 0 to {size - 1}")
-    return tuple(number % size for number in chosen)
 
 
 def _unusable(q: Tensor) -> str | None:

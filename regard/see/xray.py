@@ -142,6 +142,7 @@ def _developed(plate: Plate) -> XRay:
     """Everything that can be read from a plate, in the order in which one reading needs another."""
     plate, in_eval = seen_through(plate)
     steady = plate.deterministic or in_eval > 0
+    plate.notes.extend(_made_up(plate.eye))
     facts: dict[str, Any] = {
         "name": plate.eye.probe.name,
         "asked": str(plate.eye),
@@ -168,6 +169,16 @@ def _developed(plate: Plate) -> XRay:
         plate.notes.append(f"no query sees any key: everything is {gives}, and tells nothing")
         facts |= {"described": repr(~full()), "blind_rows": gives}
     return XRay(**facts, notes=tuple(plate.notes))
+
+
+def _made_up(eye: Eye) -> list[str]:
+    """Which arguments nobody handed over, and what they got: another value may give another attention."""
+    return [
+        f"{name} was not handed over, so it was "
+        f"{'made from the config' if name == 'position_embeddings' else 'None'}; say {name}= to choose it"
+        for name in eye.probe.made_up
+        if name not in eye.extra
+    ]
 
 
 def _listed(values: Sequence[float]) -> str:

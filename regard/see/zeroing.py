@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.base.errors import ConfigError, ShapeError, UnknownNameError
+from regard.base.errors import ConfigError, UnknownNameError
+from regard.see.choosing import numbers, within
 from regard.see.heads import weights_at
 from regard.see.records import Record
 from regard.see.relevance import shared
@@ -38,15 +39,14 @@ def value_zeroing(
     normalised  rows divided by their sum, as in the paper
     progress    called with the keys done and those there are
     """
+    asked = numbers("keys", keys)
     block = _block_of(model, layer) if block is None else block
     whole, record = _output(model, run, layer, block, None)
     j = record.k.shape[2]
-    chosen = list(range(j) if keys is None else keys)
-    if outside := [key for key in chosen if not -j <= key < j]:
-        raise ShapeError(f"keys asks for {outside[0]}, but {layer} has {j} of them; choose from 0 to {j - 1}")
+    chosen = range(j) if asked is None else within("keys", asked, j, layer)
     columns = []
     for done, key in enumerate(chosen):
-        other, _ = _output(model, run, layer, block, key % j)
+        other, _ = _output(model, run, layer, block, key)
         columns.append(1 - torch.cosine_similarity(whole, other, dim=-1))
         if progress is not None:
             progress(done + 1, len(chosen))

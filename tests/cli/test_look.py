@@ -418,7 +418,13 @@ def test_layers_and_heads_that_are_not_there_are_told_with_those_that_are(gpt: s
     assert refused(gpt, "abc", "--rows", "3").startswith("rows asks for 3, but blocks.0.attention has 3 of them")
     assert refused(gpt, "abc", "--rows", "1,x") == "--rows takes numbers and ranges such as 0,5,8:12,-1, not 'x'"
     assert refused(gpt, "abc", "--rows", "5:5").startswith("--rows 5:5 names no row")
-    assert refused(gpt, "abc", "--sort", "sharp").startswith("there is no column 'sharp' to sort by; take one of layer")
+
+
+def test_a_column_that_is_not_there_is_refused_before_the_model_runs(gpt: str) -> None:
+    result = look(gpt, "abc", "--sort", "sharp")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("regard: there is no column 'sharp' to sort by; take one of layer")
 
 
 def test_places_that_cannot_be_used_are_told(gpt: str, tmp_path: Path) -> None:

@@ -86,6 +86,20 @@ def test_chosen_rows_of_a_rollout_need_no_matrix(name: str, monkeypatch: pytest.
     torch.testing.assert_close(rollout(seen, residual=0.3, rows=[4, 0]), whole[:, [4, 0]])
 
 
+@pytest.mark.parametrize("ask", [rollout, flow, gradient_relevance])
+def test_rows_that_are_not_there_are_refused(ask: Callable[..., Tensor]) -> None:
+    model = handmade().model
+    with watch(model) as seen:
+        model(torch.randn(1, 9, 24)).sum().backward()
+    with pytest.raises(ShapeError, match="rows asks for 99, but the last layer has 9 of them; choose from 0 to 8"):
+        ask(seen, rows=[99])
+    with pytest.raises(ConfigError, match=r"each of rows takes a whole number, not 1\.5"):
+        ask(seen, rows=[1.5])
+    with pytest.raises(ConfigError, match=r"rows takes a list of whole numbers such as \[0, -1\]"):
+        ask(seen, rows=3)
+    torch.testing.assert_close(ask(seen, rows=[-1, 2]), ask(seen, rows=[8, 2]))
+
+
 def test_chosen_rows_of_plain_maps_are_the_same_rows() -> None:
     layers = maps()
     for heads in ("mean", "max"):
@@ -389,6 +403,8 @@ def test_value_zeroing_normalises_rows_and_says_what_it_lacks() -> None:
     model = case.model
     found = value_zeroing(model, lambda: case.run(model), "second", block="second", normalised=True)
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 9))
+    with pytest.raises(ConfigError, match=r"each of keys takes a whole number, not 1\.5"):
+        value_zeroing(model, lambda: model(x), "first", keys=[1.5])  # type: ignore[list-item]
     with pytest.raises(ShapeError, match=r"keys asks for 9, but first has 9 of them"):
         value_zeroing(model, lambda: case.run(model), "first", keys=[9])
     with pytest.raises(UnknownNameError, match=r"'first\.qkv' made no attention call"):

@@ -144,7 +144,7 @@ def seen_of(call: Any, *args: Tensor) -> tuple[Record, Tensor]:
     with watch(model) as seen:
         out = model(*args)
     first, second = (x[0] if isinstance(x, tuple) else x for x in (plain, out))
-    assert torch.equal(first, second)
+    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
     (record,) = seen.values()
     assert not seen.left_out
     return record, second
@@ -438,6 +438,108 @@ def test_whatever_is_done_to_scores_is_followed_or_kept(name: str) -> None:
     assert given == (name in ("minus ten thousand", "capped", "written into", "clamped"))
 
 
+def _low(hidden: Tensor, value: float = LOW) -> Tensor:
+    return torch.zeros(hidden.shape).masked_fill(hidden, value)
+
+
+TWICE_HIDDEN: dict[str, Any] = {
+    "filled, then added": lambda s, a, b: s.masked_fill(a, LOW) + _low(b),
+    "added, then filled": lambda s, a, b: (s + _low(b)).masked_fill(a, LOW),
+    "filled twice": lambda s, a, b: s.masked_fill(a, LOW).masked_fill(b, LOW),
+    "added twice": lambda s, a, b: s + _low(a) + _low(b),
+    "nothing, then the lowest": lambda s, a, b: s.masked_fill(a, -math.inf).masked_fill(b, LOW),
+    "the lowest, then nothing": lambda s, a, b: s.masked_fill(a, LOW).masked_fill(b, -math.inf),
+    "two low numbers": lambda s, a, b: s.masked_fill(a, LOW).masked_fill(b, LOW * 0.75),
+    "with a bias before and after": lambda s, a, b: (s + torch.arange(7.0)).masked_fill(a, LOW) + _low(b) + b * 0.7,
+    "and then capped": lambda s, a, b: (s.masked_fill(a, LOW) + _low(b)).clamp(max=0.3),
+}
+
+
+@pytest.mark.parametrize("name", TWICE_HIDDEN)
+def test_a_row_of_nothing_but_fills_weighs_as_it_does_in_eager(name: str) -> None:
+    q, k, v = qkv()
+    far = torch.ones(5, 7, dtype=torch.bool).triu(2) | torch.ones(5, 7, dtype=torch.bool).tril(-2)
+    filling = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
+    filling[0, ..., :4] = True  # rows 0 to 2 of the first sequence have nothing else within reach
+    filling[1] = True
+
+    def scores(q: Tensor, k: Tensor) -> Tensor:
+        out: Tensor = TWICE_HIDDEN[name](q @ k.mT, far, filling)
+        return out
+
+    expected = scores(q, k).softmax(-1).nan_to_num(0.0)  # rows of -inf alone
+    record, _ = seen_of(lambda q, k, v: scores(q, k).softmax(-1) @ v, q, k, v)
+    agrees(record, expected)
+    assert torch.equal(record.lse > -math.inf, expected.sum(-1) > 0.5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_local_attention_with_padding_is_seen_as_it_weighs(side: str) -> None:
+    import transformers
+
+    config = transformers.GPTNeoConfig(
+        vocab_size=37, hidden_size=24, num_layers=2, num_heads=3, attention_types=[[["global", "local"], 1]],
+        window_size=3, intermediate_size=20, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = transformers.GPTNeoForCausalLM(config).eval()
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :5] = 0
+    mask = mask if side == "left" else mask.flip(1)
+    with torch.no_grad():
+        expected = model(ids(), attention_mask=mask, output_attentions=True).attentions
+        with watch(model) as seen:
+            model(ids(), attention_mask=mask)
+    assert not seen.left_out
+    assert len(seen) == 2
+    for record, weights in zip(seen.values(), expected, strict=True):
+        agrees(record, weights)
+
+
+UNTOLD: dict[str, tuple[Any, str]] = {
+    "values first": (lambda q, k, v: v.mT @ (k @ q.mT).softmax(-2), "a softmax over another axis than the last"),
+    "over queries": (lambda q, k, v: (q @ k.mT).softmax(-2) @ v, "a softmax over another axis than the last"),
+    "values before the weights": (lambda q, k, v: v.mT @ (q @ k.mT).softmax(-1).mT, "values stood before the weights"),
+    "log_softmax": (lambda q, k, v: functional.log_softmax(q @ k.mT, -1).exp() @ v, "by log_softmax of a product"),
+    "exp and a sum": (lambda q, k, v: _by_sum((q @ k.mT * 0.3).exp()) @ v, "mixed by exp of a product, attention or"),
+    "centred": (lambda q, k, v: _by_sum(_centred(q @ k.mT).exp_()) @ v, "mixed by exp of a product, attention or"),
+    "divided at the end": (lambda q, k, v: ((q @ k.mT).exp() @ v) / (q @ k.mT).exp().sum(-1, True), "by exp of a"),
+    "einsum": (
+        lambda q, k, v: torch.einsum("bhij,bhje->bhie", torch.einsum("bhic,bhjc->bhij", q, k).exp(), v),
+        "mixed by exp of a product",
+    ),
+    "einsum with dots": (
+        lambda q, k, v: torch.einsum("...ij,...je->...ie", (q @ k.mT).softmax(-1), v),
+        "by einsum('...ij,...je->...ie'), whose axes are not all named",
+    ),
+    "einsum with values of two axes": (
+        lambda q, k, v: torch.einsum("bhij,bhjef->bhief", (q @ k.mT).softmax(-1), v[..., None]),
+        "by einsum('bhij,bhjef->bhief'), which has another form",
+    ),
+}
+
+
+def _by_sum(x: Tensor) -> Tensor:
+    return x / x.sum(-1, keepdim=True)
+
+
+def _centred(x: Tensor) -> Tensor:
+    return x - x.amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_attention_that_cannot_be_told_is_left_out_with_its_reason(name: str) -> None:
+    call, words = UNTOLD[name]
+    model, (q, k, v) = Calls(call), qkv()
+    plain = call(q, k, v)
+    with watch(model) as seen:
+        out = model(q, k, v)
+    assert torch.equal(plain, out)
+    assert len(seen) == 0
+    ((reason, count),) = seen.left_out.items()
+    assert count == 1
+    assert words in reason
+
+
 def test_keys_changed_before_the_softmax_do_not_deceive() -> None:
     q, k, v = qkv()
 
@@ -512,14 +614,15 @@ def test_what_happens_to_weights_afterwards_is_told() -> None:
     torch.testing.assert_close(record.weights(), softmaxed(q, k, 1.0))
 
 
-def test_a_softmax_without_values_or_over_another_axis_is_no_attention() -> None:
+def test_a_softmax_or_an_exponential_without_values_is_no_attention() -> None:
     q, k, v = qkv()
     with watch() as seen:
         (q @ k.mT).softmax(-1)
-        (q @ k.mT).softmax(-2) @ v
+        functional.log_softmax(q @ k.mT, -1).sum()
+        (q @ k.mT).exp().sum(-1, keepdim=True) * v[..., :1, :]
+        torch.matmul(k.exp().mT, v)
         torch.randn(3, 5).softmax(-1) @ torch.randn(5, 2)
-    assert len(seen) == 0
-    assert "nothing seen" in repr(seen)
+    assert repr(seen) == "nothing seen"
 
 
 def test_our_own_attention_is_seen_once_with_its_rules() -> None:
@@ -746,6 +849,17 @@ def test_a_registered_function_without_a_mask_is_causal_as_its_module_says() -> 
     assert torch.equal(dense[0, 0], (i >= j) & (i - j < 3) & (j >= 2))
 
 
+def test_a_registered_function_that_hides_a_whole_row_hides_its_bias_too() -> None:
+    from regard.see.hugging import from_interface
+
+    q, k, v = qkv(i=7, j=7)
+    bias, mask = torch.randn(1, 6, 7, 7), torch.zeros(2, 1, 7, 7)
+    mask[1, 0, 3] = LOW
+    heard = from_interface("own", nn.Module(), q, k, v, mask, position_bias=bias)
+    found = statistics(heard.q, heard.k, mask=heard.mask, scores=heard.terms, beta=heard.beta, places=heard.places)
+    torch.testing.assert_close(found.weights(), softmaxed(q, k, added=bias + mask))
+
+
 def test_a_block_mask_of_hugging_face_is_read_as_its_function() -> None:
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -796,6 +910,39 @@ def test_calls_that_cannot_be_kept_are_counted() -> None:
     assert sum(seen.left_out.values()) == 2
     assert "left out 1: calls inside a transform" in repr(seen)
     assert "tensors without numbers" in repr(seen)
+
+
+BAD_CHOICES: dict[str, tuple[dict[str, Any], str]] = {
+    "half a row": ({"rows": [1.5]}, r"each of rows takes a whole number, not 1\.5"),
+    "a truth": ({"heads": [True]}, "each of heads takes a whole number, not True"),
+    "one row": ({"rows": 3}, r"rows takes a list of whole numbers such as \[0, -1\], or None for all, not 3"),
+    "a text": ({"heads": "0"}, "heads takes a list of whole numbers such as .*, not '0'"),
+    "two axes": ({"rows": torch.zeros(2, 3, dtype=torch.long)}, "rows takes a list of whole numbers"),
+    "no such device": ({"device": "gpu"}, "device='gpu' cannot be used here: .*; 'cpu' always can"),
+    "no numbers": ({"device": "meta"}, "device='meta' keeps no numbers, so nothing could be seen"),
+    "a number for a layer": ({"layers": 3}, "layers takes names or patterns of modules, such as .*, not 3"),
+    "numbers for layers": ({"layers": ["first", 5]}, "layers takes names or patterns of modules, such as .*, not 5"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CHOICES)
+def test_a_bad_choice_is_refused_before_the_model_runs(name: str) -> None:
+    choice, words = BAD_CHOICES[name]
+    with pytest.raises(ConfigError, match=words):
+        watch(CASES["by hand"]().model, **choice)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda can be used here")
+def test_cuda_is_refused_where_there_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"device='cuda' cannot be used here: .*; 'cpu' always can"):
+        watch(CASES["by hand"]().model, device="cuda")
+
+
+def test_whole_numbers_of_any_kind_choose_rows() -> None:
+    q, k, v = qkv()
+    with watch(rows=torch.tensor([3, -1]), heads=range(1, 3)) as seen:  # type: ignore[arg-type]
+        functional.scaled_dot_product_attention(q, k, v)
+    assert (seen["attention"].rows_kept, seen["attention"].heads) == ((3, 4), (1, 2))
 
 
 def test_errors_say_what_there_is() -> None:

@@ -699,3 +699,27 @@ def test_sizes_that_cannot_be_asked_are_told() -> None:
         xray(sdpa, queries=2)
     with pytest.raises(ConfigError, match=r"scaled_dot_product_attention refused q \(2, 4, 7, 8\), k \(2, 3, 7, 8\)"):
         xray(as_probe(sdpa), heads=4, kv_heads=3)
+
+
+def test_an_argument_that_had_to_be_filled_in_is_noted() -> None:
+    def scaled(query: Tensor, key: Tensor, value: Tensor, *, num: float | None) -> Tensor:
+        return functional.scaled_dot_product_attention(query, key, value, scale=num)
+
+    found = xray(scaled)
+    assert found.notes == ("num was not handed over, so it was None; say num= to choose it",)
+    assert found.scale_named == "c ** -0.5"
+    said = xray(scaled, num=0.7)
+    assert said.notes == ()
+    assert said.scale == pytest.approx(0.7)
+
+
+def test_arguments_of_a_layer_that_had_to_be_filled_in_are_noted() -> None:
+    config = LlamaConfig(hidden_size=24, num_attention_heads=3, num_key_value_heads=3)
+    config._attn_implementation = "eager"
+    layer = LlamaAttention(config, layer_idx=0).eval()
+    phases = "position_embeddings was not handed over, so it was made from the config; say position_embeddings= to"
+    assert any(note.startswith(phases) for note in xray(layer).notes)
+    angles = torch.zeros(1, 7, 8)
+    still = xray(layer, position_embeddings=(angles.cos(), angles.sin()))
+    assert not any("position_embeddings" in note for note in still.notes)
+    assert still.rotary is None

@@ -44,7 +44,9 @@ def probe_function(
         heads = [(h, wanted.kv_heads or h)]
     widths = [wanted.width] if wanted.width else WIDTHS_TRIED
     dtypes, device = home(module, wanted)
-    function = _Function(name, find, {**dict.fromkeys(needed, None), **wanted.extra}, parameters, module, wanted)
+    made_up = tuple(each for each in needed if each not in wanted.extra)
+    given = {**dict.fromkeys(made_up, None), **wanted.extra}
+    function = _Function(name, find, given, made_up, parameters, module, wanted)
     first: Exception | None = None
     for dtype, c, (h, g) in product(dtypes, widths, heads):
         found = first_fitting(function.attempts(h, g, c, dtype, device))
@@ -66,6 +68,7 @@ class _Function:
     name: str
     find: Callable[[Tensor], Callable[..., object]]
     given: Mapping[str, object]
+    made_up: tuple[str, ...]
     parameters: tuple[str, ...]
     module: nn.Module | None
     wanted: Wanted
@@ -105,6 +108,7 @@ class _Function:
                     grouped=g < h,
                     dtype=dtype,
                     device=device,
+                    made_up=self.made_up,
                 )
                 yield probe, sizes
                 break

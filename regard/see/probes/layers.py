@@ -65,6 +65,7 @@ def _attempts(
             grouped=inner.g < inner.h,
             dtype=dtype,
             device=device,
+            made_up=layer.made_up,
         )
         i, j = wanted.lengths()[0]
         yield probe, Sizes(inner.h, inner.g, i, i if probe.square else j, inner.c, inner.e)
@@ -126,14 +127,29 @@ class _Layer:
     wanted: Wanted
     hand: _Hand
 
+    @property
+    def missing(self) -> list[str]:
+        """The arguments after the first that have no default."""
+        return [each for each in list(self.takes)[1:] if self.takes[each].default is inspect.Parameter.empty]
+
+    @property
+    def made_up(self) -> tuple[str, ...]:
+        """Those that nobody handed over, with the phases that are made from the layer's config."""
+        filled = dict.fromkeys((*self.missing, *({"position_embeddings"} & self.takes.keys())))
+        return tuple(each for each in filled if each not in (*self.feed, *self.wanted.extra))
+
     def asked(self, copies: Copies, q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
         copy, inner, time_first = copies.at(q.dtype), self.inner, self.hand.time_first
         b, i, j = len(q), q.shape[2], k.shape[2]
         # nothing but zeros comes in, so that what a layer adds or gates by its input stays constant
         shapes = (b, i, inner.d), (b, j, inner.m), (b, j, inner.m)
         x, *others = (q.new_zeros(shape).transpose(0, 1) if time_first else q.new_zeros(shape) for shape in shapes)
-        missing = {each: None for each in list(self.takes)[1:] if self.takes[each].default is inspect.Parameter.empty}
-        settings = {**missing, **dict(zip(self.feed[1:], others, strict=False)), **self.wanted.extra, **extra}
+        settings: dict[str, object] = {
+            **dict.fromkeys(self.missing),
+            **dict(zip(self.feed[1:], others, strict=False)),
+            **self.wanted.extra,
+            **extra,
+        }
         if "position_embeddings" in self.takes and settings.get("position_embeddings") is None:
             settings["position_embeddings"] = _phases(copy, self.name, x, i)
         self.hand.chosen = {"q": q, "k": k, "v": v}

@@ -30,6 +30,7 @@ class Probe:
     grouped: bool = False  # g may be less than h
     dtype: torch.dtype = torch.float32  # one that it surely takes
     device: torch.device = CPU
+    made_up: tuple[str, ...] = ()  # arguments that have to be there, were not handed over and so are filled in
 
     def tried(self, sizes: "Sizes") -> bool | Exception:
         """Whether each row is a multiple of its sequence's values, as in every attention; or what was raised.

@@ -1,0 +1,161 @@
+"""Why self-attention, and for which lengths is it cheap?
+
+Claim: One layer links any two of n tokens directly, where a recurrent layer takes a step for each token between. It
+    costs in the order of n^2 D multiply-adds against n D^2: fewer while n is below D, and the lines cross at n = D;
+    on the clock it is far ahead at small n, where a recurrent layer waits for each of its steps. Beside its own four
+    projections, 4 n D^2, the weighing, 2 n^2 D, is the larger part from n = 2 D on.
+Measures: Multiply-adds of attention, of its projections and of a recurrent layer as torch counts them at lengths
+    around D, and where the lines cross; seconds of all three, of which only the smallest n is judged: where lines
+    cross on the clock differs from machine to machine, and is told; whether the first token moves the last output.
+Budget: 10 seconds
+Source: 000 1.4b
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Verdict, judged
+from regard.lab.drawing import figure, lines
+from regard.layers.attention import Attention as AttentionLayer, split_heads
+from regard.models.count import counting_flops
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"2 n^2 D = 2 n D^2 \mathrm{at} n = D, 2 n^2 D = 4 n D^2 \mathrm{at} n = 2 D"
+PARTS = ("attention", "projections", "recurrent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The width, growing lengths from below it to above twice as much, and how often the clock is asked."""
+
+    width: int = 256
+    lengths: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048)
+    repeats: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("repeats", self.repeats, 1, "runs, of which the fastest counts")
+        if list(self.lengths) != sorted(set(self.lengths)):
+            raise ConfigError(f"lengths grow, but are {self.lengths}")
+        if not self.lengths or self.lengths[0] >= self.width or self.lengths[-1] <= 2 * self.width:
+            raise ConfigError(
+                f"lengths begin below the width and end above twice the width, so that lines cross: "
+                f"lengths={self.lengths}, width={self.width}"
+            )
+
+
+SMOKE = Setup(width=96, lengths=(24, 72, 240), repeats=3)
+
+
+def run(setup: Setup, attention: Attention = attend) -> Numbers:
+    layer, cell = AttentionLayer(setup.width, 1), nn.RNNCell(setup.width, setup.width)
+    counts: dict[str, list[int]] = {part: [] for part in PARTS}
+    seconds: dict[str, list[float]] = {part: [] for part in PARTS}
+    draws = generator(setup.seed)
+    with torch.no_grad():
+        for n in setup.lengths:
+            x = torch.randn(1, n, setup.width, generator=draws)
+            for part, call in _calls(x, attention, layer, cell).items():
+                counts[part].append(_counted(call))
+                seconds[part].append(min(_timed(call) for _ in range(setup.repeats)))
+        x = torch.randn(1, 1, setup.lengths[0], setup.width, generator=draws, dtype=torch.float64)
+        other = x.clone()
+        other[:, :, 0] = -x[:, :, 0]
+        moved = (attention(other, other, other) - attention(x, x, x))[:, :, -1].abs().max()
+    others = ("recurrent", "projections")
+    return {
+        "width": setup.width,
+        "lengths": list(setup.lengths),
+        "multiply-adds": counts,
+        "crossings": {part: _crossing(setup.lengths, counts["attention"], counts[part]) for part in others},
+        "seconds": seconds,
+        "crossings in seconds": {
+            part: _crossing(setup.lengths, seconds["attention"], seconds[part]) for part in others
+        },
+        "last moved by first": float(moved),
+    }
+
+
+def _calls(x: Tensor, attention: Attention, layer: Any, cell: nn.RNNCell) -> dict[str, Callable[[], Any]]:
+    q, k, v = (split_heads(part, 1) for part in layer.query_key_value(x).chunk(3, -1))
+
+    def recurrent() -> None:
+        state = torch.zeros_like(x[:, 0])
+        for token in x.unbind(1):
+            state = cell(token, state)
+
+    return {
+        "attention": lambda: attention(q, k, v),
+        "projections": lambda: (layer.query_key_value(x), layer.out(x)),
+        "recurrent": recurrent,
+    }
+
+
+def _counted(call: Callable[[], Any]) -> int:
+    with counting_flops() as flops:
+        call()
+    return int(flops.get_total_flops()) // 2
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _crossing(lengths: tuple[int, ...], rising: list[Any], other: list[Any]) -> float | None:
+    """The length at which the one begins to cost more than the other, on straight lines between logarithms."""
+    apart = [math.log(a / b) for a, b in zip(rising, other, strict=True)]
+    for (n, below), (m, above) in pairwise(zip(lengths, apart, strict=True)):
+        if below <= 0 < above:
+            return float(n * (m / n) ** (below / (below - above)))
+    return None
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    d, lengths, counts = numbers["width"], numbers["lengths"], numbers["multiply-adds"]
+    exact = (
+        counts["attention"] == [2 * n * n * d for n in lengths]
+        and counts["recurrent"] == [2 * n * d * d for n in lengths]
+        and counts["projections"] == [4 * n * d * d for n in lengths]
+    )
+    found = numbers["crossings"]
+    met = all(
+        found[part] is not None and abs(found[part] / at - 1) < 1e-6
+        for part, at in (("recurrent", d), ("projections", 2 * d))
+    )
+    clock = {part: "nowhere" if at is None else f"n={at:.0f}" for part, at in numbers["crossings in seconds"].items()}
+    shown = {part: "nowhere" if at is None else f"n={at:.0f}" for part, at in found.items()}
+    first = {part: taken[0] for part, taken in numbers["seconds"].items()}
+    return judged(
+        exact and met and first["attention"] < first["recurrent"] and numbers["last moved by first"] > 1e-9,
+        f"At D={d} attention takes more multiply-adds than a recurrent layer from {shown['recurrent']} on, and than "
+        f"its own projections from {shown['projections']} on; on the clock of this machine, up to n={lengths[-1]}, "
+        f"from {clock['recurrent']} and {clock['projections']}. At n={lengths[0]} it takes "
+        f"{first['attention'] * 1e3:.2f} ms, the recurrent layer {first['recurrent'] * 1e3:.2f} ms. In one layer the "
+        f"first token moves the last output by {numbers['last moved by first']:.1e}.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, panels = figure(2)
+    for axes, what in zip(panels, ("multiply-adds", "seconds"), strict=True):
+        lines(axes, numbers["lengths"], numbers[what])
+        axes.axvline(numbers["width"], color="grey", linestyle=":")
+        axes.set(xscale="log", yscale="log", xlabel="tokens; dotted: D", ylabel=what, title=f"{what.capitalize()} by n")
+        axes.set_xticks(numbers["lengths"], [str(n) for n in numbers["lengths"]])
+        axes.minorticks_off()
+    return made

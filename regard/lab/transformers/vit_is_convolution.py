@@ -1,0 +1,134 @@
+"""Is there a convolution in the Vision Transformer?
+
+Claim: Yes, at its entrance: cutting an image into P x P patches, flattening each and projecting all with one matrix is
+    a convolution whose kernel and stride are both P, with the same weights.
+Measures: A real patch embedding against patches that are cut out, flattened and multiplied, and against a convolution
+    of torch, on whole numbers, which sums in any order leave exact, and on random ones; what an image moved by one
+    patch or by one pixel does to what comes out; the parameters of both.
+Budget: 1 second
+Source: 000 1.5a, 002 1.5a
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.lab.claim import Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import bars, figure
+from regard.layers.embeddings import PatchEmbedding
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"y_{rc} = b + \sum_{k u v} W_{k u v} x_{k, P r + u, P c + v}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The patch and how many rows and columns of patches an image has."""
+
+    width: int = 48
+    patch: int = 16
+    channels: int = 3
+    rows: int = 3
+    columns: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("patch", self.patch, 2, "pixels of a side, so that an image can move by less than a patch")
+        whole("columns", self.columns, 2, "patches in a row, so that an image can move by one")
+
+
+SMOKE = Setup(width=19, patch=7)
+
+
+def run(setup: Setup, patches: Callable[[int, int, int], Any] = PatchEmbedding) -> Numbers:
+    """patches  makes the entrance: patches(width, patch, channels), whose weights are in its `projection`"""
+    draws = generator(setup.seed)
+    made = patches(setup.width, setup.patch, setup.channels).double()
+    shape = (2, setup.channels, setup.patch * setup.rows, setup.patch * setup.columns)
+    numbers: Numbers = {"patch": setup.patch, "parameters": sum(each.numel() for each in made.parameters())}
+    with torch.no_grad():
+        for name in ("whole numbers", "random numbers"):
+            image = torch.randn(shape, generator=draws, dtype=torch.float64)
+            for parameter in made.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=draws, dtype=torch.float64))
+            if name == "whole numbers":
+                image = (8 * image).round()
+                for parameter in made.parameters():
+                    parameter.copy_((8 * parameter).round())
+            weight, bias = made.projection.weight, made.projection.bias
+            matrix = weight.flatten(1)
+            out = made(image)
+            cut = functional.linear(_cut(image, setup.patch), matrix, bias)
+            convolved = functional.conv2d(image, weight, bias, stride=setup.patch).permute(0, 2, 3, 1)
+            numbers[f"error of the matrix on {name}"] = float((out - cut).abs().max())
+            numbers[f"error of the convolution on {name}"] = float((out - convolved).abs().max())
+            numbers[f"convolution against matrix on {name}"] = float((cut - convolved).abs().max())
+        numbers["parameters of the matrix"] = matrix.numel() + bias.numel()
+        for name, pixels in (("a patch", setup.patch), ("a pixel", 1)):
+            moved = made(image.roll(pixels, 3))
+            numbers[f"change if moved by {name}"] = float((moved - out.roll(1, 2)).abs().max())
+    return numbers
+
+
+def _cut(image: Tensor, patch: int) -> Tensor:
+    """Patches by row and column, each as one vector: channel by channel, row by row."""
+    b, channels, height, width = image.shape
+    squares = image.reshape(b, channels, height // patch, patch, width // patch, patch)
+    return squares.permute(0, 2, 4, 1, 3, 5).flatten(3)
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    errors = [numbers[f"error of the {how} on whole numbers"] for how in ("matrix", "convolution")]
+    rounding = max(numbers[f"error of the {how} on random numbers"] for how in ("matrix", "convolution"))
+    same = numbers["parameters"] == numbers["parameters of the matrix"]
+    by_patch, by_pixel = numbers["change if moved by a patch"], numbers["change if moved by a pixel"]
+    p = numbers["patch"]
+    return judged(
+        errors == [0.0, 0.0] and rounding < 1e-10 and same and by_patch < 1e-10 and by_pixel > 1e-3,
+        f"On whole numbers the patch embedding differs from a matrix on flattened patches by {errors[0]:g} and from a "
+        f"convolution of kernel and stride {p} by {errors[1]:g}, on random ones by {rounding:.0e}; each has "
+        f"{numbers['parameters']:,} parameters. An image moved by a patch moves the patches, to {by_patch:.0e}; moved "
+        f"by a pixel it changes them by {by_pixel:.1f}.",
+    )
+
+
+def _no_convolution(numbers: Numbers) -> Verdict:
+    apart = numbers["convolution against matrix on whole numbers"]
+    return judged(
+        apart > 0,
+        f"A convolution of kernel and stride {numbers['patch']} and the projection of flattened patches are "
+        f"{apart:g} apart: they are one and the same.",
+    )
+
+
+SHEET = (
+    Sheet(
+        source="000 1.5a",
+        says="ViT has no convolution, only a linear projection of flattened patches.",
+        verdict=_no_convolution,
+        right="That projection is a convolution whose kernel and stride are the side of a patch.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(2)
+    bars(
+        left,
+        {
+            "matrix on\npatches": numbers["error of the matrix on whole numbers"],
+            "convolution": numbers["error of the convolution on whole numbers"],
+        },
+    )
+    left.set(ylabel="difference to the patch embedding", title="Three names of one operation", ylim=(0, 1))
+    bars(right, {name: numbers[f"change if moved by {name}"] for name in ("a patch", "a pixel")})
+    right.set(ylabel="distance to patches moved by one", title="An image moved by")
+    return made

@@ -1,0 +1,376 @@
+"""The claims about whole Transformers: what they find, what the sheets said, and that a fault turns them over."""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError
+from regard.core.attend import attend
+from regard.lab.claim import REFUTED, SUPPORTED, Claim, Outcome, claims
+from regard.layers.embeddings import PatchEmbedding
+from regard.layers.feedforward import FeedForward
+from regard.layers.initial import constant
+from regard.layers.norms import norm
+from regard.models.mlp import MLP
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.vit import ViT, ViTConfig
+
+IDS = (
+    "feed-forward",
+    "layer-norm",
+    "vit-is-convolution",
+    "vit-against-transformer",
+    "against-mlp",
+    "self-attention-why",
+    "vit-head",
+)
+
+# how many wrong answers of the sheets each claim answers
+SHEETS = {"feed-forward": 1, "vit-is-convolution": 1, "vit-against-transformer": 1}
+
+
+def claim(name: str) -> Claim:
+    return claims()[name]
+
+
+_outcomes: dict[str, Outcome] = {}
+
+
+def outcome(name: str) -> Outcome:
+    """The quick run, made once for all tests of a claim."""
+    if name not in _outcomes:
+        _outcomes[name] = claim(name).run(claim(name).setup(smoke=True))
+    return _outcomes[name]
+
+
+def test_the_chapter_has_these_claims_and_no_others() -> None:
+    assert {name for name in claims() if claims()[name].chapter == "transformers"} == set(IDS)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_claim_is_supported(name: str) -> None:
+    assert outcome(name).verdict.word == SUPPORTED, outcome(name).verdict.sentence
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_every_wrong_answer_of_the_sheets_is_refuted(name: str) -> None:
+    found = outcome(name).sheet
+    assert [verdict.word for _, verdict in found] == [REFUTED] * SHEETS.get(name, 0)
+    assert all(sheet.source.split()[0] in claim(name).source for sheet, _ in found)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_figure_has_named_axes(name: str) -> None:
+    made = claim(name).draw(outcome(name).numbers)
+    named = [axes for axes in made.axes if axes.get_ylabel() and axes.get_title()]
+    assert named == made.axes
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_same_seed_gives_the_same_numbers_but_for_the_clock(name: str) -> None:
+    again = claim(name).run(claim(name).setup(smoke=True)).numbers
+    assert untimed(again) == untimed(outcome(name).numbers)
+
+
+def untimed(numbers: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in numbers.items() if "seconds" not in name}
+
+
+# faults that attention could have
+
+
+def only_itself(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    """Values handed through, whatever the scores."""
+    return v
+
+
+def all_alike(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    """Scores multiplied by nothing: every key weighs the same."""
+    return attend(q, k, v, beta=0.0)
+
+
+def of_the_last_few(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    """Keys cut off at the far end: cheap, and blind to the first token."""
+    return attend(q, k[:, :, -16:], v[:, :, -16:], **rest)
+
+
+def twice(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    """The right result, and everything done once more for it."""
+    attend(q, k, v, **rest)
+    return attend(q, k, v, **rest)
+
+
+# faults that a module could have
+
+
+class WithNeighbours(FeedForward):
+    """A depthwise convolution slipped in between."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = nn.functional.pad(x, (0, 0, 1, 1))
+        return super().forward((near[:, :-2] + near[:, 1:-1] + near[:, 2:]) / 3)
+
+
+class OverTokens(nn.Module):
+    """The mean and variance of each feature over the tokens, as a batch norm takes them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+        return self.weight * (x - mean) * (variance + 1e-5).rsqrt() + self.bias
+
+
+def without_mean(width: int) -> nn.Module:
+    """The mean left in."""
+    return norm("rms", width)
+
+
+def without_gain(width: int) -> nn.Module:
+    return nn.LayerNorm(width, elementwise_affine=False)
+
+
+class Turned(PatchEmbedding):
+    """A convolution as mathematics has it: the kernel runs backwards."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        weight, bias = self.projection.weight, self.projection.bias
+        return nn.functional.conv2d(image, weight.flip(2, 3), bias, stride=self.patch).permute(0, 2, 3, 1)
+
+
+class Blurred(PatchEmbedding):
+    """Pixels averaged with those to their right before patches are cut."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward((image + image.roll(-1, 3)) / 2)
+
+
+def half_as_wide(config: ViTConfig) -> ViT:
+    return ViT(replace(config, ff_width=2 * config.width))
+
+
+def without_class_token(config: ViTConfig) -> ViT:
+    return ViT(replace(config, pool="mean"))
+
+
+def normed_before(config: TransformerConfig) -> Transformer:
+    return Transformer(replace(config, order="pre"))
+
+
+class Untied(Transformer):
+    """Vectors of the output learned a second time."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.unembedding = nn.Parameter(torch.zeros(config.vocab, config.width))
+
+    def initial(self) -> Any:
+        return {**super().initial(), "unembedding": constant(0.0)}
+
+    def initialise(self, seed: int = 0) -> None:
+        if hasattr(self, "unembedding"):
+            super().initialise(seed)
+
+
+def with_positions(config: ViTConfig) -> ViT:
+    """A number for each place after all."""
+    return ViT(replace(config, positions="learned"))
+
+
+def mixing_neighbours(config: ViTConfig) -> ViT:
+    made = ViT(config)
+    for block in made.blocks:
+        block.feedforward = WithNeighbours(config.width, 4 * config.width)
+    return made
+
+
+class AnySize(MLP):
+    """Images shrunk or stretched to the size that it was built for, and no word of it."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(nn.functional.interpolate(image, self.config.image))
+
+
+def told(model: ViT, pooled: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Logits of what a head was given to read."""
+    assert model.head is not None
+    logits: Tensor = model.head(pooled if model.head_hidden is None else activation(model.head_hidden(pooled)))
+    return logits
+
+
+class OfAllTokens(ViT):
+    """The class token averaged with the patches."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        pooled = self.hidden(image).mean(1)
+        return told(self, pooled, torch.tanh)
+
+
+class OfTheLastToken(ViT):
+    """The class token looked for at the end, where a decoder would have it."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        hidden = self.hidden(image)
+        pooled = hidden[:, -1] if self.first else hidden.mean(1)
+        return told(self, pooled, torch.tanh)
+
+
+class WithoutTanh(ViT):
+    """Two linear layers in a row."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        hidden = self.hidden(image)
+        pooled = hidden[:, 0] if self.first else hidden.mean(1)
+        return told(self, pooled, nn.Identity())
+
+
+FAULTS: list[tuple[str, dict[str, Callable[..., Any]]]] = [
+    ("feed-forward", {"layer": WithNeighbours}),
+    ("feed-forward", {"attention": only_itself}),
+    ("layer-norm", {"layer": OverTokens}),
+    ("layer-norm", {"layer": without_mean}),
+    ("layer-norm", {"layer": without_gain}),
+    ("vit-is-convolution", {"patches": Turned}),
+    ("vit-is-convolution", {"patches": Blurred}),
+    ("vit-against-transformer", {"vit": half_as_wide}),
+    ("vit-against-transformer", {"vit": without_class_token}),
+    ("vit-against-transformer", {"transformer": normed_before}),
+    ("vit-against-transformer", {"transformer": Untied}),
+    ("against-mlp", {"attention": all_alike}),
+    ("against-mlp", {"vit": with_positions}),
+    ("against-mlp", {"vit": mixing_neighbours}),
+    ("against-mlp", {"mlp": AnySize}),
+    ("self-attention-why", {"attention": of_the_last_few}),
+    ("self-attention-why", {"attention": twice}),
+    ("vit-head", {"vit": OfAllTokens}),
+    ("vit-head", {"vit": OfTheLastToken}),
+    ("vit-head", {"vit": WithoutTanh}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), FAULTS, ids=[f"{name}-{next(iter(fault.values())).__name__}" for name, fault in FAULTS]
+)
+def test_a_fault_refutes_the_claim(name: str, fault: dict[str, Callable[..., Any]]) -> None:
+    came = claim(name).run(claim(name).setup(smoke=True), **fault)
+    assert came.verdict.word == REFUTED, came.verdict.sentence
+
+
+def test_every_claim_has_a_fault() -> None:
+    assert {name for name, _ in FAULTS} == set(IDS)
+
+
+def test_a_sheet_that_were_right_would_be_supported() -> None:
+    """Numbers as the sheets have them turn every verdict on them."""
+    turned: dict[str, dict[str, Any]] = {
+        "feed-forward": {"changes": [0.0, 0.0, 0.2, 1.0, 0.2, 0.0, 0.0, 0.0, 0.0]},
+        "vit-is-convolution": {"convolution against matrix on whole numbers": 3.0},
+        "vit-against-transformer": {
+            "feed-forward widths": {"vit-b/16": 1024, "transformer-base": 2048},
+        },
+    }
+    assert set(turned) == set(SHEETS)
+    for name, numbers in turned.items():
+        changed = outcome(name).numbers | numbers
+        assert [sheet.verdict(changed).word for sheet in claim(name).sheet] == [SUPPORTED] * SHEETS[name], name
+
+
+def test_replacing_token_3_leaves_every_other_output_the_same_to_the_bit() -> None:
+    changes = outcome("feed-forward").numbers["changes"]
+    assert [at for at, change in enumerate(changes) if change != 0.0] == [3]
+
+
+def test_a_norm_has_a_gain_and_a_bias_for_each_feature_and_keeps_gradients_through_32_layers() -> None:
+    numbers = outcome("layer-norm").numbers
+    assert (numbers["width"], numbers["parameters"]) == (64, 128)
+    assert numbers["depths"][-1] == 32
+    small, large = (row[-1] for row in numbers["gradients without"])
+    assert small < 1e-8
+    assert large > 1e8
+    assert all(
+        0.4 < row[-1] / gain < 1.6 for gain, row in zip((0.5, 2.0), numbers["gradients with norms"], strict=True)
+    )
+
+
+def test_the_patch_projection_is_a_convolution_exactly() -> None:
+    numbers = outcome("vit-is-convolution").numbers
+    assert numbers["error of the matrix on whole numbers"] == 0.0
+    assert numbers["error of the convolution on whole numbers"] == 0.0
+    assert numbers["convolution against matrix on random numbers"] < 1e-12
+
+
+def test_published_counts_are_near_what_real_modules_have_and_not_equal_to_it() -> None:
+    numbers = outcome("vit-against-transformer").numbers
+    counted = {name: round(count, 1) for name, count in numbers["millions"].items()}
+    assert counted == {
+        "vit-b/16": 86.6,
+        "vit-l/16": 304.3,  # published: 307, which is what patches of 32 come to
+        "vit-l/32": 306.5,
+        "vit-h/14": 632.0,
+        "transformer-base": 63.1,  # published: 65
+        "transformer-big": 214.2,  # published: 213
+    }
+    assert numbers["feed-forward widths"]["vit-b/16"] == 3072
+    assert numbers["feed-forward widths"]["transformer-base"] == 2048
+
+
+def test_a_perceptron_grows_by_its_hidden_layer_with_each_pixel_and_a_transformer_by_nothing() -> None:
+    numbers = outcome("against-mlp").numbers
+    assert numbers["pixels"] == [64, 144, 400, 1024]
+    assert numbers["parameters of perceptron"] == [96 * n + 96 + 5 * 96 + 5 for n in numbers["pixels"]]
+    assert len(set(numbers["parameters of transformer"])) == 1
+
+
+def test_attention_crosses_a_recurrent_layer_at_n_equal_to_d_and_its_projections_at_twice_that() -> None:
+    numbers = outcome("self-attention-why").numbers
+    assert numbers["width"] == 96
+    assert numbers["crossings"]["recurrent"] == pytest.approx(96)
+    assert numbers["crossings"]["projections"] == pytest.approx(192)
+
+
+def test_the_head_reads_the_class_token_alone_and_mean_pooling_all_patches_alike() -> None:
+    gradients = outcome("vit-head").numbers["gradients"]
+    assert [at for at, size in enumerate(gradients["linear"]) if size] == [0]
+    assert len(gradients["mean"]) == 9
+    assert gradients["mean"] == pytest.approx([gradients["mean"][0]] * 9)
+
+
+def test_the_head_of_pre_training_has_one_more_layer() -> None:
+    assert outcome("vit-head").numbers["head parameters"] == [24 * 24 + 24 + 24 * 17 + 17, 24 * 5 + 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("feed-forward", {"token": 9}, "token is one of 0 to 8, but is 9"),
+        ("feed-forward", {"length": 1, "token": 0}, "length is 1, but must be at least 2"),
+        ("layer-norm", {"gains": (0.5, 1.0)}, "gains are above 0, and not 1"),
+        ("layer-norm", {"length": 1}, "length is 1, but must be at least 2"),
+        ("vit-is-convolution", {"patch": 1}, "patch is 1, but must be at least 2"),
+        ("vit-is-convolution", {"columns": 1}, "columns is 1, but must be at least 2"),
+        ("self-attention-why", {"lengths": (24, 96)}, "end above twice the width, so that lines cross"),
+        ("self-attention-why", {"lengths": (72, 24, 240)}, "lengths grow, but are (72, 24, 240)"),
+        ("against-mlp", {"sides": (3, 3)}, "sides are two different ones at least, to compare: sides=(3, 3)"),
+    ],
+)
+def test_a_setup_that_cannot_be_is_refused(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        claim(name).setup(settings, smoke=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IDS)
+def test_the_full_run_is_supported_within_two_minutes(name: str) -> None:
+    start = time.process_time()  # of one thread, whatever else the machine does
+    came = claim(name).run(claim(name).setup())
+    assert time.process_time() - start < 120
+    assert came.verdict.word == SUPPORTED, came.verdict.sentence
+    assert all(verdict.word == REFUTED for _, verdict in came.sheet)
