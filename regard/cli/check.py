@@ -1,10 +1,12 @@
 """`regard check`: which rules an attention or a decoder breaks."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from regard.base.errors import ConfigError
@@ -31,6 +33,9 @@ def command(
     rotary: Annotated[str | None, typer.Option(help="half or interleaved")] = None,
     bias: Annotated[str | None, typer.Option(help="none, alibi or any")] = None,
     softcap: Annotated[float | None, typer.Option(help="The cap of scores")] = None,
+    qk_norm: Annotated[str | None, typer.Option(help="rms, layer or l2, where q and k are normalised")] = None,
+    sink: Annotated[bool | None, typer.Option("--sink/--no-sink", help="A sink takes weight and gives nothing")] = None,
+    view: Annotated[str | None, typer.Option(help="any, where heads, rows or lengths see other keys")] = None,
     mask_argument: Annotated[str | None, typer.Option(help="The argument that takes a mask")] = None,
     mask_polarity: Annotated[str | None, typer.Option(help="What True means there: keep or drop")] = None,
     mask_values: Annotated[str | None, typer.Option(help="boolean, or additive")] = None,
@@ -40,6 +45,11 @@ def command(
         bool | None, typer.Option("--decoder/--attention", help="Which of both it is, where that is not plain")
     ] = None,
     heads: Annotated[int | None, typer.Option(help="Heads of a module, where it does not tell")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Key heads, where they are fewer and it does not tell")] = None,
+    width: Annotated[int | None, typer.Option(help="The width of a head, where it does not tell")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="The axes of a function, such as 'b n h c', where they shall not be found out")
+    ] = None,
     vocab: Annotated[int | None, typer.Option(help="Tokens a decoder knows, where it does not tell")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Test this fact alone; may be given again")] = None,
     without: Annotated[list[str] | None, typer.Option(help="Leave this fact out; may be given again")] = None,
@@ -73,6 +83,9 @@ def command(
         "rotary": rotary,
         "bias": bias,
         "softcap": softcap,
+        "qk_norm": qk_norm,
+        "sink": sink,
+        "view": view,
         "mask_argument": mask_argument,
         "mask_polarity": mask_polarity,
         "mask_values": mask_values,
@@ -83,6 +96,9 @@ def command(
         load(target),
         kind=None if decoder is None else "decoder" if decoder else "attention",
         heads=heads,
+        kv_heads=kv_heads,
+        width=width,
+        layout=layout,
         vocab=vocab,
         only=only or (),
         without=without or (),
@@ -96,18 +112,19 @@ def command(
     if json:
         show_json(report.to_dict())
     else:
-        show(report)
+        Console(highlight=False).print(report, soft_wrap=True)  # an example is pasted, so its lines stay whole
     if not report.ok:
         raise typer.Exit(1)
 
 
 def tell_fact(name: str) -> None:
-    tell(f"checking {name}")
+    """Tell somebody who waits at a terminal; a log has no use for it."""
+    if sys.stderr.isatty():
+        tell(f"checking {name}")
 
 
 def load(target: str) -> object:
     """The thing meant by module:name or file.py:name. A class is called without arguments."""
-    import sys
     from importlib import import_module
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -137,7 +154,15 @@ def load(target: str) -> object:
             near = ", ".join(other for other in vars(module) if not other.startswith("_"))
             raise ConfigError(f"{place} has no {name}; it has: {near}")
         thing = getattr(thing, part)
-    return thing() if isinstance(thing, type) else thing
+    if not isinstance(thing, type):
+        return thing
+    try:
+        return thing()
+    except Exception as error:
+        raise ConfigError(
+            f"{target} is a class that cannot be made without arguments ({type(error).__name__}: {error}); check an "
+            f"instance: write mine = {thing.__name__}(...) in a file of your own, and give file.py:mine"
+        ) from error
 
 
 def show_facts(facts: "Mapping[str, Sequence[Fact]]", json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ from regard.base.errors import ConfigError
 from regard.base.registry import Registry
 from regard.conform.declared import Declared
 from regard.conform.decoder import Decoder, as_decoder, looks_like_a_decoder
+from regard.conform.example import way_of
 from regard.conform.fact import Fact, Failure, NotApplicableError
 from regard.conform.facts import ATTENTION, DECODER
-from regard.conform.facts.answers import first_line
+from regard.conform.facts.answers import first_line, kept_in_kind, refusal
 from regard.conform.findings import Findings
+from regard.conform.inputs import Inputs
 from regard.conform.report import EXPLAINED, FAILED, NOT_APPLICABLE, PASSED, Convention, Report, Result
-from regard.conform.subject import settled
+from regard.conform.shrink import Complaint, failure as shortest
+from regard.conform.subject import WIDTHS, settled
 from regard.see.adapters import as_probe
 
 Progress = Callable[[str], None]
@@ -73,7 +77,9 @@ def check(
             probe = as_probe(fn, heads=heads, kv_heads=kv_heads, width=width, layout=layout, **given)
             if probe.module is not None:
                 probe.module.eval()
-            findings = Findings(settled(probe, said, seed))
+            subject = settled(probe, said, seed)
+            options = {"heads": heads, "kv_heads": kv_heads, "width": width, "layout": layout, **given}
+            findings = Findings(replace(subject, way=way_of(fn, subject, options)))
             results = _tested(chosen, findings, progress)
             broken = any(result.status == FAILED and result.fact.fatal for result in results)
             return Report(probe.name, kind, results, () if broken else named(findings))
@@ -113,7 +119,7 @@ def _tested(chosen: list[Fact], findings: Findings | Decoder, progress: Progress
         except Exception as error:
             # what already failed to answer at some length or layout explains that it does not answer here
             reason = reason or next((name for name in REFUSALS if name in roots), None)
-            failure = Failure(f"the call raises {type(error).__name__}: {first_line(error)}")
+            failure = _refused(findings, f"the call raises {type(error).__name__}: {first_line(error)}")
         if failure is None:
             results.append(Result(fact, PASSED))
         elif reason is not None:
@@ -127,6 +133,18 @@ def _tested(chosen: list[Fact], findings: Findings | Decoder, progress: Progress
     return tuple(results)
 
 
+def _refused(findings: Findings | Decoder, words: str) -> Failure:
+    """The failure of a fact whose own call raised, with that call as its example where it raises again alone."""
+    if isinstance(findings, Decoder) or not findings.subject.last:
+        return Failure(words)
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        raised = refusal(findings, inputs)
+        return None if raised is None else Complaint(words, raised)
+
+    return shortest(findings.subject, findings.subject.last[0], kept_in_kind(judge), words) or Failure(words)
+
+
 def named(f: Findings) -> tuple[Convention, ...]:
     """The conventions that were found, in words. What a broken attention does not let one find out is left out."""
     said = f.declared
@@ -137,13 +155,17 @@ def named(f: Findings) -> tuple[Convention, ...]:
         "alignment": (lambda: f.alignment, said.alignment),
         "scale": (lambda: f.scale_name if f.scores_fit else None, said.scale),
         "grouped heads": (lambda: f.grouping, said.grouping),
-        "rotary pairing": (lambda: f.scores.rotary and f"{f.scores.rotary}, base {f.scores.base:g}", said.rotary),
+        "rotary pairing": (lambda: _rotary_words(f), said.rotary),
+        "soft cap": (lambda: f"{said.softcap:g}" if said.softcap and f.scores_fit else None, said.softcap),
+        "norm of q and k": (lambda: said.qk_norm if f.scores_fit else None, said.qk_norm),
+        "sink": (lambda: _sink_words(f), said.sink),
         "bias": (lambda: f.bias_name if f.bias_name != "none" else None, said.bias),
         "mask": (lambda: _mask_words(f), said.mask_polarity),
         "mask and causal": (lambda: "a mask takes the place of the causal one" if f.mask_replaces else None, None),
         "blind row": (lambda: f.blind_rows, said.blind_rows),
         "lengths": (lambda: None if subject.free_lengths else "as many queries as keys", None),
         "widths": (lambda: None if subject.free_widths else "values as wide as queries and keys", None),
+        "widths of heads": (lambda: _taken(subject.widths), None),
         "layout": (lambda: None if subject.probe.layout == "b h n c" else subject.probe.layout, None),
     }
     found = []
@@ -161,6 +183,22 @@ def _causal_words(f: Findings) -> str | None:
     if f.subject.causal_argument is None:
         return None
     return f"{f.subject.causal_argument}=True{'' if f.subject.causal_alone else ', refused without a mask'}"
+
+
+def _taken(widths: tuple[int, ...]) -> str | None:
+    return f"{', '.join(map(str, widths))} of {', '.join(map(str, WIDTHS))}" if widths else None
+
+
+def _rotary_words(f: Findings) -> str | None:
+    if f.scores.rotary is None:
+        return None
+    part = "" if f.scores.turning == 1.0 else f", {f.scores.turning:.0%} of the coordinates"
+    return f"{f.scores.rotary}, base {f.scores.base:g}{part}"
+
+
+def _sink_words(f: Findings) -> str | None:
+    found = f.sink()
+    return None if found is None else f"logits {', '.join(f'{logit:.4g}' for logit in found.tolist())}"
 
 
 def _mask_words(f: Findings) -> str | None:

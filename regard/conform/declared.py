@@ -13,6 +13,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "grouping": ("repeat", "tile"),
     "rotary": ("half", "interleaved"),
     "bias": ("none", "alibi", "any"),
+    "qk_norm": ("rms", "layer", "l2"),
+    "view": ("band", "any"),
     "mask_polarity": ("keep", "drop"),
     "mask_values": ("boolean", "additive"),
     "blind_rows": ("zero", "nan", "mean"),
@@ -33,6 +35,9 @@ class Declared:
     rotary         the pairing of rotary positions inside: "half" or "interleaved"
     bias           "none" (expected), "alibi", or "any" where scores depend on positions in a way of their own
     softcap        the cap of scores pressed by tanh
+    qk_norm        how q and k are normalised inside: "rms", "layer", or "l2" to length one; None expects no norm
+    sink           True where one more score in each head takes weight and gives nothing
+    view           "band" (expected), or "any" where heads, rows or lengths see other keys on purpose
     mask_argument  the name of the argument that takes a mask of (b h i j)
     mask_polarity  what True means there: "keep" or "drop"
     mask_values    whether a mask is "boolean", or "additive": numbers added to the scores
@@ -49,6 +54,9 @@ class Declared:
     rotary: str | None = None
     bias: str | None = None
     softcap: float | None = None
+    qk_norm: str | None = None
+    sink: bool | None = None
+    view: str | None = None
     mask_argument: str | None = None
     mask_polarity: str | None = None
     mask_values: str | None = None
@@ -62,8 +70,9 @@ class Declared:
                 near = get_close_matches(str(value), choices, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
-        if self.causal is not None and not isinstance(self.causal, bool):
-            raise ConfigError(f"causal is True, False or None to find it out, not {self.causal!r}")
+        for name in ("causal", "sink"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise ConfigError(f"{name} is True, False or None to find it out, not {getattr(self, name)!r}")
         for name in ("window_before", "window_after"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 0, "neighbours")

@@ -31,6 +31,7 @@ class Decoder:
     declared: Declared
     seed: int = 0
     memo: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # what several facts need and one has measured
+    words: dict[str, str] = field(default_factory=dict)  # the same, of how it is written
 
     def draw(self, n: int = 9, b: int = 2, seed: int = 0) -> Int[Tensor, "b n"]:
         """Tokens at random, none of them twice in a row."""

@@ -1,7 +1,7 @@
 """What an attention turns out to do: its conventions, found out by choosing q, k and v."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,18 +15,21 @@ from regard.conform.inputs import Inputs
 from regard.conform.subject import Subject
 from regard.conform.view import View, band
 from regard.core.scores import alibi_slopes
+from regard.see.xray import XRay, xray
 
-Scale = Callable[[int, int, int], float]  # of c, e and h
+EPSILONS = (0.0, 1e-8, 1e-6, 1e-5)  # what norms usually add
+Scale = Callable[[int, int, int, int], float]  # of c, e, h and j
 SCALES: dict[str, Scale] = {
-    "1/sqrt(c)": lambda c, e, h: c**-0.5,
-    "1 (none)": lambda c, e, h: 1.0,
-    "1/c (applied twice)": lambda c, e, h: 1 / c,
-    "sqrt(c) (multiplied instead of divided)": lambda c, e, h: c**0.5,
-    "1/sqrt(h c) (the width of all heads)": lambda c, e, h: (h * c) ** -0.5,
-    "1/sqrt(e) (the width of v)": lambda c, e, h: e**-0.5,
-    "c^-1/4 (on q alone, or on k alone)": lambda c, e, h: c**-0.25,
-    "c (multiplied)": lambda c, e, h: float(c),
-    "1/h (the number of heads)": lambda c, e, h: 1 / h,
+    "1/sqrt(c)": lambda c, e, h, j: c**-0.5,
+    "1 (none)": lambda c, e, h, j: 1.0,
+    "1/c (applied twice)": lambda c, e, h, j: 1 / c,
+    "sqrt(c) (multiplied instead of divided)": lambda c, e, h, j: c**0.5,
+    "1/sqrt(h c) (the width of all heads)": lambda c, e, h, j: (h * c) ** -0.5,
+    "1/sqrt(e) (the width of v)": lambda c, e, h, j: e**-0.5,
+    "1/sqrt(j) (the number of keys)": lambda c, e, h, j: j**-0.5,
+    "c^-1/4 (on q alone, or on k alone)": lambda c, e, h, j: c**-0.25,
+    "c (multiplied)": lambda c, e, h, j: float(c),
+    "1/h (the number of heads)": lambda c, e, h, j: 1 / h,
 }
 
 
@@ -36,6 +39,10 @@ class Band:
 
     before: int | None
     after: int | None
+
+    def of(self, n: int) -> "Band":
+        """What n queries and keys show of it."""
+        return Band(*(None if end is None or end >= n - 1 else end for end in (self.before, self.after)))
 
     def __str__(self) -> str:
         if self.before is None and self.after is None:
@@ -55,6 +62,8 @@ class Fit:
     residual: float
     rotary: str | None = None
     base: float = 10000.0
+    turning: float = 1.0  # the share of coordinates that rotary turns
+    epsilon: float = 0.0  # what a declared norm of q and k adds to the mean of squares
 
 
 class Findings:
@@ -72,7 +81,16 @@ class Findings:
     @property
     def precise(self) -> float:
         """How exactly logarithms of weights can be read."""
-        return 1e-5 if self.subject.dtype == torch.float64 else 2e-3  # many compute in float32 whatever comes
+        exact = 1e-5 if self.subject.dtype == torch.float64 else 2e-3  # many compute in float32 whatever comes
+        return max(exact, self.coarse)
+
+    @cached_property
+    def coarse(self) -> float:
+        """What is lost by rounding, of three times v: more than that cannot be read in weights either."""
+        inputs = self.subject.draw(7, 7, b=1)
+        once, thrice = (self.subject(replace(inputs, v=x * inputs.v)).detach().double() for x in (1, 3))
+        off = ((3 * once - thrice).abs().max() / thrice.abs().max().clamp(min=1e-30)).item()
+        return 8 * off if 1e-5 < off < 0.02 else 0.0
 
     def flat_weights(self, i: int, j: int, causal: bool, h: int = 6, masked: bool = False) -> Float[Tensor, "h i j"]:
         """Weights at q = 0, where only masks and biases speak. `masked` hands over a mask that hides nothing."""
@@ -91,19 +109,36 @@ class Findings:
     @cached_property
     def band(self) -> Band | None:
         """The band that is visible when as many queries as keys are asked, or None where it is no band."""
-        return self.band_at(11)
+        near = self.band_at(11)
+        for n in (131, 67):
+            try:
+                far = self.band_at(n)
+            except Exception:
+                continue  # longer than it takes
+            # a window wider than eleven shows at length only
+            return far if near is not None and far is not None and far.of(11) == near else near
+        return near
 
     def band_at(self, n: int) -> Band | None:
-        seen = self.visible(n, n)[0]
-        if bool((seen != seen[:1]).any()):
-            return None
+        found = self.reach(n)
+        seen = self.visible(n, n)
+        return found if found is not None and bool((seen == band(n, n, found.before, found.after)).all()) else None
+
+    @cached_property
+    def leaking(self) -> tuple[int, int, int, int] | None:
+        """The sequence, head, row and key of a later key that is seen in a batch, but not by its first sequence."""
+        inputs = self.subject.draw(11, 11, b=3)
+        seen = self.subject.weights(replace(inputs, q=torch.zeros_like(inputs.q))) > 0
+        later = (seen & ~seen[:1]).triu(1).nonzero()
+        return None if not len(later) else (*later[0].tolist(),)
+
+    def reach(self, n: int) -> Band | None:
+        """The narrowest band that holds all that is visible, or None where nothing is."""
         rows = torch.arange(n)
-        distance = (rows[None, :] - rows[:, None])[seen[0]]
+        distance = (rows[None, :] - rows[:, None])[self.visible(n, n)[0].any(0)]
         if not len(distance):
             return None
-        before, after = -int(distance.min()), int(distance.max())
-        found = Band(None if before == n - 1 else before, None if after == n - 1 else after)
-        return found if bool((seen == band(n, n, found.before, found.after)[0]).all()) else None
+        return Band(-int(distance.min()), int(distance.max())).of(n)
 
     @property
     def causal(self) -> bool | None:
@@ -142,9 +177,8 @@ class Findings:
         weights = self.flat_weights(i, j, self.subject.asks_causal if causal is None else causal, h).double()
         seen = weights > 0
         logs = torch.where(seen, weights, 1.0).log()
-        centred = logs - (logs * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)
-        centred = torch.where(seen, centred, 0.0)
-        return None if centred.abs().max().item() < self.precise else centred[None]
+        found = centred(logs, seen)
+        return None if found.abs().max().item() < self.precise else found[None]
 
     @cached_property
     def bias_name(self) -> str:
@@ -154,79 +188,131 @@ class Findings:
         if found is None:
             return "none"
         h = found.shape[1]
-        rows = torch.arange(n)
+        rows = torch.arange(n, dtype=torch.float64)
         seen = self.visible(n, n)[0]
-        slopes = alibi_slopes(h).double()[:, None, None]
+        usual = alibi_slopes(h).double()
         forms = {
-            "alibi, -m|i - j|": -(rows[:, None] - rows[None, :]).abs() * slopes,
-            "alibi, +m j": rows[None, :] * slopes.expand(h, n, 1),
+            "alibi, -m|i - j|": -(rows[:, None] - rows[None, :]).abs(),
+            "alibi, +m j": rows[None, :].expand(n, n),
         }
         for name, form in forms.items():
-            centred = form - (form * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)
-            if (torch.where(seen, centred, 0.0) - found[0]).abs().max().item() < max(self.precise, 1e-5):
-                return name
+            x = centred(form.expand(h, n, n), seen)
+            slopes = (x * found[0]).sum((1, 2)) / x.square().sum((1, 2)).clamp(min=1e-30)
+            if (found[0] - slopes[:, None, None] * x).abs().max().item() < max(self.precise, 1e-5):
+                near = torch.allclose(slopes, usual, rtol=1e-3, atol=max(self.precise, 1e-5))
+                return name if near else f"{name} with m = {', '.join(f'{m:.4g}' for m in slopes.tolist())}"
         return "other"
 
-    def fit(self, inputs: Inputs, rotary: str | None = None, base: float = 10000.0) -> Fit:
+    def fit(self, inputs: Inputs, way: Fit | None = None, wider: int = 0) -> Fit:
         """The factor that turns q . k into scores, over all rows that see two keys or more, by least squares."""
-        _, h, _, i, j, _, _ = inputs.sizes
-        weights = self.subject.weights(inputs).double()
+        _, h, _, i, j, c, _ = inputs.sizes
+        way = way or Fit(0.0, 0.0)
+        weights = self.subject.weights(inputs, wider).double()
         flat = self.flat_weights(i, j, inputs.causal, h).double()[None]
         seen = (flat > 0) & (weights > 0)
         logs = torch.where(seen, weights, 1.0).log() - torch.where(seen, flat, 1.0).log()
-        q, k, _ = View(seen[:1, :1], 1.0, self.grouping or "repeat", rotary, base).prepared(inputs.to(torch.float64))
+        view = View(
+            visible=seen[:1, :1],
+            scale=1.0,
+            grouping=self.grouping or "repeat",
+            rotary=way.rotary,
+            base=way.base,
+            turning=way.turning,
+            norm=self.declared.qk_norm,
+            epsilon=way.epsilon,
+        )
+        q, k, _ = view.prepared(inputs.to(torch.float64))
         products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
-        count = seen.sum(-1, keepdim=True).clamp(min=1)
-        x, y = (torch.where(seen, a - (a * seen).sum(-1, keepdim=True) / count, 0.0) for a in (products, logs))
+        x, y = centred(products, seen), centred(logs, seen)
         scale = ((x * y).sum() / x.square().sum().clamp(min=1e-30)).item()
-        return Fit(scale, (y - scale * x).abs().max().item(), rotary, base)
+        if self.declared.softcap is None:
+            return replace(way, scale=scale, residual=(y - scale * x).abs().max().item())
+        fits = [_capped(products, y, seen, self.declared.softcap, start) for start in (scale, c**-0.5)]
+        scale, residual = min(fits, key=lambda fit: fit[1])
+        return replace(way, scale=scale, residual=residual)
 
     @cached_property
     def scores(self) -> Fit:
         """How scores come from q and k: the first of the known ways that fits, else the nearest."""
         inputs = self.subject.draw(7, 7, b=1, c=4)
-        ways: list[tuple[str | None, float]] = [(None, 10000.0)]
-        if inputs.q.shape[-1] % 2 == 0:
-            ways += [(pairing, base) for base in (10000.0, 500000.0) for pairing in ("half", "interleaved")]
-        fits = []
-        for rotary, base in ways:
-            fits.append(self.fit(inputs, rotary, base))
-            # phases are float32 even where all else is float64
-            if fits[-1].residual < (self.precise if rotary is None else max(self.precise, 1e-4)):
-                return fits[-1]
-        return min(fits, key=lambda fit: fit.residual)
+
+        def best(way: Fit) -> Fit:
+            epsilons = (0.0,) if self.declared.qk_norm is None else EPSILONS
+            return min((self.fit(inputs, replace(way, epsilon=e)) for e in epsilons), key=lambda fit: fit.residual)
+
+        plain = best(Fit(0.0, 0.0))
+        if self.fits(plain):
+            return plain
+        return next((found for way in self._turns() if self.fits(found := best(way))), plain)
+
+    def _turns(self) -> Iterator[Fit]:
+        """The ways to turn q and k by position that may be behind the scores: the usual ones, then what shows."""
+        if self.subject.draw(7, 7, b=1, c=4).q.shape[-1] % 2:
+            return
+        for base in (10000.0, 500000.0):
+            yield from (Fit(0.0, 0.0, pairing, base) for pairing in ("half", "interleaved"))
+        seen = self.shown
+        if seen is None or seen.rotary is None or seen.rotary_base is None or seen.rotary_width is None:
+            return
+        share = seen.rotary_width / seen.q.shape[-1]
+        # frequencies are measured, and people choose round numbers
+        for base in (float(f"{seen.rotary_base:.2g}"), seen.rotary_base):
+            yield Fit(0.0, 0.0, seen.rotary, base, share)
+
+    @cached_property
+    def shown(self) -> XRay | None:
+        """The x-ray of this attention, or None where it cannot be taken."""
+        asked: dict[str, Any] = {"width": self.subject.draw(c=16).q.shape[-1]}
+        asked |= self.subject.causal_given(self.subject.asks_causal)
+        try:
+            return xray(self.subject.probe, **asked)
+        except Exception:
+            return None
+
+    def fits(self, fit: Fit) -> bool:
+        # phases are float32 even where all else is float64, and a norm adds some epsilon of its own
+        loose = fit.rotary is not None or self.declared.qk_norm is not None
+        return fit.residual < (max(self.precise, 1e-4) if loose else self.precise)
 
     @property
     def scores_fit(self) -> bool:
-        return self.scores.residual < (self.precise if self.scores.rotary is None else max(self.precise, 1e-4))
+        return self.fits(self.scores)
+
+    @cached_property
+    def scales(self) -> list[tuple[tuple[int, int, int, int], float]]:
+        """The scale at several widths and lengths, as far as the attention is free in them, with c, e, h and j."""
+        measured = []
+        for c, n, wider in ((4, 7, 0), (12, 7, 6), (4, 9, 0)):
+            inputs = self.subject.draw(n, n, b=1, c=c)
+            _, h, _, _, j, c, e = inputs.sizes
+            e = j + wider if self.subject.free_widths else c  # of the identity that reads weights
+            measured.append(((c, e, h, j), self.fit(inputs, self.scores, wider).scale))
+        return measured
+
+    @property
+    def scale_varies(self) -> bool:
+        """Whether the scale is another at another width or length, so that no one number declares it."""
+        return not all(math.isclose(scale, self.scales[0][1], rel_tol=self.precise * 10) for _, scale in self.scales)
 
     @cached_property
     def scale_name(self) -> str:
-        """The rule behind the scale, from two widths where the attention is free in them."""
-        measured = []
-        for c in (4, 12):
-            inputs = self.subject.draw(7, 7, b=1, c=c)
-            _, h, _, _, j, c, e = inputs.sizes
-            e = j if self.subject.free_widths else c  # the identity that reads weights is as wide as there are keys
-            measured.append((c, e, h, self.fit(inputs, self.scores.rotary, self.scores.base).scale))
+        """The rule behind the scale."""
         for name, rule in SCALES.items():
-            if all(math.isclose(scale, rule(c, e, h), rel_tol=self.precise * 10) for c, e, h, scale in measured):
+            if all(math.isclose(scale, rule(*sizes), rel_tol=self.precise * 10) for sizes, scale in self.scales):
                 return name
-        return (
-            f"{measured[0][-1]:.6g}"
-            if len({round(m[-1], 6) for m in measured}) == 1
-            else (", ".join(f"{scale:.6g} at c={c}" for c, _, _, scale in measured))
-        )
+        if not self.scale_varies:
+            return f"{self.scales[0][1]:.6g}"
+        return ", ".join(f"{scale:.6g} at c={c}, j={j}" for (c, _, _, j), scale in self.scales)
 
     def scale(self, inputs: Inputs) -> float:
-        _, h, _, _, _, c, e = inputs.sizes
+        _, h, _, _, j, c, e = inputs.sizes
         rule = SCALES.get(self.scale_name)
-        return self.fit_scale(inputs) if rule is None else rule(c, e, h)
+        return self.fit_scale(inputs) if rule is None else rule(c, e, h, j)
 
     def fit_scale(self, inputs: Inputs) -> float:
         """The measured factor at the width of these inputs."""
         probe = self.subject.draw(7, 7, b=1, c=inputs.sizes[5])
-        return self.fit(probe, self.scores.rotary, self.scores.base).scale
+        return self.fit(probe, self.scores).scale
 
     def expected_scale(self, inputs: Inputs) -> float:
         return inputs.sizes[5] ** -0.5 if self.declared.scale is None else self.declared.scale
@@ -272,9 +358,41 @@ class Findings:
             grouping=self.grouping if self.grouping == "tile" else "repeat",
             rotary=self.scores.rotary,
             base=self.scores.base,
+            turning=self.scores.turning,
+            norm=self.declared.qk_norm,
+            epsilon=self.scores.epsilon,
             bias=self.bias(i, j, inputs.causal, h),
             cap=self.declared.softcap,
+            sink=self.sink(h),
         )
+
+    def sink(self, h: int = 6) -> Float[Tensor, "h"] | None:
+        """The logit of each head's sink, where one is declared: what a row lacks to one at q = 0 is its weight."""
+        if not self.declared.sink:
+            return None
+        weights = self.flat_weights(7, 7, self.subject.asks_causal, h).double()
+        # the last row, whose first key every mask but a window shows
+        row = weights[:, -1]
+        seen = row > 0
+        logits = (1 - row.sum(-1, keepdim=True)).clamp(min=1e-300).log() - torch.where(seen, row, 1.0).log()
+        return (logits * seen).sum(-1) / seen.sum(-1)
+
+
+def centred(x: Float[Tensor, "*b i j"], seen: Bool[Tensor, "*b i j"]) -> Float[Tensor, "*b i j"]:
+    """What is seen, less its mean along the row; zero elsewhere."""
+    mean = (x * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(seen, x - mean, 0.0)
+
+
+def _capped(products: Tensor, scores: Tensor, seen: Tensor, cap: float, scale: float) -> tuple[float, float]:
+    """The scale of cap tanh(scale q . k / cap) nearest to centred scores, by Gauss and Newton, and what it leaves."""
+    for _ in range(30):
+        pressed = torch.tanh(scale * products / cap)
+        left = scores - centred(cap * pressed, seen)
+        tilt = centred(products * (1 - pressed.square()), seen)
+        scale += ((tilt * left).sum() / tilt.square().sum().clamp(min=1e-30)).item()
+    left = scores - centred(cap * torch.tanh(scale * products / cap), seen)
+    return scale, left.abs().max().nan_to_num(math.inf).item()
 
 
 def blinded(inputs: Inputs) -> Inputs:

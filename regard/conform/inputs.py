@@ -1,7 +1,9 @@
 """What an attention is asked: queries, keys, values, and perhaps a mask. It can be cut down and written out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -57,17 +59,44 @@ class Inputs:
         return replace(self, q=q, k=k, v=v, visible=visible)
 
 
-def written(x: Tensor) -> str:
-    """A tensor as one types it, or as the shortest call that makes it."""
-    if x.numel() > 1 and not x.is_floating_point() and bool((x == x.flatten()[0]).all()):
-        return f"torch.full({tuple(x.shape)}, {x.flatten()[0].item()})"
-    if x.is_floating_point() and x.numel() > 1 and bool((x == 0).all()):
-        return f"torch.zeros{tuple(x.shape)}{_of(x)}"
-    if x.is_floating_point() and x.numel() > 1 and bool((x == 1).all()):
-        return f"torch.ones{tuple(x.shape)}{_of(x)}"
-    if x.numel() > 400:
-        return f"torch.randn{tuple(x.shape)}{_of(x)}  # {x.numel()} numbers, from the seed of the check"
-    return f"torch.tensor({_listed(x.tolist())}{_of(x, ', ')})"
+def exact(x: Tensor) -> str:
+    """A tensor as one types it, every digit of it, or the shortest call that makes it."""
+    x = x.detach()
+    if x.dim() > 2 and not _uniform(x) and x.shape[:-2].numel() > 2 and bool((x == x.flatten(0, -3)[0]).all()):
+        return f"{exact(x.flatten(0, -3)[0])}.repeat({', '.join(map(str, x.shape[:-2]))}, 1, 1)"
+    if not x.is_floating_point():
+        return (
+            f"torch.full({tuple(x.shape)}, {x.flatten()[0].item()})" if _uniform(x) else f"torch.tensor({x.tolist()})"
+        )
+    for fill in ("nan", "inf", "-inf"):
+        # a tensor that is simple but for whole rows of NaN or infinity
+        odd = x.isnan() if fill == "nan" else x == float(fill)
+        rows = odd.transpose(0, -2).flatten(1).all(1).nonzero()[:, 0] if x.dim() > 1 else x.new_zeros(0)
+        plain = torch.where(odd, _first(x[~odd]), x)
+        if len(rows) and int(odd.sum()) == len(rows) * x.numel() // x.shape[-2] and _uniform(plain):
+            return f"{exact(plain)}.index_fill(-2, torch.tensor({rows.tolist()}), float({fill!r}))"
+    if _uniform(x) and x.flatten()[0].item() in (0, 1):
+        return f"torch.{'zeros' if x.flatten()[0] == 0 else 'ones'}{tuple(x.shape)}{_of(x)}"
+    # the shortest digits that tell a number from the next one of its dtype
+    say: Callable[[float], str] = repr if x.dtype == torch.float64 else lambda value: str(np.float32(value))
+    if _uniform(x):
+        return f"torch.full({tuple(x.shape)}, {_listed(x.flatten()[0].item(), say)}{_of(x, ', ')})"
+    return f"torch.tensor({_listed(x.tolist(), say)}{_of(x, ', ')})"
+
+
+def rounded(x: Tensor, digits: int = 6) -> str:
+    """A tensor to so many digits."""
+    if x.is_floating_point() and _uniform(x) and x.flatten()[0].item() in (0, 1):
+        return exact(x)
+    return f"torch.tensor({_listed(x.tolist(), lambda value: f'{value:.{digits}g}')}{_of(x, ', ')})"
+
+
+def _uniform(x: Tensor) -> bool:
+    return x.numel() > 1 and bool((x == x.flatten()[0]).all())
+
+
+def _first(x: Tensor) -> Tensor:
+    return x.flatten()[0] if x.numel() else x.new_zeros(())
 
 
 def _of(x: Tensor, before: str = "") -> str:
@@ -76,11 +105,12 @@ def _of(x: Tensor, before: str = "") -> str:
     return f"{before}dtype={x.dtype}" if before else f".to({x.dtype})"
 
 
-def _listed(value: object) -> str:
+def _listed(value: object, say: Callable[[float], str]) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(_listed(entry) for entry in value)}]"
+        return f"[{', '.join(_listed(entry, say) for entry in value)}]"
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
             return f"float({str(value)!r})"
-        return f"{value:.6g}" if "." in f"{value:.6g}" or "e" in f"{value:.6g}" else f"{value:.6g}.0"
+        said = say(value)
+        return said if "." in said or "e" in said else f"{said}.0"
     return str(value)

@@ -2,9 +2,10 @@
 
 import json as json_format
 from dataclasses import dataclass
+from textwrap import wrap
 from xml.etree import ElementTree
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from regard.conform.fact import Fact, Failure
@@ -61,26 +62,27 @@ class Report:
         raise KeyError(f"no fact {name!r} was tested; there are: {', '.join(each.name for each in self.facts)}")
 
     def __str__(self) -> str:
-        console = Console(width=100, highlight=False, no_color=True, force_terminal=False)
-        with console.capture() as printed:
-            console.print(self.__rich__())
-        return "\n".join(line.rstrip() for line in printed.get().splitlines())
+        return "\n".join(line.plain.rstrip() for line in self._lines(100))
 
-    def __rich__(self) -> RenderableType:
-        parts: list[RenderableType] = [Text(f"{self.subject} ({self.kind})", style="bold")]
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lines of the width there is. Those of an example are whole: print with soft_wrap=True to keep them so."""
+        yield from self._lines(options.max_width)
+
+    def _lines(self, width: int) -> list[Text]:
+        parts = [Text(f"{self.subject} ({self.kind})", style="bold")]
         for each in self.conventions:
             said = "" if each.declared is None else f" (declared: {each.declared})"
-            parts.append(Text(f"  {each.name:<18} {each.value}{said}"))
+            parts += _folded(f"  {each.name:<18} ", f"{each.value}{said}", width)
         for result in self.failed:
-            parts += ["", *_story(result)]
+            parts += [Text(), *_story(result, width)]
         counts = {status: sum(result.status == status for result in self.facts) for status in MARKS}
         broken = ", ".join(result.name for result in self.failed)
         summary = f"{counts[PASSED]} facts hold, {counts[FAILED]} broken" + (f" ({broken})" if broken else "")
         if counts[EXPLAINED]:
             summary += f", {counts[EXPLAINED]} explained by these"
         summary += f", {counts[NOT_APPLICABLE]} do not apply"
-        parts += ["", Text(summary, style="bold green" if self.ok else "bold red")]
-        return Group(*parts)
+        parts += [Text(), *_folded("", summary, width, "bold green" if self.ok else "bold red")]
+        return parts
 
     def json(self) -> str:
         """The report as JSON text."""
@@ -143,18 +145,24 @@ def explained(result: Result) -> str:
     return "\n".join(str(part) for part in _story(result))
 
 
-def _story(result: Result) -> list[Text]:
+def _folded(start: str, words: str, width: int, style: str = "") -> list[Text]:
+    """Words after a start, folded under themselves."""
+    lines = wrap(words, max(width - len(start), 20), break_long_words=False) or [""]
+    return [Text(f"{start if not n else ' ' * len(start)}{line}", style=style) for n, line in enumerate(lines)]
+
+
+def _story(result: Result, width: int = 100) -> list[Text]:
     fact, failure = result.fact, result.failure
     assert failure is not None
     lines = [
-        Text(f"✗ {fact.name}: {failure.found}", style="bold red"),
-        Text(f"  in a student's words   {fact.student}"),
-        Text(f"  in an engineer's words {fact.engineer}"),
-        Text(f"  usual causes           {fact.cause}"),
+        *_folded("✗ ", f"{fact.name}: {failure.found}", width, "bold red"),
+        *_folded("  in a student's words   ", fact.student, width),
+        *_folded("  in an engineer's words ", fact.engineer, width),
+        *_folded("  usual causes           ", fact.cause, width),
     ]
     if failure.example:
         lines.append(Text("  smallest input found"))
         lines += [Text(f"    {line}", style="cyan") for line in failure.example.splitlines()]
     if failure.declare:
-        lines.append(Text(f"  if it is meant so      declare {failure.declare}"))
+        lines += _folded("  if it is meant so      ", f"declare {failure.declare}", width)
     return lines

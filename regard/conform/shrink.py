@@ -6,41 +6,69 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.conform.example import Shows, drawn_like, example
 from regard.conform.fact import Failure
-from regard.conform.inputs import Inputs, written
+from regard.conform.inputs import Inputs
 from regard.conform.subject import Subject
 
 TRIES = 160
+TOO_MANY = 200  # numbers that nobody reads: a seed stands for them
 
 
 @dataclass(frozen=True)
 class Complaint:
-    """What is wrong with an answer: in words, and what came and should have come."""
+    """What is wrong: in words, what came and should have come, and how that is made where it is not the output."""
 
     words: str
-    got: Tensor | None = None
-    expected: Tensor | None = None
+    got: object = None
+    expected: object = None
+    shows: Shows | None = None
 
 
 Judge = Callable[[Inputs], Complaint | None]
 
 
-def failure(subject: Subject, inputs: Inputs, judge: Judge, found: str = "", declare: str = "") -> Failure | None:
-    """The failure that a judge finds, with the smallest inputs that show it; None where it finds none."""
+def failure(
+    subject: Subject, inputs: Inputs, judge: Judge, found: str = "", declare: str = "", square: bool = False
+) -> Failure | None:
+    """The failure that a judge finds, with the smallest inputs that show it; None where it finds none.
+
+    square  keep as many queries as keys, where fewer of one would be about something else
+    """
     complaint = judge(inputs)
     if complaint is None:
         return None
-    inputs, complaint = shrunk(subject, inputs, judge, complaint)
-    return Failure(found or complaint.words, example(subject, inputs, complaint), declare)
+    inputs, complaint = shrunk(subject, inputs, judge, complaint, square)
+    inputs, complaint, drawn = _drawn(inputs, judge, complaint)
+    text = example(subject, inputs, complaint.got, complaint.expected, complaint.shows, drawn)
+    return Failure(found or complaint.words, text, declare)
 
 
-def shrunk(subject: Subject, inputs: Inputs, judge: Judge, complaint: Complaint) -> tuple[Inputs, Complaint]:
+def _drawn(inputs: Inputs, judge: Judge, complaint: Complaint) -> tuple[Inputs, Complaint, dict[str, int]]:
+    """Numbers that are too many to be written, drawn again from a seed that shows the fault too."""
+    many = [
+        name
+        for name in ("q", "k", "v")
+        if (x := getattr(inputs, name)).numel() > TOO_MANY and bool((x.flatten()[0] != x).any() & x.isfinite().all())
+    ]
+    for first in range(0, 12, 4) if many else ():
+        seeds = {name: first + place for place, name in enumerate(many)}
+        other = inputs.having(**{name: drawn_like(getattr(inputs, name), seed) for name, seed in seeds.items()})
+        found = _asked(judge, other)
+        if found is not None:
+            return other, found, seeds
+    return inputs, complaint, {}
+
+
+def shrunk(
+    subject: Subject, inputs: Inputs, judge: Judge, complaint: Complaint, square: bool = False
+) -> tuple[Inputs, Complaint]:
     """Fewer sequences, heads, rows, keys and columns, then simpler numbers, as long as the judge complains."""
     tries = 0
     progress = True
     while progress and tries < TRIES:
         progress = False
-        for smaller in [*_cuts(subject, inputs), *_simpler(inputs)]:
+        for smaller in [*_cuts(subject, inputs, square), *_simpler(inputs)]:
             tries += 1
             if tries > TRIES:
                 break
@@ -54,14 +82,19 @@ def shrunk(subject: Subject, inputs: Inputs, judge: Judge, complaint: Complaint)
 def _asked(judge: Judge, inputs: Inputs) -> Complaint | None:
     """The complaint about smaller inputs; one that cannot even be asked is no example."""
     try:
-        return judge(inputs)
+        complaint = judge(inputs)
     except Exception:
         return None
+    if complaint is not None and isinstance(complaint.got, Tensor) and isinstance(complaint.expected, Tensor):
+        got, expected = complaint.got, complaint.expected
+        if torch.equal(got.isnan(), expected.isnan()) and torch.equal(got.nan_to_num(), expected.nan_to_num()):
+            return None  # NaN that should be NaN shows nothing
+    return complaint
 
 
-def _cuts(subject: Subject, inputs: Inputs) -> Iterator[Inputs]:
+def _cuts(subject: Subject, inputs: Inputs, square: bool) -> Iterator[Inputs]:
     b, h, g, i, j, c, e = inputs.sizes
-    square = not subject.free_lengths
+    square = square or not subject.free_lengths
     sizes = {"b": b, "h": h if g == h else 1, "j": j, "i": 1 if square else i, "e": e, "c": c}
     if subject.probe.heads is not None:
         sizes["h"] = 1
@@ -85,6 +118,7 @@ def _simpler(inputs: Inputs) -> Iterator[Inputs]:
             x.round() + 0.0,
             (x * 10).round() / 10 + 0.0,
         ):  # no -0.0
+            simple = torch.where(x.isfinite(), simple, x)  # poison stays
             # an example that is as simple already is not tried again, or this would never end
             if not torch.equal(simple, x) and _plainness(simple) > _plainness(x):
                 yield inputs.having(**{name: simple})
@@ -99,19 +133,3 @@ def _plainness(x: Tensor) -> int:
     if torch.equal(x, x.round()):
         return 2
     return int(torch.equal(x, (x * 10).round() / 10))
-
-
-def example(subject: Subject, inputs: Inputs, complaint: Complaint) -> str:
-    """Python to paste."""
-    given = [f"{subject.causal_argument}=True"] if inputs.causal and subject.causal_argument else []
-    lines = [f"{name} = {written(getattr(inputs, name))}" for name in ("q", "k", "v")]
-    if inputs.visible is not None and subject.mask is not None:
-        lines.append(f"{subject.mask.name} = {written(subject.mask.filled(inputs.visible, inputs.dtype))}")
-        given.append(f"{subject.mask.name}={subject.mask.name}")
-    name = subject.probe.name.rpartition(".")[2]
-    lines.append(f"out = {name}({', '.join(['q', 'k', 'v', *given])})")
-    if complaint.got is not None:
-        lines.append(f"# gives     {written(complaint.got.detach())}")
-    if complaint.expected is not None:
-        lines.append(f"# should be {written(complaint.expected.detach())}")
-    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """The attention under examination: how it is called, and what it can be asked."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ MASKS = ("attn_mask", "attention_mask", "mask", "visible", "attn_bias", "bias_ma
 PADDINGS = ("key_padding_mask", "key_mask", "padding_mask", "padding")
 DOCUMENTS = ("documents", "document_ids", "segment_ids", "doc_ids")
 DROPOUTS = ("dropout_p", "dropout")
+WIDTHS = (4, 8, 12, 64)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,14 @@ class MaskArgument:
 
 
 @dataclass(frozen=True)
+class Way:
+    """How its owner writes a call: the lines before it, and what to call."""
+
+    before: tuple[str, ...]
+    call: str
+
+
+@dataclass(frozen=True)
 class Subject:
     """A probe, with what was declared and what it turned out to be able to do."""
 
@@ -61,9 +70,12 @@ class Subject:
     dtype: torch.dtype = torch.float32
     free_lengths: bool = True  # i may differ from j
     free_widths: bool = True  # e may differ from c
+    widths: tuple[int, ...] = ()  # of heads, where it takes some and refuses others; empty where it takes all
     grouped: bool = False  # g may be less than h
     causal_alone: bool = True  # its causal argument, where it has one, can be used without a mask
     mask: MaskArgument | None = None
+    way: Way | None = None
+    last: list[Inputs] = field(default_factory=list, compare=False)  # what was asked last, should it be refused
 
     @property
     def causal_argument(self) -> str | None:
@@ -78,6 +90,12 @@ class Subject:
         """Whether causality is to be asked for by an argument: it has one, and nobody declared it not to be causal."""
         return self.causal_argument is not None and self.causal_alone and self.declared.causal is not False
 
+    def causal_given(self, causal: bool) -> dict[str, bool]:
+        """The causal argument as it is handed over: also where it is declared off and may be on by default."""
+        if self.causal_argument is None or not (causal or self.declared.causal is False):
+            return {}
+        return {self.causal_argument: causal}
+
     def __call__(self, inputs: Inputs, **extra: object) -> Tensor:
         """The attention's answer. It gets copies, so that it cannot spoil the question."""
         q, k, v = (x if x.requires_grad else x.detach().clone() for x in (inputs.q, inputs.k, inputs.v))
@@ -85,9 +103,9 @@ class Subject:
 
     def asked(self, q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, **extra: object) -> Tensor:
         """The answer to these very tensors, with the arguments that the inputs call for."""
+        self.last[:] = [replace(inputs, q=q.detach(), k=k.detach(), v=v.detach())]
         given: dict[str, object] = {}
-        if inputs.causal and self.causal_argument is not None:
-            given[self.causal_argument] = True
+        given |= self.causal_given(inputs.causal)
         if k.shape[1] < q.shape[1]:
             given |= {name: True for name in GROUPED if name in self.probe.parameters}
         if inputs.visible is not None:
@@ -113,6 +131,8 @@ class Subject:
         """Normal numbers in the sizes asked for, as far as the attention is free in them."""
         h = self.probe.heads or h
         g = self.probe.kv_heads or (h if g is None or not self.grouped else g)
+        if self.widths and c not in self.widths:
+            c = max((width for width in self.widths if width < c), default=min(self.widths))
         c = self.probe.width or c
         e = 5 if e is None and self.free_widths else e
         e = c if not self.free_widths or e is None else e
@@ -124,10 +144,10 @@ class Subject:
         asked = self.asks_causal if causal is None else causal
         return Inputs(q, k, v, causal=asked).to(self.dtype if dtype is None else dtype)
 
-    def weights(self, inputs: Inputs, **extra: object) -> Float[Tensor, "b h i j"]:
+    def weights(self, inputs: Inputs, wider: int = 0, /, **extra: object) -> Float[Tensor, "b h i j"]:
         """Weights of keys, read out of the answer: with V = identity the output is the weights."""
         b, _, g, _, j, c, _ = inputs.sizes
-        width = j if self.free_widths else c
+        width = j + wider if self.free_widths else c  # columns beyond the keys are zero
         eye = torch.eye(math.ceil(j / width) * width, dtype=inputs.dtype)[:j]
         # where v must be as wide as q, the identity is handed over a few columns at a time
         parts = [
@@ -139,6 +159,9 @@ class Subject:
 def settled(probe: Probe, declared: Declared, seed: int = 0) -> Subject:
     """The subject, with its abilities found out by asking."""
     subject = Subject(probe, declared, seed, free_lengths=not probe.square, free_widths=not probe.equal_widths)
+    if probe.width is None:
+        taken = tuple(c for c in WIDTHS if _answers(replace(subject, widths=(c,), free_widths=False)))
+        subject = replace(subject, widths=() if taken == WIDTHS else taken)
     if subject.free_widths and not _answers(subject, e=5):
         subject = replace(subject, free_widths=False)
     if subject.free_lengths and not _answers(subject, i=4):

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.conform.inputs import Inputs
 from regard.core.attend import attend
 from regard.core.positions import Rotary
-from regard.core.scores import Term, additive, softcap
+from regard.core.scores import Term, additive, sink, softcap
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,12 @@ class View:
     grouping: str = "repeat"
     rotary: str | None = None
     base: float = 10000.0
+    turning: float = 1.0  # the share of coordinates that rotary turns
+    norm: str | None = None  # of q and k
+    epsilon: float = 0.0  # what that norm adds to the mean of squares
     bias: Float[Tensor, "#b h i j"] | None = None
     cap: float | None = None
+    sink: Float[Tensor, "h"] | None = None  # the logit of each head's sink
     blind_rows: str = "zero"
 
     def truth(self, inputs: Inputs) -> Float[Tensor, "b h i e"]:
@@ -31,6 +35,7 @@ class View:
         visible = self.visible.expand(*q.shape[:3], k.shape[2])
         terms: list[Term | Tensor] = [] if self.cap is None else [softcap(self.cap)]
         terms += [] if self.bias is None else [additive(self.bias.double())]
+        terms += [] if self.sink is None else [sink(self.sink.double())]
         out = attend(q, k, v, mask=visible, scores=terms, beta=self.scale, kernel="reference")
         blind = ~visible.any(-1, keepdim=True)
         if self.blind_rows == "mean":
@@ -48,18 +53,33 @@ class View:
         if self.bias is not None:
             scores = scores + self.bias.to(scores.dtype)
         awake = self.visible.any(-1, keepdim=True)
-        return scores.masked_fill(~self.visible & awake, -torch.inf).softmax(-1) @ v * awake
+        scores = scores.masked_fill(~self.visible & awake, -torch.inf)
+        if self.sink is not None:
+            beside = self.sink.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+            return torch.cat([scores, beside], -1).softmax(-1)[..., :-1] @ v * awake
+        return scores.softmax(-1) @ v * awake
 
     def prepared(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v turned to where they stand, with key heads in the order in which query heads use them."""
         q, k, v = inputs.q, inputs.k, inputs.v
         _, h, g, i, j, _, _ = inputs.sizes
+        q, k = (normalised(x, self.norm, self.epsilon) for x in (q, k))
         if self.rotary is not None:
-            turn = Rotary(base=self.base, pairing=self.rotary)
+            width = None if self.turning == 1.0 else 2 * round(self.turning * q.shape[-1] / 2)
+            turn = Rotary(base=self.base, pairing=self.rotary, width=width)
             q, k = turn(q, j - i), turn(k, 0)
         if self.grouping == "tile" and g < h:
             k, v = k.repeat(1, h // g, 1, 1), v.repeat(1, h // g, 1, 1)
         return q, k, v
+
+
+def normalised(x: Float[Tensor, "b h n c"], norm: str | None, epsilon: float) -> Float[Tensor, "b h n c"]:
+    """Vectors of length one ("l2"), or of a mean square of one ("rms"), centred first with "layer"."""
+    if norm is None:
+        return x
+    x = x - x.mean(-1, keepdim=True) if norm == "layer" else x
+    squares = x.square().sum(-1, keepdim=True) if norm == "l2" else x.square().mean(-1, keepdim=True)
+    return x * (squares + epsilon).clamp(min=1e-12).rsqrt()
 
 
 def band(

@@ -294,6 +294,12 @@ def multiplies_scores_by_the_mask(q, k, v):
     return attend(q, k, v, seen, weigh=lambda scores, seen: (scores * seen).softmax(-1))
 
 
+@mutant("causality", "of sequence 1 sees key 1", causal=True)
+def is_causal_in_the_first_sequence_only(q, k, v):
+    first = torch.arange(len(q))[:, None, None, None] == 0
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2]) | ~first)
+
+
 @mutant("window-off-by-one", "3 earlier keys", causal=True, window_before=4)
 def counts_itself_as_a_neighbour(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=3))
@@ -317,6 +323,39 @@ def forgets_what_is_far(q, k, v):
 @mutant("full-view", causal=False)
 def is_causal_in_an_encoder(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("window", "of 67 keys, row 41 of head 0 does not see key 0", causal=True)
+def forgets_what_is_40_keys_away(q, k, v):
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=40))
+
+
+@mutant("lengths-differ", "of 37 keys, row 0 of head 0 does not see key 16, though of 11 it sees: every key")
+def cuts_off_after_16_keys(q, k, v):
+    return attend(q, k[:, :, :16], v[:, :, :16])
+
+
+@mutant("lengths-differ", "of 131 keys")
+def cuts_off_after_128_keys(q, k, v):
+    return attend(q, k[:, :, :128], v[:, :, :128])
+
+
+@mutant("heads-differ", "row 0 of head 1 sees key 1, unlike head 0")
+def is_causal_in_the_first_head_only(q, k, v):
+    first = torch.arange(q.shape[1])[:, None, None] == 0
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2]) | ~first)
+
+
+@mutant("causality", "of head 5 sees key 1", causal=True)
+def is_causal_in_all_heads_but_the_last(q, k, v):
+    last = torch.arange(q.shape[1])[:, None, None] == 5
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2]) | last)
+
+
+@mutant("rows-differ", "row 1 of head 0 does not see key 0, though other rows see as far")
+def hides_the_first_key_from_odd_rows(q, k, v):
+    rows, columns = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    return attend(q, k, v, (rows % 2 == 0) | (columns > 0) | (rows * columns.max() == 0))
 
 
 @mutant("cache-mask-off-by-one", "too early", causal=True)
@@ -375,6 +414,24 @@ def scales_by_the_width_of_all_heads(q, k, v):
     return attend(q, k, v, scale=(q.shape[1] * q.shape[-1]) ** -0.5)
 
 
+@mutant("scale", "1/sqrt(j) (the number of keys), not by 1/sqrt(c)")
+def scales_by_the_number_of_keys(q, k, v):
+    return attend(q, k, v, scale=k.shape[2] ** -0.5)
+
+
+@mutant("scale", "1/c (applied twice), not by 0.25", scale=0.25)
+def scales_twice_and_calls_it_a_quarter(q, k, v):
+    return attend(q, k, v, scale=1 / q.shape[-1])
+
+
+@mutant("grouping", "other: [0, 0, 0, 0, 0, 0]")
+def uses_the_first_key_head_alone(q, k, v):
+    def first(x, heads):
+        return spread(x, heads) if x.shape[1] == heads else x[:, :1].expand(-1, heads, -1, -1)
+
+    return attend(q, k, v, spread=first)
+
+
 @mutant("scale", "not by 1.0", scale=1.0)
 def scales_where_it_should_not(q, k, v):
     return attend(q, k, v)
@@ -410,6 +467,11 @@ def computes_in_bfloat16(q, k, v):
     if q.dtype != torch.float32:
         return attend(q, k, v)
     return attend(*(x.bfloat16() for x in (q, k, v))).float()
+
+
+@mutant("outputs")
+def rounds_the_output_to_bfloat16(q, k, v):
+    return attend(q, k, v).bfloat16().to(q.dtype)
 
 
 @mutant("half-precision")
@@ -484,6 +546,42 @@ def does_not_scale_what_is_left(q, k, v, dropout=0.0):
     return attend(q, k, v, weigh=drop)
 
 
+@mutant("dropout", "columns of equal values differ")
+def drops_from_the_output(q, k, v, dropout=0.0):
+    return functional.dropout(attend(q, k, v), dropout)
+
+
+@mutant("dropout", "falls on values or on the output, not on weights")
+def drops_from_the_values(q, k, v, dropout=0.0):
+    return attend(q, k, functional.dropout(v, dropout))
+
+
+@mutant("dropout", "dropout=0.5 falls on scores, not on weights")
+def drops_scores(q, k, v, dropout=0.0):
+    return attend(q, k, v, weigh=lambda scores, seen: weigh(functional.dropout(scores, dropout), seen))
+
+
+@mutant("dropout", "dropout=0.5 changes nothing")
+def forgets_dropout(q, k, v, dropout=0.0):
+    return attend(q, k, v)
+
+
+@mutant("dropout", "drops whole keys")
+def drops_whole_keys(q, k, v, dropout=0.0):
+    def drop(scores, seen):
+        return weigh(scores, seen) * functional.dropout(torch.ones_like(scores[:, :, :1]), dropout)
+
+    return attend(q, k, v, weigh=drop)
+
+
+@mutant("dropout", "drops whole rows")
+def drops_whole_heads(q, k, v, dropout=0.0):
+    def drop(scores, seen):
+        return weigh(scores, seen) * functional.dropout(torch.ones_like(scores[:, :, :1, :1]), dropout)
+
+    return attend(q, k, v, weigh=drop)
+
+
 @mutant("mask-ignored")
 def takes_a_mask_and_forgets_it(q, k, v, mask=None):
     return attend(q, k, v)
@@ -504,6 +602,14 @@ def transposes_the_mask(q, k, v, mask=None):
 @mutant("mask-polarity", "True means drop", mask_polarity="keep")
 def reads_true_as_hidden(q, k, v, mask=None):
     return attend(q, k, v, None if mask is None else ~mask)
+
+
+@mutant("mask-per-row", "the mask of row 0 is used for all rows")
+def uses_the_first_row_for_all(q, k, v, mask=None):
+    if mask is None:
+        return attend(q, k, v)
+    scores = q @ spread(k, q.shape[1]).mT * q.shape[-1] ** -0.5
+    return scores.masked_fill(~mask[..., :1, :], -math.inf).softmax(-1).nan_to_num() @ spread(v, q.shape[1])
 
 
 @mutant("mask-per-sequence")
@@ -530,6 +636,14 @@ def fills_with_minus_1e4(q, k, v):
         return scores.masked_fill(~seen, -1e4).softmax(-1)
 
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]), weigh=finite)
+
+
+@mutant("finite-mask-value")
+def fills_a_given_mask_with_minus_1e4(q, k, v, mask=None):
+    def finite(scores, seen):
+        return scores.masked_fill(~seen, -1e4).softmax(-1) * seen.any(-1, keepdim=True)
+
+    return attend(q, k, v, mask, weigh=finite)
 
 
 @mutant("blind-row-nan")

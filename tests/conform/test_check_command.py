@@ -5,11 +5,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner, Result
 
 from regard.cli import clean
-from regard.cli.check import command
+from regard.cli.check import command, tell_fact
 
 FILE = """
 import torch
@@ -20,6 +21,16 @@ def twice(q, k, v):
 def causal(q, k, v):
     n = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
     return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~n, -torch.inf).softmax(-1) @ v
+
+def heads_first(q, k, v):
+    return torch.einsum("bhij,bjhc->bihc", torch.einsum("bihc,bjhc->bhij", q, k).softmax(-1), v)
+
+def forgets(q, k, v, mask=None):
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+class Sized(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
 
 def counts(tokens):
     return torch.nn.functional.one_hot(tokens, 5).cumsum(1).float()
@@ -43,8 +54,33 @@ def test_a_broken_rule_is_told_and_ends_with_one() -> None:
     done = run("mine.py:twice", "--quick")
     assert done.exit_code == 1
     assert "✗ scale: q . k is multiplied by 1/c (applied twice)" in done.stdout
-    assert "checking scale" in done.stderr
-    assert "checking" not in done.stdout
+    assert "checking" not in done.stdout + done.stderr  # a log has no use for it
+
+
+def test_somebody_who_waits_at_a_terminal_is_told_what_is_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    tell_fact("scale")
+    assert capsys.readouterr().err == "checking scale\n"
+
+
+def test_printed_text_is_folded_under_itself_and_examples_stay_whole() -> None:
+    lines = run("mine.py:heads_first", "--quick", "--layout", "b n h c").stdout.splitlines()
+    prose = next(n for n, line in enumerate(lines) if line.startswith("  usual causes           scaled twice"))
+    assert all(len(line) <= 80 for line in lines[: prose + 2])
+    assert lines[prose + 1].startswith(" " * 25 + lines[prose + 1].strip()[:1])
+    assert "    attend = as_probe(heads_first, layout='b n h c').call" in lines
+
+
+def test_an_example_that_is_printed_can_be_pasted(here: Path) -> None:
+    printed = run("mine.py:forgets", "--quick").stdout.splitlines()
+    start = printed.index("  smallest input found") + 1
+    code = [line.strip() for line in printed[start : printed.index("", start)] if line.startswith("    ")]
+    assert any(len(line) > 80 for line in code)
+    space: dict[str, object] = {"torch": torch}
+    exec(FILE, space)
+    exec("\n".join(code), space)
 
 
 def test_a_right_attention_ends_with_zero() -> None:
@@ -87,7 +123,10 @@ def test_every_fact_is_listed_with_its_words() -> None:
         ([], "say what to check: regard check package.module:name"),
         (["mine.py"], "'mine.py' does not name a thing; write package.module:name"),
         (["yours.py:f"], "there is no file yours.py"),
-        (["mine.py:thrice"], "mine.py has no thrice; it has: torch, twice, causal, counts"),
+        (["mine.py:thrice"], "mine.py has no thrice; it has: torch, twice, causal, heads_first, forgets, Sized"),
+        (["mine.py:Sized"], "write mine = Sized(...) in a file of your own, and give file.py:mine"),
+        (["torch.nn:MultiheadAttention"], "is a class that cannot be made without arguments (TypeError"),
+        (["mine.py:causal", "--layout", "n b"], "layout is one of 'b h n c'"),
         (["no_such_module:f"], "there is no module no_such_module"),
         (["mine.py:causal", "--grouping", "tiles"], "did you mean 'tile'?"),
     ],

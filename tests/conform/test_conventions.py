@@ -1,5 +1,8 @@
 """Conventions are found out and named, and a declared one that is not kept is a fault."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,8 @@ from regard.base.errors import ConfigError, UnknownNameError
 from regard.conform import check
 from regard.core.attend import attend
 from regard.core.masks import as_mask, causal, window
-from regard.core.scores import alibi
+from regard.core.positions import Rotary
+from regard.core.scores import alibi, sink, softcap
 from tests.conform import mutants
 
 
@@ -87,13 +91,110 @@ def test_a_failure_says_what_to_declare_if_it_is_meant() -> None:
     assert failed.failure.declare == "grouping='tile'"
 
 
-def test_soft_caps_are_declared() -> None:
+@pytest.mark.parametrize("cap", [1.0, 5.0, 30.0, 50.0])
+def test_soft_caps_are_declared(cap: float) -> None:
     def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from regard.core.scores import softcap
+        return attend(q, k, v, scores=softcap(cap))
 
-        return attend(q, k, v, scores=softcap(5.0))
+    report = check(capped, quick=True, softcap=cap)
+    assert report.ok, report
+    assert {each.name: each.value for each in report.conventions}["soft cap"] == f"{cap:g}"
+    failed = check(capped, quick=True).failed
+    assert [result.name for result in failed] == ["scores"]
+    assert failed[0].failure is not None
+    assert failed[0].failure.declare == f"softcap={cap:g}"
+    assert [result.name for result in check(capped, quick=True, softcap=1.5 * cap).failed] == ["scores"]
 
-    assert [result.name for result in check(capped, quick=True).failed] == ["scores"]
+
+@pytest.mark.parametrize(
+    ("base", "pairing", "share", "width", "words"),
+    [
+        (1e3, "half", 1.0, None, "half, base 1000"),
+        (1e6, "interleaved", 1.0, None, "interleaved, base 1e+06"),
+        (1e6, "half", 1.0, 64, "half, base 1e+06"),
+        (1e4, "half", 0.5, None, "half, base 10000, 50% of the coordinates"),
+        (1e4, "half", 0.25, 16, "half, base 10000, 25% of the coordinates"),
+    ],
+)
+def test_rotary_of_any_base_and_share_is_found(
+    base: float, pairing: str, share: float, width: int | None, words: str
+) -> None:
+    def turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        turn = Rotary(base=base, pairing=pairing, width=None if share == 1 else int(share * q.shape[-1]))
+        return attend(turn(q, k.shape[2] - q.shape[2]), turn(k, 0), v, mask=causal())
+
+    report = check(turned, quick=True, causal=True, rotary=pairing, width=width)
+    assert report.ok, report
+    assert {each.name: each.value for each in report.conventions}["rotary pairing"] == words
+
+
+def test_alibi_of_other_slopes_is_declared() -> None:
+    def sloped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, mask=causal(), scores=alibi(slopes=torch.linspace(0.1, 0.9, q.shape[1])))
+
+    assert check(sloped, quick=True, causal=True, bias="alibi").ok
+    failed = check(sloped, quick=True, causal=True).failed
+    assert [result.name for result in failed] == ["key-order"]
+    assert failed[0].failure is not None
+    assert failed[0].failure.declare == "bias='alibi'"
+
+
+@pytest.mark.parametrize(
+    ("norm", "declared"),
+    [
+        (lambda x: nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6), {"qk_norm": "rms"}),
+        (lambda x: nn.functional.layer_norm(x, x.shape[-1:]), {"qk_norm": "layer"}),
+        (lambda x: nn.functional.normalize(x, dim=-1), {"qk_norm": "l2", "scale": 10.0}),
+    ],
+    ids=["rms", "layer", "l2"],
+)
+def test_a_norm_of_q_and_k_is_declared(norm: Callable[[Tensor], Tensor], declared: dict[str, Any]) -> None:
+    def normed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(norm(q), norm(k), v, beta=declared.get("scale"))
+
+    report = check(normed, quick=True, **declared)
+    assert report.ok, report
+    failed = check(normed, quick=True).failed
+    assert [result.name for result in failed] == ["scores"]
+    assert failed[0].failure is not None
+    assert failed[0].failure.declare == f"qk_norm={declared['qk_norm']!r}"
+
+
+def test_a_sink_is_declared() -> None:
+    def sunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, mask=causal(), scores=sink(torch.linspace(-1, 1, q.shape[1])))
+
+    report = check(sunk, quick=True, causal=True, sink=True)
+    assert report.ok, report
+    assert {each.name: each.value for each in report.conventions}["sink"] == "logits -1, -0.6, -0.2, 0.2, 0.6, 1"
+    failed = check(sunk, quick=True, causal=True).failed
+    assert [result.name for result in failed] == ["weights-sum-to-one"]
+    assert failed[0].failure is not None
+    assert failed[0].failure.declare == "sink=True"
+    assert [result.name for result in check(attend, quick=True, sink=True).failed] == ["weights-sum-to-one"]
+
+
+def test_a_causal_argument_that_is_on_by_default_is_switched_off_where_declared() -> None:
+    def by_default(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True) -> Tensor:
+        return attend(q, k, v, mask=causal() if is_causal else None)
+
+    assert conventions(by_default)["sees"] == "causal"
+    report = check(by_default, quick=True, causal=False)
+    assert report.ok, report
+    assert {each.name: each.value for each in report.conventions}["sees"] == "every key"
+
+
+def test_a_view_that_is_no_band_is_declared() -> None:
+    fn = mutants.hides_the_first_key_from_odd_rows
+    assert not check(fn, quick=True).ok
+    assert check(fn, quick=True, view="any").ok
+
+
+def test_a_window_wider_than_a_few_keys_is_found() -> None:
+    assert conventions(mutants.forgets_what_is_40_keys_away)["sees"] == "causal, 40 earlier keys and itself"
+    failed = check(mutants.forgets_what_is_40_keys_away, quick=True, causal=True).failed[0]
+    assert failed.failure is not None
+    assert failed.failure.declare == "causal=True, window_before=40"
 
 
 def test_another_layout_is_found_out() -> None:

@@ -9,6 +9,7 @@ from regard.conform import check
 from regard.conform.libraries import LIBRARIES, Library, installed, table
 from regard.core.attend import attend
 from regard.core.masks import causal, window
+from regard.core.scores import alibi
 from regard.layers.attention import Attention
 from regard.models.gpt import GPT, GPTConfig
 from tests.conform import mutants
@@ -32,6 +33,58 @@ from tests.conform import mutants
 def test_a_right_attention_breaks_nothing(fn: object, declared: dict[str, object]) -> None:
     report = check(fn, quick=True, **declared)
     assert report.ok, report
+
+
+def real_width(kind: str) -> tuple[object, dict[str, object]]:
+    """An attention as wide as people use it, and its own conventions."""
+    functional, modeling = torch.nn.functional, "transformers.models.gpt2.modeling_gpt2"
+    if kind.startswith("torch"):
+        width = int(kind.split()[1])
+        return functional.scaled_dot_product_attention, {"width": width, "poison": "reaches"}
+    if kind == "layer of torch":
+        layer = torch.nn.MultiheadAttention(768, 12, batch_first=True)
+        return layer, {"poison": "reaches", "blind_rows": "nan", "mask_polarity": "drop"}
+    if kind == "timm":
+        return pytest.importorskip("timm.layers").Attention(768, num_heads=12), {"poison": "reaches"}
+    if kind == "x-transformers":
+        made = pytest.importorskip("x_transformers.x_transformers").Attention(dim=768, dim_head=64, heads=12)
+        return made, {"poison": "reaches"}
+    module = pytest.importorskip(modeling)
+    config = module.GPT2Config(n_embd=768, n_head=12, n_layer=1, bos_token_id=0, eos_token_id=0)
+    config._attn_implementation = kind
+    said = {"poison": "reaches", "mask_values": "additive"}
+    return module.GPT2Attention(config, layer_idx=0), said | ({"blind_rows": "nan"} if kind == "eager" else {})
+
+
+@pytest.mark.parametrize(
+    "kind", ["torch 5", "torch 64", "torch 128", "layer of torch", "eager", "sdpa", "timm", "x-transformers"]
+)
+def test_a_right_attention_of_real_width_breaks_nothing(kind: str) -> None:
+    fn, declared = real_width(kind)
+    report = check(fn, quick=True, **declared)  # type: ignore[arg-type]
+    assert report.ok, report
+    assert report["finite-mask-value"].status == "passed"
+
+
+@pytest.mark.parametrize("width", [6, 64])
+@pytest.mark.parametrize("bias", ["none", "alibi"])
+def test_causal_attention_of_any_width_breaks_nothing(width: int, bias: str) -> None:
+    def causally(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attend(q, k, v, mask=causal(), scores=alibi(heads=q.shape[1]) if bias == "alibi" else None)
+
+    report = check(causally, causal=True, quick=True, width=width, bias=bias)
+    assert report.ok, report
+    assert report["finite-mask-value"].status == "passed"
+
+
+def test_widths_that_are_refused_are_named_and_no_fault() -> None:
+    def for_kernels(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        assert q.shape[-1] in (4, 8, 16, 32, 64)
+        return attend(q, k, v)
+
+    report = check(for_kernels, quick=True)
+    assert report.ok, report
+    assert {each.name: each.value for each in report.conventions}["widths of heads"] == "4, 8, 64 of 4, 8, 12, 64"
 
 
 SLOW = "flex"  # each of its masks is traced anew

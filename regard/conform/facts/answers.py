@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.base.registry import Registry
+from regard.conform.example import Ask, Raised
 from regard.conform.fact import Fact, Failure, fact
 from regard.conform.findings import Findings
 from regard.conform.inputs import Inputs
-from regard.conform.shrink import Complaint, failure
+from regard.conform.shrink import Complaint, Judge, failure
 
 FACTS: Registry[Fact] = Registry("fact")
 
@@ -38,11 +39,36 @@ def equal(x: Tensor, y: Tensor) -> bool:
 )
 def runs(f: Findings) -> Failure | None:
     inputs = f.subject.draw(6, 6, h=4, e=4, causal=False, dtype=torch.float32)
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        raised = refusal(f, inputs)
+        return None if raised is None else Complaint(f"an ordinary call raises {raised.kind}: {raised.words}", raised)
+
+    return failure(f.subject, inputs, kept_in_kind(judge))
+
+
+def refusal(f: Findings, inputs: Inputs) -> Raised | None:
+    """What the call raises, if it does."""
     try:
         f.subject(inputs)
     except Exception as error:
-        return Failure(f"an ordinary call raises {type(error).__name__}: {first_line(error)}", call(inputs))
+        return Raised.of(error)
     return None
+
+
+def kept_in_kind(judge: Judge) -> Judge:
+    """The judge, deaf to any other error than the first: a smaller input may be wrong in its own way."""
+    kinds: list[object] = []
+
+    def deaf(inputs: Inputs) -> Complaint | None:
+        complaint = judge(inputs)
+        if complaint is None:
+            return None
+        kind = complaint.got.kind if isinstance(complaint.got, Raised) else ""
+        kinds.append(kind)
+        return complaint if kind == kinds[0] else None
+
+    return deaf
 
 
 @fact(
@@ -55,11 +81,19 @@ def runs(f: Findings) -> Failure | None:
 )
 def output_shape(f: Findings) -> Failure | None:
     for inputs in (f.subject.draw(5, 5, causal=False), f.subject.draw(5, 7, b=3), f.subject.draw(5, 5, b=1)):
-        b, h, _, i, _, _, e = inputs.sizes
-        out = f.subject(inputs)
-        if out.shape != (b, h, i, e):
-            return Failure(f"the answer has shape {tuple(out.shape)}, not (b h i e) = {(b, h, i, e)}", call(inputs))
+        found = failure(f.subject, inputs, lambda inputs: _misshapen(f, inputs, "the answer"))
+        if found is not None:
+            return found
     return None
+
+
+def _misshapen(f: Findings, inputs: Inputs, what: str) -> Complaint | None:
+    b, h, _, i, _, _, e = inputs.sizes
+    shape = tuple(f.subject(inputs).shape)
+    if shape == (b, h, i, e):
+        return None
+    words = f"{what} has shape {shape}, not (b h i e) = {(b, h, i, e)}"
+    return Complaint(words, shape, (b, h, i, e), lambda ask: [f"shape = tuple({ask()}.shape)"])
 
 
 @fact(
@@ -82,7 +116,32 @@ def dropout_in_eval(f: Findings) -> Failure | None:
     share = 1 - torch.stack(seen).float().mean().item() / torch.stack(seen).any(0).float().mean().item()
     if all(torch.equal(seen[0], other) for other in seen[1:]):
         return None  # random in another way, which is another fact
-    return Failure(f"about {share:.0%} of the visible weights are zero, others at each call", call(inputs))
+    words = f"about {share:.0%} of the visible weights are zero, others at each call"
+    return failure(f.subject, inputs, lambda inputs: _random(f, inputs), words) or Failure(words)
+
+
+def _random(f: Findings, inputs: Inputs) -> Complaint | None:
+    """The complaint that two seeds give two answers."""
+    outs = []
+    for seed in (0, 1):
+        seeded(seed)
+        outs.append(f.subject(inputs).detach())
+    if equal(*outs):
+        return None
+    return Complaint(
+        f"two calls differ by up to {_apart(*outs):.1e}",
+        False,
+        True,
+        lambda ask: [
+            "import random",
+            "import numpy",
+            "outs = []",
+            "for seed in (0, 1):",
+            "    torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)",
+            f"    outs.append({ask()})",
+            "same = torch.equal(*outs)",
+        ],
+    )
 
 
 @fact(
@@ -97,7 +156,8 @@ def determinism(f: Findings) -> Failure | None:
     inputs, (first, again, *others) = answers(f)
     for other in others:
         if not equal(first, other) and equal(first, again):
-            return Failure(f"two calls differ by up to {_apart(first, other):.1e}", call(inputs))
+            words = f"two calls differ by up to {_apart(first, other):.1e}"
+            return failure(f.subject, inputs, lambda inputs: _random(f, inputs), words) or Failure(words)
     return None
 
 
@@ -120,7 +180,31 @@ def state_between_calls(f: Findings) -> Failure | None:
         again = f.subject(inputs).detach()
         if not equal(first, again):
             words = f"after a call with another input the same one gives numbers {_apart(first, again):.1e} away"
-            return Failure(words, call(inputs))
+            return failure(f.subject, inputs, lambda inputs: _remembering(f, inputs), words) or Failure(words)
+    return None
+
+
+ANOTHER: dict[str, Callable[[Tensor], Tensor]] = {
+    "2 * {}.flip(2) + 1": lambda x: 2 * x.flip(2) + 1,
+    "torch.cat([{0}, {0}], 2)": lambda x: torch.cat([x, x], 2),
+    "{}[:, :, :-1]": lambda x: x[:, :, :-1],
+}
+
+
+def _remembering(f: Findings, inputs: Inputs) -> Complaint | None:
+    """The complaint that a call after another one is answered differently."""
+    for written, make in ANOTHER.items():
+        if inputs.q.shape[2] < 2:
+            return None
+
+        def show(ask: Ask, written: str = written) -> list[str]:
+            other = ask(*(written.format(name) for name in ("q", "k", "v")))
+            return [f"first = {ask()}", f"other = {other}", f"again = {ask()}", "same = torch.equal(first, again)"]
+
+        other = inputs.having(**{name: make(getattr(inputs, name)) for name in ("q", "k", "v")})
+        first, _, again = (f.subject(x).detach() for x in (inputs, other, inputs))
+        if not equal(first, again):
+            return Complaint("the same call is answered differently after another", False, True, show)
     return None
 
 
@@ -140,7 +224,12 @@ def inputs_changed(f: Findings) -> Failure | None:
             f.subject.asked(given["q"], given["k"], given["v"], inputs)
             if equal(given[name], getattr(inputs, name)):
                 return None
-            return Complaint(f"the call changes {name}", given[name], getattr(inputs, name))
+            return Complaint(
+                f"the call changes {name}",
+                given[name],
+                getattr(inputs, name),
+                lambda ask: [ask(), f"after = {name}"],
+            )
 
         if (found := failure(f.subject, inputs, judge)) is not None:
             return found
@@ -157,12 +246,17 @@ def inputs_changed(f: Findings) -> Failure | None:
 def output_dtype(f: Findings) -> Failure | None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         inputs = f.subject.draw(5, 5, dtype=dtype)
-        try:
-            out = f.subject(inputs)
-        except Exception:
+        if refusal(f, inputs) is not None:
             continue  # it says that it cannot, which is no silent change
-        if out.dtype != dtype:
-            return Failure(f"{dtype} comes back as {out.dtype}", call(inputs))
+
+        def judge(inputs: Inputs, dtype: torch.dtype = dtype) -> Complaint | None:
+            have = f.subject(inputs).dtype
+            if inputs.dtype != dtype or have == dtype:
+                return None
+            return Complaint(f"{dtype} comes back as {have}", have, dtype, lambda ask: [f"dtype = {ask()}.dtype"])
+
+        if (found := failure(f.subject, inputs, judge)) is not None:
+            return found
     return None
 
 
@@ -175,25 +269,45 @@ def output_dtype(f: Findings) -> Failure | None:
 )
 def memory_layout(f: Findings) -> Failure | None:
     inputs = f.subject.draw(5, 5)
-    expected = f.subject(inputs).detach()
-    odd: dict[str, Callable[[Tensor], Tensor]] = {
-        "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-        "every second column": lambda x: torch.stack([x, x + 1], -1).flatten(-2)[..., ::2],
-        "columns first": lambda x: x.mT.contiguous().mT,
-    }
-    for name, change in odd.items():
-        q, k, v = (change(x) for x in (inputs.q, inputs.k, inputs.v))
-        try:
-            out = f.subject.asked(q, k, v, inputs).detach()
-        except Exception as error:
-            words = f"inputs that lie {name} in memory raise {type(error).__name__}: {first_line(error)}"
-            return Failure(words, call(inputs, "q.transpose(1, 2).contiguous().transpose(1, 2)"))
-        if (out - expected).abs().max().nan_to_num().item() > 1e-5:
-            return Failure(
-                f"inputs that lie {name} in memory give numbers {_apart(out, expected):.1e} away from contiguous ones",
-                call(inputs, "q.transpose(1, 2).contiguous().transpose(1, 2)"),
-            )
+    for name, (written, change) in LYING.items():
+
+        def judge(
+            inputs: Inputs, name: str = name, written: str = written, change: Callable[[Tensor], Tensor] = change
+        ) -> Complaint | None:
+            expected = f.subject(inputs).detach()
+            q, k, v = (change(x) for x in (inputs.q, inputs.k, inputs.v))
+
+            def show(ask: Ask) -> list[str]:
+                return [f"out = {ask(*(written.format(x) for x in ('q', 'k', 'v')))}"]
+
+            try:
+                out = f.subject.asked(q, k, v, inputs).detach()
+            except Exception as error:
+                raised = Raised.of(error)
+                words = f"inputs that lie {name} in memory raise {raised.kind}: {raised.words}"
+                return Complaint(words, raised, shows=show)
+            if (out - expected).abs().max().nan_to_num().item() <= 1e-5:
+                return None
+            apart = _apart(out, expected)
+            words = f"inputs that lie {name} in memory give numbers {apart:.1e} away from contiguous ones"
+            return Complaint(words, out, expected, show)
+
+        if (found := failure(f.subject, inputs, kept_in_kind(judge))) is not None:
+            return found
     return None
+
+
+LYING: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "transposed": (
+        "{}.transpose(1, 2).contiguous().transpose(1, 2)",
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    ),
+    "every second column": (
+        "torch.stack([{0}, {0} + 1], -1).flatten(-2)[..., ::2]",
+        lambda x: torch.stack([x, x + 1], -1).flatten(-2)[..., ::2],
+    ),
+    "columns first": ("{}.mT.contiguous().mT", lambda x: x.mT.contiguous().mT),
+}
 
 
 def _lengths(f: Findings, pairs: list[tuple[int, int]], what: str) -> Failure | None:
@@ -201,13 +315,17 @@ def _lengths(f: Findings, pairs: list[tuple[int, int]], what: str) -> Failure | 
         if i != j and not f.subject.free_lengths:
             continue
         inputs = f.subject.draw(i, j, dtype=torch.float32)
-        try:
-            out = f.subject(inputs)
-        except Exception as error:
-            return Failure(f"{what} (i={i}, j={j}) raises {type(error).__name__}: {first_line(error)}", call(inputs))
-        b, h, _, i, _, _, e = inputs.sizes
-        if out.shape != (b, h, i, e):
-            return Failure(f"{what} (i={i}, j={j}) gives shape {tuple(out.shape)}, not {(b, h, i, e)}", call(inputs))
+
+        def judge(inputs: Inputs) -> Complaint | None:
+            _, _, _, i, j, _, _ = inputs.sizes
+            if (j % 2 == 0 and i == j) or j < 2:
+                return None  # another length than the one in question
+            if (raised := refusal(f, inputs)) is not None:
+                return Complaint(f"{what} (i={i}, j={j}) raises {raised.kind}: {raised.words}", raised)
+            return _misshapen(f, inputs, f"{what} (i={i}, j={j})")
+
+        if (found := failure(f.subject, inputs, kept_in_kind(judge), square=i == j)) is not None:
+            return found
     return None
 
 
@@ -252,12 +370,3 @@ def _apart(x: Tensor, y: Tensor) -> float:
 
 def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0]
-
-
-def call(inputs: Inputs, q: str = "q") -> str:
-    sizes = [f"torch.randn{tuple(x.shape)}{_cast(x)}" for x in (inputs.q, inputs.k, inputs.v)]
-    return f"q, k, v = {', '.join(sizes)}\nout = f({q}, k, v)"
-
-
-def _cast(x: Tensor) -> str:
-    return "" if x.dtype == torch.float32 else f".to({x.dtype})"

@@ -1,6 +1,6 @@
 """Facts about whole decoders: what a token may know, alone, in a batch, padded, packed and through a cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from regard.base.registry import Registry
 from regard.conform.decoder import Decoder, unwrapped
+from regard.conform.decoder_example import distance, far, in_steps, logits, shown
+from regard.conform.example import Raised
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
 from regard.conform.facts.answers import equal, seeded
 from regard.conform.subject import DOCUMENTS
@@ -24,10 +26,6 @@ def apart(x: Tensor, y: Tensor) -> float:
         return float("inf")
     scale = max(y.abs().max().item(), 1e-3) * NEAR
     return ((x - y).abs().nan_to_num(torch.inf).max() / scale).item()
-
-
-def shown(tokens: Tensor, rest: str = "") -> str:
-    return f"tokens = torch.tensor({tokens.tolist()})\nlogits = model(tokens{rest})"
 
 
 def smallest(tokens: Tensor, broken: Callable[[Tensor], bool]) -> Tensor:
@@ -60,9 +58,20 @@ def runs(d: Decoder) -> Failure | None:
     try:
         d(tokens)
     except Exception as error:
-        words = (str(error).strip().splitlines() or [""])[0]
-        return Failure(f"an ordinary call raises {type(error).__name__}: {words}", shown(tokens))
+        raised = Raised.of(error)
+        words = f"an ordinary call raises {raised.kind}: {raised.words}"
+        words += _though_fewer_do_not(d)
+        return Failure(words, shown(d, tokens, [f"logits = {logits(d)}"], raised))
     return None
+
+
+def _though_fewer_do_not(d: Decoder) -> str:
+    """What to do about a context that is too short to be examined, where it is that."""
+    try:
+        d(d.draw(3))
+    except Exception:
+        return ""
+    return "; 3 tokens do not raise, so where its context is shorter than 9 tokens, check one with room for 9"
 
 
 @fact(
@@ -78,7 +87,11 @@ def output_shape(d: Decoder) -> Failure | None:
     out = d(tokens)
     if out.ndim == 3 and out.shape[:2] == tokens.shape:
         return None
-    return Failure(f"tokens (3, 7) give {tuple(out.shape)}, not (3, 7, w)", shown(tokens))
+    words = f"tokens (3, 7) give {tuple(out.shape)}, not (3, 7, w)"
+    if out.ndim != 3:
+        return Failure(words, shown(d, tokens, [f"axes = {logits(d)}.ndim"], out.ndim, 3))
+    lines = [f"sizes = tuple({logits(d)}.shape[:2])"]
+    return Failure(words, shown(d, tokens, lines, tuple(out.shape[:2]), (3, 7)))
 
 
 @fact(
@@ -97,7 +110,16 @@ def dropout_in_eval(d: Decoder) -> Failure | None:
         outs.append(d(tokens))
     if not equal(outs[0], outs[1]) or all(equal(outs[0], out) for out in outs[2:]):
         return None
-    return Failure(f"two seeds give logits that are {(outs[0] - outs[2]).abs().max():.1e} apart", shown(tokens))
+    other = next(seed for seed, out in ((1, outs[2]), (2, outs[3])) if not equal(outs[0], out))
+    lines = [
+        "torch.manual_seed(0)",
+        f"first = {logits(d)}",
+        f"torch.manual_seed({other})",
+        f"second = {logits(d)}",
+        "same = torch.equal(first, second)",
+    ]
+    words = f"two seeds give logits that are {(outs[0] - outs[other + 1]).abs().max():.1e} apart"
+    return Failure(words, shown(d, tokens, lines, False, True))
 
 
 @fact(
@@ -115,7 +137,14 @@ def state_between_calls(d: Decoder) -> Failure | None:
         d(other)
         again = d(tokens)
         if not equal(first, again):
-            return Failure("the same tokens give other logits after a call with other tokens", shown(tokens))
+            lines = [
+                f"first = {logits(d)}",
+                f"other = {logits(d, f'torch.tensor({other.tolist()})')}",
+                f"again = {logits(d)}",
+                "same = torch.equal(first, again)",
+            ]
+            words = "the same tokens give other logits after a call with other tokens"
+            return Failure(words, shown(d, tokens, lines, False, True))
     return None
 
 
@@ -130,7 +159,9 @@ def inputs_changed(d: Decoder) -> Failure | None:
     tokens = d.draw()
     given = tokens.clone()
     d.run(given)
-    return None if torch.equal(given, tokens) else Failure("the call changes its tokens", shown(tokens))
+    if torch.equal(given, tokens):
+        return None
+    return Failure("the call changes its tokens", shown(d, tokens, [logits(d), "after = tokens"], given, tokens))
 
 
 def reach(d: Decoder, sizes: tuple[int, ...] = (9,)) -> Tensor:
@@ -164,14 +195,31 @@ def targets_leaked(d: Decoder) -> Failure | None:
     seen = reach(d)
     if bool(seen.diagonal(1).all()) and not bool(seen.triu(2).any()):
         tokens = smallest(d.draw(9, 1), lambda tokens: _sees_later(d, tokens))
-        return Failure("logits at t change with token t + 1, and with none after it", shown(tokens))
+        return Failure("logits at t change with token t + 1, and with none after it", _later_shown(d, tokens))
     return None
 
 
 def _sees_later(d: Decoder, tokens: Tensor) -> bool:
+    return apart(d(changed(d, tokens, -1))[:, :-1], d(tokens)[:, :-1]) > 1
+
+
+def changed(d: Decoder, tokens: Tensor, place: int) -> Tensor:
+    """The same tokens with another one at that place."""
     other = tokens.clone()
-    other[:, -1] = (other[:, -1] + 1) % d.vocab
-    return apart(d(other)[:, :-1], d(tokens)[:, :-1]) > 1
+    other[:, place] = (other[:, place] + 1) % d.vocab
+    return other
+
+
+def changing(d: Decoder, place: int) -> list[str]:
+    """The same, as written."""
+    return ["other = tokens.clone()", f"other[:, {place}] = (other[:, {place}] + 1) % {d.vocab}"]
+
+
+def _later_shown(d: Decoder, tokens: Tensor) -> str:
+    """How far the logits before the last move with the last token."""
+    off, most = far(d(changed(d, tokens, -1))[:, :-1], d(tokens)[:, :-1], NEAR)
+    lines = [*changing(d, -1), distance(f"{logits(d, 'other')}[:, :-1]", f"{logits(d)}[:, :-1]")]
+    return shown(d, tokens, lines, off, most if off > most.most else 0.0)
 
 
 @fact(
@@ -191,7 +239,7 @@ def causality(d: Decoder) -> Failure | None:
         return None
     row, token = seen.nonzero()[0].tolist()
     tokens = smallest(d.draw(9, 1), lambda tokens: _sees_later(d, tokens))
-    return Failure(f"logits at position {row} change with token {token}", shown(tokens))
+    return Failure(f"logits at position {row} change with token {token}", _later_shown(d, tokens))
 
 
 @fact(
@@ -208,6 +256,7 @@ def causality_by_gradient(d: Decoder) -> Failure | None:
     if d.module is None:
         raise NotApplicableError("it is a function")
     embedded: list[Tensor] = []
+    embedder: list[nn.Module] = []
     tokens = d.draw(7, 1)
 
     def keep(module: nn.Module, given: tuple[Any, ...], out: Any) -> Tensor | None:
@@ -215,6 +264,7 @@ def causality_by_gradient(d: Decoder) -> Failure | None:
         if embedded or not read or not isinstance(out, Tensor) or out.shape[:-1] != tokens.shape:
             return None
         embedded.append(out.detach().requires_grad_())
+        embedder.append(module)
         return embedded[0]
 
     hooks = [part.register_forward_hook(keep) for part in d.module.modules() if part is not d.module]
@@ -231,7 +281,19 @@ def causality_by_gradient(d: Decoder) -> Failure | None:
     for place in range(6):
         (gradient,) = torch.autograd.grad(rows[:, place].square().sum(), embedded, retain_graph=True)
         if bool(gradient[:, place + 1 :].any()):
-            return Failure(f"logits at {place} send a gradient to tokens after it", shown(tokens))
+            largest = gradient[:, place + 1 :].abs().max().item()
+            path = next(path for path, part in d.module.named_modules() if part is embedder[0])
+            lines = [
+                "embedded = []",
+                "keep = lambda part, given, out: embedded.append(out.detach().requires_grad_()) or embedded[-1]",
+                f"hook = model.get_submodule({path!r}).register_forward_hook(keep)",
+                f"logits = {logits(d)}",
+                "hook.remove()",
+                f"gradient = torch.autograd.grad(logits[:, {place}].square().sum(), embedded[0])[0]",
+                f"later = gradient[:, {place + 1}:].abs().max().item()",
+            ]
+            words = f"logits at {place} send a gradient to tokens after it"
+            return Failure(words, shown(d, tokens, lines, largest, 0.0))
     return None
 
 
@@ -244,11 +306,15 @@ def causality_by_gradient(d: Decoder) -> Failure | None:
 )
 def context_ignored(d: Decoder) -> Failure | None:
     seen = reach(d)
-    return (
-        None
-        if bool(seen[-1, -2])
-        else Failure("the last logits do not change with the token before", shown(d.draw(9, 1)))
-    )
+    if bool(seen[-1, -2]):
+        return None
+    lines = [
+        *changing(d, -2),
+        f"before, after = {logits(d)}[:, -1], {logits(d, 'other')}[:, -1]",
+        "changes = bool((after - before).abs().max() > before.abs().max() * 1e-6)",
+    ]
+    words = "the last logits do not change with the token before"
+    return Failure(words, shown(d, d.draw(9, 1), lines, False, True))
 
 
 @fact(
@@ -262,8 +328,12 @@ def batch_mixed(d: Decoder) -> Failure | None:
     tokens = d.draw(7, 3)
     other = tokens.clone()
     other[2] = (other[2] + 1) % d.vocab
-    off = apart(d(other)[:2], d(tokens)[:2])
-    return None if off <= 1 else Failure("changing the last sequence changes the logits of others", shown(tokens))
+    if apart(d(other)[:2], d(tokens)[:2]) <= 1:
+        return None
+    off, most = far(d(other)[:2], d(tokens)[:2], NEAR)
+    lines = ["other = tokens.clone()", f"other[2] = (other[2] + 1) % {d.vocab}"]
+    lines.append(distance(f"{logits(d, 'other')}[:2]", f"{logits(d)}[:2]"))
+    return Failure("changing the last sequence changes the logits of others", shown(d, tokens, lines, off, most))
 
 
 @fact(
@@ -276,8 +346,12 @@ def batch_mixed(d: Decoder) -> Failure | None:
 )
 def batch_size(d: Decoder) -> Failure | None:
     tokens = d.draw(7, 5)
-    off = apart(d(tokens), torch.cat([d(row[None]) for row in tokens]))
-    return None if off <= 1 else Failure("five sequences in one batch differ from one at a time", shown(tokens))
+    together, alone = d(tokens), torch.cat([d(row[None]) for row in tokens])
+    if apart(together, alone) <= 1:
+        return None
+    off, most = far(together, alone, NEAR)
+    lines = [f"alone = torch.cat([{logits(d, 'row[None]')} for row in tokens])", distance(logits(d), "alone")]
+    return Failure("five sequences in one batch differ from one at a time", shown(d, tokens, lines, off, most))
 
 
 @fact(
@@ -295,7 +369,11 @@ def length_changes_earlier(d: Decoder) -> Failure | None:
     whole = d(tokens)
     for n in range(1, 9):
         if apart(d(tokens[:, :n]), whole[:, :n]) > 1:
-            return Failure(f"the first {n} tokens alone give other logits than within 9", shown(tokens[:, : n + 1]))
+            longer = next(m for m in range(n + 1, 10) if m == 9 or apart(d(tokens[:, :n]), d(tokens[:, :m])[:, :n]) > 1)
+            off, most = far(d(tokens[:, :n]), d(tokens[:, :longer])[:, :n], NEAR)
+            lines = [distance(logits(d, f"tokens[:, :{n}]"), f"{logits(d)}[:, :{n}]")]
+            words = f"the first {n} tokens alone give other logits than within {longer}"
+            return Failure(words, shown(d, tokens[:, :longer], lines, off, most))
     return None
 
 
@@ -311,11 +389,29 @@ def _padded(d: Decoder, side: str) -> Failure | None:
         rows = slice(0, 5) if side == "right" else slice(4, 9)
         filled[0] = filler
         filled[0, rows] = tokens[0, :5]
-        off = apart(d(filled, **given)[:1, rows], alone)
-        if off > 1:
-            words = f"5 tokens padded on the {side} to 9 give logits {off * NEAR:.1e} away from 5 alone"
-            return Failure(words, shown(filled, "".join(f", {name}={name}" for name in given)))
+        padded = d(filled, **given)[:1, rows]
+        if apart(padded, alone) > 1:
+            off, most = far(padded, alone, NEAR)
+            words = f"5 tokens padded on the {side} to 9 give logits {off:.1e} away from 5 alone"
+            told = _told(
+                given, f"padding(torch.tensor({real}){'' if side == 'right' else f', side={side!r}, width={n}'})"
+            )
+            at = f"{rows.start}:{rows.stop}"
+            together = f"{logits(d, 'tokens', *(f'{name}={name}' for name in given))}[:1, {at}]"
+            lines = [*told, distance(together, logits(d, f"tokens[:1, {at}]"))]
+            return Failure(words, shown(d, filled, lines, off, most))
     return None
+
+
+def _told(given: Mapping[str, object], mask: str) -> list[str]:
+    """The lines that make the arguments: tensors as they are, and a mask of this project by the call that makes it."""
+    lines = []
+    for name, value in given.items():
+        if isinstance(value, Tensor):
+            lines.append(f"{name} = torch.tensor({value.tolist()})")
+        else:
+            lines += [f"from regard.core.masks import {mask.partition('(')[0]}", f"{name} = {mask}"]
+    return lines
 
 
 @fact(
@@ -372,7 +468,14 @@ def packed_documents_leak(d: Decoder) -> Failure | None:
                     "positions that start anew do not tell documents apart, and were not promised to"
                 )
             words = f"the document at {rows.start} gives other logits packed than alone"
-            return Failure(words, shown(tokens, "".join(f", {each}={each}" for each in given)))
+            off, most = far(together[:, rows], d(tokens[:, rows]), NEAR)
+            at = f"{rows.start}:{rows.stop}"
+            packed = f"{logits(d, 'tokens', *(f'{each}={each}' for each in given))}[:, {at}]"
+            lines = [
+                *_told(given, f"documents(torch.tensor({ids.tolist()}))"),
+                distance(packed, logits(d, f"tokens[:, {at}]")),
+            ]
+            return Failure(words, shown(d, tokens, lines, off, most))
     return None
 
 
@@ -382,6 +485,19 @@ def _has_cache(d: Decoder) -> None:
 
 
 STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
+
+
+def _changes_in_steps(d: Decoder, sizes: list[int], row: int, token: int, changes: bool) -> str:
+    """Whether logits of one row change with one token, through a cache."""
+    lines = [
+        *changing(d, token),
+        *in_steps(d, sizes),
+        "before = steps",
+        *in_steps(d, sizes, "other"),
+        f"moved = (steps - before).abs().amax(-1)[0, {row}]",
+        "changes = bool(moved > before.abs().max() * 1e-6)",
+    ]
+    return shown(d, d.draw(9, 1), lines, changes, not changes)
 
 
 @fact(
@@ -399,7 +515,8 @@ def cache_off_by_one(d: Decoder) -> Failure | None:
         lost = whole & ~reach(d, sizes)
         if bool(lost.any()):
             row, token = lost.nonzero()[0].tolist()
-            return Failure(f"in steps of {list(sizes)} logits at {row} do not see token {token}", shown(d.draw(9, 1)))
+            words = f"in steps of {list(sizes)} logits at {row} do not see token {token}"
+            return Failure(words, _changes_in_steps(d, list(sizes), row, token, False))
     return None
 
 
@@ -418,7 +535,8 @@ def window_in_decode(d: Decoder) -> Failure | None:
         more = reach(d, sizes) & ~whole
         if bool(more.any()):
             row, token = more.nonzero()[0].tolist()
-            return Failure(f"in steps of {list(sizes)} logits at {row} see token {token}", shown(d.draw(9, 1)))
+            words = f"in steps of {list(sizes)} logits at {row} see token {token}"
+            return Failure(words, _changes_in_steps(d, list(sizes), row, token, True))
     return None
 
 
@@ -436,9 +554,12 @@ def cache(d: Decoder) -> Failure | None:
     tokens = d.draw(9, 2)
     whole = d(tokens)
     for sizes in ([1] * 9, *([n, 9 - n] for n in range(1, 9)), [2, 3, 4]):
-        off = apart(d.in_steps(tokens, list(sizes)), whole)
-        if off > 1:
-            return Failure(f"in steps of {sizes} logits are {off * NEAR:.1e} away from one pass", shown(tokens[:1]))
+        steps = d.in_steps(tokens, list(sizes))
+        if apart(steps, whole) > 1:
+            off, most = far(steps, whole, NEAR)
+            words = f"in steps of {sizes} logits are {off:.1e} away from one pass"
+            lines = [*in_steps(d, list(sizes)), distance("steps", logits(d))]
+            return Failure(words, shown(d, tokens, lines, off, most))
     return None
 
 
@@ -459,7 +580,10 @@ def static_cache(d: Decoder) -> Failure | None:
         stepped = d.in_steps(tokens, [3, 1, 3], capacity=13)
     except TypeError as refused:
         raise NotApplicableError("its cache() takes no capacity") from refused
-    off = apart(stepped, d(tokens))
-    if off <= 1:
+    whole = d(tokens)
+    if apart(stepped, whole) <= 1:
         return None
-    return Failure(f"with 13 places for 7 tokens logits are {off * NEAR:.1e} away from one pass", shown(tokens[:1]))
+    off, most = far(stepped, whole, NEAR)
+    lines = [*in_steps(d, [3, 1, 3], capacity=13), distance("steps", logits(d))]
+    words = f"with 13 places for 7 tokens logits are {off:.1e} away from one pass"
+    return Failure(words, shown(d, tokens, lines, off, most))

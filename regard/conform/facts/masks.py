@@ -5,12 +5,13 @@ from dataclasses import replace
 import torch
 
 from regard.base.registry import Registry
+from regard.conform.example import Ask, example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.numbers import far, gradients, with_gradients
+from regard.conform.facts.numbers import far, gradient_lines, gradients, with_gradients
 from regard.conform.findings import Findings, blinded, half_hidden
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, failure
-from regard.conform.subject import DOCUMENTS, PADDINGS
+from regard.conform.subject import DOCUMENTS, PADDINGS, Subject
 from regard.conform.tolerance import error
 
 FACTS: Registry[Fact] = Registry("fact")
@@ -53,12 +54,25 @@ def mask_ignored(f: Findings) -> Failure | None:
     assert argument is not None
     if argument.polarity is not None:
         return None
-    return Failure(
-        f"{argument.name} is accepted, but hides no key",
-        f"{argument.name} = torch.ones(1, 1, 6, 6, dtype=torch.bool)\n{argument.name}[..., 1] = False\n"
-        f"out = f(torch.zeros(1, 1, 6, 4), k, torch.eye(6)[None, None], {argument.name}={argument.name})\n"
-        "# column 1 of the weights is not zero, and with ~mask the others are not",
-    )
+    return _covered(f, f"{argument.name} is accepted, but hides no key")
+
+
+def _covered(f: Findings, words: str, subject: Subject | None = None, declare: str = "") -> Failure:
+    """The failure of a mask that hides key 1: the weights at q = 0, and those that it should leave."""
+    subject = subject or f.subject
+    inputs = f.subject.draw(3, 3, b=1, h=1, causal=False, dtype=torch.float32)
+    visible = torch.ones(*inputs.q.shape[:3], 3, dtype=torch.bool)
+    visible[..., 1] = False
+    inputs = replace(inputs, q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
+    plain = f.subject.weights(inputs)
+    inputs = replace(inputs, visible=visible)
+    left = plain * visible
+    expected = left / left.sum(-1, keepdim=True).clamp(min=1e-30)
+
+    def show(ask: Ask) -> list[str]:
+        return [f"weights = {ask.weights()}"]
+
+    return Failure(words, example(subject, inputs, subject.weights(inputs), expected, show, {}), declare)
 
 
 @fact(
@@ -73,12 +87,7 @@ def mask_transposed(f: Findings) -> Failure | None:
     assert f.subject.mask is not None
     if f.subject.mask.polarity != "transposed":
         return None
-    name = f.subject.mask.name
-    return Failure(
-        f"{name}[i, j] hides row j, not key j",
-        f"{name} = torch.ones(1, 1, 6, 6, dtype=torch.bool)\n{name}[..., 1] = False\n"
-        f"out = f(torch.zeros(1, 1, 6, 4), k, torch.eye(6)[None, None], {name}={name})\n# row 1 sees nothing",
-    )
+    return _covered(f, f"{f.subject.mask.name}[i, j] hides row j, not key j")
 
 
 @fact(
@@ -96,12 +105,9 @@ def boolean_mask_added(f: Findings) -> Failure | None:
         raise NotApplicableError("declared to take additive masks only")
     if not f.subject.mask.boolean_added:
         return None
-    name = f.subject.mask.name
-    return Failure(
-        f"a boolean {name} is accepted, but hides nothing: only a mask of 0 and -inf does",
-        f"out = f(q, k, v, {name}=torch.ones(1, 1, 6, 6, dtype=torch.bool).tril())  # later keys have weight",
-        "mask_values='additive'",
-    )
+    words = f"a boolean {f.subject.mask.name} is accepted, but hides nothing: only a mask of 0 and -inf does"
+    boolean = replace(f.subject, mask=replace(f.subject.mask, boolean=True, polarity="keep"))
+    return _covered(f, words, boolean, "mask_values='additive'")
 
 
 @fact(
@@ -135,11 +141,38 @@ def mask_polarity(f: Findings) -> Failure | None:
 
 @fact(
     FACTS,
+    "mask-per-row",
+    student="Every word has its own list of words that it may look at.",
+    engineer="A mask is read row by row: mask[..., i, :] is about query i, not the mask of one row for all.",
+    cause="mask[..., :1, :], mask[..., 0, :] or a mask of (b j) broadcast over queries where (b i j) was handed over",
+)
+def mask_per_row(f: Findings) -> Failure | None:
+    obeys_mask(f)
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        _, h, _, i, j, _, _ = inputs.sizes
+        assert inputs.visible is not None
+        view = f.view(inputs)
+        seen = f.subject.weights(replace(inputs, q=torch.zeros_like(inputs.q))) > 0
+        unmasked = (f.flat_weights(i, j, inputs.causal, h, masked=True) > 0)[None]
+        for row in range(i):
+            used = unmasked & inputs.visible[:, :, row : row + 1]
+            if torch.equal(seen, used) and not torch.equal(seen, view.visible.expand_as(seen)):
+                got, truth = f.subject(inputs).detach(), view.truth(inputs)
+                if error(got, truth) > 1e-3:
+                    return Complaint(f"the mask of row {row} is used for all rows", got, truth.to(got.dtype))
+        return None
+
+    return failure(f.subject, masked(f, f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32)), judge)
+
+
+@fact(
+    FACTS,
     "masked-outputs",
     student="Under a mask the answer is the weighted mean of what is visible.",
     engineer="Outputs under a random mask are at most 2x as far from float64 as the naive method, plus one ulp.",
     cause="a mask applied after the softmax, transposed, or only where i = j",
-    explained_by=("outputs",),
+    explained_by=("outputs", "mask-per-row"),
 )
 def masked_outputs(f: Findings) -> Failure | None:
     obeys_mask(f)
@@ -157,7 +190,7 @@ def masked_outputs(f: Findings) -> Failure | None:
     student="Every sentence has its own mask.",
     engineer="A mask with a batch axis is read for each batch entry, not only for the first.",
     cause="mask[0], or a mask expanded over the wrong axis",
-    explained_by=("masked-outputs",),
+    explained_by=("masked-outputs", "mask-per-row"),
 )
 def mask_per_sequence(f: Findings) -> Failure | None:
     obeys_mask(f)
@@ -177,7 +210,7 @@ def mask_per_sequence(f: Findings) -> Failure | None:
     student="Every head may have a mask of its own.",
     engineer="A mask with an axis for heads is read for each head, not only for the first.",
     cause="mask[:, 0], or heads and batch entries flattened in the other order",
-    explained_by=("masked-outputs", "mask-per-sequence"),
+    explained_by=("masked-outputs", "mask-per-sequence", "mask-per-row"),
 )
 def mask_per_head(f: Findings) -> Failure | None:
     obeys_mask(f)
@@ -201,6 +234,7 @@ def _apart(f: Findings, inputs: Inputs) -> Complaint | None:
     student="Who may look at nothing brings back nothing, not an error that spreads.",
     engineer="A row whose mask hides every key gives zeros, not NaN, unless blind_rows='nan' is declared.",
     cause="softmax over a row of -inf is 0 / 0 (pytorch#41508, #103749)",
+    explained_by=("mask-per-row",),
 )
 def blind_row_nan(f: Findings) -> Failure | None:
     return _blind(f, "nan", "a row that sees nothing is NaN")
@@ -212,6 +246,7 @@ def blind_row_nan(f: Findings) -> Failure | None:
     student="Who may look at nothing does not bring back the mean of everything.",
     engineer="A row whose mask hides every key gives zeros, not the mean of hidden values, unless blind_rows='mean'.",
     cause="masked_fill(finfo.min): where all scores are equally small, softmax shares evenly (pytorch#160064)",
+    explained_by=("mask-per-row",),
 )
 def blind_row_mean(f: Findings) -> Failure | None:
     return _blind(f, "mean", "a row that sees nothing is the mean of what is hidden from it")
@@ -243,7 +278,7 @@ def _blind(f: Findings, kind: str, words: str) -> Failure | None:
     student="A row that sees nothing teaches nothing, and above all no nonsense.",
     engineer="A blind row sends zero gradients back, not NaN: nan_to_num on the output hides the NaN only forward.",
     cause="softmax(-inf, ...) followed by nan_to_num or where (pytorch#103749)",
-    explained_by=("blind-row-nan",),
+    explained_by=("blind-row-nan", "mask-per-row"),
 )
 def blind_row_gradient(f: Findings) -> Failure | None:
     obeys_mask(f)
@@ -253,7 +288,8 @@ def blind_row_gradient(f: Findings) -> Failure | None:
     def judge(inputs: Inputs) -> Complaint | None:
         for name, gradient in gradients(f, inputs).items():
             if bool(gradient.isnan().any()):
-                return Complaint(f"a row that sees nothing makes the gradient of {name} NaN", gradient)
+                words = f"a row that sees nothing makes the gradient of {name} NaN"
+                return Complaint(words, gradient, gradient.nan_to_num(0.0), gradient_lines(name))
         return None
 
     inputs = blinded(f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32))
@@ -269,6 +305,7 @@ def blind_row_gradient(f: Findings) -> Failure | None:
     engineer="A key that no query may see gets gradients of exactly zero in k and v.",
     cause="a backward pass that forgets the mask; a finite mask value",
     explained_by=(
+        "mask-per-row",
         "masked-outputs",
         "mask-ignored",
         "blind-row-nan",
@@ -289,7 +326,8 @@ def masked_gradient(f: Findings) -> Failure | None:
         got = gradients(f, inputs)
         for name in ("k", "v"):
             if bool((got[name] * unseen).any()):
-                return Complaint(f"a key that nobody may see gets a gradient of {name}", got[name])
+                words = f"a key that nobody may see gets a gradient of {name}"
+                return Complaint(words, got[name], got[name].masked_fill(unseen, 0.0), gradient_lines(name))
         return None
 
     return failure(f.subject, inputs, judge)
@@ -325,6 +363,7 @@ def _poisoned(f: Findings, name: str) -> Failure | None:
     student="What is hidden may be anything, even garbage: nobody looks at it.",
     engineer="NaN or infinity in a value that the mask hides from all rows reaches no output.",
     cause="weight 0 times NaN is NaN (pytorch#101967); padding and unused cache slots hold anything",
+    explained_by=("mask-per-row",),
 )
 def nan_in_masked_value(f: Findings) -> Failure | None:
     return _poisoned(f, "v")
@@ -336,6 +375,7 @@ def nan_in_masked_value(f: Findings) -> Failure | None:
     student="A key that is hidden may be garbage too.",
     engineer="NaN in a key that the mask hides from all rows reaches no output.",
     cause="the mask is added to the scores (NaN - inf is NaN) instead of replacing them",
+    explained_by=("mask-per-row",),
 )
 def nan_in_masked_key(f: Findings) -> Failure | None:
     return _poisoned(f, "k")
@@ -366,10 +406,17 @@ def causal_beside_mask(f: Findings) -> Failure | None:
         return None
     _, _, row, key = later.nonzero()[0].tolist()
     assert f.subject.mask is not None
-    given = [f"{f.subject.causal_argument}=True"] if f.subject.asks_causal else []
-    given.append(f"{f.subject.mask.name}=torch.ones({i}, {j}, dtype=torch.bool)")
     words = f"with a {f.subject.mask.name} that hides nothing, row {row} sees key {key}"
-    return Failure(words, f"out = f(q, k, v, {', '.join(given)})")
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        weights = f.subject.weights(inputs)
+        if not bool(weights.triu(1).any()):
+            return None
+        early = weights.tril()
+        show = "weights = {}".format
+        return Complaint(words, weights, early / early.sum(-1, keepdim=True), lambda ask: [show(ask.weights())])
+
+    return failure(f.subject, inputs, judge, words, square=True)
 
 
 @fact(
@@ -394,9 +441,21 @@ def padding_leaks(f: Findings) -> Failure | None:
             raise NotApplicableError(f"{name} of (b j) booleans is refused: {str(refused)[:80]}") from refused
         if not bool(flat[1, :, :3, 3:].any()) and bool((flat[0, :, -1] > 0).all()):
             return None
+    simple = replace(inputs, q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
+
+    def show(ask: Ask) -> list[str]:
+        return [
+            f"real = torch.tensor({real.tolist()})",
+            "obeyed = []",
+            "for keep in (real, ~real):",
+            f"    weights = {ask.weights(f'{name}=keep')}",
+            "    obeyed.append(bool((weights[1, :, :3, 3:] == 0).all() and (weights[0, :, -1] > 0).all()))",
+            "obeyed = any(obeyed)",
+        ]
+
     return Failure(
         f"{name} of (b j) booleans, in neither polarity, hides the padded keys of the second sequence",
-        f"{name} = torch.tensor({real.tolist()})\nout = f(q, k, v, {name}={name})",
+        example(f.subject, simple, False, True, show, {}),
     )
 
 
@@ -420,8 +479,17 @@ def packed_documents_leak(f: Findings) -> Failure | None:
     other = (ids[:, None, :, None] != ids[:, None, None, :]).expand_as(flat)
     if not bool(flat[other].any()):
         return None
-    b, _, row, key = ((flat != 0) & other).nonzero()[0].tolist()
+    b, h, row, key = ((flat != 0) & other).nonzero()[0].tolist()
+    simple = replace(inputs, q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
+    weight = f.subject.weights(simple, **{name: ids})[b, h, row, key].item()
+
+    def show(ask: Ask) -> list[str]:
+        return [
+            f"{name} = torch.tensor({ids.tolist()})",
+            f"weight = {ask.weights(f'{name}={name}')}[{b}, {h}, {row}, {key}].item()",
+        ]
+
     return Failure(
         f"row {row} of document {ids[b, row]} sees key {key} of document {ids[b, key]}",
-        f"{name} = torch.tensor({ids.tolist()})\nout = f(q, k, v, {name}={name})",
+        example(f.subject, simple, weight, 0.0, show, {}),
     )

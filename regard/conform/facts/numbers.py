@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from regard.base.registry import Registry
+from regard.conform.example import Ask, Raised, Shows, drawn_example, example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.answers import call, first_line, seeded
+from regard.conform.facts.answers import kept_in_kind, refusal, seeded
 from regard.conform.findings import Findings, half_hidden
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, failure
@@ -38,6 +39,8 @@ def far(f: Findings, inputs: Inputs) -> Complaint | None:
     most = allowed(view.naive(inputs), truth, OUTPUT)
     if inputs.dtype == torch.float64:
         most = max(most, IN_FLOAT32 * truth.abs().max().item())
+    if view.norm is not None:
+        most += 3e-5 * truth.abs().max().item()  # each norm adds an epsilon of its own
     if view.rotary is not None:
         most += 4e-6 * truth.abs().max().item()  # phases are float32, and each project rounds them in its own order
     off = error(got, truth)
@@ -55,13 +58,19 @@ def far(f: Findings, inputs: Inputs) -> Complaint | None:
 )
 def one_key(f: Findings) -> Failure | None:
     inputs = f.subject.draw(1, 1, dtype=torch.float32)
-    try:
-        weights = f.subject.weights(inputs)
-    except Exception as error:
-        return Failure(f"one key raises {type(error).__name__}: {first_line(error)}", call(inputs))
-    if bool((weights - 1).abs().max() <= 1e-5):
-        return None
-    return Failure(f"a single key weighs {weights.flatten()[0].item():.4g}, not 1", call(inputs))
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        inputs = replace(inputs, v=torch.ones_like(inputs.v))
+        if (raised := refusal(f, inputs)) is not None:
+            return Complaint(f"one key raises {raised.kind}: {raised.words}", raised)
+        weights = f.subject(inputs).detach()
+        if bool((weights - 1).abs().max() <= 1e-5) or f.declared.sink:
+            return None
+        words = f"a single key weighs {weights.flatten()[0].item():.4g}, not 1"
+        show = "torch.ones_like(v)"
+        return Complaint(words, weights, torch.ones_like(weights), lambda ask: [f"out = {ask('q', 'k', show)}"])
+
+    return failure(f.subject, inputs, kept_in_kind(judge))
 
 
 @fact(
@@ -70,7 +79,7 @@ def one_key(f: Findings) -> Failure | None:
     student="The answer is the weighted mean of the values, and nothing else.",
     engineer="Outputs are at most 2x as far from float64 as the naive method in the same dtype, plus one ulp.",
     cause="an approximation, an accumulation in lower precision, or something this checker has no name for yet",
-    explained_by=("mask-ignored",),
+    explained_by=("mask-ignored", "grouping", "causality"),
 )
 def outputs(f: Findings) -> Failure | None:
     for dtype in (f.subject.dtype, torch.float32):
@@ -97,8 +106,13 @@ def rotary_precision(f: Findings) -> Failure | None:
         f.subject(inputs)
     except Exception as refused:
         raise NotApplicableError("it does not take bfloat16") from refused
-    complaint = far(f, inputs)
-    return None if complaint is None else Failure(f"301 positions in bfloat16: {complaint.words}")
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        complaint = far(f, inputs)
+        words = "" if complaint is None else f"{inputs.q.shape[2]} positions in bfloat16: {complaint.words}"
+        return None if complaint is None else replace(complaint, words=words)
+
+    return failure(f.subject, inputs, judge, square=True)
 
 
 @fact(
@@ -129,7 +143,7 @@ def half_precision(f: Findings) -> Failure | None:
     FACTS,
     "finite-mask-value",
     student="Forbidden is forbidden, not merely very unlikely.",
-    engineer="A hidden key gets no weight even where every visible score is -1e10 (-3e4 in float16).",
+    engineer="A hidden key gets no weight even where every visible score is -3e5 or -1e10.",
     cause="masked_fill(-1e9) or -1e4 in place of -inf: a score below it loses to what is hidden (TransformerLens#385)",
 )
 def finite_mask_value(f: Findings) -> Failure | None:
@@ -141,26 +155,40 @@ def finite_mask_value(f: Findings) -> Failure | None:
         raise NotApplicableError("positions turn queries and keys, so their product cannot be made alike for all pairs")
 
     def judge(inputs: Inputs) -> Complaint | None:
-        view = f.view(inputs)
-        truth, got = view.truth(inputs), f.subject(inputs).detach()
-        shares = f.subject(replace(inputs, v=torch.ones_like(inputs.v))).detach()
-        awake = bool(view.visible.any(-1).all()) and error(shares, torch.ones_like(shares)) <= 1e-3
-        if not awake or error(got, truth) <= 1e-3:
+        # only keys that v names, and only in rows that see others but none of these: how those share is rounding
+        visible = f.view(inputs).visible.expand(*inputs.q.shape[:3], inputs.k.shape[2])
+        named = (inputs.v != 0).any(-1).any(1)[:, None, None, :]
+        rows = (visible.any(-1) & ~(visible & named).any(-1))[..., None]
+        got = f.subject(inputs).detach()
+        if not bool((rows & (got.abs() > 1e-3)).any()):
             return None
-        return Complaint("what is hidden has weight where visible scores are very negative", got, truth.to(got.dtype))
+        words = "what is hidden has weight where visible scores are very negative"
+        return Complaint(words, got, got.masked_fill(rows, 0.0))
 
-    calls = [f.subject.draw(5, 5, b=1, dtype=torch.float32)] if hides else []
+    calls = []
+    if hides:
+        plain = f.subject.draw(11, 11, b=1, dtype=torch.float32)
+        calls += [replace(plain, v=_naming(plain, slice(at, at + 1))) for at in (10, 0)]
     if maskable:
-        calls += [half_hidden(f.subject.draw(5, 5, b=1, dtype=torch.float32, causal=False))]
+        covered = half_hidden(f.subject.draw(5, 5, b=1, dtype=torch.float32, causal=False))
+        assert covered.visible is not None
+        covered.visible[:, :, -1] = True  # what nobody sees may be cleared before it is weighed
+        calls += [replace(covered, v=_naming(covered, slice(3, None)))]
     for size in (1e10, 3e5):
         for inputs in calls:
-            # q . k is the same negative number for every pair, so that visible keys still share alike
+            # q . k is about the same negative number for every pair
             root = (size / (inputs.q.shape[-1] * max(f.scale(inputs), 1e-9))) ** 0.5
-            names = torch.arange(5, dtype=inputs.dtype)[:, None].expand_as(inputs.v).clone()
-            inputs = replace(inputs, q=torch.full_like(inputs.q, -root), k=torch.full_like(inputs.k, root), v=names)
+            inputs = replace(inputs, q=torch.full_like(inputs.q, -root), k=torch.full_like(inputs.k, root))
             if (found := failure(f.subject, inputs, judge)) is not None:
                 return found
     return None
+
+
+def _naming(inputs: Inputs, keys: slice) -> Tensor:
+    """Values that are one in those keys and zero elsewhere, so that the output is their weight."""
+    v = torch.zeros_like(inputs.v)
+    v[:, :, keys] = 1.0
+    return v
 
 
 @fact(
@@ -233,9 +261,23 @@ def _gradient(f: Findings, name: str) -> Failure | None:
             continue
         found = failure(f.subject, inputs, lambda inputs: off_gradients(f, inputs)[name])
         if found is not None:
-            example = found.example.replace("# gives    ", f"# gradient of {name} for out.backward(...): ")
-            return replace(found, example=example)
+            return found
     return None
+
+
+def gradient_lines(name: str) -> Shows:
+    """How the gradient of one of q, k and v is written."""
+
+    def show(ask: Ask) -> list[str]:
+        return [
+            "for x in (q, k, v):",
+            "    x.requires_grad_()",
+            f"out = {ask()}",
+            "above = torch.linspace(-1, 2, out.numel(), dtype=torch.float64).reshape(out.shape).sin().to(out.dtype)",
+            f"gradient = torch.autograd.grad(out, {name}, above, materialize_grads=True)[0]",
+        ]
+
+    return show
 
 
 def off_gradients(f: Findings, inputs: Inputs) -> dict[str, Complaint | None]:
@@ -247,11 +289,15 @@ def off_gradients(f: Findings, inputs: Inputs) -> dict[str, Complaint | None]:
         most = allowed(naive[name], truth, GRADIENT)
         if inputs.dtype == torch.float64:
             most = max(most, 4 * IN_FLOAT32 * max(1.0, truth.abs().max().item()))
+        if view.norm is not None:
+            most += 1e-4 * truth.abs().max().item()
         if view.rotary is not None:
             most += 1e-5 * truth.abs().max().item()
         off = error(got[name], truth)
         words = f"the gradient of {name} is off by {off:.1e}, {most:.1e} is allowed"
-        complaints[name] = None if off <= most else Complaint(words, got[name], truth.to(got[name].dtype))
+        complaints[name] = (
+            None if off <= most else Complaint(words, got[name], truth.to(got[name].dtype), gradient_lines(name))
+        )
     return complaints
 
 
@@ -298,25 +344,79 @@ for _name, (_words, _cause) in _GRADIENTS.items():
     "dropout",
     student="What is dropped in training is made up for by what stays: on average nothing changes.",
     engineer="With dropout p, a share p of weights is zero and the others are divided by 1 - p.",
-    cause="weights dropped without scaling, dropout on scores or on whole keys",
+    cause="weights dropped without scaling, dropout on scores, values or the output, or on whole keys",
 )
 def dropout(f: Findings) -> Failure | None:
     name = f.subject.dropout_argument
     if name is None:
         raise NotApplicableError("it has no dropout argument")
     inputs = f.subject.draw(31, 31, b=3, c=8)
-    flat = replace(inputs, q=torch.zeros_like(inputs.q))
+    flat = replace(inputs, q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
     seeded(0)
     try:
-        dropped = f.subject(replace(flat, v=torch.ones_like(flat.v)), **{name: 0.5}).detach()[..., 0].double()
+        columns = f.subject(flat, **{name: 0.5}).detach().double()
     except Exception as refused:
         raise NotApplicableError(f"{name}=0.5 is refused: {str(refused).splitlines()[0]}") from refused
+    dropped = columns[..., 0]
     mean = dropped.mean().item()
-    if abs(mean - 1) > 0.1:
-        return Failure(f"with {name}=0.5 the weights of a row sum to {mean:.2f} on average, not to 1")
+    if bool((columns - dropped[..., None]).abs().max() > 1e-3):
+        shows = _dropping(name, "apart = bool((out - sums[..., None]).abs().max() > 1e-3)")
+        words = f"{name}=0.5 falls on values or on the output, not on weights: columns of equal values differ"
+        return Failure(words, example(f.subject, flat, True, False, shows, {}))
+    if abs(mean - 1) > 0.1 and (whole := _dropped_whole(f, flat, name)) is not None:
+        return whole  # so few are drawn then that their mean is a matter of luck
+    if abs(mean - 1) > 0.1 and not f.declared.sink:
+        words = f"with {name}=0.5 the weights of a row sum to {mean:.2f} on average, not to 1"
+        return Failure(words, example(f.subject, flat, mean, 1.0, _dropping(name, "mean = sums.mean().item()"), {}))
     if not bool((dropped - 1).abs().max() > 0.05):
-        return Failure(f"{name}=0.5 changes nothing")
-    return None
+        shows = _dropping(name, "changes = bool((sums - 1).abs().max() > 0.05)")
+        words = f"{name}=0.5 {'falls on scores, not on weights' if _drops(f, inputs, name) else 'changes nothing'}"
+        return Failure(words, example(f.subject, flat, False, True, shows, {}))
+    return _dropped_whole(f, flat, name)
+
+
+def _drops(f: Findings, inputs: Inputs, name: str) -> bool:
+    """Whether dropout changes an ordinary answer."""
+    seeded(0)
+    return error(f.subject(inputs, **{name: 0.5}).detach(), f.subject(inputs).detach()) > 1e-3
+
+
+def _dropped_whole(f: Findings, flat: Inputs, name: str) -> Failure | None:
+    """The complaint about weights that are dropped together, or not in the share that was asked for."""
+    part = "[..., -5:, :16]"  # what a causal mask shows too
+    if not f.subject.free_widths or bool((f.subject.weights(flat)[..., -5:, :16] == 0).any()):
+        return None
+    seeded(0)
+    gone = f.subject.weights(flat, **{name: 0.5})[..., -5:, :16] == 0
+    for axis, what in ((3, "rows"), (2, "keys")):
+        if bool((gone.all(axis) == gone.any(axis)).all()):
+            last = f"whole = bool((gone.all({axis}) == gone.any({axis})).all())"
+            words = f"{name}=0.5 drops whole {what}, not each weight by itself"
+            return Failure(words, example(f.subject, flat, True, False, _gone(name, part, last), {}))
+    share = gone.double().mean().item()
+    if abs(share - 0.5) <= 0.15:
+        return None
+    shows = _gone(name, part, "share = gone.double().mean().item()")
+    return Failure(f"{name}=0.5 makes {share:.0%} of the weights zero", example(f.subject, flat, share, 0.5, shows, {}))
+
+
+def _gone(name: str, part: str, last: str) -> Shows:
+    """How the weights that were dropped are written."""
+
+    def show(ask: Ask) -> list[str]:
+        return ["torch.manual_seed(0)", f"gone = {ask.weights(f'{name}=0.5')}{part} == 0", last]
+
+    return show
+
+
+def _dropping(name: str, last: str) -> Shows:
+    """How the sums of what is left of the weights are written."""
+
+    def show(ask: Ask) -> list[str]:
+        out = f"out = {ask('q', 'k', 'v', f'{name}=0.5')}.double()"
+        return ["torch.manual_seed(0)", out, "sums = out[..., 0]", last]
+
+    return show
 
 
 @fact(
@@ -343,7 +443,31 @@ def train_and_eval(f: Findings) -> Failure | None:
     if not torch.equal(outs[0], outs[1]):
         raise NotApplicableError("it is random in training, as with dropout, so both differ on purpose")
     off = error(outs[0], outs[2])
-    return None if off <= 1e-5 else Failure(f"train() and eval() are {off:.1e} apart")
+    words = f"train() and eval() are {off:.1e} apart"
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        outs = []
+        try:
+            for training in (True, False):
+                module.train(training)
+                outs.append(f.subject(inputs).detach())
+        finally:
+            module.train(before)
+        if error(*outs) <= 1e-5:
+            return None
+        return Complaint(words, outs[1], outs[0], lambda ask: [*_in_training(ask), f"out = {ask()}"])
+
+    return None if off <= 1e-5 else failure(f.subject, inputs, judge, words) or Failure(words)
+
+
+def _in_training(ask: Ask) -> list[str]:
+    """The lines that ask the same in training, to be compared with."""
+    made = [line for line in ask.before if line.startswith("attend = ")]
+    return [
+        *(line.replace("attend = ", "training = ").replace(".eval()", ".train()") for line in made),
+        f"expected = {ask().replace('attend(', 'training(', 1)}",
+        *made,
+    ]
 
 
 @fact(
@@ -357,15 +481,25 @@ def train_and_eval(f: Findings) -> Failure | None:
 def compiled(f: Findings) -> Failure | None:
     inputs = f.subject.draw(7, 7)
     plain = f.subject(inputs).detach()
-    given = {f.subject.causal_argument: True} if f.subject.causal_argument and inputs.causal else {}
+    given = f.subject.causal_given(inputs.causal)
     if inputs.k.shape[1] < inputs.q.shape[1] and "enable_gqa" in f.subject.probe.parameters:
         given["enable_gqa"] = True
     torch._dynamo.reset()
     try:
         fast = torch.compile(f.subject.probe.call, backend="aot_eager")(inputs.q, inputs.k, inputs.v, **given).detach()
     except Exception as refused:
-        return Failure(f"torch.compile raises {type(refused).__name__}: {(str(refused).splitlines() or [''])[0]}")
+        raised = Raised.of(refused)
+        words = f"torch.compile raises {raised.kind}: {raised.words}"
+        return Failure(words, drawn_example(f.subject, inputs, raised, None, _compiling, 1000 * f.subject.seed))
     finally:
         torch._dynamo.reset()
     off = error(fast, plain)
-    return None if off <= 1e-5 else Failure(f"the compiled call is {off:.1e} away from the plain one")
+    if off <= 1e-5:
+        return None
+    words = f"the compiled call is {off:.1e} away from the plain one"
+    return Failure(words, drawn_example(f.subject, inputs, fast, plain, _compiling, 1000 * f.subject.seed))
+
+
+def _compiling(ask: Ask) -> list[str]:
+    compiled = f'torch.compile({ask.name}, backend="aot_eager")'
+    return [f"expected = {ask()}", f"out = {compiled}{ask().removeprefix(ask.name)}"]

@@ -1,21 +1,25 @@
 """Facts about conventions: who sees whom, the scale, heads and positions, as declared or as expected."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from regard.base.registry import Registry
+from regard.conform.example import Ask, example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
 from regard.conform.findings import Band, Findings
 from regard.conform.inputs import Inputs
-from regard.conform.shrink import Complaint, failure
+from regard.conform.shrink import Complaint, Judge, failure
 from regard.conform.tolerance import error
 from regard.conform.view import View, band
+from regard.core.scores import alibi_slopes
 
 FACTS: Registry[Fact] = Registry("fact")
 
 LENGTHS = (11, 67)  # one block of a fast kernel, and several with a rest
+SEEN = ("diagonal-hidden", "causal-off-by-one", "causality", "window-off-by-one", "window", "full-view")
 
 
 def expects_causal(f: Findings) -> None:
@@ -25,13 +29,13 @@ def expects_causal(f: Findings) -> None:
         raise NotApplicableError("not declared to be causal, has no argument for it that works alone, and is not")
 
 
-def differs(f: Findings, view_of: Callable[[Inputs], View], words: str) -> Callable[[Inputs], Complaint | None]:
+def differs(f: Findings, view_of: Callable[[Inputs], View], words: str, most: float = 1e-3) -> Judge:
     """A judge that complains where the answer is far from the one that was expected."""
 
     def judge(inputs: Inputs) -> Complaint | None:
         truth = view_of(inputs).truth(inputs)
         got = f.subject(inputs).detach()
-        if error(got, truth) <= 1e-3 * max(1.0, truth.abs().max().item()):
+        if error(got, truth) <= most * max(1.0, truth.abs().max().item()):
             return None
         return Complaint(words, got, truth.to(got.dtype))
 
@@ -46,8 +50,9 @@ def seen_instead(f: Findings, n: int, expected: Tensor, words: str, declare: str
         return replace(f.view(inputs), visible=band(i, j, before, after))
 
     before = f.declared.window_before
-    after = 0 if f.declared.causal or f.subject.asks_causal or f.causal else f.declared.window_after
-    found = failure(f.subject, f.subject.draw(n, n, b=1), differs(f, view, words), words, declare)
+    causal = f.declared.causal is not False and (f.declared.causal or f.subject.asks_causal or f.causal)
+    after = 0 if causal else f.declared.window_after
+    found = failure(f.subject, f.subject.draw(n, n, b=1), differs(f, view, words), words, declare, square=True)
     return found or Failure(words, declare=declare)
 
 
@@ -101,10 +106,15 @@ def causality(f: Findings) -> Failure | None:
             return seen_instead(f, n, seen, words, "causal=False")
         if (found := _reached_by_later(f, n)) is not None:
             return found
+    if f.leaking is not None:
+        found = _reached_by_later(f, 11, b=3)
+        sequence, head, row, key = f.leaking
+        words = f"in a batch, row {row} of head {head} of sequence {sequence} sees key {key}"
+        return Failure(words) if found is None else replace(found, found=words)
     return None
 
 
-def _reached_by_later(f: Findings, n: int) -> Failure | None:
+def _reached_by_later(f: Findings, n: int, b: int = 1) -> Failure | None:
     def judge(inputs: Inputs) -> Complaint | None:
         n = inputs.q.shape[2]
         cut = n // 2
@@ -116,9 +126,21 @@ def _reached_by_later(f: Findings, n: int) -> Failure | None:
         before, after = (f.subject(x).detach()[:, :, :cut] for x in (inputs, other))
         if error(after, before) <= 1e-9 * max(1.0, before.abs().max().item()):
             return None
-        return Complaint(f"rows before {cut} of {n} change with keys and values from {cut} on", after, before)
+        later = []
+        for x in ("k", "v"):
+            later += [f"later_{x} = {x}.clone()", f"later_{x}[:, :, {cut}:] = {x}[:, :, {cut}:].flip(-1) * 3 + 1"]
+        return Complaint(
+            f"rows before {cut} of {n} change with keys and values from {cut} on",
+            after,
+            before,
+            lambda ask: [
+                *later,
+                f"expected = {ask()}[:, :, :{cut}]",
+                f"out = {ask('q', 'later_k', 'later_v')}[:, :, :{cut}]",
+            ],
+        )
 
-    return failure(f.subject, f.subject.draw(n, n, b=1), judge)
+    return failure(f.subject, f.subject.draw(n, n, b=b), judge, square=True)
 
 
 @fact(
@@ -170,7 +192,7 @@ def window(f: Findings) -> Failure | None:
             _, head, row, key = (seen != expected).nonzero()[0].tolist()
             verb = "sees" if bool(seen[0, head, row, key]) else "does not see"
             words = f"of {n} keys, row {row} of head {head} {verb} key {key}"
-            return seen_instead(f, n, seen, words, f"another window: found {f.band}")
+            return seen_instead(f, n, seen, words, _declaring(f.band))
     return None
 
 
@@ -191,6 +213,96 @@ def full_view(f: Findings) -> Failure | None:
             return seen_instead(
                 f, n, seen, f"of {n} keys, row {row} of head {head} does not see key {key}", "causal=True"
             )
+    return None
+
+
+def _declaring(found: Band | None) -> str:
+    """The declarations that make a band the expected one."""
+    if found is None:
+        return ""
+    ends = {"window_before": found.before, "window_after": None if found.after == 0 else found.after}
+    said = [f"{name}={end}" for name, end in ends.items() if end is not None]
+    return ", ".join([f"causal={found.after == 0}", *said])
+
+
+def _expects_a_band(f: Findings) -> None:
+    if f.declared.view == "any":
+        raise NotApplicableError("declared to see other keys in some heads, rows or lengths (view='any')")
+
+
+def _seen_beside(f: Findings, n: int, expected: Callable[[Inputs], Tensor], words: str) -> Failure:
+    """The failure of a view that is not the one that the rest of it promises."""
+    judge = differs(f, lambda inputs: replace(f.view(inputs), visible=expected(inputs)), words)
+    shown = failure(f.subject, f.subject.draw(n, n, b=1), judge, words, "view='any'", square=True)
+    return shown or Failure(words, declare="view='any'")
+
+
+@fact(
+    FACTS,
+    "heads-differ",
+    student="Heads may think differently, but they all look at the same words.",
+    engineer="At q = 0 the same keys are visible in every head, unless view='any' is declared.",
+    cause="a mask that reaches one head only, or one of (b i j) that meets the axis of heads",
+    explained_by=SEEN,
+)
+def heads_differ(f: Findings) -> Failure | None:
+    _expects_a_band(f)
+    for n in LENGTHS:
+        seen = f.visible(n, n)
+        other = seen != seen[:, :1]
+        if bool(other.any()):
+            _, head, row, key = other.nonzero()[0].tolist()
+            verb = "sees" if bool(seen[0, head, row, key]) else "does not see"
+            words = f"of {n} keys, row {row} of head {head} {verb} key {key}, unlike head 0"
+            return _seen_beside(f, n, lambda inputs: f.view(inputs).visible[:, :1], words)
+    return None
+
+
+@fact(
+    FACTS,
+    "rows-differ",
+    student="Every word sees as far as the others do.",
+    engineer="What is visible is a band around the diagonal, the same in every row, unless view='any' is declared.",
+    cause="an index that is off in some rows or blocks, a mask kept from another call, a block that is never visited",
+    explained_by=(*SEEN, "heads-differ"),
+)
+def rows_differ(f: Findings) -> Failure | None:
+    _expects_a_band(f)
+    if f.band is not None:
+        return None
+    hull = f.reach(11)
+    if hull is None:
+        raise NotApplicableError("nothing is visible at all")
+    missing = band(11, 11, hull.before, hull.after) & ~f.visible(11, 11)
+    _, head, row, key = missing.nonzero()[0].tolist()
+    words = f"of 11 keys, row {row} of head {head} does not see key {key}, though other rows see as far"
+    return _seen_beside(f, 11, lambda x: band(x.q.shape[2], x.k.shape[2], hull.before, hull.after), words)
+
+
+@fact(
+    FACTS,
+    "lengths-differ",
+    student="What is agreed for a short text holds for a long one.",
+    engineer="The band that is visible at 11 keys is visible at 7, 13, 37, 67 and 131, unless view='any' is declared.",
+    cause="keys cut off at a block or at a context, a mask built for another length, a last block that is left out",
+    explained_by=(*SEEN, "heads-differ", "rows-differ"),
+)
+def lengths_differ(f: Findings) -> Failure | None:
+    _expects_a_band(f)
+    found = f.band
+    if found is None:
+        raise NotApplicableError("what is visible is no band, which is another fact")
+    for n in (7, 13, 37, 67, 131):
+        try:
+            seen = f.visible(n, n)
+        except Exception:
+            continue  # that it does not answer is another fact
+        other = seen != band(n, n, found.before, found.after)
+        if bool(other.any()):
+            _, head, row, key = other.nonzero()[0].tolist()
+            verb = "sees" if bool(seen[0, head, row, key]) else "does not see"
+            words = f"of {n} keys, row {row} of head {head} {verb} key {key}, though of 11 it sees: {found}"
+            return _seen_beside(f, n, lambda x: band(x.q.shape[2], x.k.shape[2], found.before, found.after), words)
     return None
 
 
@@ -224,9 +336,8 @@ def cache_off_by_one(f: Findings) -> Failure | None:
                 and not bool((seen == _steps(f, i, j)[1]).all())
             ):
                 side = "late" if shift > 0 else "early"
-                return Failure(
-                    f"{i} queries after {j - i} cached keys stand one place too {side}", _step_example(f, i, j)
-                )
+                words = f"{i} queries after {j - i} cached keys stand one place too {side}"
+                return _seen_in_steps(f, i, j, words, _steps(f, i, j)[1])
     return None
 
 
@@ -245,10 +356,8 @@ def window_in_decode(f: Findings) -> Failure | None:
         seen, whole = _steps(f, i, j)
         if f.alignment != "top-left" and bool((seen & ~whole).any()):
             _, _, row, key = (seen & ~whole).nonzero()[0].tolist()
-            return Failure(
-                f"{i} of {j} rows: row {row} sees key {key}, which it does not when all {j} rows are asked",
-                _step_example(f, i, j),
-            )
+            words = f"{i} of {j} rows: row {row} sees key {key}, which it does not when all {j} rows are asked"
+            return _seen_in_steps(f, i, j, words, whole)
     return None
 
 
@@ -265,7 +374,7 @@ def causality_in_decode(f: Findings) -> Failure | None:
     seen, whole = _steps(f, 3, 9)
     if f.alignment == "other" and bool((seen & ~whole).any()):
         _, _, row, key = (seen & ~whole).nonzero()[0].tolist()
-        return Failure(f"3 of 9 rows: row {row} sees key {key}, a later one", _step_example(f, 3, 9))
+        return _seen_in_steps(f, 3, 9, f"3 of 9 rows: row {row} sees key {key}, a later one", whole)
     return None
 
 
@@ -283,18 +392,22 @@ def causal_alignment(f: Findings) -> Failure | None:
     _steps(f, 3, 9)
     if f.alignment != f.declared.alignment:
         words = f"3 queries against 9 keys are aligned {f.alignment}, not {f.declared.alignment}"
-        return Failure(words, _step_example(f, 3, 9), f"alignment={f.alignment!r}")
+        assert f.band is not None
+        wanted = band(3, 9, f.band.before, f.band.after, f.declared.alignment)
+        return _seen_in_steps(f, 3, 9, words, wanted, f"alignment={f.alignment!r}")
     return None
 
 
-def _step_example(f: Findings, i: int, j: int) -> str:
-    seen = f.visible(i, j)[0, 0]
-    rows = "\n".join("#   " + "".join("█ " if x else "· " for x in row) for row in seen.tolist())
-    argument = f", {f.subject.causal_argument}=True" if f.subject.asks_causal else ""
-    return (
-        f"q, k, v = torch.zeros(1, 1, {i}, 4), torch.randn(1, 1, {j}, 4), torch.eye({j})[None, None]\n"
-        f"out = {f.subject.probe.name.rpartition('.')[2]}(q, k, v{argument})  # the weights; what they show:\n{rows}"
-    )
+def _seen_in_steps(f: Findings, i: int, j: int, words: str, expected: Tensor, declare: str = "") -> Failure:
+    """The failure of a view where there are fewer queries than keys; its example shows who sees whom in head 0."""
+    inputs = f.subject.draw(i, j, b=1, h=1, dtype=torch.float32)
+    inputs = inputs.having(q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
+    seen = f.subject.weights(inputs)[0, 0] > 0
+
+    def show(ask: Ask) -> list[str]:
+        return [f"weights = {ask.weights()}", "visible = weights[0, 0] > 0"]
+
+    return Failure(words, example(f.subject, inputs, seen, expected[0, 0], show, {}), declare)
 
 
 @fact(
@@ -327,17 +440,27 @@ def grouping(f: Findings) -> Failure | None:
 def key_order(f: Findings) -> Failure | None:
     wanted = f.declared.bias or "none"
     name = f.bias_name
-    if wanted == "any" or name == wanted or (wanted == "none" and name.startswith("alibi") and f.declared.bias is None):
+    usual = name in ("none", "alibi, -m|i - j|", "alibi, +m j")  # other slopes may as well be a mistake
+    if wanted == "any" or name == wanted or (usual and f.declared.bias is None):
         return None
     if wanted == "alibi" and name.startswith("alibi"):
         return None
-    words = {
-        "none": f"scores carry no bias, but {wanted} was declared",
-        "other": f"visible keys weigh differently at q = 0, by where they stand: {_row(f)}",
-    }.get(name, f"scores carry {name}, but {wanted} was declared")
-    judge = differs(f, lambda inputs: replace(f.view(inputs), bias=None), words)
-    found = None if name == "none" else failure(f.subject, f.subject.draw(7, 7, b=1), judge, words, "bias='any'")
-    return found or Failure(words, declare="bias='any'")
+    declare = "bias='alibi'" if name.startswith("alibi") else "bias='any'"
+    words = f"visible keys weigh differently at q = 0, by where they stand: {_row(f)}"
+    if name == "none" or f.declared.bias is not None:
+        words = f"scores carry {'no bias' if name == 'none' else name}, but {wanted} was declared"
+    elif name != "other":
+        words += f", by {name}"
+    demanded = _alibi if wanted == "alibi" else lambda inputs: None
+    judge = differs(f, lambda inputs: replace(f.view(inputs), bias=demanded(inputs)), words)
+    found = failure(f.subject, f.subject.draw(7, 7, b=1), judge, words, declare, square=True)
+    return found or Failure(words, declare=declare)
+
+
+def _alibi(inputs: Inputs) -> Tensor:
+    _, h, _, i, j, _, _ = inputs.sizes
+    apart = (torch.arange(j - i, j)[:, None] - torch.arange(j)[None, :]).abs()
+    return -(alibi_slopes(h).double()[:, None, None] * apart)[None]
 
 
 def _row(f: Findings) -> str:
@@ -352,7 +475,7 @@ def _row(f: Findings) -> str:
     cause="q or k normalised, projected or rounded on the way, top-k, another function than exp, an undeclared cap, "
     "values permuted against keys",
     fatal=True,
-    explained_by=("causality", "causal-off-by-one", "window"),
+    explained_by=("causality", "causal-off-by-one", "window", "grouping"),
 )
 def scores(f: Findings) -> Failure | None:
     if f.scores_fit:
@@ -360,8 +483,30 @@ def scores(f: Findings) -> Failure | None:
     found = (
         f"weights do not follow exp(scale q . k): the best scale, {f.scores.scale:.4g}, leaves {f.scores.residual:.2g}"
     )
-    judge = differs(f, lambda inputs: replace(f.view(inputs), scale=f.expected_scale(inputs)), found)
-    return failure(f.subject, f.subject.draw(7, 7, b=1), judge, found) or Failure(found)
+    declare = ", ".join(_shown(f))
+
+    def demanded(inputs: Inputs) -> View:
+        # where nothing fits, the rotary pairing that fits best says nothing
+        return replace(f.view(inputs), scale=f.expected_scale(inputs), rotary=f.declared.rotary)
+
+    for most in (1e-3, 1e-5):
+        judge = differs(f, demanded, found, most)
+        shown = failure(f.subject, f.subject.draw(7, 7, b=1), judge, found, declare)
+        if shown is not None:
+            return shown
+    return Failure(found, declare=declare)
+
+
+def _shown(f: Findings) -> Iterator[str]:
+    """What an x-ray of the scores suggests to declare."""
+    if f.shown is None:
+        return
+    if f.shown.softcap is not None and f.declared.softcap is None:
+        yield f"softcap={f.shown.softcap:.4g}"
+    both = any(note.startswith("q and k are normalised") for note in f.shown.notes)
+    if both and f.shown.qk_norm in ("rms", "layer") and f.declared.qk_norm is None:
+        scaled = f.shown.scale_named == "c ** -0.5" or f.shown.qk_norm == "layer"
+        yield f"qk_norm={f.shown.qk_norm if scaled else 'l2'!r}"
 
 
 @fact(
@@ -375,11 +520,17 @@ def scores(f: Findings) -> Failure | None:
 def scale(f: Findings) -> Failure | None:
     inputs = f.subject.draw(7, 7, b=1)
     have, want = f.scores.scale, f.expected_scale(f.subject.draw(7, 7, b=1, c=4))
-    if abs(have - want) <= 10 * f.precise * want and (f.declared.scale is not None or f.scale_name == "1/sqrt(c)"):
+    near = abs(have - want) <= 10 * f.precise * want
+    # a declared number has to hold at every width and length
+    if near and (f.scale_name == "1/sqrt(c)" if f.declared.scale is None else not f.scale_varies):
         return None
     words = f"q . k is multiplied by {f.scale_name}, not by {'1/sqrt(c)' if f.declared.scale is None else want}"
     judge = differs(f, lambda inputs: replace(f.view(inputs), scale=f.expected_scale(inputs)), words)
-    return failure(f.subject, inputs, judge, words, f"scale={have:.6g}") or Failure(words, declare=f"scale={have:.6g}")
+    declare = f"scale={have:.6g}" + (f", width={inputs.sizes[5]}" if f.scale_varies else "")
+    for asked in (inputs, f.subject.draw(7, 7, b=1, c=12), f.subject.draw(9, 9, b=1)):
+        if (found := failure(f.subject, asked, judge, words, declare)) is not None:
+            return found
+    return Failure(words, declare=declare)
 
 
 @fact(

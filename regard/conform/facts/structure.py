@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from regard.base.registry import Registry
+from regard.conform.example import Ask
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.answers import equal
+from regard.conform.facts.answers import equal, refusal
 from regard.conform.findings import Findings
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, failure
-from regard.conform.tolerance import same
+from regard.conform.tolerance import error, same
 
 FACTS: Registry[Fact] = Registry("fact")
 
@@ -33,7 +34,12 @@ def softmax_axis(f: Findings) -> Failure | None:
             return None
         for axis, name in ((2, "queries"), (1, "heads"), (0, "batch entries")):
             if weights.shape[axis] > 1 and _ones(weights.sum(axis)):
-                return Complaint(f"weights sum to one over the {name}, not over the keys", weights)
+                return Complaint(
+                    f"weights sum to one over the {name}, not over the keys",
+                    weights.sum(-1),
+                    torch.ones_like(weights.sum(-1)),
+                    lambda ask: [f"weights = {ask.weights()}", "sums = weights.sum(-1)"],
+                )
         return None
 
     return failure(f.subject, inputs, judge)
@@ -69,11 +75,25 @@ def _changes(f: Findings, name: str) -> Failure | None:
     def judge(inputs: Inputs) -> Complaint | None:
         other = inputs.having(**{name: getattr(inputs, name).flip(-2) * 2 + 1})
         before, after = f.subject(inputs).detach(), f.subject(other).detach()
-        changed = not equal(before, after)
-        alone = inputs.k.shape[2] < 3 or bool((inputs.q == 0).all()) or bool((inputs.k == 0).all())
-        return None if changed or alone else Complaint(f"another {name} gives the same output", after)
+        # inputs for which the right answer would be the same show nothing
+        moves = error(_plainly(other), _plainly(inputs)) > 1e-2
+        if not moves or not equal(before, after):
+            return None
+        arguments = [f"{x}.flip(-2) * 2 + 1" if x == name else x for x in ("q", "k", "v")]
+        return Complaint(
+            f"another {name} gives the same output",
+            True,
+            False,
+            lambda ask: [f"out = {ask()}", f"other = {ask(*arguments)}", "same = torch.equal(out, other)"],
+        )
 
-    return failure(f.subject, inputs, judge)
+    return failure(f.subject, inputs, judge, square=True)
+
+
+def _plainly(inputs: Inputs) -> Tensor:
+    """The last row of attention to all keys, which every convention lets it see."""
+    k, v = (x.repeat_interleave(inputs.q.shape[1] // x.shape[1], 1).double() for x in (inputs.k, inputs.v))
+    return (inputs.q.double()[:, :, -1:] @ k.mT).softmax(-1) @ v
 
 
 @fact(
@@ -91,11 +111,29 @@ def linear_in_v(f: Findings) -> Failure | None:
         other = inputs.v.flip(2) * 1.5
         together = f.subject(replace(inputs, v=8 * inputs.v - 4 * other)).detach()
         apart = 8 * f.subject(inputs).detach() - 4 * f.subject(replace(inputs, v=other)).detach()
-        if same(together, apart):
+        if same(together, apart) or _rounds(f, inputs, together, apart):
             return None
-        return Complaint("f(8 v - 4 u) is not 8 f(v) - 4 f(u), where u is 1.5 v.flip(2)", together, apart)
+        return Complaint(
+            "f(8 v - 4 u) is not 8 f(v) - 4 f(u), where u is 1.5 v.flip(2)",
+            together,
+            apart,
+            lambda ask: [
+                "u = v.flip(2) * 1.5",
+                f"expected = 8 * {ask()} - 4 * {ask('q', 'k', 'u')}",
+                f"out = {ask('q', 'k', '8 * v - 4 * u')}",
+            ],
+        )
 
     return failure(f.subject, inputs, judge)
+
+
+def _rounds(f: Findings, inputs: Inputs, together: Tensor, apart: Tensor) -> bool:
+    """Whether only rounding is between two results: it keeps zero and powers of two, and is small. Of outputs."""
+    off = (together.double() - apart.double()).abs().max().item()
+    if not off <= 0.02 * apart.double().abs().max().item():
+        return False
+    nothing, out = (f.subject(replace(inputs, v=x * inputs.v)).detach() for x in (0, 1))
+    return not bool(nothing.any()) and equal(f.subject(replace(inputs, v=4 * inputs.v)).detach(), 4 * out)
 
 
 @fact(
@@ -108,14 +146,25 @@ def linear_in_v(f: Findings) -> Failure | None:
 )
 def weights_sum(f: Findings) -> Failure | None:
     inputs = f.subject.draw(7, 7)
+    if f.declared.sink:
+        if _ones(f.subject(replace(inputs, v=torch.ones_like(inputs.v))).detach()):
+            return Failure("weights of a row sum to 1, but a sink was declared, which takes some of it")
+        raise NotApplicableError("declared to have a sink, which takes some of the weight")
 
     def judge(inputs: Inputs) -> Complaint | None:
         out = f.subject(replace(inputs, v=torch.ones_like(inputs.v))).detach()
         if _ones(out):
             return None
-        return Complaint(f"weights of a row sum to {_farthest(out):.4g}, not to 1", out, torch.ones_like(out))
+        return Complaint(
+            f"weights of a row sum to {_farthest(out):.4g}, not to 1",
+            out,
+            torch.ones_like(out),
+            lambda ask: [f"out = {ask('q', 'k', 'torch.ones_like(v)')}"],
+        )
 
-    return failure(f.subject, inputs, judge)
+    found = failure(f.subject, inputs, judge)
+    sunk = found is not None and f.shown is not None and f.shown.sink is not None
+    return replace(found, declare="sink=True") if found is not None and sunk else found
 
 
 @fact(
@@ -154,12 +203,18 @@ def swapped(f: Findings) -> Failure | None:
     inputs = f.subject.draw(7, 7, b=1)
     if inputs.q.shape[1] != inputs.k.shape[1]:
         raise NotApplicableError("grouped heads cannot be exchanged")
-    other = replace(inputs, q=inputs.k, k=inputs.q)
-    weights = f.subject.weights(inputs)
-    fits = [_log_correlation(weights, x.q @ x.k.mT) for x in (inputs, other)]
-    if fits[1] > 0.999 > fits[0]:
-        return Failure("the weights follow k_i . q_j, not q_i . k_j", "weights = f(q, k, torch.eye(n)) ~ k @ q.mT")
-    return None
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        other = replace(inputs, q=inputs.k, k=inputs.q)
+        weights = f.subject.weights(inputs)
+        fits = [_log_correlation(weights, x.q @ x.k.mT) for x in (inputs, other)]
+        if not fits[1] > 0.999 > 0.9 > fits[0]:
+            return None
+        right = (inputs.q @ inputs.k.mT * f.expected_scale(inputs)).masked_fill(weights == 0, -torch.inf).softmax(-1)
+        words = "the weights follow k_i . q_j, not q_i . k_j"
+        return Complaint(words, weights, right, lambda ask: [f"weights = {ask.weights()}"])
+
+    return failure(f.subject, inputs, judge, square=True)
 
 
 def _log_correlation(weights: Tensor, products: Tensor) -> float:
@@ -208,7 +263,20 @@ def _mixed(f: Findings, axis: int, name: str, changed: tuple[str, ...]) -> Failu
         before, after = (f.subject(x).detach().index_select(axis, kept) for x in (inputs, inputs.having(**other)))
         if same(after, before):
             return None
-        return Complaint(f"changing the last {name} changes the output of others", after, before)
+        last = f"[{':, ' * axis}-1]"
+
+        def show(ask: Ask) -> list[str]:
+            lines = [f"kept = torch.tensor({kept.tolist()})"]
+            for x in changed:
+                lines += [f"other_{x} = {x}.clone()", f"other_{x}{last} = {x}{last} * -2 + 0.5"]
+            arguments = [f"other_{x}" if x in changed else x for x in ("q", "k", "v")]
+            return [
+                *lines,
+                f"expected = {ask()}.index_select({axis}, kept)",
+                f"out = {ask(*arguments)}.index_select({axis}, kept)",
+            ]
+
+        return Complaint(f"changing the last {name} changes the output of others", after, before, show)
 
     return failure(f.subject, inputs, judge)
 
@@ -222,18 +290,34 @@ def _mixed(f: Findings, axis: int, name: str, changed: tuple[str, ...]) -> Failu
     explained_by=("batch-mixed",),
 )
 def batch_size(f: Findings) -> Failure | None:
+    if (f.declared.causal or f.subject.asks_causal or f.causal) and f.leaking is not None:
+        raise NotApplicableError("some sequences see later keys, which is another fact")
     for dtype in (torch.float32, torch.bfloat16):
         inputs = f.subject.draw(7, 7, b=9, dtype=dtype)
-        try:
-            together = f.subject(inputs).detach()
-        except Exception:
+        if refusal(f, inputs) is not None:
             continue  # a dtype it does not take
-        alone = torch.cat([f.subject(inputs.cut("b", torch.tensor([n]))).detach() for n in range(9)])
-        # rounding once more at the end is what a sum in another order may cost
-        most = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps * alone.abs().max().item()
-        apart = (together.double() - alone.double()).abs().max().item()
-        if apart > most:
-            return Failure(f"nine sequences in one batch are {apart:.1e} away from one at a time, in {dtype}")
+
+        def judge(inputs: Inputs, dtype: torch.dtype = dtype) -> Complaint | None:
+            count = inputs.q.shape[0]
+            together = f.subject(inputs).detach()
+            alone = torch.cat([f.subject(inputs.cut("b", torch.tensor([n]))).detach() for n in range(count)])
+            # rounding once more at the end is what a sum in another order may cost
+            most = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps * alone.abs().max().item()
+            off = (together.double() - alone.double()).abs()
+            apart = torch.where(together.isnan() & alone.isnan(), 0.0, off).max().item()
+            if apart <= most:
+                return None
+            words = f"{count} sequences in one batch are {apart:.1e} away from one at a time, in {dtype}"
+            one = [f"{x}[n : n + 1]" for x in ("q", "k", "v")]
+            return Complaint(
+                words,
+                together,
+                alone,
+                lambda ask: [f"expected = torch.cat([{ask(*one)} for n in range({count})])", f"out = {ask()}"],
+            )
+
+        if (found := failure(f.subject, inputs, judge, square=True)) is not None:
+            return found
     return None
 
 

@@ -1,0 +1,224 @@
+"""Every example that is printed runs as it stands, gives what it says, and says what the rule demands."""
+
+import ast
+import math
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.conform import check
+from tests.conform.mutants import MUTANTS, right
+from tests.conform.test_mutants import examined
+
+
+def run(example: str, fn: object) -> tuple[dict[str, Any], str]:
+    """The names an example leaves behind when it is pasted where its subject is known, and the name it ends with."""
+    space: dict[str, Any] = {"torch": torch, str(getattr(fn, "__name__", "f")): fn}
+    space |= {"f": fn, "module": fn, "model": fn}
+    exec(example, space)
+    last = ast.parse(example).body[-1]
+    assert isinstance(last, ast.Assign), example
+    assert isinstance(last.targets[0], ast.Name)
+    return space, last.targets[0].id
+
+
+def said(example: str, what: str) -> str | None:
+    found = re.search(rf"^# {what} +(.*)$", example, re.MULTILINE)
+    return None if found is None else found[1]
+
+
+def alike(actual: Any, expected: Any) -> bool:
+    """Whether two values are the same but for the digits that were not printed."""
+    if isinstance(actual, Tensor) and isinstance(expected, Tensor):
+        return actual.shape == expected.shape and torch.allclose(
+            actual.detach().double(), expected.double(), rtol=2e-5, atol=1e-7, equal_nan=True
+        )
+    if isinstance(actual, float) and isinstance(expected, int | float):
+        return math.isclose(actual, expected, rel_tol=2e-5, abs_tol=1e-7) or (actual != actual and expected != expected)
+    return bool(actual == expected)
+
+
+def assert_true(example: str, fn: object) -> None:
+    """An example gives what it says it gives, which is not what it says it should be."""
+    assert example
+    raises = said(example, "raises")
+    if raises is not None:
+        with pytest.raises(Exception) as raised:
+            run(example, fn)
+        words = (str(raised.value).strip().splitlines() or [""])[0]
+        assert f"{type(raised.value).__name__}: {words}" == raises
+        return
+    space, name = run(example, fn)
+    gives, should = said(example, "gives"), said(example, "should be")
+    assert gives is not None, example
+    assert should is not None, example
+    assert alike(space[name], eval(gives, {"torch": torch})), f"{example}\nreally gives {space[name]}"
+    if should.startswith("at most "):
+        assert not space[name] <= float(should.removeprefix("at most ")), example
+        return
+    assert gives != should, example
+    if "expected" in space:
+        assert alike(at(space["expected"], example), eval(should, {"torch": torch})), example
+
+
+def at(x: Tensor, example: str) -> Any:
+    """The one entry of many that an example writes out."""
+    place = re.search(r"^\w+ = \w+\[([\d, ]+)\]\.item\(\)$", example, re.MULTILINE)
+    return x if place is None else x[tuple(int(index) for index in place[1].split(","))].item()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_example_of_a_mutant_runs_and_gives_what_it_says(name: str) -> None:
+    mutant = MUTANTS[name]
+    failure = examined(name).failed[0].failure
+    assert failure is not None
+    assert_true(failure.example, mutant.fn() if isinstance(mutant.fn, type) else mutant.fn)
+
+
+def cosine(q, k, v):
+    return (functional.normalize(q, dim=-1) @ functional.normalize(k, dim=-1).mT * 3).softmax(-1) @ v
+
+
+def flips_values(q, k, v):
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v.flip(2)
+
+
+def rows_first(q, k, v):
+    return torch.einsum("bhij,bjhc->bihc", torch.einsum("bihc,bjhc->bhij", q, k).softmax(-1), v)
+
+
+def answers_with_weights(q, k, v):
+    return (q @ k.mT).softmax(-1) @ v, None
+
+
+def multihead(width: int, heads: int) -> nn.MultiheadAttention:
+    torch.manual_seed(0)
+    return nn.MultiheadAttention(width, heads, batch_first=True)
+
+
+class Loud(nn.Module):
+    """An attention at a real width whose fault lies in numbers that are too many to be written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads = 12
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(768, 768) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (12, 64)).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out: Tensor = self.out_proj(((q @ k.mT / 64).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("fn", "declared"),
+    [
+        (functional.scaled_dot_product_attention, {}),
+        (lambda q, k, v: torch.sigmoid(q @ k.mT * q.shape[-1] ** -0.5) @ v, {}),
+        (rows_first, {"layout": "b n h c"}),
+        (answers_with_weights, {}),
+        (multihead(24, 4), {}),
+        (multihead(768, 12), {}),
+        (Loud(), {}),
+    ],
+    ids=["sdpa", "lambda", "layout", "tuple", "module", "wide-module", "projections"],
+)
+def test_however_a_thing_is_asked_its_examples_are_true(fn: object, declared: dict[str, Any]) -> None:
+    failed = check(fn, quick=True, **declared).failed
+    assert failed
+    for result in failed:
+        assert result.failure is not None
+        assert_true(result.failure.example, fn)
+
+
+def test_numbers_that_are_too_many_come_from_a_seed() -> None:
+    failure = check(Loud(), only=["scale"]).failed[0].failure
+    assert failure is not None
+    assert "attend = as_probe(module.eval()).call" in failure.example
+    assert "torch.manual_seed(" in failure.example
+    assert len(failure.example) < 1000
+
+
+@pytest.mark.parametrize("fn", [cosine, flips_values])
+def test_what_should_be_is_attention_without_positions_that_nobody_declared(fn: object) -> None:
+    failure = check(fn, only=["scores"]).failed[0].failure
+    assert failure is not None
+    space, _ = run(failure.example, fn)
+    right = functional.scaled_dot_product_attention(space["q"], space["k"], space["v"])
+    assert alike(right, eval(str(said(failure.example, "should be")), {"torch": torch}))
+
+
+def test_a_call_that_raises_in_the_middle_of_a_fact_is_the_example() -> None:
+    def refuses_37_keys(q, k, v):
+        if k.shape[2] == 37:
+            raise ValueError(f"length {k.shape[2]}")
+        return functional.scaled_dot_product_attention(q, k, v)
+
+    failed = check(refuses_37_keys, quick=True).failed
+    assert failed
+    for result in failed:
+        assert result.failure is not None
+        assert "ValueError: length" in result.reason
+        assert_true(result.failure.example, refuses_37_keys)
+
+
+def test_a_leak_is_shown_with_as_many_queries_as_keys() -> None:
+    failure = examined("forgets_the_mask").failed[0].failure
+    assert failure is not None
+    space, name = run(failure.example, MUTANTS["forgets_the_mask"].fn)
+    assert space["q"].shape[2] == space["k"].shape[2] == 2
+    assert bool(space[name].isfinite().all())
+
+
+class Gapped(nn.Module):
+    """A decoder with a cache that is handed back, which loses a little of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(13, 8)
+
+    def forward(self, input_ids: Tensor, past_key_values: Tensor | None = None, use_cache: bool = False) -> Any:
+        before = 0 if past_key_values is None else past_key_values[:, -1:] * 0.9
+        sums = self.embed(input_ids).cumsum(1) + before
+        return SimpleNamespace(logits=sums @ self.embed.weight.T, past_key_values=sums)
+
+
+def test_the_example_of_a_missing_bias_has_the_bias_that_was_declared() -> None:
+    failure = check(right, bias="alibi", only=["key-order"]).failed[0].failure
+    assert failure is not None
+    assert_true(failure.example, right)
+    assert "scores carry no bias, but alibi was declared" in failure.found
+
+
+def test_a_context_that_is_too_short_to_be_examined_is_told() -> None:
+    class Short(Gapped):
+        def forward(self, input_ids: Tensor) -> Any:  # type: ignore[override]
+            if input_ids.shape[1] > 8:
+                raise IndexError("position 8 of 8")
+            return super().forward(input_ids)
+
+    model = Short()
+    failed = check(model, quick=True).failed
+    assert [result.name for result in failed] == ["runs"]
+    assert failed[0].failure is not None
+    assert "raises IndexError: position 8 of 8; 3 tokens do not raise" in failed[0].reason
+    assert "check one with room for 9" in failed[0].reason
+    assert_true(failed[0].failure.example, model)
+
+
+def test_an_example_of_a_decoder_goes_through_its_cache() -> None:
+    model = Gapped()
+    failed = check(model, quick=True).failed
+    assert [result.name for result in failed] == ["cache"]
+    assert failed[0].failure is not None
+    assert "past_key_values=past, use_cache=True" in failed[0].failure.example
+    assert_true(failed[0].failure.example, model)
