@@ -72,6 +72,7 @@ def at(x: Tensor, example: str) -> Any:
     return x if place is None else x[tuple(int(index) for index in place[1].split(","))].item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_example_of_a_mutant_runs_and_gives_what_it_says(name: str) -> None:
     mutant = MUTANTS[name]

@@ -569,7 +569,14 @@ SHAPES = [
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 @pytest.mark.parametrize(
     ("mask", "term"),
-    [("none", "none"), ("causal", "sink"), ("causal window", "none"), ("window and global", "many"), ("padding", "t5")],
+    [
+        ("causal window", "none"),
+        ("window and global", "many"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("none", "none"), ("causal", "sink"), ("padding", "t5"))
+        ),
+    ],
 )
 def test_every_kernel_at_every_size(mask, term, sizes, kernel):
     hold(kernel, Case(mask, term, sizes))

@@ -108,6 +108,7 @@ def test_a_short_run_supports_the_claim(name):
     assert outcome.seconds < 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_verdict_does_not_hang_on_the_seed(name):
     claim = claims()[name]
@@ -132,6 +133,7 @@ def test_numbers_are_what_json_can_hold(name):
     assert json.loads(json.dumps(numbers(name), allow_nan=False)) == numbers(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_a_function_of_its_setup(name):
     claim = claims()[name]
@@ -165,6 +167,7 @@ def test_a_faulty_attention_is_refuted(name, fault):
     assert claim.run(claim.setup(smoke=True), attention=fault).verdict.word == REFUTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_another_right_attention_is_supported(name):
     """So that faults are refuted for their fault, not for being another implementation."""
