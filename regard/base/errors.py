@@ -21,6 +21,10 @@ class ConfigError(RegardError, ValueError):
     """A setting is outside what it may be."""
 
 
+class DataError(RegardError, ValueError):
+    """A file of data is missing, damaged, or not in a form that is read; or records do not fit each other."""
+
+
 class UnknownNameError(RegardError, ValueError):
     """A name that no registry entry has."""
 

@@ -1,1 +1,32 @@
-"""Data sets and tokenizers: plain batches of tokens, images and sound, and nothing of models."""
+"""Data sets and tokenizers: plain batches of tokens, images and sound, and nothing of models.
+
+Four sets need no files: `digits` (images), `tones` (sound), `number_words` (translation) and `python_text`. The others
+are read from a path. What only one of them needs is loaded when it is called.
+"""
+
+from regard.data.birthplaces import (
+    Birthplaces as Birthplaces,
+    Question as Question,
+    read_birthplaces as read_birthplaces,
+)
+from regard.data.byte_pairs import BytePairs as BytePairs
+from regard.data.characters import Characters as Characters
+from regard.data.digit_strings import DigitStrings as DigitStrings
+from regard.data.digits import digits as digits
+from regard.data.images import Images as Images, read_images as read_images
+from regard.data.log_mel import LogMel as LogMel, LogMelStream as LogMelStream, log_mel as log_mel
+from regard.data.number_words import number_pairs as number_pairs, number_words as number_words
+from regard.data.order import Order as Order, generator as generator
+from regard.data.parallel import Parallel as Parallel, read_parallel as read_parallel
+from regard.data.plain_text import read_text as read_text
+from regard.data.python_text import python_text as python_text
+from regard.data.resample import resampled as resampled
+from regard.data.splits import split as split
+from regard.data.spoken import Recordings as Recordings, read_spoken as read_spoken, strings as strings
+from regard.data.tokenizers import (
+    Bytes as Bytes,
+    Tokenizer as Tokenizer,
+    load_tokenizer as load_tokenizer,
+    tokenizer_from_json as tokenizer_from_json,
+)
+from regard.data.tones import tones as tones

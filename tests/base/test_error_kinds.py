@@ -10,6 +10,7 @@ KINDS = {
     "DtypeError": TypeError,
     "DeviceError": ValueError,
     "ConfigError": ValueError,
+    "DataError": ValueError,
     "UnknownNameError": ValueError,
     "KernelRefusedError": RuntimeError,
     "CacheError": RuntimeError,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, processors, trainers
 
-from regard.base.errors import CheckpointError, ConfigError
+from regard.base.errors import CheckpointError, ConfigError, UnknownNameError
 from regard.data.tokenizers import Bytes, Loaded, Tokenizer, Unfolding, load_tokenizer
 
 TEXTS = ["", "plain", "Grüße, naïve café", "日本語と漢字", "🙂👩‍👩‍👧 mixed a\tb\nc", "e\u0301 \u200d \x00 end"]
@@ -48,6 +48,19 @@ def test_every_byte_is_a_token_and_what_is_no_utf8_is_shown_as_such() -> None:
     assert Bytes().encode("a\ud800b") == [97, 63, 98]
     with pytest.raises(ConfigError, match="tokens count from 0, so -3 is none"):
         Bytes().decode([1, -3])
+
+
+def test_special_tokens_come_after_the_bytes_and_say_nothing() -> None:
+    tokens = Bytes(("pad", "bos"))
+    assert (tokens.vocab, Bytes.vocab) == (258, 256)
+    assert (tokens.token("pad"), tokens.token("bos")) == (256, 257)
+    assert tokens.decode([257, *tokens.encode("<pad>é"), 256, 256]) == "<pad>é"
+    assert tokens.decode([65, 258]) == "A\ufffd"
+    assert (tokens.names[65], tokens.names[0xE9], tokens.names[256]) == ("A", "<0xE9>", "<pad>")
+    assert Bytes.from_json(json.loads(json.dumps(tokens.to_json()))) == tokens
+    assert repr(tokens) == "Bytes(('pad', 'bos'))"
+    with pytest.raises(UnknownNameError, match=r"no special token 'eos' \(there are: pad, bos\)"):
+        tokens.token("eos")
 
 
 def test_a_saved_tokenizer_agrees_with_its_library(trained: Path) -> None:

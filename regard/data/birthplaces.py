@@ -1,0 +1,65 @@
+"""Where people were born: short biographies to read, and questions with their answers."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from regard.base.errors import DataError
+from regard.base.seeds import generator
+from regard.data.plain_text import lines_of
+
+READING_ORDER = 20_260  # a seed: every reader of one folder gets the same order
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and the place that answers it."""
+
+    text: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Birthplaces:
+    """Documents to read, questions to learn from and questions to be judged by."""
+
+    documents: tuple[str, ...]
+    train: tuple[Question, ...]
+    dev: tuple[Question, ...]
+
+
+def read_birthplaces(folder: str | os.PathLike[str]) -> Birthplaces:
+    """The set in a folder: wiki.txt with a document a line, and a .tsv with `train` and one with `dev` in its name."""
+    place = Path(folder)
+    wiki = place / "wiki.txt"
+    documents = lines_of(wiki)
+    for number, document in enumerate(documents, 1):
+        if not document.strip():
+            raise DataError(f"{wiki}, line {number} is empty; expected a document")
+    # document i answers question i of train, dev and test in a row: unshuffled, its number would tell a model which
+    order = torch.randperm(len(documents), generator=generator(READING_ORDER)).tolist()
+    return Birthplaces(
+        documents=tuple(documents[each] for each in order),
+        train=tuple(read_questions(_only(place, "train"))),
+        dev=tuple(read_questions(_only(place, "dev"))),
+    )
+
+
+def read_questions(file: Path) -> Iterable[Question]:
+    """The questions of a .tsv: on each line a question, a tab and a place."""
+    for number, line in enumerate(lines_of(file), 1):
+        fields = [field.strip() for field in line.split("\t")]
+        if len(fields) != 2 or not all(fields):
+            raise DataError(f"{file}, line {number}: expected a question, a tab and a place, not {line[:80]!r}")
+        yield Question(*fields)
+
+
+def _only(folder: Path, word: str) -> Path:
+    found = sorted(file for file in folder.glob("*.tsv") if word in file.name)
+    if len(found) != 1:
+        named = ", ".join(file.name for file in found) or "none"
+        raise DataError(f"{folder} should have one .tsv with {word!r} in its name, but has {named}")
+    return found[0]

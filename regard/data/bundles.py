@@ -1,0 +1,75 @@
+"""Bundles: a folder, a zip or a tar as files by name, read one at a time."""
+
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from regard.base.errors import DataError
+from regard.data.plain_text import content
+
+TARS = (".tar", ".tar.gz", ".tgz")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The files of one place. Names are those that stand last in their paths; `paths` says where each lies."""
+
+    place: Path
+    paths: Mapping[str, str]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.paths))
+
+    def where(self, name: str) -> str:
+        """The file as errors name it."""
+        return f"{self.place}:{self.paths[name]}" if self.place.is_file() else str(self.place / self.paths[name])
+
+    def read(self, name: str) -> bytes:
+        """The bytes of one file."""
+        path = self.paths[name]
+        if self.place.is_dir():
+            return content(self.place / path)
+        try:
+            if is_tar(self.place):
+                with tarfile.open(self.place) as tar:
+                    member = tar.extractfile(path)
+                    assert member is not None  # only plain files were listed
+                    found = member.read()
+                    if len(found) != tar.getmember(path).size:
+                        raise EOFError(f"{len(found)} of {tar.getmember(path).size} bytes")
+                    return found
+            with zipfile.ZipFile(self.place) as archive:
+                return archive.read(path)  # checks the sum of the file too
+        # a zip that wants a password, or is packed in an unknown way, is a RuntimeError
+        except (OSError, EOFError, RuntimeError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+            raise DataError(f"{self.where(name)} is damaged and cannot be unpacked: {error}") from None
+
+
+def open_bundle(place: Path) -> Bundle:
+    """The bundle at a place: the files that lie in a folder itself, or all of an archive."""
+    try:
+        if place.is_dir():
+            paths = [file.name for file in place.iterdir() if file.is_file()]
+        elif is_tar(place):
+            with tarfile.open(place) as tar:
+                paths = [member.name for member in tar if member.isfile()]
+        else:
+            with zipfile.ZipFile(place) as archive:
+                paths = [name for name in archive.namelist() if not name.endswith("/")]
+    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise DataError(f"{place} is damaged or no archive: {error}") from None
+    named = {path.rpartition("/")[2]: path for path in paths}
+    if len(named) < len(paths):
+        # a class folder of images is no bundle; an archive with two files of one name is not understood
+        raise DataError(f"{place} has several files of one name in different folders; unpack it and give one folder")
+    return Bundle(place, named)
+
+
+def is_tar(place: Path) -> bool:
+    return place.name.endswith(TARS)

@@ -1,0 +1,236 @@
+"""Spoken digits: recordings of single ones, and strings joined from them."""
+
+import io
+import math
+import os
+import re
+import wave
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from regard.base.errors import ConfigError, DataError
+from regard.base.numbers import real, whole
+from regard.data.digit_strings import DigitStrings
+from regard.data.order import generator
+from regard.data.plain_text import content
+from regard.data.resample import resampled
+from regard.data.splits import split
+from regard.data.tones import checked_length
+
+NAME = re.compile(r"(\d)_([^_]+)_(\d+)")
+ARRAYS = ("samples", "offsets", "digit", "speaker", "index", "speakers", "sample_rate")
+PAUSE = (0.05, 0.2)  # seconds of silence between digits
+
+
+@dataclass(frozen=True, eq=False)
+class Recordings:
+    """Single digits: the sound of each from -1 to 1, which digit it is, who says it, and how often they have before."""
+
+    sounds: tuple[Float32[Tensor, "_"], ...]
+    labels: Int64[Tensor, "n"]
+    speakers: tuple[str, ...]
+    rate: int
+    takes: Int64[Tensor, "n"] | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {"sounds": len(self.sounds), "labels": len(self.labels), "speakers": len(self.speakers)}
+        if self.takes is not None:
+            sizes["takes"] = len(self.takes)
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{size} {name}" for name, size in sizes.items())
+            raise DataError(f"each recording has one of each, but there are {listed}")
+
+    def __len__(self) -> int:
+        return len(self.sounds)
+
+    def chosen(self, records: Int64[Tensor, "_"]) -> "Recordings":
+        """Some of the recordings, in the order of their numbers given."""
+        places = records.tolist()
+        return Recordings(
+            tuple(self.sounds[each] for each in places),
+            self.labels[records],
+            tuple(self.speakers[each] for each in places),
+            self.rate,
+            None if self.takes is None else self.takes[records],
+        )
+
+    def split(self, *held: int, seed: int = 0) -> tuple["Recordings", ...]:
+        """Recordings to train on, then one part for each number held out; no recording is in two parts."""
+        return tuple(self.chosen(part) for part in split(len(self), held, seed))
+
+
+def read_spoken(path: str | os.PathLike[str], rate: int | None = None) -> Recordings:
+    """Recordings from an .npz file, a folder with one, or a folder of WAV files named digit_speaker_take.wav.
+
+    rate  samples a second to bring every sound to; without it all files must have one rate, which stays
+    """
+    place = Path(path)
+    if not place.exists():
+        raise DataError(f"{place} is not there; expected an .npz file, or a folder of files such as 7_ann_0.wav")
+    files = sorted(place.glob("*.npz")) if place.is_dir() else [place]
+    if len(files) > 1:
+        raise DataError(f"{place} has several sets: {', '.join(file.name for file in files)}; give one of them")
+    found = _read_arrays(files[0]) if files else _read_folder(place, rate)
+    if rate is None or found.rate == rate:
+        return found
+    sounds = tuple(resampled(sound, found.rate, rate) for sound in found.sounds)
+    return Recordings(sounds, found.labels, found.speakers, rate, found.takes)
+
+
+def read_wav(file: str | os.PathLike[str]) -> tuple[Float32[Tensor, "_"], int]:
+    """The sound of a WAV file from -1 to 1, several channels as their mean, and its rate."""
+    try:
+        with wave.open(os.fspath(file), "rb") as opened:
+            channels, width, rate, frames = opened.getparams()[:4]
+            data = opened.readframes(frames)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from None
+    except (wave.Error, EOFError) as error:
+        raise DataError(
+            f"{file} is no WAV file of whole numbers: {str(error) or 'it ends inside its header'}"
+        ) from None
+    if not 1 <= width <= 4:
+        raise DataError(f"{file} has {8 * width} bits a sample; expected 8, 16, 24 or 32")
+    if len(data) != frames * channels * width:
+        raise DataError(
+            f"{file} is cut off: its header promises {frames} samples, but sample {len(data) // (channels * width)} "
+            "is not there"
+        )
+    if not frames:
+        raise DataError(f"{file} has no samples")
+    sound = torch.from_numpy(_whole_numbers(data, width)).reshape(frames, channels).double().mean(1)
+    return (sound / 2.0 ** (8 * width - 1)).float(), rate
+
+
+def strings(
+    recordings: Recordings,
+    count: int,
+    length: tuple[int, int] = (3, 7),
+    *,
+    seed: int = 0,
+    pause: tuple[float, float] = PAUSE,
+) -> DigitStrings:
+    """Strings of `length` (fewest, most) digits, each said by one speaker, with silences before, between and after.
+
+    pause  shortest and longest silence in seconds. String i is the same however many are made.
+    """
+    fewest, most = checked_length(length)
+    whole("strings(count)", count, 1, "strings")
+    if not 0 <= real("pause (shortest)", pause[0]) <= real("pause (longest)", pause[1]) < math.inf:
+        raise ConfigError(f"pause={pause} has the shortest and the longest silence in seconds, 0 or more")
+    if not len(recordings):
+        raise DataError("strings are joined from recordings, but there are none")
+    by_speaker: dict[str, list[int]] = {}
+    for number, speaker in enumerate(recordings.speakers):
+        by_speaker.setdefault(speaker, []).append(number)
+    own = [by_speaker[speaker] for speaker in sorted(by_speaker)]
+    sounds, labels = [], []
+    for number in range(count):
+        draw = generator(seed, number, "strings")
+        available = torch.tensor(own[_below(len(own), draw)])
+        digits = fewest + _below(most - fewest + 1, draw)
+        picked = available[torch.randint(len(available), (digits,), generator=draw)]
+        seconds = pause[0] + (pause[1] - pause[0]) * torch.rand(digits + 1, generator=draw, dtype=torch.float64)
+        silences = [torch.zeros(round(each * recordings.rate)) for each in seconds.tolist()]
+        parts = [silences[0]]
+        for record, silence in zip(picked.tolist(), silences[1:], strict=True):
+            parts += [recordings.sounds[record], silence]
+        sounds.append(torch.cat(parts))
+        labels.append(recordings.labels[picked])
+    return DigitStrings(tuple(sounds), tuple(labels), recordings.rate)
+
+
+def _below(limit: int, draw: torch.Generator) -> int:
+    return int(torch.randint(limit, (), generator=draw))
+
+
+def _whole_numbers(data: bytes, width: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    """Samples of so many bytes, the lowest first; single bytes are written with 128 for silence."""
+    if width == 1:
+        return np.frombuffer(data, dtype=np.uint8).astype(np.int32) - 128
+    if width == 3:
+        padded = np.zeros((len(data) // 3, 4), dtype=np.uint8)
+        padded[:, 1:] = np.frombuffer(data, dtype=np.uint8).reshape(-1, 3)
+        return padded.reshape(-1).view("<i4").astype(np.int32) >> 8
+    return np.frombuffer(data, dtype=f"<i{width}").astype(np.int32)
+
+
+def _read_folder(place: Path, rate: int | None) -> Recordings:
+    files = sorted(place.glob("*.wav"))
+    if not files:
+        raise DataError(f"{place} has no .wav and no .npz files; expected files such as 7_ann_0.wav")
+    sounds, labels, speakers, takes = [], [], [], []
+    rates: list[int] = []
+    for file in files:
+        named = NAME.fullmatch(file.stem)
+        if named is None:
+            raise DataError(f"{file} is not named digit_speaker_take.wav, such as 7_ann_0.wav")
+        sound, own_rate = read_wav(file)
+        if rate is None and rates and own_rate != rates[0]:
+            raise DataError(
+                f"{file} has {own_rate} samples a second, but {files[0].name} has {rates[0]}; give rate= to bring all "
+                "to one"
+            )
+        sounds.append(sound if rate is None else resampled(sound, own_rate, rate))
+        rates.append(own_rate)
+        labels.append(int(named[1]))
+        speakers.append(named[2])
+        takes.append(int(named[3]))
+    return Recordings(tuple(sounds), torch.tensor(labels), tuple(speakers), rate or rates[0], torch.tensor(takes))
+
+
+def _read_arrays(file: Path) -> Recordings:
+    """The form of one file: all samples in a row, and where each recording begins."""
+    data = content(file)
+    try:
+        opened = np.load(io.BytesIO(data), allow_pickle=False)
+        if isinstance(opened, np.ndarray):
+            raise ValueError("it is a single array")
+        missing = [name for name in ARRAYS if name not in opened.files]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        arrays = {name: opened[name] for name in ARRAYS}
+    except (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{file} is no set of recordings: {error}; expected arrays {', '.join(ARRAYS)}") from None
+    samples, offsets, digits = arrays["samples"], arrays["offsets"], arrays["digit"]
+    if samples.dtype != np.int16 or samples.ndim != 1:
+        raise DataError(f"{file}: samples should be int16 in a row, not {samples.dtype} {samples.shape}")
+    for name in ("offsets", "digit", "speaker", "index"):
+        if arrays[name].ndim != 1 or arrays[name].dtype.kind not in "iu":
+            raise DataError(f"{file}: {name} should be whole numbers in a row, not {arrays[name].dtype}")
+    count = len(offsets) - 1
+    for name in ("digit", "speaker", "index"):
+        if len(arrays[name]) != count:
+            raise DataError(f"{file}: {name} has {len(arrays[name])} entries, but offsets tell of {count} recordings")
+    starts = offsets.astype(np.int64)
+    if count < 1 or starts[0] != 0 or starts[-1] != len(samples):
+        raise DataError(f"{file}: offsets should run from 0 to the {len(samples)} samples there are")
+    _check(file, "has no samples: offsets should rise", np.flatnonzero(np.diff(starts) <= 0))
+    _check(file, "has no digit from 0 to 9", np.flatnonzero((digits < 0) | (digits > 9)))
+    names = [str(name) for name in arrays["speakers"].reshape(-1)]
+    speaker = arrays["speaker"].astype(np.int64)
+    _check(file, f"has none of the {len(names)} speakers", np.flatnonzero((speaker < 0) | (speaker >= len(names))))
+    rate = arrays["sample_rate"]
+    if rate.size != 1 or rate.dtype.kind not in "iu" or int(rate.reshape(())) < 1:
+        raise DataError(f"{file}: sample_rate should be one whole number of samples a second")
+    scaled = torch.from_numpy(samples.astype(np.float32)) / 2**15
+    return Recordings(
+        tuple(scaled.split(np.diff(starts).tolist())),
+        torch.from_numpy(digits.astype(np.int64)),
+        tuple(names[each] for each in speaker),
+        int(rate.reshape(())),
+        torch.from_numpy(arrays["index"].astype(np.int64)),
+    )
+
+
+def _check(file: Path, trouble: str, wrong: Any) -> None:
+    if len(wrong):
+        raise DataError(f"{file}: recording {wrong[0]} {trouble}")

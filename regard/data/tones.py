@@ -1,0 +1,81 @@
+"""The built-in sounds: strings of digits dialled on a telephone.
+
+Each digit is two tones at once, one for its row of the keys and one for its column (ITU-T Q.23); their length, their
+loudness and the pauses between them vary, and noise is added.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import real, whole
+from regard.data.digit_strings import DigitStrings
+from regard.data.order import generator
+
+ROWS, COLUMNS = (697, 770, 852, 941), (1209, 1336, 1477)  # hertz
+KEYS = ("123", "456", "789", " 0 ")
+PITCHES = {
+    int(key): (ROWS[row], COLUMNS[column])
+    for row, keys in enumerate(KEYS)
+    for column, key in enumerate(keys)
+    if key != " "
+}
+TONE, PAUSE = (0.06, 0.16), (0.04, 0.12)  # seconds: shortest and longest
+LOUDNESS = (0.1, 0.4)  # of each tone
+
+
+def tones(
+    count: int, length: tuple[int, int] = (3, 7), *, seed: int = 0, rate: int = 8000, noise: float = 0.05
+) -> DigitStrings:
+    """Strings of `length` (fewest, most) digits, both drawn evenly. String i is the same however many are made.
+
+    noise  how far the noise spreads, beside tones of 0.1 to 0.4
+    """
+    fewest, most = checked_length(length)
+    whole("tones(count)", count, 1, "strings")
+    if whole("tones(rate)", rate, 1) < 2 * max(COLUMNS):
+        raise ConfigError(f"rate={rate} is too low for tones of {max(COLUMNS)} hertz; use at least {2 * max(COLUMNS)}")
+    if not 0 <= real("tones(noise)", noise) < math.inf:
+        raise ConfigError(f"noise={noise} must be 0 or more")
+    sounds, labels = [], []
+    for number in range(count):
+        draw = generator(seed, number, "tones")
+        string = torch.randint(10, (int(torch.randint(fewest, most + 1, (), generator=draw)),), generator=draw)
+        parts = [_silence(rate, draw)]
+        for digit in string.tolist():
+            parts += [_tone(digit, rate, draw), _silence(rate, draw)]
+        clean = torch.cat(parts)
+        sounds.append((clean + noise * torch.randn(len(clean), generator=draw)).clamp(-1, 1))
+        labels.append(string)
+    return DigitStrings(tuple(sounds), tuple(labels), rate)
+
+
+def checked_length(length: tuple[int, int]) -> tuple[int, int]:
+    """The fewest and most digits of a string."""
+    fewest, most = length
+    if whole("length (most)", most, 1, "digits") < whole("length (fewest)", fewest, 1, "digits"):
+        raise ConfigError(f"length=({fewest}, {most}) has the fewest and the most digits; most must not be smaller")
+    return fewest, most
+
+
+def _tone(digit: int, rate: int, draw: torch.Generator) -> Tensor:
+    times = torch.arange(_samples(TONE, rate, draw), dtype=torch.float64) / rate
+    waves = [
+        _between(LOUDNESS, draw) * torch.sin(2 * math.pi * (pitch * times + _between((0, 1), draw)))
+        for pitch in PITCHES[digit]
+    ]
+    return torch.stack(waves).sum(0).float()
+
+
+def _silence(rate: int, draw: torch.Generator) -> Tensor:
+    return torch.zeros(_samples(PAUSE, rate, draw))
+
+
+def _samples(seconds: tuple[float, float], rate: int, draw: torch.Generator) -> int:
+    return round(_between(seconds, draw) * rate)
+
+
+def _between(ends: tuple[float, float], draw: torch.Generator) -> float:
+    return ends[0] + (ends[1] - ends[0]) * float(torch.rand((), generator=draw, dtype=torch.float64))

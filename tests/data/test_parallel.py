@@ -1,0 +1,77 @@
+"""Two languages line by line: what does not pair up is refused."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.base.errors import DataError
+from regard.data.parallel import Parallel, read_parallel
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.en").write_text("A dog .\nTwo\u2028cats .\nOne bird .\n")
+    (tmp_path / "train.de").write_text("Ein Hund .\nZwei Katzen .\r\nEin Vogel .")
+    (tmp_path / "train.lc.norm.tok.en.gz").write_bytes(gzip.compress(b"a dog .\n"))
+    (tmp_path / "train.lc.norm.tok.de.gz").write_bytes(gzip.compress(b"ein hund .\n"))
+    (tmp_path / "val.fr").write_text("un chien\n")
+    (tmp_path / "val.de").write_text("ein hund\n")
+    return tmp_path
+
+
+def test_lines_pair_up(folder: Path) -> None:
+    pairs = read_parallel(folder, "train")
+    assert pairs.source == ("A dog .", "Two\u2028cats .", "One bird .")
+    assert pairs.target == ("Ein Hund .", "Zwei Katzen .", "Ein Vogel .")
+    assert len(pairs) == 3
+
+
+def test_packed_files_forms_and_other_languages_are_read(folder: Path) -> None:
+    assert read_parallel(folder, "train", form="lc.norm.tok") == Parallel(("a dog .",), ("ein hund .",))
+    assert read_parallel(folder, "val", source="de", target="fr") == Parallel(("ein hund",), ("un chien",))
+
+
+def test_some_pairs_can_be_chosen(folder: Path) -> None:
+    chosen = read_parallel(folder).chosen(torch.tensor([2, 0]))
+    assert chosen == Parallel(("One bird .", "A dog ."), ("Ein Vogel .", "Ein Hund ."))
+
+
+def test_unequal_files_are_refused(folder: Path) -> None:
+    (folder / "train.de").write_text("Ein Hund .\nZwei Katzen .\n")
+    with pytest.raises(DataError, match=r"train\.en has 3 lines, but .*train\.de has 2; line i of one must be the tra"):
+        read_parallel(folder)
+    with pytest.raises(DataError, match=r"1 sentences have 2 translations; each needs one"):
+        Parallel(("a",), ("b", "c"))
+
+
+def test_an_empty_line_is_named(folder: Path) -> None:
+    (folder / "train.de").write_text("Ein Hund .\n \nEin Vogel .\n")
+    with pytest.raises(DataError, match=r"train\.de, line 2 is empty; expected a sentence"):
+        read_parallel(folder)
+
+
+def test_a_missing_file_is_told_with_those_that_are_there(folder: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"has neither test\.en nor test\.en\.gz; it has: train\.de, train\.en, train\.l"
+    ):
+        read_parallel(folder, "test")
+    with pytest.raises(DataError, match=r"absent is no folder; expected one with train\.en or train\.en\.gz"):
+        read_parallel(folder / "absent")
+
+
+def test_bytes_that_are_no_text_are_named(folder: Path) -> None:
+    (folder / "train.de").write_bytes(b"Ein Hund .\nZwei\xff\nEin Vogel .\n")
+    with pytest.raises(DataError, match=r"train\.de, line 2, byte 15: 0xFF is not UTF-8"):
+        read_parallel(folder)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("split", "count"), [("train", 29_000), ("val", 1_014), ("test_2016_flickr", 1_000)])
+@pytest.mark.parametrize("form", ["", "lc.norm.tok"])
+def test_multi30k_has_its_sentences(real_data: Path, split: str, count: int, form: str) -> None:
+    pairs = read_parallel(real_data / "multi30k", split, form=form)
+    assert len(pairs) == count
+    assert any("ß" in sentence for sentence in pairs.target)
+    assert not any("ß" in sentence for sentence in pairs.source)

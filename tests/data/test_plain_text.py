@@ -1,0 +1,64 @@
+"""Text is read as it is, and what is no text is named by file, line and byte."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from regard.base.errors import DataError
+from regard.data.plain_text import lines_of, read_text
+
+
+def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes("Grüße,\r\nnaïve\u2028café\n\n🙂".encode())
+    assert read_text(file) == "Grüße,\nnaïve\u2028café\n\n🙂"
+    assert read_text(str(file)) == read_text(file)
+
+
+def test_a_mark_of_byte_order_is_no_part_of_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"\xef\xbb\xbfabc\n")
+    assert read_text(file) == "abc\n"
+
+
+def test_a_folder_is_the_text_of_its_files_in_the_order_of_names(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "b.txt").write_text("second")
+    (tmp_path / "a.txt").write_text("first\n")
+    (tmp_path / "inner" / "c.txt.gz").write_bytes(gzip.compress(b"third"))
+    (tmp_path / "notes.md").write_text("not read")
+    assert read_text(tmp_path) == "first\nsecond\nthird"
+
+
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("one\u2028still one\x0bstill\n\nthree\n")
+    assert lines_of(file) == ["one\u2028still one\x0bstill", "", "three"]
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_what_is_no_utf8_is_named_by_line_and_byte(tmp_path: Path, mark: bytes) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes(mark + b"one\ntwo\nth\xe9ee\n")
+    byte = 10 + len(mark)
+    with pytest.raises(DataError, match=rf"a\.txt, line 3, byte {byte}: 0xE9 is not UTF-8 \(invalid contin.*convert"):
+        read_text(file)
+
+
+def test_an_empty_file_and_an_empty_folder_are_no_text(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no \.txt files; give a file, or a folder that has some"):
+        read_text(tmp_path)
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(DataError, match=r"a\.txt is empty"):
+        read_text(tmp_path)
+
+
+def test_a_missing_file_and_a_damaged_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.txt cannot be read: No such file"):
+        read_text(tmp_path / "absent.txt")
+    packed = gzip.compress(b"some text that is long enough" * 9)
+    for damaged in (packed[:-9], b"no gzip", packed[:20] + b"\x00\x00\x00" + packed[23:]):
+        (tmp_path / "a.txt.gz").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"a\.txt\.gz is damaged and cannot be unpacked: "):
+            read_text(tmp_path / "a.txt.gz")

@@ -1,0 +1,248 @@
+"""Spoken digits from both forms, every fault named, and strings that say what their labels say."""
+
+import math
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regard.base.errors import ConfigError, DataError
+from regard.data.spoken import Recordings, read_spoken, read_wav, strings
+
+
+def write_wav(file: Path, frames: np.ndarray, rate: int = 8000, width: int = 2) -> None:
+    """Whole numbers (samples, channels) as so many bytes each, by another way than they are read."""
+    with wave.open(str(file), "wb") as opened:
+        opened.setnchannels(frames.shape[1])
+        opened.setsampwidth(width)
+        opened.setframerate(rate)
+        shift = 128 if width == 1 else 0
+        values = [int(value) + shift for value in frames.reshape(-1)]
+        opened.writeframes(b"".join(value.to_bytes(width, "little", signed=width > 1) for value in values))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_wav_files_of_every_width_are_read(width: int, channels: int, tmp_path: Path) -> None:
+    full = 2 ** (8 * width - 1)
+    frames = np.array([[-full, full - 1], [full - 1, 0], [0, -full], [1, 2], [-1, -3]], dtype=np.int64)[:, :channels]
+    write_wav(tmp_path / "a.wav", frames, 11_025, width)
+    sound, rate = read_wav(tmp_path / "a.wav")
+    assert rate == 11_025
+    assert sound.dtype == torch.float32
+    torch.testing.assert_close(sound, torch.from_numpy((frames.mean(1) / full).astype(np.float32)))
+
+
+def spoken(folder: Path, rate: int = 8000) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(5)
+    made = {}
+    for digit, speaker, take in [(7, "ann", 0), (7, "ann", 12), (0, "bob", 3), (9, "bob", 1), (3, "ann", 5)]:
+        name = f"{digit}_{speaker}_{take}.wav"
+        made[name] = draw.integers(-30_000, 30_000, size=(300 + 17 * take, 1))
+        write_wav(folder / name, made[name], rate)
+    return made
+
+
+def test_a_folder_of_wav_files_tells_digit_speaker_and_take(tmp_path: Path) -> None:
+    made = spoken(tmp_path)
+    found = read_spoken(tmp_path)
+    assert found.labels.tolist() == [0, 3, 7, 7, 9]
+    assert found.speakers == ("bob", "ann", "ann", "ann", "bob")
+    assert found.takes.tolist() == [3, 5, 0, 12, 1]
+    assert found.rate == 8000
+    assert torch.equal(found.sounds[3], torch.from_numpy(made["7_ann_12.wav"][:, 0]).float() / 2**15)
+
+
+def test_other_rates_are_brought_to_one_where_asked(tmp_path: Path) -> None:
+    spoken(tmp_path)
+    times = np.arange(4410) / 44_100
+    write_wav(tmp_path / "5_cid_0.wav", np.round(20_000 * np.sin(2 * math.pi * 600 * times))[:, None], 44_100)
+    with pytest.raises(
+        DataError, match=r"5_cid_0\.wav has 44100 samples a second, but 0_bob_3\.wav has 8000; give rate="
+    ):
+        read_spoken(tmp_path)
+    found = read_spoken(tmp_path, rate=8000)
+    sound = found.sounds[found.speakers.index("cid")]
+    wanted = 20_000 / 2**15 * torch.sin(2 * math.pi * 600 * torch.arange(800) / 8000)
+    torch.testing.assert_close(sound[30:-30], wanted[30:-30], rtol=0, atol=2e-3)
+    assert len(read_spoken(tmp_path, rate=4000).sounds[0]) == math.ceil(len(found.sounds[0]) / 2)
+
+
+def cut(file: Path, length: int) -> None:
+    file.write_bytes(file.read_bytes()[:length])
+
+
+def test_faults_of_wav_files_are_named(tmp_path: Path) -> None:
+    spoken(tmp_path)
+    file = tmp_path / "7_ann_0.wav"
+    cut(file, 44 + 2 * 250)
+    with pytest.raises(
+        DataError, match=r"7_ann_0\.wav is cut off: its header promises 300 samples, but sample 250 is no"
+    ):
+        read_spoken(tmp_path)
+    for length, words in [
+        (20, r"7_ann_0\.wav is no WAV file of whole numbers: it ends inside its header"),
+        (0, r"7_ann_0\.wav is no WAV file of whole numbers: it ends inside its header"),
+    ]:
+        cut(file, length)
+        with pytest.raises(DataError, match=words):
+            read_spoken(tmp_path)
+    file.write_bytes(b"ID3 this is no wave file at all ......................")
+    with pytest.raises(DataError, match=r"7_ann_0\.wav is no WAV file of whole numbers: file does not start with RIFF"):
+        read_spoken(tmp_path)
+    write_wav(file, np.zeros((0, 1)))
+    with pytest.raises(DataError, match=r"7_ann_0\.wav has no samples"):
+        read_spoken(tmp_path)
+    write_wav(file, np.zeros((9, 1)))
+    data = bytearray(file.read_bytes())
+    data[20] = 3  # floating samples
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=r"7_ann_0\.wav is no WAV file of whole numbers: unknown format: 3"):
+        read_spoken(tmp_path)
+    file.rename(tmp_path / "seven.wav")
+    with pytest.raises(DataError, match=r"seven\.wav is not named digit_speaker_take\.wav, such as 7_ann_0\.wav"):
+        read_spoken(tmp_path)
+    with pytest.raises(DataError, match=r"absent\.wav cannot be read: No such file"):
+        read_wav(tmp_path / "absent.wav")
+
+
+ARRAYS: dict[str, Any] = {
+    "samples": np.arange(-10, 13, dtype=np.int16) * 1000,
+    "offsets": np.array([0, 5, 12, 23]),
+    "digit": np.array([4, 0, 9], dtype=np.uint8),
+    "speaker": np.array([1, 0, 1], dtype=np.uint8),
+    "index": np.array([7, 8, 9], dtype=np.uint8),
+    "speakers": np.array(["ann", "bob"]),
+    "sample_rate": np.array(8000),
+}
+
+
+def test_a_file_of_arrays_is_read_alone_and_from_its_folder(tmp_path: Path) -> None:
+    np.savez(tmp_path / "set.npz", **ARRAYS)
+    for path in (tmp_path, tmp_path / "set.npz"):
+        found = read_spoken(path)
+        assert [len(sound) for sound in found.sounds] == [5, 7, 11]
+        assert torch.equal(torch.cat(found.sounds), torch.from_numpy(ARRAYS["samples"]).float() / 2**15)
+        assert (found.labels.tolist(), found.takes.tolist()) == ([4, 0, 9], [7, 8, 9])
+        assert (found.speakers, found.rate) == (("bob", "ann", "bob"), 8000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("samples", np.zeros(23), r"samples should be int16 in a row, not float64"),
+        ("offsets", np.array([0, 5, 12, 22]), r"offsets should run from 0 to the 23 samples there are"),
+        ("offsets", np.array([1, 5, 12, 23]), r"offsets should run from 0 to the 23 samples there are"),
+        ("offsets", np.array([0, 12, 5, 23]), r"recording 1 has no samples: offsets should rise"),
+        ("offsets", np.array([0, 5, 23]), r"digit has 3 entries, but offsets tell of 2 recordings"),
+        ("offsets", np.array([0.0, 5, 12, 23]), r"offsets should be whole numbers in a row, not float64"),
+        ("digit", np.array([4, 10, 9]), r"recording 1 has no digit from 0 to 9"),
+        ("digit", np.array([4, 0]), r"digit has 2 entries, but offsets tell of 3 recordings"),
+        ("speaker", np.array([0, 1, 2]), r"recording 2 has none of the 2 speakers"),
+        ("index", np.array([1, 2, 3, 4]), r"index has 4 entries, but offsets tell of 3 recordings"),
+        ("sample_rate", np.array(0), r"sample_rate should be one whole number of samples a second"),
+        ("speakers", None, r"is no set of recordings: it lacks speakers; expected arrays samples, offsets"),
+        ("speakers", np.array([None, "a"]), r"is no set of recordings: .*allow_pickle=False"),
+    ],
+)
+def test_faults_of_a_file_of_arrays_are_named(name: str, value: Any, words: str, tmp_path: Path) -> None:
+    arrays = {key: item for key, item in (ARRAYS | {name: value}).items() if item is not None}
+    np.savez(tmp_path / "set.npz", **arrays)
+    with pytest.raises(DataError, match=rf"set\.npz:? {words}"):
+        read_spoken(tmp_path)
+
+
+def test_damaged_missing_and_doubled_sets_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"absent is not there; expected an \.npz file, or a folder of files such as 7_an"
+    ):
+        read_spoken(tmp_path / "absent")
+    with pytest.raises(DataError, match=r"has no \.wav and no \.npz files"):
+        read_spoken(tmp_path)
+    np.savez(tmp_path / "set.npz", **ARRAYS)
+    data = (tmp_path / "set.npz").read_bytes()
+    for damaged in (data[:-40], b"", b"no archive", data[:140] + b"\xff\xff" + data[142:]):
+        (tmp_path / "set.npz").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"set\.npz is no set of recordings"):
+            read_spoken(tmp_path)
+    np.save(tmp_path / "single.npy", np.zeros(3))
+    with pytest.raises(DataError, match=r"single\.npy is no set of recordings: it is a single array"):
+        read_spoken(tmp_path / "single.npy")
+    np.savez(tmp_path / "other.npz", **ARRAYS)
+    with pytest.raises(DataError, match=r"has several sets: other\.npz, set\.npz; give one of them"):
+        read_spoken(tmp_path)
+
+
+def some(count: int = 23) -> Recordings:
+    """Recording i is i + 1 over and over, so that a string tells what it was joined from."""
+    return Recordings(
+        tuple(torch.full((100 + number,), number + 1.0) for number in range(count)),
+        torch.arange(count) % 10,
+        tuple("ann" if number % 3 else "bob" for number in range(count)),
+        1000,
+        torch.arange(count),
+    )
+
+
+def test_a_split_shares_no_recording_and_loses_none() -> None:
+    parts = some().split(5, 3, seed=2)
+    assert [len(part) for part in parts] == [15, 5, 3]
+    assert sorted(take for part in parts for take in part.takes.tolist()) == list(range(23))
+    for part in parts:
+        for sound, label, speaker, take in zip(part.sounds, part.labels, part.speakers, part.takes, strict=True):
+            assert (sound[0], label, speaker) == (take + 1, take % 10, "ann" if take % 3 else "bob")
+    again = some().split(5, 3, seed=2)
+    assert torch.equal(again[1].takes, parts[1].takes)
+    assert not torch.equal(some().split(5, 3, seed=3)[1].takes, parts[1].takes)
+
+
+def test_strings_are_recordings_of_one_speaker_with_silences_between() -> None:
+    recordings = some()
+    found = strings(recordings, 40, (2, 5), seed=1, pause=(0.05, 0.2))
+    assert {len(labels) for labels in found.labels} == {2, 3, 4, 5}
+    speakers = set()
+    for sound, labels in zip(found.sounds, found.labels, strict=True):
+        values, lengths = sound.unique_consecutive(return_counts=True)
+        assert (values[::2] == 0).all()  # silences before, between and after
+        assert all(50 <= length <= 200 for length in lengths[::2].tolist())
+        said = (values[1::2] - 1).long()
+        assert torch.equal(lengths[1::2], 100 + said)  # whole recordings
+        assert torch.equal(recordings.labels[said], labels)
+        own = {recordings.speakers[number] for number in said.tolist()}
+        assert len(own) == 1
+        speakers |= own
+    assert speakers == {"ann", "bob"}
+
+
+def test_a_string_is_the_same_however_many_are_made() -> None:
+    few, many = strings(some(), 3, seed=4), strings(some(), 9, seed=4)
+    for number in range(3):
+        assert torch.equal(few.sounds[number], many.sounds[number])
+        assert torch.equal(few.labels[number], many.labels[number])
+    assert not torch.equal(strings(some(), 1, seed=5).sounds[0], few.sounds[0])
+    assert (few.rate, len(few)) == (1000, 3)
+
+
+def test_unfit_strings_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"length=\(5, 3\) has the fewest and the most digits"):
+        strings(some(), 3, (5, 3))
+    with pytest.raises(ConfigError, match=r"pause=\(0.2, 0.1\) has the shortest and the longest silence"):
+        strings(some(), 3, pause=(0.2, 0.1))
+    with pytest.raises(DataError, match=r"strings are joined from recordings, but there are none"):
+        strings(some(0), 3)
+    with pytest.raises(
+        DataError, match=r"each recording has one of each, but there are 1 sounds, 2 labels, 1 speakers"
+    ):
+        Recordings((torch.zeros(3),), torch.tensor([1, 2]), ("ann",), 8000)
+
+
+@pytest.mark.real
+def test_the_spoken_digits_are_whole(real_data: Path) -> None:
+    found = read_spoken(real_data / "fsdd")
+    assert (len(found), found.rate) == (2700, 8000)
+    assert torch.bincount(found.labels).tolist() == [270] * 10
+    assert len(set(found.speakers)) == 6
+    assert max(float(sound.abs().max()) for sound in found.sounds) <= 1
