@@ -1,4 +1,4 @@
-"""`regard work`: the worked solution of an attention problem, and a student's answer checked against it."""
+"""`regard work`: the worked solution of an attention problem, a student's answer checked, a quiz, exercises."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from regard.base.errors import ConfigError
 from regard.cli.expressions import parse_mask
 from regard.cli.output import show_json, tell
+from regard.cli.working import exercises, quiz
 
 if TYPE_CHECKING:
     from regard.work.problem import Heads, Problem
@@ -30,7 +31,9 @@ def mount(app: typer.Typer, clean: Callable[[Callable[..., None]], Callable[...,
     """Put `work` into the command line; a further command of its own is one more line here."""
     group = typer.Typer(cls=Solving, rich_markup_mode=None, add_completion=False)
     group.command(SOLVE)(clean(command))
-    app.add_typer(group, name="work", help="Work attention out by hand; check a student's steps.")
+    group.command("quiz")(clean(quiz.command))
+    group.command("exercises")(clean(exercises.command))
+    app.add_typer(group, name="work", help="Work attention out by hand; check a student; quiz; exercises.")
 
 
 def command(
@@ -66,7 +69,10 @@ def command(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The numbers as JSON")] = False,
 ) -> None:
-    """Work attention out step by step, or check a student's steps with --check."""
+    """Work attention out step by step, or check a student's steps with --check.
+
+    Other commands: regard work quiz, regard work exercises.
+    """
     from regard.work.solution import solve
 
     if steps not in ("all", "brief"):

@@ -1,0 +1,1 @@
+"""Commands of `regard work` besides the worked solution."""

@@ -1,0 +1,173 @@
+"""`regard work quiz` and `regard work exercises`: what they print, write and grade, and their exit codes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from regard.cli import clean
+from regard.cli.work import mount
+from regard.work.exercises import SETS
+from regard.work.quiz import Quiz
+
+run = CliRunner()
+app = typer.Typer(rich_markup_mode=None)
+app.command("other")(lambda: None)
+mount(app, clean)
+
+
+def work(*words: str, typed: str | None = None) -> Result:
+    return run.invoke(app, ["work", *words], input=typed)
+
+
+def test_sets_are_listed() -> None:
+    done = work("exercises")
+    assert done.exit_code == 0
+    assert all(name in done.stdout for name in SETS)
+    told = json.loads(work("exercises", "--json").stdout)
+    assert [each["name"] for each in told] == list(SETS)
+    assert told[0]["exercises"][0]["writes"] == "softmax_columns"
+
+
+def test_a_set_is_described() -> None:
+    shown = work("exercises", "vit").stdout
+    assert "2. Self-attention of several heads (attention, writes SelfAttention)" in shown
+    assert "regard work exercises vit --export vit.ipynb" in shown
+    told = json.loads(work("exercises", "vit", "--json").stdout)
+    assert "raise NotImplementedError" in told["exercises"][2]["start"]
+    assert "feedforward_norm(x)" not in json.dumps(told)
+
+
+def test_a_set_is_written_with_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "heads.ipynb"
+    done = work("exercises", "two-heads", "--export", str(path))
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == f"saved {path}\nsaved {tmp_path / 'heads.key.ipynb'}\n"
+    assert "omega_c @ two_heads" in (tmp_path / "heads.key.ipynb").read_text()
+    assert "omega_c @ two_heads" not in path.read_text()
+    again = work("exercises", "two-heads", "--export", str(path))
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert "is not overwritten" in again.stderr
+
+
+def test_a_file_is_graded_with_an_exit_code(tmp_path: Path) -> None:
+    exercises = SETS["self-attention"]
+    right = "\n\n".join([exercises.given, *(task.source for task in exercises.tasks)])
+    path = tmp_path / "student.py"
+    path.write_text(right)
+    done = work("exercises", "self-attention", "--grade", str(path))
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "3 of 3 right.")
+    assert done.stderr == f"running {path}\n"
+
+
+def test_a_wrong_file_ends_with_one(tmp_path: Path) -> None:
+    exercises = SETS["self-attention"]
+    right = "\n\n".join([exercises.given, *(task.source for task in exercises.tasks)])
+    path = tmp_path / "student.py"
+    path.write_text(right.replace(" / np.sqrt(Q.shape[0])", ""))
+    done = work("exercises", "self-attention", "--grade", str(path), "--json")
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["ok"]) == (1, False)
+    assert [(each["task"], each["slip"]) for each in told["grades"]] == [
+        ("softmax", None),
+        ("attention", None),
+        ("scaled", "missing scale"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["exercises", "two-head"], "unknown set of exercises 'two-head'; did you mean 'two-heads'?"),
+        (["exercises", "--export", "a.ipynb"], "say which set is meant: self-attention, two-heads"),
+        (["exercises", "vit", "--export", "a.txt"], "a notebook ends in .ipynb, but a.txt does not"),
+        (["exercises", "vit", "--grade", "a.txt"], "a.txt is neither a .py nor an .ipynb file"),
+        (["exercises", "vit", "--grade", "a.py"], "cannot read a.py: No such file"),
+        (["exercises", "vit", "--grade", "a.py", "--export", "a.ipynb"], "give one of them"),
+        (["quiz", "--answers", "a.json"], "cannot read a.json: No such file"),
+        (["quiz", "--answers", "text.json"], "text.json is not JSON"),
+        (["quiz", "--answers", "list.json"], "list.json should hold an object like"),
+        (["quiz", "--answers", "other.json"], "other.json has 'name', which is none of student, count, seed"),
+        (["quiz", "--answers", "typed.json"], "count in typed.json is a whole number, not '3'"),
+        (["quiz", "--answers", "ann.json", "--student", "ben"], "ann.json is for student 'ann', but --student says"),
+        (["quiz", "--answers", "ann.json"], "question 1 takes"),
+        (["quiz", "--answers", "ann.json", "--export", "a.ipynb"], "give one of them"),
+        (["quiz", "--export", "a.py"], "a notebook ends in .ipynb"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "text": "x",
+        "list": "[]",
+        "other": '{"name": "ann", "answers": {}}',
+        "typed": '{"count": "3", "answers": {}}',
+        "ann": '{"student": "ann", "count": 1, "answers": {"1": "zz"}}',
+    }.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    done = work(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr.splitlines()[-1]
+
+
+def answers(quiz: Quiz, change: dict[str, Any] | None = None) -> str:
+    given = {str(question.number): question.right for question in quiz.questions}
+    return json.dumps({"student": quiz.student, "count": 3, "answers": {**given, **(change or {})}})
+
+
+def test_a_quiz_is_told_as_json_without_answers() -> None:
+    done = work("quiz", "--student", "ann", "--count", "3", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == Quiz.of("ann", count=3).to_dict()
+
+
+def test_answers_are_graded_with_an_exit_code(tmp_path: Path) -> None:
+    quiz, path = Quiz.of("ann", count=3), tmp_path / "answers.json"
+    path.write_text(answers(quiz))
+    done = work("quiz", "--answers", str(path))
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "3 of 3 right.")
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["running"] * 3
+    path.write_text(answers(quiz, {"2": None}))
+    done = work("quiz", "--answers", str(path), "--student", "ann", "--json")
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["student"], told["right"]) == (1, "ann", 2)
+    assert [mark["ok"] for mark in told["marks"]] == [True, False, True]
+    assert told["marks"][1]["right"] == quiz[2].right
+
+
+def test_a_quiz_asks_until_the_input_ends() -> None:
+    quiz = Quiz.of("ann", count=3)
+    first, second = (str(quiz[number].right) for number in (1, 2))
+    done = work("quiz", "--student", "ann", "--count", "3", typed=f"what?\n{first}\n{second}\n")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("3 questions for ann, seed 0.")
+    assert "question 1 takes" in done.stdout
+    assert done.stdout.count("Right: it is") == 2
+    assert done.stdout.endswith("Stopped here.\n\n2 of 2 right.\n")
+    assert work("quiz", typed="").stdout.endswith("Stopped here.\n\n0 of 0 right.\n")
+
+
+def test_a_quiz_that_is_answered_to_the_end_does_not_stop_early() -> None:
+    quiz = Quiz.of("cy", count=1, seed=5)
+    done = work("quiz", "--student", "cy", "--count", "1", "--seed", "5", typed=f"{quiz[1].right}\n")
+    assert "Stopped" not in done.stdout
+    assert done.stdout.endswith("\n1 of 1 right.\n")
+
+
+def test_a_quiz_is_written_as_a_notebook(tmp_path: Path) -> None:
+    path = tmp_path / "quiz.ipynb"
+    done = work("quiz", "--student", "ann", "--count", "2", "--export", str(path))
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "Quiz.of('ann', count=2, seed=0)" in path.read_text()
+    assert "The run: " in (tmp_path / "quiz.key.ipynb").read_text()
+    assert "The run: " not in path.read_text()
+
+
+def test_the_worked_solution_is_still_there() -> None:
+    assert "Worked solution: three-tokens" in work("three-tokens").stdout
+    assert "regard work quiz" in work("--help").stdout
