@@ -8,10 +8,12 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.core import kernels
 from regard.core.algebra import And, Full, Mask
@@ -22,6 +24,7 @@ from regard.core.rules import Causal, Window
 ROWS, KEYS = 64, 128  # a tile: measured on an H200 (docs/log.md)
 WARPS, STAGES = 4, 3
 SPANS = 128  # rows of the finest map that is pooled along the way
+AT_ONCE = 1 << 26  # numbers held at a time while a map is pooled: 256 MiB
 
 
 @dataclass(frozen=True)
@@ -78,51 +81,92 @@ def passed(call: Call, lse: Float[Tensor, "b h i"] | None) -> Passed:
     """The pass, after one for the log-sum-exp where nobody has it yet."""
     from regard.see import passes  # needs triton
 
-    b, h, g, i, j, c, _ = call.sizes
+    b, h, _, i, j, _, _ = call.sizes
     q, k = call.q, call.k
-    limits = band(call.mask)
-    assert limits is not None
-    assert isinstance(call.places.keys, int)
-    low, high = limits
-    shift = call.places.queries - call.places.keys
     device = q.device
-    sizes = (i, j, shift, low or 0, high or 0, call.beta * math.log2(math.e), *q.stride(), *k.stride())
-    width = max(16, 1 << (c - 1).bit_length())
-    known = {
-        "H": h, "GROUP": h // g, "C": c, "WIDTH": width, "LOW": low is not None, "HIGH": high is not None,
-        "BM": ROWS, "BN": KEYS, "num_warps": WARPS, "num_stages": STAGES if q.element_size() == 2 else 2,
-    }  # fmt: skip
-    grid = (-(-i // ROWS), b * h)
+    sizes, known = _arguments(call)
     if lse is None:
         lse = torch.empty(b, h, i, device=device)
-        passes.normalise[grid](q, k, lse, *sizes, **known)
+        passes.normalise[(-(-i // ROWS), b * h)](q, k, lse, *sizes, *q.stride(), *k.stride(), **known)
     lse = lse.contiguous()
-    entropy, distance = (torch.zeros(b, h, i, device=device) for _ in range(2))
+    sums = torch.zeros(b, h, i, 2, device=device)  # of weight x its logarithm, and of weight x distance
     best = torch.zeros(b, h, i, device=device, dtype=torch.int64)
     received = torch.empty(b, h, j, device=device)
     span = _span(i)
     cells = torch.zeros(b, h, -(-i // span), -(-j // KEYS), device=device)
-    back = high is not None and high <= 0
-    in_bits = torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))  # a blind row then weighs nothing
+    _, high = _band(call)
     passes.gather[(-(-j // KEYS), b * h)](
-        q, k, in_bits, entropy, best, distance, received, cells, span, *sizes, **known, BACK=back
-    )
+        _in_tiles(q, known["WIDTH"]), k, _in_bits(lse), sums, best, received, cells, span, *sizes, *k.stride(),
+        **known, BACK=high is not None and high <= 0,
+    )  # fmt: skip
     largest, where = torch.empty(b, h, i, device=device), torch.empty(b, h, i, device=device, dtype=torch.int32)
     few = {**known, "BM": 16, "num_warps": 4, "num_stages": 1}
-    passes.locate[(-(-i // 16), b * h)](q, k, best, largest, where, *sizes, **few)
-    entropy *= -math.log(2)
+    passes.locate[(-(-i // 16), b * h)](q, k, best, largest, where, *sizes, *q.stride(), *k.stride(), **few)
+    entropy, distance = sums.mul_(torch.tensor([-math.log(2), 1.0], device=device)).unbind(-1)
     return Passed(lse, entropy, largest, where.long(), distance, received, cells)
+
+
+def pooled(call: Call, found: Passed, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
+    """A map: from the sums that the pass left, where none of them belongs to two of its cells, or by a pass for it."""
+    from regard.see import passes
+
+    assert found.cells is not None
+    b, h, _, i, j, _, _ = call.sizes
+    r, s = found.cells.shape[-2:]
+    if not (i % _span(i) or r % rows or j % KEYS or s % columns):
+        whole: Tensor = found.cells.unflatten(3, (columns, -1)).sum(4).unflatten(2, (rows, -1)).sum(3)
+        return whole * (rows / i)
+    sizes, known = _arguments(call)
+    bits = _in_bits(found.lse)
+    edges = (torch.arange(rows + 1, device=bits.device) * i + rows - 1) // rows
+    key_cell = torch.arange(j, device=bits.device) * columns // j
+    sums = torch.zeros(b, h, rows, columns, device=bits.device)
+    step = max(1, AT_ONCE // (b * h * j))
+    for first in range(0, rows, step):
+        some = edges[first : first + step + 1]
+        given = torch.empty(b, h, len(some) - 1, j, device=bits.device)
+        passes.pool[(-(-j // KEYS), len(some) - 1, b * h)](
+            call.q, call.k, bits, some, given, *sizes, *call.q.stride(), *call.k.stride(), **known
+        )
+        sums[:, :, first : first + step].index_add_(3, key_cell, given)
+    return sums / edges.diff()[:, None]
+
+
+def _arguments(call: Call) -> tuple[tuple[int | float, ...], dict[str, Any]]:
+    """What every pass is told: lengths, band and scale, and what it is compiled for."""
+    _, h, g, i, j, c, _ = call.sizes
+    low, high = _band(call)
+    assert isinstance(call.places.keys, int)
+    shift = call.places.queries - call.places.keys
+    known = {
+        "H": h, "GROUP": h // g, "C": c, "WIDTH": max(16, 1 << (c - 1).bit_length()),
+        "LOW": low is not None, "HIGH": high is not None,
+        "BM": ROWS, "BN": KEYS, "num_warps": WARPS, "num_stages": STAGES if call.q.element_size() == 2 else 2,
+    }  # fmt: skip
+    return (i, j, shift, low or 0, high or 0, call.beta * math.log2(math.e)), known
+
+
+def _band(call: Call) -> tuple[int | None, int | None]:
+    limits = band(call.mask)
+    assert limits is not None
+    return limits
+
+
+def _in_bits(lse: Float[Tensor, "b h i"]) -> Float[Tensor, "b h i"]:
+    """In units of log 2, as the passes hold scores; a blind row then weighs nothing."""
+    return torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))
+
+
+def _in_tiles(q: Float[Tensor, "b h i c"], width: int) -> Any:
+    """q as the GPU's copy engine reads it: a tile of rows at a time, zeros beyond its ends."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    aligned = all(stride * q.element_size() % 16 == 0 for stride in q.stride()[:3]) and q.data_ptr() % 16 == 0
+    if q.stride(3) != 1 or not aligned:
+        q = pad(q, (0, width - q.shape[3])).contiguous()
+    return TensorDescriptor(q, list(q.shape), list(q.stride()), [1, 1, ROWS, width])
 
 
 def _span(i: int) -> int:
     """How many rows are summed together along the way."""
     return ROWS * max(1, i // ROWS // SPANS)
-
-
-def pooled(cells: Float[Tensor, "b h r s"], i: int, j: int, rows: int, columns: int) -> Tensor | None:
-    """A map from the sums that the pass left, where none of them belongs to two of its cells."""
-    r, s = cells.shape[-2:]
-    if i % _span(i) or r % rows or j % KEYS or s % columns:
-        return None
-    sums: Tensor = cells.unflatten(3, (columns, -1)).sum(4).unflatten(2, (rows, -1)).sum(3)
-    return sums * (rows / i)

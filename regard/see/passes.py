@@ -107,47 +107,50 @@ def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constex
 
 @triton.jit
 def _tile(
-    Q, k, LSE, ENTROPY, BEST, FAR, number, start, given, passed, i, j, shift, low, high, scale, q_n, q_c,
+    Q, k, LSE, SUMS, BEST, b, h, number, start, given, passed, i, j, shift, low, high, scale,
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
     """One tile's part in every statistic."""
     rows, columns = start + tl.arange(0, BM), number * BN + tl.arange(0, BN)
-    features = tl.arange(0, WIDTH)
-    at = Q + rows[:, None].to(tl.int64) * q_n + features[None, :] * q_c
-    if CUT:
-        q = tl.load(at, mask=(rows[:, None] < i) & (features[None, :] < C), other=0.0)
-        lse = tl.load(LSE + rows, mask=rows < i, other=float("inf"))
-    else:
-        q = tl.load(at) if C == WIDTH else tl.load(at, mask=features[None, :] < C, other=0.0)
-        lse = tl.load(LSE + rows)
+    q = tl.reshape(Q.load([b.to(tl.int32), h.to(tl.int32), start, 0]), [BM, WIDTH])
+    lse = tl.load(LSE + rows, mask=rows < i, other=float("inf")) if CUT else tl.load(LSE + rows)
     logs = tl.dot(q, k, input_precision="ieee") * scale - lse[:, None]
     weights = tl.exp2(logs)
     if CUT:
         weights = tl.where(_in_band(rows, columns, j, shift, low, high, LOW, HIGH), weights, 0.0)
         logs = tl.where(weights > 0, logs, 0.0)
     given += weights
-    total = tl.sum(weights, 1)
-    # sum w (i - j) from two sums that need no distance for each pair: tiles beside the diagonal lie on one side of it
-    behind = (rows + shift - number * BN).to(tl.float32)
+    # a column is 8 x + 2 y + z: a thread of the tensor cores has all x and z of one y, so sums over them stay in it
+    even, odd = tl.split(tl.reshape(weights, [BM, BN // 8, 4, 2]))
+    pairs = even + odd
+    mass = tl.sum(pairs, 1)
+    passed += mass
     if CUT and not BACK:
         far = tl.sum(weights * tl.abs((rows + shift)[:, None] - columns[None, :]).to(tl.float32), 1)
     else:
-        far = tl.abs(behind * total - tl.sum(weights * tl.arange(0, BN).to(tl.float32)[None, :], 1))
+        # sum w (i - j) without a distance for each pair: such a tile lies on one side of the diagonal
+        behind = (rows + shift - number * BN).to(tl.float32)[:, None] - (2 * tl.arange(0, 4)).to(tl.float32)[None, :]
+        eights = tl.sum(pairs * tl.arange(0, BN // 8).to(tl.float32)[None, :, None], 1)
+        far = tl.abs(tl.sum(behind * mass - 8.0 * eights - tl.sum(odd, 1), 1))
     best = tl.max(weights, 1)
     # the larger weight wins, among equals the earlier tile
     packed = (best.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - number).to(tl.int64)
-    real = (rows < i) & (best > 0)
-    tl.atomic_add(ENTROPY + rows, tl.sum(weights * logs, 1), mask=real, sem="relaxed")
-    tl.atomic_add(FAR + rows, far, mask=real, sem="relaxed")
-    tl.atomic_max(BEST + rows, packed, mask=real, sem="relaxed")
-    return given, passed + total
+    sums = tl.join(tl.sum(weights * logs, 1), far)
+    at = SUMS + rows[:, None] * 2 + tl.arange(0, 2)[None, :]
+    if CUT:
+        tl.atomic_add(at, sums, mask=(rows < i)[:, None], sem="relaxed")
+        tl.atomic_max(BEST + rows, packed, mask=rows < i, sem="relaxed")
+    else:
+        tl.atomic_add(at, sums, sem="relaxed")
+        tl.atomic_max(BEST + rows, packed, sem="relaxed")
+    return given, passed
 
 
 @triton.jit
 def gather(
-    Q, K, LSE, ENTROPY, BEST, FAR, RECEIVED, CELLS, SPAN, i, j, shift, low, high, scale,
-    q_b, q_h, q_n, q_c, k_b, k_h, k_n, k_c,
+    Q, K, LSE, SUMS, BEST, RECEIVED, CELLS, SPAN, i, j, shift, low, high, scale,
+    k_b, k_h, k_n, k_c,
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +165,6 @@ def gather(
     columns, features = number * BN + tl.arange(0, BN), tl.arange(0, WIDTH)
     at = K + b * k_b + h // GROUP * k_h + columns[None, :].to(tl.int64) * k_n + features[:, None] * k_c
     k = tl.load(at, mask=(columns[None, :] < j) & (features[:, None] < C), other=0.0)
-    queries = Q + b * q_b + h * q_h
     lines = both * i
     begin, inner, outer, end = _between(number, i, j, shift, low, high, LOW, HIGH, BM, BN)
     near, beyond = outer, outer
@@ -176,36 +178,63 @@ def gather(
     for turn in tl.range(0, count):
         span = first + (turn + number) % count  # neighbours begin elsewhere, so that they seldom meet on a row
         start, stop = tl.maximum(span * SPAN, begin), tl.minimum(span * SPAN + SPAN, end)
-        passed = tl.zeros([BM], tl.float32)
+        passed = tl.zeros([BM, 4], tl.float32)
         for row in tl.range(start, tl.minimum(inner, stop), BM):
             given, passed = _tile(
-                queries, k, LSE + lines, ENTROPY + lines, BEST + lines, FAR + lines, number, row, given, passed,
-                i, j, shift, low, high, scale, q_n, q_c, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
+                Q, k, LSE + lines, SUMS + lines * 2, BEST + lines, b, h, number, row, given, passed,
+                i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
             )  # fmt: skip
         for row in tl.range(tl.maximum(start, inner), tl.minimum(near, stop), BM):
             given, passed = _tile(
-                queries, k, LSE + lines, ENTROPY + lines, BEST + lines, FAR + lines, number, row, given, passed,
-                i, j, shift, low, high, scale, q_n, q_c, C, WIDTH, LOW, HIGH, BACK, BM, BN, False,
+                Q, k, LSE + lines, SUMS + lines * 2, BEST + lines, b, h, number, row, given, passed,
+                i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN, False,
             )  # fmt: skip
         if not BACK:
             # around the diagonal a row has keys on both sides
             for row in tl.range(tl.maximum(start, near), tl.minimum(beyond, stop), BM):
                 given, passed = _tile(
-                    queries, k, LSE + lines, ENTROPY + lines, BEST + lines, FAR + lines, number, row, given, passed,
-                    i, j, shift, low, high, scale, q_n, q_c, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
+                    Q, k, LSE + lines, SUMS + lines * 2, BEST + lines, b, h, number, row, given, passed,
+                    i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
                 )  # fmt: skip
             for row in tl.range(tl.maximum(start, beyond), tl.minimum(outer, stop), BM):
                 given, passed = _tile(
-                    queries, k, LSE + lines, ENTROPY + lines, BEST + lines, FAR + lines, number, row, given, passed,
-                    i, j, shift, low, high, scale, q_n, q_c, C, WIDTH, LOW, HIGH, BACK, BM, BN, False,
+                    Q, k, LSE + lines, SUMS + lines * 2, BEST + lines, b, h, number, row, given, passed,
+                    i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN, False,
                 )  # fmt: skip
         for row in tl.range(tl.maximum(start, outer), stop, BM):
             given, passed = _tile(
-                queries, k, LSE + lines, ENTROPY + lines, BEST + lines, FAR + lines, number, row, given, passed,
-                i, j, shift, low, high, scale, q_n, q_c, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
+                Q, k, LSE + lines, SUMS + lines * 2, BEST + lines, b, h, number, row, given, passed,
+                i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
             )  # fmt: skip
-        tl.store(CELLS + (both * spans + span) * tl.num_programs(0) + number, tl.sum(passed, 0))
+        tl.store(CELLS + (both * spans + span) * tl.num_programs(0) + number, tl.sum(tl.sum(passed, 1), 0))
     tl.store(RECEIVED + both * j + columns, tl.sum(given, 0), mask=columns < j)
+
+
+@triton.jit
+def pool(
+    Q, K, LSE, EDGES, SUMS, i, j, shift, low, high, scale,
+    q_b, q_h, q_n, q_c, k_b, k_h, k_n, k_c,
+    H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """What each key is given by the rows between two edges."""
+    number, cell = tl.program_id(0), tl.program_id(1)
+    both = tl.program_id(2).to(tl.int64)
+    b, h = both // H, both % H
+    columns, features = number * BN + tl.arange(0, BN), tl.arange(0, WIDTH)
+    at = K + b * k_b + h // GROUP * k_h + columns[None, :].to(tl.int64) * k_n + features[:, None] * k_c
+    k = tl.load(at, mask=(columns[None, :] < j) & (features[:, None] < C), other=0.0)
+    begin, _, _, end = _between(number, i, j, shift, low, high, LOW, HIGH, BM, BN)
+    begin, end = tl.maximum(begin, tl.load(EDGES + cell)), tl.minimum(end, tl.load(EDGES + cell + 1))
+    given = tl.zeros([BM, BN], tl.float32)
+    for row in tl.range(begin, end, BM):
+        rows = row + tl.arange(0, BM)
+        q = _queries(Q + b * q_b + h * q_h, rows, end, q_n, q_c, C, WIDTH)
+        lse = tl.load(LSE + both * i + rows, mask=rows < end, other=float("inf"))
+        weights = tl.exp2(tl.dot(q, k, input_precision="ieee") * scale - lse[:, None])
+        given += tl.where(_in_band(rows, columns, j, shift, low, high, LOW, HIGH), weights, 0.0)
+    at = SUMS + (both * tl.num_programs(1) + cell) * j + columns
+    tl.store(at, tl.sum(given, 0), mask=columns < j)
 
 
 @triton.jit

@@ -135,9 +135,7 @@ class Statistics:
     def _pool(self, rows: int, columns: int) -> Tensor:
         b, h, _, i, j, _, _ = self._call.sizes
         if self._lines.cells is not None:
-            found = fused.pooled(self._lines.cells, i, j, rows, columns)
-            if found is not None:
-                return found
+            return fused.pooled(self._call, self._lines, rows, columns)
         device, exact = self._call.q.device, torch.promote_types(self._call.q.dtype, torch.float32)
         row_cell, key_cell = (
             torch.arange(n, device=device) * cells // max(n, 1) for n, cells in ((i, rows), (j, columns))

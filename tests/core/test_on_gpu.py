@@ -157,3 +157,16 @@ def test_a_call_without_terms_copies_nothing() -> None:
             used = torch.cuda.max_memory_allocated() - before
             del out
     assert used < 1.2 * 2 * q.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [8, 64, 128])
+@pytest.mark.parametrize("mask", [None, causal()], ids=repr)
+def test_ties_among_large_scores_stay_ties_at_every_width(mask, width: int, dtype: torch.dtype) -> None:
+    """Scores near 1e5 and more, sums of powers of two: torch's unfused path scales each factor and loses their ties."""
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 300, width, generator=source).to("cuda", dtype) for _ in range(3))
+    q, k = q.sign() * 2.0**8, k.sign() * 2.0**8
+    truth = regard.attend(q.double(), k.double(), v.double(), mask=mask, kernel="reference")
+    out = regard.attend(q, k, v, mask=mask, kernel="sdpa")
+    assert torch.allclose(out.double(), truth, rtol=0, atol=4 * torch.finfo(dtype).eps)
