@@ -53,3 +53,7 @@ class CacheError(RegardError, RuntimeError):
 
 class CheckpointError(RegardError, RuntimeError):
     """A saved model is damaged, is another model's, or is in a format that is not read."""
+
+
+class TrainingError(RegardError, RuntimeError):
+    """A run cannot go on: its loss is no number any more, or its state cannot be kept."""

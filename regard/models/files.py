@@ -7,8 +7,7 @@ a folder that held a model holds a whole one: the old or the new.
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from regard.base.atomic import write_atomically
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError
 from regard.base.tensors import is_hollow
@@ -152,44 +152,6 @@ def pickled(file: Path) -> CheckpointError:
 def named_by_content(file: Path) -> str:
     with file.open("rb") as opened:
         return f"weights-{hashlib.file_digest(opened, 'sha256').hexdigest()[:16]}.safetensors"
-
-
-def write_atomically(path: Path, write: Callable[[Path], object], name: Callable[[Path], str] | None = None) -> Path:
-    """A file that is there as a whole or not at all: written beside, forced to disk, then renamed.
-
-    name  makes the final name from the written file; None keeps that of the path
-    """
-    handle, temporary = tempfile.mkstemp(suffix=path.suffix, prefix=".unfinished-", dir=path.parent)
-    os.close(handle)
-    file = Path(temporary)
-    try:
-        write(file)
-        with file.open("rb") as written:
-            os.fsync(written.fileno())
-        file.chmod(0o666 & ~_umask())  # a temporary file is its owner's alone
-        final = file.replace(path if name is None else path.with_name(name(file)))
-        _sync(path.parent)
-        return final
-    except BaseException:
-        file.unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    """Which rights a new file is not given. Asking is only possible by setting."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
-
-
-def _sync(folder: Path) -> None:
-    """Force the names in a folder to disk, where the system can."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _some(names: list[str]) -> str:

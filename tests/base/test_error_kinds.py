@@ -13,6 +13,7 @@ KINDS = {
     "DataError": ValueError,
     "UnknownNameError": ValueError,
     "KernelRefusedError": RuntimeError,
+    "TrainingError": RuntimeError,
     "CacheError": RuntimeError,
     "CheckpointError": RuntimeError,
 }

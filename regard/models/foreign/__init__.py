@@ -21,11 +21,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from regard.base.atomic import write_atomically
 from regard.base.errors import CheckpointError, ConfigError, ShapeError
 from regard.base.numbers import whole
 from regard.base.registry import Registry
 from regard.base.tensors import is_hollow
-from regard.models.files import CONFIG, PICKLED, assembled, made_folder, pickled, read_weights, write_atomically
+from regard.models.files import CONFIG, PICKLED, assembled, made_folder, pickled, read_weights
 from regard.models.foreign import rules
 from regard.models.model import Config, Model
 
