@@ -59,7 +59,8 @@ def _of_module(module: nn.Module, name: str, wanted: Wanted) -> Probe:
     if len(inside) > 1:
         raise ConfigError(
             f"{name} has {len(inside)} attentions inside: {', '.join(list(inside)[:8])}"
-            f"{', ...' if len(inside) > 8 else ''}; hand over one: module.get_submodule({min(inside)!r})"
+            f"{', ...' if len(inside) > 8 else ''}; hand over one: module.get_submodule({min(inside)!r}), or check the "
+            "whole with kind='decoder' where it takes tokens"
         )
     for path, part in inside.items():
         return _of_module(part, f"{name}.{path}", wanted)

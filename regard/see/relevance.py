@@ -325,7 +325,10 @@ def _stack(maps: Maps) -> list[Record | Tensor]:
     """Layers that follow each other, checked: each takes as many positions as the one before gives."""
     layers: list[Record | Tensor] = list(maps.records) if isinstance(maps, Seen) else list(maps)
     if not layers:
-        raise ConfigError("there are no maps; run the model inside `with watch(model) as seen:` first")
+        reasons = "; ".join(maps.left_out) if isinstance(maps, Seen) else ""
+        left_out = f"there are no maps, since every call was left out: {reasons}"
+        nothing = "there are no maps; run the model inside `with watch(model) as seen:` first"
+        raise ConfigError(left_out if reasons else nothing)
     b, n = _sizes(layers[0])[:2]
     for number, layer in enumerate(layers):
         name = layer.name if isinstance(layer, Record) else f"map {number}"

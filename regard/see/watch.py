@@ -41,8 +41,9 @@ def watch(
 
     Seen are calls of scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its encoder layers, of
     every function in Hugging Face's attention registry, attention written by hand as a softmax between two products,
-    and our own `attend`. Outputs and gradients are the same bits as without watching. At the end, and after an error,
-    everything is put back; what was seen stays usable.
+    and our own `attend`. What could not be told is in `seen.left_out`, each reason with how often it came up. Outputs
+    and gradients are the same bits as without watching. At the end, and after an error, everything is put back; what
+    was seen stays usable.
 
     model    whose calls to record; None, or a function that is no model, records all calls inside
     layers   names or patterns of modules, such as "encoder.layer.3" or "*.cross_attention"; None is all
@@ -148,8 +149,8 @@ class Watcher(TorchFunctionMode):
         if self._silent == 0 and threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1:
             self._note(lambda: from_call(kernel, call), out)
 
-    def _by_hand(self, heard: Heard, out: Tensor, order: list[int]) -> None:
-        self._note(lambda: heard, out, Order(order))
+    def _by_hand(self, heard: Heard, out: Tensor, way: Way) -> None:
+        self._note(lambda: heard, out, way)
 
     def _registered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of Hugging Face's registry that is heard when it is called."""

@@ -68,6 +68,8 @@ class XRay(Sums, Masked, Scale, Bias, Groups):
     def _linear_line(self) -> str:
         if self.off is None:
             return "not found out whether linear in v"
+        if self.linear and not self.explained:
+            return f"linear in v, but not weights @ v, off by {self.off:.0e}"
         return f"{'linear' if self.linear else 'NOT linear'} in v, off by {self.off:.0e}"
 
     def _scale_line(self) -> str:

@@ -14,7 +14,6 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
 from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.vit.modeling_vit import ViTAttention
-from x_transformers.x_transformers import Attention as XAttention
 
 from regard.base.errors import ConfigError
 from regard.core.attend import attend
@@ -176,6 +175,30 @@ class Three(nn.Module):
         return out.transpose(0, 1) if self.time_first else out, None
 
 
+class Listed(nn.Module):
+    """As in The Annotated Transformer: one list of four projections."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.h, self.d_k = heads, width // heads
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (self.h, self.d_k)).transpose(1, 2)
+            for project, x in zip(self.linears, (query, key, value), strict=False)
+        )
+        out: Tensor = self.linears[-1](sdpa(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+        return out
+
+
+class Windowed(Causal):
+    """As in Swin: made for so many positions and no others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.zeros(9, x.shape[-1]))
+
+
 def of_timm(width: int, heads: int, **settings: Any) -> nn.Module:
     import_timm()
     from timm.layers.attention import Attention as TimmAttention
@@ -223,13 +246,14 @@ MODULES: dict[str, tuple[Any, Any]] = {
     "llama eager": (lambda: of_llama("eager"), turned),
     "llama sdpa": (lambda: of_llama("sdpa"), functools.partial(turned, mask=causal())),
     "x-transformers": (
-        lambda: XAttention(21, dim_head=5, heads=3, causal=True),
+        lambda: pytest.importorskip("x_transformers.x_transformers").Attention(21, dim_head=5, heads=3, causal=True),
         functools.partial(truth, mask=causal()),
     ),
     "ours": (lambda: Attention(30, 6, kv_heads=2), truth),
     "ours, rotary": (lambda: Attention(36, 6, kv_heads=2, rotary=rotary()), turned),
     "ours, to a memory": (lambda: Attention(30, 6, kv_heads=2, memory_width=11), truth),
     "one product": (lambda: Causal(21, 3), functools.partial(truth, mask=causal())),
+    "a list of projections": (lambda: Listed(21, 3), truth),
     "three sequences": (lambda: Three(21, 3, time_first=False), truth),
     "three sequences, positions first": (lambda: Three(21, 3, time_first=True), truth),
 }
@@ -346,14 +370,36 @@ class Odd(nn.Module):
         ),
         (nn.Linear(3, 5), "no projections that are known by name: looked for q_proj k_proj v_proj; .* no submodules"),
         (nn.TransformerDecoderLayer(15, 3), r"has 2 attentions inside: self_attn, multihead_attn; hand over one"),
+        (nn.TransformerDecoderLayer(15, 3), r"\('multihead_attn'\), or check the whole with kind='decoder' where it"),
+        (
+            lambda q, k, v, sm_scale: (q @ k.mT * sm_scale).softmax(-1) @ v,
+            r"given None for sm_scale, which has no default: hand over sm_scale=..., or extra=\{'sm_scale': ...\} to",
+        ),
+        (
+            lambda q, k, v, start, end: v[:, :, start + end :],
+            "given None for start, end, which have no default: hand over start=...",
+        ),
+        (Windowed(21, 3), r"say heads= and kv_heads=, queries= where it takes one length only, or wrap it"),
         (Odd(qkv=nn.Linear(9, 27)), "does not tell its number of heads: looked for heads, num_heads, .* say heads="),
         (Odd(qkv=nn.Identity()), r"Odd.qkv has no weight matrix to read its width from; wrap it"),
     ],
-    ids=range(9),
+    ids=range(13),
 )
 def test_what_cannot_be_asked_is_told_with_a_way_out(fn: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         as_probe(fn)
+
+
+def test_what_was_lacking_helps_once_it_is_handed_over() -> None:
+    scaled = as_probe(lambda q, k, v, sm_scale: (q @ k.mT * sm_scale).softmax(-1) @ v, sm_scale=0.3)
+    assert scaled.made_up == ()
+    q, k, v = draw(scaled)
+    torch.testing.assert_close(scaled.call(q, k, v), truth(q, k, v, beta=0.3))
+    windowed = as_probe(Windowed(21, 3), queries=9)
+    assert windowed.module is not None
+    windowed.module.eval()
+    q, k, v = draw(windowed, i=9)
+    torch.testing.assert_close(windowed.call(q, k, v), truth(q, k, v, mask=causal()))
 
 
 def test_sizes_that_do_not_fit_the_projections_are_told() -> None:

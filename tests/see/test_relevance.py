@@ -448,6 +448,9 @@ def test_patch_maps_say_what_does_not_fit() -> None:
 
 
 def test_maps_that_do_not_follow_each_other_are_refused() -> None:
+    left_out = Seen(left_out={"weights by a sigmoid": 3, "weights by exp": 1})
+    with pytest.raises(ConfigError, match="since every call was left out: weights by a sigmoid; weights by exp"):
+        rollout(left_out)
     with pytest.raises(ConfigError, match="there are no maps; run the model inside"):
         rollout([])
     with pytest.raises(

@@ -20,6 +20,7 @@ from regard.layers.attention import Attention
 from regard.see.records import Record
 from regard.see.statistics import statistics
 from regard.see.watch import watch
+from regard.see.zeroing import value_zeroing
 from tests.see.zoo import CASES, Case, ids, real
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor")
@@ -389,6 +390,23 @@ WRITTEN: dict[str, Any] = {
     "scaled before": lambda q, k, v: (q * 8**-0.5 @ k.mT).softmax(-1) @ v,
     "in place": lambda q, k, v: (q @ k.mT).mul_(8**-0.5).softmax(-1) @ v,
     "through half": lambda q, k, v: ((q @ k.mT).mul(torch.tensor(8**-0.5)).float().softmax(-1).to(v.dtype)) @ v,
+    "einsum with dots": lambda q, k, v: torch.einsum(
+        "...ij,...je->...ie", (torch.einsum("...ic,...jc", q, k) * 8**-0.5).softmax(-1), v
+    ),
+    "einsum with values first": lambda q, k, v: torch.einsum("bhje,bhij->bhie", v, softmaxed(q, k)),
+    "einsum with numbers for letters": lambda q, k, v: torch.einsum(
+        softmaxed(q, k), [0, 1, 2, 3], v, [0, 1, 3, 4], [0, 1, 2, 4]
+    ),
+    "einsum of a list": lambda q, k, v: torch.einsum("bhij,bhje->bhie", [softmaxed(q, k), v]),
+    "a product and a sum": lambda q, k, v: (softmaxed(q, k).unsqueeze(-1) * v.unsqueeze(-3)).sum(-2),
+    "values first, a product and a sum": lambda q, k, v: torch.sum(v[:, :, None] * softmaxed(q, k)[..., None], dim=3),
+    "scores by a product and a sum": lambda q, k, v: (
+        (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1).mul(8**-0.5).softmax(-1) @ v
+    ),
+    "keys first, a product and a sum": lambda q, k, v: (
+        torch.sum(k[:, :, None] * q[:, :, :, None], -1).mul(8**-0.5).softmax(-1) @ v
+    ),
+    "axes added and taken away": lambda q, k, v: (softmaxed(q, k)[None].detach()[0][:, :, :, :] @ v[None])[0],
 }  # fmt: skip
 
 
@@ -403,6 +421,93 @@ def test_attention_written_by_hand_is_seen(name: str) -> None:
     torch.testing.assert_close(record.statistics.out.reshape(2, 6, 5, 3), expected @ v)
 
 
+MULTIPLIED: dict[str, Any] = {
+    "projected": ("bhij,bhje,hed->bid", (6, 3, 11)),
+    "with the projection first": ("hed,bhij,bhje->bid", (6, 3, 11)),
+    "gated": ("bhij,bhje,bhie->bhie", (2, 6, 5, 3)),
+    "gated and projected": ("bhij,bhje,bhi,hed->bid", (2, 6, 5), (6, 3, 11)),
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_an_einsum_of_weights_values_and_more_is_seen_and_its_gradient_comes_back(name: str) -> None:
+    equation, *shapes = MULTIPLIED[name]
+    q, k, v = qkv()
+    factors = [torch.randn(shape) for shape in shapes]
+    weights = softmaxed(q, k)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        own, more = {"bhij": softmaxed(q, k), "bhje": v}, iter(factors)
+        return torch.einsum(equation, *(own[part] if part in own else next(more) for part in _in(equation)))
+
+    record, _ = seen_of(call, q, k, v)
+    torch.testing.assert_close(record.weights(), weights)
+    torch.testing.assert_close(record.v, v)
+
+    model = Calls(call)
+    with watch(model) as seen:
+        out = model(q.requires_grad_(), k, v)
+    wanted = torch.randn_like(out)
+    (out * wanted).sum().backward()
+    heads = (weights @ v).requires_grad_()
+    rest = [part for part in _in(equation) if part not in ("bhij", "bhje")]
+    onward = torch.einsum(f"bhie,{','.join(rest)}->{equation.partition('->')[2]}", heads, *factors)
+    (expected,) = torch.autograd.grad((onward * wanted).sum(), heads)
+    torch.testing.assert_close(seen["Calls"].gradient, expected)
+
+
+def _in(equation: str) -> list[str]:
+    return equation.partition("->")[0].split(",")
+
+
+def test_values_are_zeroed_through_an_einsum_with_its_projection() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Parameter(torch.randn(6, 3, 11))
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return torch.einsum("bhij,bhje,hed->bid", softmaxed(q, k), v, self.out)
+
+    q, k, v = qkv()
+    model, without = Layer(), v.clone()
+    without[:, :, 4] = 0
+    changed = value_zeroing(model, lambda: model(q, k, v), "Layer", keys=[4], block="")
+    expected = 1 - torch.cosine_similarity(model(q, k, v), model(q, k, without), dim=-1)
+    torch.testing.assert_close(changed[..., 0], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_scores_of_an_einsum_with_a_matrix_between_are_followed() -> None:
+    q, k, v = qkv()
+    between, bias = torch.randn(6, 8, 8), torch.randn(5, 7)
+    record, _ = seen_of(
+        lambda q, k, v: (torch.einsum("bhic,hcd,bhjd->bhij", q, between, k) * 0.2 + bias).softmax(-1) @ v, q, k, v
+    )
+    expected = (q @ between @ k.mT * 0.2 + bias).softmax(-1)
+    torch.testing.assert_close(record.weights(), expected)
+    torch.testing.assert_close(record.q, q @ between)
+    assert [term.name for term in record.terms] == ["additive"]
+
+
+def test_one_map_for_the_values_of_several_heads_is_theirs() -> None:
+    q, k, v = torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 8), torch.randn(2, 6, 7, 3)
+    for call in (
+        lambda q, k, v: softmaxed(q, k) @ v,
+        lambda q, k, v: torch.einsum("bhij,bhje->bhie", softmaxed(q, k).clamp(max=2), v),
+        lambda q, k, v: (q @ k.mT).clamp(max=0.4).softmax(-1) @ v,
+    ):
+        record, out = seen_of(call, q, k, v)
+        assert record.weights().shape == (2, 6, 5, 7)
+        torch.testing.assert_close(record.statistics.out, out)
+
+
+def test_dots_stand_for_the_last_of_the_axes_that_have_no_letter() -> None:
+    q, k, v = qkv()
+    record, out = seen_of(lambda q, k, v: torch.einsum("...ij,...je->...ie", softmaxed(q, k), v[1]), q, k, v)
+    torch.testing.assert_close(record.v, v[1].expand(2, -1, -1, -1))
+    torch.testing.assert_close(record.statistics.out, out)
+
+
 LOW = torch.finfo(torch.float32).min
 CHANGED: dict[str, Any] = {
     "masked_fill with the lowest": lambda s, m: s.masked_fill(m, LOW),
@@ -414,7 +519,12 @@ CHANGED: dict[str, Any] = {
     "capped": lambda s, m: torch.tanh(s / 2) * 2,
     "written into": lambda s, m: _written_into(s, m),
     "clamped": lambda s, m: s.clamp(max=0.3),
+    "divided and rounded": lambda s, m: torch.div(s, 2, rounding_mode="floor"),
+    "divided and cut, in place": lambda s, m: s.div_(0.7, rounding_mode="trunc"),
+    "added some of": lambda s, m: torch.add(s, m * 0.3, alpha=2),
 }
+KEPT = ("minus ten thousand", "capped", "written into", "clamped", "divided and rounded", "divided and cut, in place",
+        "added some of")  # fmt: skip
 
 
 def _written_into(scores: Tensor, hidden: Tensor) -> Tensor:
@@ -435,7 +545,10 @@ def test_whatever_is_done_to_scores_is_followed_or_kept(name: str) -> None:
     record, _ = seen_of(lambda q, k, v: scores(q, k).softmax(-1) @ v, q, k, v)
     torch.testing.assert_close(record.weights(), scores(q, k).softmax(-1))
     given = [term.name for term in record.terms] == ["given"]
-    assert given == (name in ("minus ten thousand", "capped", "written into", "clamped"))
+    assert given == (name in KEPT)
+    with torch.inference_mode():  # where no tensor counts how often it was written into
+        record, _ = seen_of(lambda q, k, v: scores(q, k).softmax(-1) @ v, q, k, v)
+    torch.testing.assert_close(record.weights(), scores(q, k).softmax(-1))
 
 
 def _low(hidden: Tensor, value: float = LOW) -> Tensor:
@@ -498,7 +611,8 @@ def test_local_attention_with_padding_is_seen_as_it_weighs(side: str) -> None:
 UNTOLD: dict[str, tuple[Any, str]] = {
     "values first": (lambda q, k, v: v.mT @ (k @ q.mT).softmax(-2), "a softmax over another axis than the last"),
     "over queries": (lambda q, k, v: (q @ k.mT).softmax(-2) @ v, "a softmax over another axis than the last"),
-    "values before the weights": (lambda q, k, v: v.mT @ (q @ k.mT).softmax(-1).mT, "values stood before the weights"),
+    "values before the weights": (lambda q, k, v: v.mT @ (k @ q.mT).softmax(-1), "values stood before the weights"),
+    "weights turned": (lambda q, k, v: v.mT @ (q @ k.mT).softmax(-1).mT, "by mT of the weights of a softmax, not by"),
     "log_softmax": (lambda q, k, v: functional.log_softmax(q @ k.mT, -1).exp() @ v, "by log_softmax of a product"),
     "exp and a sum": (lambda q, k, v: _by_sum((q @ k.mT * 0.3).exp()) @ v, "mixed by exp of a product, attention or"),
     "centred": (lambda q, k, v: _by_sum(_centred(q @ k.mT).exp_()) @ v, "mixed by exp of a product, attention or"),
@@ -507,9 +621,93 @@ UNTOLD: dict[str, tuple[Any, str]] = {
         lambda q, k, v: torch.einsum("bhij,bhje->bhie", torch.einsum("bhic,bhjc->bhij", q, k).exp(), v),
         "mixed by exp of a product",
     ),
-    "einsum with dots": (
-        lambda q, k, v: torch.einsum("...ij,...je->...ie", (q @ k.mT).softmax(-1), v),
-        "by einsum('...ij,...je->...ie'), whose axes are not all named",
+    "einsum with weights for keys": (
+        lambda q, k, v: torch.einsum("bhij,bhj,bhje->bhie", softmaxed(q, k), k[..., 0], v),
+        "by einsum('bhij,bhj,bhje->bhie'), which has another form",
+    ),
+    "einsum with weights for keys at its end": (
+        lambda q, k, v: torch.einsum("bhij,bhje,bhj->bhie", softmaxed(q, k), v, k[..., 0]),
+        "by einsum('bhij,bhje,bhj->bhie'), which has another form",
+    ),
+    "einsum that sums over heads and projects": (
+        lambda q, k, v: torch.einsum("bhij,bhje,ed->bid", softmaxed(q, k), v, q[0, 0, :3, :]),
+        "by einsum('bhij,bhje,ed->bid'), which has another form",
+    ),
+    "einsum that sums over heads": (
+        lambda q, k, v: torch.einsum("bhij,bhje->bie", softmaxed(q, k), v),
+        "by einsum('bhij,bhje->bie'), which has another form",
+    ),
+    "einsum of two softmaxes": (
+        lambda q, k, v: torch.einsum("bhij,bhij,bhje->bhie", softmaxed(q, k), softmaxed(q, 2 * k), v),
+        "multiplied the weights of two softmaxes",
+    ),
+    "one softmax less another": (
+        lambda q, k, v: (softmaxed(q, k) - 0.3 * softmaxed(q, 2 * k)) @ v,
+        "by sub of the weights of two softmaxes",
+    ),
+    "the mean of heads": (lambda q, k, v: softmaxed(q, k).mean(1, keepdim=True) @ v, "by mean of the weights of a"),
+    "keys left out": (lambda q, k, v: softmaxed(q, k)[..., 1:] @ v[..., 1:, :], "by getitem of the weights of a soft"),
+    "other rows": (
+        lambda q, k, v: softmaxed(q, k)[:, :, torch.tensor([4, 3, 2, 1, 0])] @ v,
+        "by getitem of the weights of a soft",
+    ),
+    "padded and cut again": (
+        lambda q, k, v: functional.pad(softmaxed(q, k).transpose(0, 1), (0, 2))[..., :7].transpose(0, 1) @ v,
+        "by transpose of the weights of a softmax, not by",
+    ),
+    "joined with others": (
+        lambda q, k, v: torch.cat([softmaxed(q, k), q[..., :2]], -1) @ torch.cat([v, v[..., :2, :]], -2),
+        "by cat of the weights of a softmax, not by",
+    ),
+    "through a linear layer": (
+        lambda q, k, v: functional.linear(softmaxed(q, k), v[0, 0].mT),
+        "went into linear, which is not followed",
+    ),
+    "learned queries": (
+        lambda q, k, v: (nn.Parameter(q) @ k.mT).sigmoid() @ v,
+        "by sigmoid of a product, attention or not",
+    ),
+    "rows as a batch": (
+        lambda q, k, v: softmaxed(q, k).flatten(0, 2) @ v[0, 0],
+        "weights (2, 6, 5, 7) of a softmax were mixed with values as (60, 7)",
+    ),
+    "sigmoid": (
+        lambda q, k, v: (q @ k.mT * 0.3).sigmoid() @ v,
+        "by sigmoid of a product, attention or not: it is no softmax, so log-sum-exp and entropy do not apply",
+    ),
+    "relu, divided by a sum": (
+        lambda q, k, v: _by_sum((q @ k.mT).relu() + 0.01) @ v,
+        "by relu of a product, attention or not",
+    ),
+    "relu, masked": (lambda q, k, v: (functional.relu(q @ k.mT) * torch.ones(5, 7).tril()) @ v, "by relu of a product"),
+    "relu, squared": (lambda q, k, v: functional.relu(q @ k.mT).square() @ v, "by square of a product, attention or"),
+    "sigmoid in an einsum": (
+        lambda q, k, v: torch.einsum("bhij,bhje->bhie", torch.einsum("bhic,bhjc->bhij", q, k).sigmoid(), v),
+        "by sigmoid of a product, attention or not",
+    ),
+    "sigmoid, a product and a sum": (
+        lambda q, k, v: ((q @ k.mT).sigmoid()[..., None] * v[:, :, None]).sum(-2),
+        "by sigmoid of a product, attention",
+    ),
+    "exp, a product and a sum": (
+        lambda q, k, v: ((q @ k.mT).exp()[..., None] * v[:, :, None]).sum(-2),
+        "by exp of a product, attention or not",
+    ),
+    "other values for each query": (
+        lambda q, k, v: (softmaxed(q, k)[..., None] * (v[:, :, None] + q[:, :, :, None, :3])).sum(-2),
+        "multiplied by other values for each query",
+    ),
+    "no value for each key": (
+        lambda q, k, v: (softmaxed(q, k)[..., None] * v[:, :, :1, None]).sum(-2),
+        "not one vector for each key",
+    ),
+    "the mean over keys": (
+        lambda q, k, v: (softmaxed(q, k)[..., None] * v[:, :, None]).mean(-2),
+        "and then mean was no sum over keys alone",
+    ),
+    "the sum over queries": (
+        lambda q, k, v: (softmaxed(q, k)[..., None] * v[:, :, None]).sum(2),
+        "and then sum was no sum over keys alone",
     ),
     "einsum with values of two axes": (
         lambda q, k, v: torch.einsum("bhij,bhjef->bhief", (q @ k.mT).softmax(-1), v[..., None]),
@@ -540,6 +738,77 @@ def test_attention_that_cannot_be_told_is_left_out_with_its_reason(name: str) ->
     assert words in reason
 
 
+IN_PARTS: dict[str, tuple[Any, int]] = {
+    "rows": (lambda w, v: torch.cat([w[..., :3, :] @ v, w[..., 3:, :] @ v], 2), 2),
+    "heads": (lambda w, v: torch.stack([w[:, h] @ v[:, h] for h in range(6)], 1), 6),
+    "heads as a loop": (lambda w, v: torch.stack([a @ b for a, b in zip(w.unbind(1), v.unbind(1), strict=True)], 1), 6),
+    "chunks of rows": (lambda w, v: torch.cat([part @ v for part in w.chunk(2, 2)], 2), 2),
+    "keys": (lambda w, v: sum(a @ b for a, b in zip(w.split(4, -1), v.split(4, -2), strict=True)), 2),
+    "sequences": (lambda w, v: torch.stack([w.select(0, b) @ v[b] for b in range(2)]), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+@pytest.mark.parametrize("b", [1, 2])
+def test_parts_of_weights_are_left_out_and_never_taken_for_the_whole(name: str, b: int) -> None:
+    mixed, count = IN_PARTS[name]
+    q, k, v = (x[:b] for x in qkv())
+    if name == "sequences" and b == 1:
+        mixed, count = (lambda w, v: (w.select(0, 0) @ v[0])[None]), 1
+    model = Calls(lambda q, k, v: mixed(softmaxed(q, k), v))
+    with watch(model) as seen:
+        out = model(q, k, v)
+    torch.testing.assert_close(out, softmaxed(q, k) @ v)
+    assert len(seen) == 0
+    ((reason, times),) = seen.left_out.items()
+    assert times == count
+    assert "of the weights of a softmax, not by the weights themselves" in reason
+
+
+def test_the_only_head_or_sequence_may_be_picked_out() -> None:
+    q, k, v = torch.randn(1, 1, 5, 8), torch.randn(1, 1, 7, 8), torch.randn(1, 1, 7, 3)
+    record, _ = seen_of(lambda q, k, v: softmaxed(q, k)[0, 0][None] @ v[0], q, k, v)
+    torch.testing.assert_close(record.weights(), softmaxed(q, k))
+
+
+def test_feed_forward_parts_of_experts_are_no_attention() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = (nn.Parameter(torch.randn(shape)) for shape in ((3, 8, 11), (3, 11, 8)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.bmm(torch.bmm(x, self.up).relu(), self.down * 0.5)
+            return torch.einsum("enf,efd->end", torch.einsum("end,edf->enf", x, self.up).sigmoid(), self.down)
+
+    model = Experts()
+    with watch(model) as seen:
+        model(torch.randn(3, 5, 8))
+    assert repr(seen) == "nothing seen"
+
+
+def test_the_weights_of_a_router_are_no_attention() -> None:
+    x, experts = torch.randn(2, 7, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    router = nn.Linear(8, 3)
+    with watch() as seen:
+        shares = router(x).softmax(-1)
+        x = x + sum(shares[..., number, None] * expert(x) for number, expert in enumerate(experts))
+        x = x + (shares[..., None] * torch.stack([expert(x) for expert in experts], -2)).sum(-2)
+        best, _ = shares.topk(2, -1)
+        x = x * best.sum(-1, keepdim=True)
+        (x @ x.mT).softmax(-1) @ x
+    assert len(seen) == 1
+    assert not seen.left_out
+
+
+def test_layers_of_a_graph_are_no_attention() -> None:
+    links, x, weight = torch.rand(2, 7, 7), torch.randn(2, 7, 3), torch.randn(3, 3)
+    with watch() as seen:
+        x = torch.relu(links @ x) @ weight
+        torch.relu(links @ x)
+    assert repr(seen) == "nothing seen"
+
+
 def test_keys_changed_before_the_softmax_do_not_deceive() -> None:
     q, k, v = qkv()
 
@@ -561,7 +830,7 @@ def test_mixing_that_may_not_be_attention_is_told_but_not_recorded() -> None:
         torch.matmul(scores.softmax(-1)[..., :-1], v)
     assert len(seen) == 0
     assert "by a softmax of numbers from out of sight, attention or not" in repr(seen)
-    assert "only some of the weights of a softmax" in repr(seen)
+    assert "by getitem of the weights of a softmax, not by the weights themselves" in repr(seen)
 
 
 def test_a_sink_of_hugging_face_is_seen() -> None:
@@ -620,6 +889,7 @@ def test_a_softmax_or_an_exponential_without_values_is_no_attention() -> None:
         (q @ k.mT).softmax(-1)
         functional.log_softmax(q @ k.mT, -1).sum()
         (q @ k.mT).exp().sum(-1, keepdim=True) * v[..., :1, :]
+        (q @ k.mT).exp().amax(-1, keepdim=True) @ v[..., :1, :]
         torch.matmul(k.exp().mT, v)
         torch.randn(3, 5).softmax(-1) @ torch.randn(5, 2)
     assert repr(seen) == "nothing seen"

@@ -28,7 +28,6 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.vit.modeling_vit import ViTAttention
-from x_transformers.x_transformers import Attention as XAttention, RotaryEmbedding
 
 from regard.base.errors import ConfigError
 from regard.core.algebra import Mask
@@ -401,24 +400,25 @@ def test_softcap_norms_and_bias_of_hugging_face_layers_are_read() -> None:
 
 
 def test_x_transformers_is_read() -> None:
-    found = xray(XAttention(24, dim_head=8, heads=6, kv_heads=2, causal=True, max_attend_past=2))
+    library = pytest.importorskip("x_transformers.x_transformers")
+    found = xray(library.Attention(24, dim_head=8, heads=6, kv_heads=2, causal=True, max_attend_past=2))
     assert (found.groups, found.grouping) == ((0, 1, 0, 1, 0, 1), "tile")
     assert found.described == "causal() & window(before=2)"
     assert close(found, 1e-6, mask=causal() & window(before=2))
-    phases = RotaryEmbedding(8).forward_from_seq_len(7)
-    turned = xray(XAttention(24, dim_head=8, heads=3), rotary_pos_emb=phases)
+    phases = library.RotaryEmbedding(8).forward_from_seq_len(7)
+    turned = xray(library.Attention(24, dim_head=8, heads=3), rotary_pos_emb=phases)
     assert (turned.rotary, turned.rotary_base) == ("interleaved", pytest.approx(10000, rel=1e-3))
-    cosine = xray(XAttention(24, dim_head=8, heads=3, qk_norm=True))
+    cosine = xray(library.Attention(24, dim_head=8, heads=3, qk_norm=True))
     assert (cosine.qk_norm, cosine.scale_named) == ("rms", "10 on vectors of length one")
-    sigmoid = xray(XAttention(24, dim_head=8, heads=3, sigmoid=True))
+    sigmoid = xray(library.Attention(24, dim_head=8, heads=3, sigmoid=True))
     assert sigmoid.normalised is None
     assert "each weight is a sigmoid of its own score" in sigmoid.notes
-    few = xray(XAttention(24, dim_head=8, heads=3, sparse_topk=3))
+    few = xray(library.Attention(24, dim_head=8, heads=3, sparse_topk=3))
     assert any("only the best are kept" in note for note in few.notes)
-    distance = xray(XAttention(24, dim_head=8, heads=3, l2_distance=True))
+    distance = xray(library.Attention(24, dim_head=8, heads=3, l2_distance=True))
     assert distance.scale == pytest.approx(2 * 8**-0.5, rel=1e-5)
     assert any("keys change the weights even where q = 0" in note for note in distance.notes)
-    memory = xray(XAttention(24, dim_head=8, heads=3, num_mem_kv=2))
+    memory = xray(library.Attention(24, dim_head=8, heads=3, num_mem_kv=2))
     assert memory.sink == pytest.approx((math.log(2),) * 3, abs=1e-6)
 
 
@@ -584,6 +584,61 @@ def test_a_function_that_is_not_linear_in_v_is_told() -> None:
     assert bent.off is not None
     assert bent.off > 0.1
     assert "NOT linear in v" in str(bent)
+    unlike = xray(lambda q, k, v: (sdpa(q, k, v) * torch.linspace(0.2, 2.0, v.shape[-1], dtype=v.dtype)).relu())
+    assert unlike.linear is False
+    assert not any("coordinates" in note for note in unlike.notes)
+
+
+class Gated(nn.Module):
+    """A gate of the input on every coordinate of the output."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.gate = (nn.Linear(width, width) for _ in range(5))
+        self.num_heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            p(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out = sdpa(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return self.o_proj(out * self.gate(x).sigmoid())
+
+
+UNLIKE: dict[str, Callable[[Tensor], Tensor]] = {
+    "a factor for each coordinate": lambda v: v * torch.linspace(0.2, 2.0, v.shape[-1], dtype=v.dtype),
+    "coordinates in another order": lambda v: v.flip(-1),
+    "coordinates mixed": lambda v: v.cumsum(-1),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_map_of_the_values_is_linear_in_v_and_leaves_the_scores_as_they_are(name: str) -> None:
+    found = xray(lambda q, k, v: sdpa(q, k, UNLIKE[name](v), is_causal=True))
+    assert (found.linear, found.explained) == (True, False)
+    assert (found.described, found.scale_named, found.bias_named) == ("causal()", "c ** -0.5", "none")
+    assert any("coordinates of v do not go through alike" in note for note in found.notes)
+
+
+def test_a_gate_of_the_output_is_linear_in_v_and_leaves_the_scores_as_they_are() -> None:
+    module = Gated(24, 3)
+    found = xray(module)
+    assert (found.linear, found.explained, found.normalised) == (True, False, None)
+    assert (found.described, found.scale_named, found.bias_named, found.sink) == ("causal()", "c ** -0.5", "none", None)
+    assert "linear in v, but not weights @ v, off by" in str(found)
+    assert any("coordinates of v do not go through alike: a gate or a map" in note for note in found.notes)
+    assert any("a gate or a factor acts on the output" in note for note in found.notes)
+    open_by = module.gate.bias.detach().double().sigmoid().unflatten(0, (3, 8)).mean(-1)  # x is zero
+    expected = softmaxed_causally(found.q, found.k) * open_by[:, None, None]
+    torch.testing.assert_close(found.weights, expected, atol=1e-6, rtol=1e-5)
+    plain = xray(sdpa)
+    assert (plain.linear, plain.explained) == (True, True)
+    assert not any("coordinates" in note for note in plain.notes)
+
+
+def softmaxed_causally(q: Tensor, k: Tensor) -> Tensor:
+    hidden = torch.ones(q.shape[2], k.shape[2]).triu(1).bool()
+    return scores(q, k).masked_fill(hidden, -math.inf).softmax(-1)
 
 
 def test_mixed_heads_and_sequences_are_told() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
 from regard.see.probes.copies import home
-from regard.see.probes.probe import AS_FUNCTION, Probe, Sizes, Wanted, fewer, first_fitting, first_tensor
+from regard.see.probes.probe import AS_FUNCTION, Probe, Sizes, Wanted, fewer, first_fitting, first_tensor, lacking
 
 HEADS_TRIED = (3, 4, 8, 2, 6, 12, 16, 1, 5, 7)
 WIDTHS_TRIED = (8, 16, 64)
@@ -57,7 +57,8 @@ def probe_function(
     raise ConfigError(
         f"{name} could not be asked as an attention: with q {(2, h, i, c)}, k {(2, g, j, c)}, v {(2, g, j, c + 3)} it "
         f"raised {type(first).__name__}: {first}; the layouts {', '.join(f'({each})' for each in LAYOUTS)} and other "
-        f"sizes did not help. Say heads=, kv_heads= or width= where it needs certain ones, or {AS_FUNCTION}"
+        f"sizes did not help. {lacking(made_up)}Say heads=, kv_heads=, width=, queries= or keys= where it needs "
+        f"certain ones, or {AS_FUNCTION}"
     )
 
 

@@ -35,7 +35,7 @@ def probe_layer(module: nn.Module, known: Projections, name: str, wanted: Wanted
     raise ConfigError(
         f"{name} was read as an attention by its {known} with {inner.h} heads of width {inner.c} and {inner.g} key "
         f"heads, but raised {type(found).__name__}: {found}; hand over what it lacks by name, say heads= and "
-        f"kv_heads=, or {AS_FUNCTION}"
+        f"kv_heads=, queries= where it takes one length only, or {AS_FUNCTION}"
     )
 
 
@@ -110,10 +110,12 @@ class _Handed(nn.Module):
 def _swap(copy: nn.Module, known: Projections, hand: _Hand) -> None:
     """Let a copy's projections hand out what the hand holds, and take away what stands behind the heads."""
     for projection, parts in zip(known.names, known.parts, strict=True):
-        setattr(copy, projection, _Handed(hand, parts))
-    for behind in BEHIND:
-        if isinstance(getattr(copy, behind, None), nn.Module) and behind not in known.names:
-            setattr(copy, behind, nn.Identity())
+        copy.set_submodule(projection, _Handed(hand, parts))
+    own = {name for name, _ in copy.named_modules(remove_duplicate=False)}
+    container = known.names[0].rpartition(".")[0]  # of a list of projections the next one stands behind
+    for behind in (*BEHIND, f"{container}.{len(known.names)}"):
+        if behind in own and behind not in known.names:
+            copy.set_submodule(behind, nn.Identity())
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,18 @@ def first_fitting(attempts: Iterable[tuple[Probe, Sizes] | Exception]) -> Probe 
     return mixing or raised[0]
 
 
+def lacking(made_up: Iterable[str]) -> str:
+    """Arguments without a default that nobody handed over, and what to do about it."""
+    names = tuple(made_up)
+    if not names:
+        return ""
+    listed, example = ", ".join(names), f"{names[0]}=..."
+    return (
+        f"It was given None for {listed}, which {'has' if len(names) == 1 else 'have'} no default: "
+        f"hand over {example}, or extra={{{names[0]!r}: ...}} to check. "
+    )
+
+
 def fewer(heads: int) -> int:
     """The largest number of key heads, of those between one and all, that so many heads can share; else all."""
     return max((number for number in range(2, heads) if heads % number == 0), default=heads)

@@ -24,7 +24,8 @@ class Projections:
 NAMES = {
     "q k v": "q_proj k_proj v_proj, query key value, to_q to_k to_v, q k v, wq wk wv, w_q w_k w_v, W_q W_k W_v, "
     "Wq Wk Wv, W_Q W_K W_V, WQ WK WV, W_query W_key W_value, q_lin k_lin v_lin, q_linear k_linear v_linear, "
-    "linear_q linear_k linear_v, fc_q fc_k fc_v, query_proj key_proj value_proj, queries keys values",
+    "linear_q linear_k linear_v, fc_q fc_k fc_v, query_proj key_proj value_proj, queries keys values, "
+    "linears.0 linears.1 linears.2",
     "q kv": "q_attn c_attn, to_q to_kv, query key_value, q_proj kv_proj, q kv, wq wkv",
     "qkv": "qkv, query_key_value, c_attn, to_qkv, qkv_proj, in_proj, Wqkv, W_pack, attn_qkv",
 }
@@ -40,7 +41,7 @@ WIDTHS = ("head_width", "head_dim", "dim_head", "attention_head_size", "head_siz
 
 def known_projections(module: nn.Module) -> Projections | None:
     """The line of the table that fits the submodules."""
-    own = {name for name, _ in module.named_children()}
+    own = {name for name, _ in module.named_modules(remove_duplicate=False)}
     return next((known for known in KNOWN if own.issuperset(known.names)), None)
 
 

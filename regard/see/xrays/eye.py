@@ -34,6 +34,7 @@ class Eye:
     affine: bool = False  # v = 0 gives something of its own, which is taken off
     larger: float = 1.0  # what dropout keeps is larger by this factor
     coarse: float = 0.0  # how far the answer to three times v is from three times the answer
+    alike: bool = True  # every coordinate of v goes the same way; else a gate or a map acts on them
 
     def settled(self, dtype: torch.dtype, seed: int) -> tuple["Eye", list[Tensor], list[str]]:
         """The eye in a dtype that is taken, with drawn q, k and v, and what there is to note."""
@@ -74,8 +75,14 @@ class Eye:
         return out - self.answer(q, k, 0 * v, **more) if self.affine else out
 
     def once(self, q: Tensor, k: Tensor, **more: object) -> Float[Tensor, "b h i j"]:
-        """The weights by v = identity, a slice at a time where values cannot be as wide as there are keys."""
+        """The weights by v = identity, a slice at a time where values cannot be as wide as there are keys.
+
+        Where coordinates do not go alike, each key in turn is one in all of them, and their mean is its weight.
+        """
         j = k.shape[2]
+        if not self.alike:
+            one = torch.eye(j, dtype=torch.float64)[..., None].expand(j, j, self.e or j)
+            return torch.stack([self.ask(q, k, key.repeat(len(k), self.g, 1, 1), **more).mean(-1) for key in one], -1)
         e = self.e or j
         one = torch.eye(-(-j // e) * e, dtype=torch.float64)[:j]
         parts = [self.ask(q, k, part.repeat(len(k), self.g, 1, 1), **more) for part in one.split(e, -1)]

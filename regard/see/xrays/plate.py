@@ -25,6 +25,7 @@ class Plate:
     visible: Bool[Tensor, "b h i j"]
     deterministic: bool
     divides: bool  # q = 0 gives NaN, so `flat` only tells what is visible
+    bend: float  # how far the answer to 8 v - 4 u is from those to v and to u, as a share of it
     notes: list[str]
 
     @property
@@ -56,6 +57,15 @@ def exposed(eye: Eye, dtype: torch.dtype, seed: int) -> Plate:
     eye = replace(eye, coarse=coarse if deterministic and coarse < 0.02 else 0.0)
     if eye.coarse > 1e-5:
         notes.append(f"it computes coarsely, to a share of {coarse:.0e}, so small things do not show")
+    u = 1.5 * v.flip(2)
+    bend = apart(8 * eye.ask(q, k, v) - 4 * eye.ask(q, k, u), eye.ask(q, k, 8 * v - 4 * u))
+    turned = apart(eye.ask(q, k, v).roll(1, -1), eye.ask(q, k, v.roll(1, -1)))
+    if deterministic and max(bend, 1e-4, eye.rounding) < turned and bend < 10 * eye.rounding:
+        eye = replace(eye, alike=False)
+        notes.append(
+            "coordinates of v do not go through alike: a gate or a map acts on the values or on the output, so weights "
+            "are a mean over coordinates"
+        )
     flat, drawn = eye.weights(0 * q, 0 * k), eye.weights(q, k)
     divides = bool(flat.isnan().all()) and not bool(drawn.isnan().all())
     if divides:
@@ -65,7 +75,7 @@ def exposed(eye: Eye, dtype: torch.dtype, seed: int) -> Plate:
     faint = flat.abs()[~visible & flat.isfinite()]
     if faint.numel() and faint.max() > 0:
         notes.append(f"hidden keys keep a weight of up to {float(faint.max()):.0e}: the mask value is finite")
-    return Plate(eye, q, k, v, drawn, flat, visible, deterministic, divides, notes)
+    return Plate(eye, q, k, v, drawn, flat, visible, deterministic, divides, bend, notes)
 
 
 def seen(weights: Float[Tensor, "b h i j"]) -> Bool[Tensor, "b h i j"]:

@@ -12,7 +12,8 @@ ACROSS = ("columns", "heads", "batch")  # where the logarithms of weights are no
 class Sums:
     """How weights are normalised, and how v goes through them."""
 
-    linear: bool | None = None  # in v; None where no two calls agree
+    linear: bool | None = None  # in v: the answer to a sum is the sum of answers; None where no two calls agree
+    explained: bool | None = None  # weights @ v is the output; not so where a gate acts on coordinates, for instance
     off: float | None = None  # how far the output is from weights @ v, as a share of it
     rows_sum: tuple[float, float] = (0.0, 0.0)  # least and largest sum of a row that sees anything
     normalised: str | None = None  # over what weights sum to one: rows, rows and a sink, columns, heads, batch, nothing
@@ -30,7 +31,8 @@ def read_sums(plate: Plate, groups: tuple[int, ...] | None) -> Sums:
     if normalised in ACROSS:
         plate.notes.append(f"the softmax runs over {normalised}, not over the keys of a row")
     return Sums(
-        linear=None if off is None else off < max(near, 1e-4),
+        linear=None if off is None else plate.bend < max(near, 1e-4),
+        explained=None if off is None else off < max(near, 1e-4),
         off=off,
         rows_sum=(float(sums.min()), float(sums.max())),
         normalised=normalised,
