@@ -1,0 +1,1 @@
+"""Complete runs: model, data and training, each with the result it is expected to reach."""

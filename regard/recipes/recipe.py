@@ -1,0 +1,133 @@
+"""What a recipe is: a complete run, from data to figures, that a name and a few settings start.
+
+A file of this folder that is named in `RECIPES` has
+
+    a docstring   what is trained, then Expected:, Time: and Memory:, for the built-in data and for real ones
+    Settings      a frozen dataclass: everything that decides how the run goes
+    built_in      () -> Settings for the data set that needs no files
+    real          () -> Settings for real data, read from a path
+    run           (settings, place) -> Outcome: trains, and ends with what `judged` says
+    judged        (settings, model, tokenizer, place) -> figures of a finished model on data it was not chosen by
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from regard.base.atomic import write_atomically
+from regard.base.config import from_json, to_json
+from regard.base.errors import CheckpointError, ConfigError, UnknownNameError
+from regard.data.byte_pairs import BytePairs
+from regard.data.characters import Characters
+from regard.data.tokenizers import tokenizer_from_json
+from regard.models.files import load, save
+from regard.models.model import Model
+from regard.train.loop import Progress
+from regard.train.world import ALONE, World
+
+RESULT = "result.json"
+RECIPES = ("birthplaces", "vision", "translation", "language", "speech")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run takes place.
+
+    data    a folder with real data; None is the built-in set
+    folder  where states, the log and the finished model are kept; None keeps nothing
+    """
+
+    data: Path | None = None
+    folder: Path | None = None
+    resume: bool = False
+    world: World = ALONE
+    tensorboard: bool = False
+    tell: Callable[[str], None] = lambda text: None
+    show: Callable[[str, Progress], None] = lambda phase, progress: None
+
+    def under(self, phase: str) -> dict[str, Any]:
+        """What `fit` has to know about one phase of the run."""
+        folder = None if self.folder is None else self.folder / phase
+        resume = self.resume and folder is not None and (folder / "plan.json").is_file()
+        return {
+            "folder": folder, "resume": resume, "world": self.world, "tensorboard": self.tensorboard,
+            "tell": self.tell, "show": lambda progress: self.show(phase, progress),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: figures by name, and the model."""
+
+    figures: dict[str, float]
+    model: Model
+    tokenizer: Characters | BytePairs | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One file of recipes, read."""
+
+    name: str
+    title: str
+    expected: str
+    time: str
+    memory: str
+    module: ModuleType
+
+    def settings(self, *, real: bool) -> Any:
+        return self.module.real() if real else self.module.built_in()
+
+    def run(self, settings: Any, place: Place) -> Outcome:
+        """Train, evaluate, and leave the model in the folder."""
+        outcome: Outcome = self.module.run(settings, place)
+        if place.folder is not None and place.world.leads:
+            keep(self.name, settings, outcome, place.folder)
+        return outcome
+
+
+def finished(folder: Path) -> tuple[Recipe, Any, Model, Any]:
+    """The recipe, the settings, the model and its tokenizer that a run left in a folder."""
+    file = folder / RESULT
+    if not file.is_file():
+        raise CheckpointError(f"{folder} holds no finished run: there is no {RESULT} in it")
+    about = json.loads(file.read_text())
+    found = recipe(about["recipe"])
+    settings = from_json(f"{file}: settings", found.module.Settings, about["settings"])
+    tokens = folder / "model" / "tokenizer.json"
+    tokenizer = tokenizer_from_json(json.loads(tokens.read_text())) if tokens.is_file() else None
+    return found, settings, load(folder / "model"), tokenizer
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of that name."""
+    if name not in RECIPES:
+        raise UnknownNameError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
+    module = import_module(f"regard.recipes.{name}")
+    text = module.__doc__ or ""
+    parts = dict(re.findall(r"^(Expected|Time|Memory): (.+?)(?=\n\n|\n\w+:|\Z)", text, re.MULTILINE | re.DOTALL))
+    if len(parts) != 3:
+        raise ConfigError(f"the docstring of {module.__name__} should have Expected:, Time: and Memory:")
+    said = {key.lower(): " ".join(value.split()) for key, value in parts.items()}
+    return Recipe(name, text.splitlines()[0], **said, module=module)
+
+
+def keep(name: str, settings: Any, outcome: Outcome, folder: Path) -> None:
+    """Leave the finished model, its tokenizer and what the run was and came to."""
+    save(outcome.model, folder / "model")
+    if outcome.tokenizer is not None:
+        text = json.dumps(outcome.tokenizer.to_json()) + "\n"
+        write_atomically(folder / "model" / "tokenizer.json", lambda path: path.write_text(text))
+    about = {"recipe": name, "settings": to_json(settings), "figures": outcome.figures, **outcome.more}
+    told = json.dumps(about, indent=1) + "\n"
+    write_atomically(folder / RESULT, lambda path: path.write_text(told))
