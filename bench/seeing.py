@@ -6,7 +6,8 @@ A GPT-2 of Hugging Face (2 layers, 12 heads, width 768) reads texts of growing l
 fused attention, under `watch`, and works out every statistic of every head; the peer hands out its matrices, and that
 is all that is asked of it. Then a single call of attention at 131,072 tokens: with all statistics, and without.
 
-Every contestant runs in a process of its own, so that its peak memory is its own.
+Every contestant runs in a process of its own, so that its peak memory is its own; on a CPU, where a peak cannot be set
+back, one for each length.
 """
 
 import argparse
@@ -119,19 +120,23 @@ def one(way: str, n: int, device: str, rounds: int) -> dict[str, float]:
 
 def measured(device: str, quick: bool) -> list[Line]:
     lines = []
-    for n in (256, 512) if quick else LENGTHS[device]:
-        results = {}
-        for way in WAYS:
-            if way == "eager" and not _fits(n, device):
+    lengths = (256, 512) if quick else LENGTHS[device]
+    results: dict[str, dict[int, dict[str, float]]] = {}
+    for way in WAYS:
+        served = [n for n in lengths if way != "eager" or _fits(n, device)]
+        for n in lengths:
+            if n not in served:
                 size = _matrix_bytes(n, device) / 2**30
                 print(f"eager at {n:,}: its matrices alone would take {size:.0f} GiB", file=sys.stderr)
-                continue
-            command = [sys.executable, "-m", "bench.seeing", "--one", way, str(n), "--device", device]
+        results[way] = {}
+        for together in [served] if device == "cuda" else [[n] for n in served]:
+            command = [sys.executable, "-m", "bench.seeing", "--device", device, "--one", way, *map(str, together)]
             ran = subprocess.run(command, capture_output=True, text=True, check=False)
             if ran.returncode:
-                raise RuntimeError(f"{way} at {n} failed:\n{ran.stderr[-2000:]}")
-            results[way] = json.loads(ran.stdout.splitlines()[-1])
-        ours, peer = results["regard"], results.get("eager", {})
+                raise RuntimeError(f"{way} at {together} failed:\n{ran.stderr[-2000:]}")
+            results[way] |= dict(zip(together, map(json.loads, ran.stdout.splitlines()), strict=True))
+    for n in lengths:
+        ours, peer = results["regard"][n], results["eager"].get(n, {})
         lines.append(Line(n, ours["seconds"], int(ours["bytes"]), peer.get("seconds"), peer.get("bytes")))
         print(f"{n:,} tokens: {lines[-1]}", file=sys.stderr, flush=True)
     return lines
@@ -198,11 +203,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="short texts: to see that it runs")
     parser.add_argument("--json", action="store_true", help="results as JSON on standard output")
-    parser.add_argument("--one", nargs=2, metavar=("WAY", "LENGTH"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs="+", metavar="WAY LENGTH", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
-        way, n = options.one[0], int(options.one[1])
-        print(json.dumps(one(way, n, options.device, rounds=3)))
+        way, *lengths = options.one
+        for n in lengths:
+            print(json.dumps(one(way, int(n), options.device, rounds=3)))
         return 0
     gate(options.device)
     lines = measured(options.device, options.quick)

@@ -10,7 +10,7 @@ import typer
 
 import regard
 from regard.base.errors import RegardError
-from regard.cli import bench, check, count, explain, generate, lab, look, masks, tour, work
+from regard.cli import bench, check, count, explain, generate, lab, look, masks, tour, train, work
 
 P = ParamSpec("P")
 
@@ -42,9 +42,11 @@ for _name, _module in {
     "generate": generate,
     "look": look,
     "check": check,
+    "train": train,
     "bench": bench,
 }.items():
     app.command(_name)(clean(_module.command))
+app.command("eval")(clean(train.evaluate))
 app.add_typer(lab.app, name="lab")
 work.mount(app, clean)
 

@@ -1,7 +1,5 @@
 """`regard lab`: the questions of the lab, their runs and their verdicts."""
 
-import ast
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import wraps
@@ -16,6 +14,7 @@ from rich.text import Text
 
 from regard.base.errors import ConfigError
 from regard.cli.output import show, show_json, tell
+from regard.cli.settings import read_settings
 
 if TYPE_CHECKING:
     from regard.lab.claim import Claim
@@ -98,7 +97,9 @@ def run(
         raise ConfigError("--save-shipped keeps what every user sees: it goes with the setups as they are")
     chosen = chosen_claims(ids)
     # all setups first: a wrong setting is told before an hour of running, not after it
-    setups = [claim.setup(read_settings(claim, settings or []), seed=seed, smoke=smoke) for claim in chosen]
+    setups = [
+        claim.setup(read_settings(settings or [], claim.module.Setup), seed=seed, smoke=smoke) for claim in chosen
+    ]
     folder = opened(results or default_folder())
     drawn = None if figures is None else opened_figures(figures)
     check_writable(html)
@@ -247,44 +248,6 @@ def made(
     if folder is not None:
         keep(result, folder)
     return result
-
-
-def read_settings(claim: "Claim", texts: list[str]) -> dict[str, Any]:
-    """Settings written as name=value, in the types of the claim's setup."""
-    import typing
-
-    hints = typing.get_type_hints(claim.module.Setup)
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(f"--set takes name=value, as in --set seed=1, not {text!r}")
-        found[name.strip()] = read_value(value.strip(), hints.get(name.strip()))
-    return found
-
-
-def read_value(text: str, hint: Any) -> Any:
-    """A value as its annotation wants it, as far as its text can tell; what does not fit is for the setup to refuse."""
-    import typing
-
-    if hint is str:
-        return text
-    if typing.get_origin(hint) is tuple:
-        inner = typing.get_args(hint)[0]
-        if typing.get_origin(inner) is not tuple:
-            parts = [part.strip() for part in text.strip("()[]").split(",")]
-            return tuple(read_value(part, inner) for part in parts if part)
-    return literal(text)
-
-
-def literal(text: str) -> Any:
-    named = {"true": True, "false": False, "none": None, "inf": math.inf, "-inf": -math.inf}
-    if text.lower() in named:
-        return named[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def figure_of(claim: "Claim", result: "Result | None", figures: Path | None) -> str | None:
