@@ -10,7 +10,7 @@ import typer
 
 import regard
 from regard.base.errors import RegardError
-from regard.cli import bench, check, count, explain, generate, lab, look, masks, tour, train, work
+from regard.cli import ask, bench, check, count, explain, generate, lab, look, masks, tour, train, work
 
 P = ParamSpec("P")
 
@@ -43,6 +43,7 @@ for _name, _module in {
     "look": look,
     "check": check,
     "train": train,
+    "ask": ask,
     "bench": bench,
 }.items():
     app.command(_name)(clean(_module.command))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from regard.base.config import to_json
 from regard.base.errors import ConfigError
 from regard.base.numbers import real as real_number, whole
 from regard.data.biographies import biographies
@@ -19,7 +20,8 @@ from regard.data.splits import split
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.model import Model
 from regard.models.presets import made
-from regard.recipes.gaps import GapTask, accuracy
+from regard.recipes.confidence import Confidence, calibrated
+from regard.recipes.gaps import GapTask, verdicts
 from regard.recipes.recipe import Outcome, Place
 from regard.train.loop import fit
 from regard.train.optimiser import AdamW
@@ -36,7 +38,9 @@ class Settings:
     tuning       learning the questions alone; None leaves it at pretraining
     phrases      how often a gap is a whole capitalised phrase, in pretraining
     questions    the share of questions among what is read in pretraining
-    held         questions of the training set that are kept back to see how good the model is
+    held         questions of the training set that are kept back, to see how good and how sure the model is
+    precision    the share of right answers among those that are given: less sure ones are not
+    people       with a biography in the built-in set; half of them are asked about in training
     """
 
     model: GPTConfig
@@ -45,6 +49,8 @@ class Settings:
     phrases: float = 0.5
     questions: float = 0.2
     held: int = 200
+    precision: float = 0.9
+    people: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,13 +64,13 @@ class Settings:
 
 def built_in() -> Settings:
     model = GPTConfig(
-        vocab=100, context=128, width=128, depth=4, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
+        vocab=64, context=96, width=128, depth=3, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
     )
     plan = Plan(
-        steps=2000, batch=64, optimiser=AdamW(rate=2e-3, decay=0.01), schedule=Linear(warmup=100),
-        evaluate_every=250, save_every=250, patience=None,
+        steps=1500, batch=64, optimiser=AdamW(rate=3e-3, decay=0.01), schedule=Linear(warmup=50), evaluate_every=250,
+        save_every=250,
     )  # fmt: skip
-    return Settings(model=model, pretraining=plan, tuning=None, held=50)
+    return Settings(model=model, pretraining=plan, tuning=None, phrases=1.0, questions=0.1, held=20)
 
 
 def real() -> Settings:
@@ -94,10 +100,11 @@ class Set:
         return Characters(PAD + MASK + "".join(sorted({*"".join(self.texts), *questions})))
 
 
-def data(folder: Path | None, held: int, seed: int) -> Set:
+def data(folder: Path | None, settings: Settings) -> Set:
     """The real set where there is a folder, else generated lives."""
+    held, seed = settings.held, settings.seed
     if folder is None:
-        made_up = biographies(400, seed=seed)
+        made_up = biographies(settings.people, tellings=10, places=30, brief=True, seed=seed)
         texts, asked = made_up.texts, made_up.training
         train = tuple(Question(text, answer) for text, answer in asked)
         test = tuple(Question(text, answer) for text, answer in made_up.evaluation)
@@ -115,7 +122,7 @@ def _taken(questions: Sequence[Question], numbers: Sequence[int]) -> tuple[Quest
 
 
 def run(settings: Settings, place: Place) -> Outcome:
-    found = data(place.data, settings.held, settings.seed)
+    found = data(place.data, settings)
     letters = found.letters
     config = replace(settings.model, vocab=letters.vocab)
     model = made(config, seed=settings.seed)
@@ -130,14 +137,28 @@ def run(settings: Settings, place: Place) -> Outcome:
             settings.seed,
         )  # fmt: skip
         seconds += fit(model, task, plan, **place.under(phase)).seconds
-    return Outcome({**judged(settings, model, letters, place), "seconds": seconds}, model, letters)
+    figures, confidence = judged_with_confidence(settings, model, letters, found)
+    return Outcome({**figures, "seconds": seconds}, model, letters, {"confidence": to_json(confidence)})
 
 
 def judged(settings: Settings, model: Model, letters: Characters, place: Place) -> dict[str, float]:
-    """The shares of questions that are answered to the letter: of those kept back, and of those never seen."""
+    """The share of questions answered to the letter, and what is left where the model may abstain."""
     assert isinstance(model, GPT)
-    found = data(place.data, settings.held, settings.seed)
-    return {
-        "test accuracy": accuracy(model, letters, found.test),
-        "held-out accuracy": accuracy(model, letters, found.held),
+    return judged_with_confidence(settings, model, letters, data(place.data, settings))[0]
+
+
+def judged_with_confidence(
+    settings: Settings, model: GPT, letters: Characters, found: Set
+) -> tuple[dict[str, float], Confidence]:
+    """Figures, and the confidence that was fitted to the questions kept back."""
+    sure, right = verdicts(model, letters, found.held)
+    confidence = calibrated(sure, right, settings.precision)
+    test_sure, test_right = verdicts(model, letters, found.test)
+    given = [hit for one, hit in zip(test_sure, test_right, strict=True) if confidence.given(one)]
+    figures = {
+        "test accuracy": sum(test_right) / len(test_right),
+        "held-out accuracy": sum(right) / len(right),
+        "answered": len(given) / len(test_right),
+        "right of answered": sum(given) / max(1, len(given)),
     }
+    return figures, confidence

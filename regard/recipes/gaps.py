@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from regard.data.birthplaces import Question
 from regard.data.characters import Characters
 from regard.data.corruption import IGNORED, MASK, PAD, PHRASE, prompt
 from regard.data.order import Order, generator
@@ -21,15 +22,6 @@ from regard.train.task import Loss
 LONGEST = 40  # characters of an answer
 Tokens = NDArray[Any]
 NOTHING: Tokens = numpy.zeros(0, dtype=numpy.int64)
-
-
-class Asked(Protocol):
-    """A question and its answer."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def place(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -44,8 +36,8 @@ class GapTask:
     """
 
     texts: Sequence[str]
-    questions: Sequence[Asked]
-    held: Sequence[Asked]
+    questions: Sequence[Question]
+    held: Sequence[Question]
     letters: Characters
     context: int
     batch_size: int
@@ -129,8 +121,14 @@ def answers(model: GPT, letters: Characters, questions: Sequence[str], at_once: 
     return found
 
 
-def accuracy(model: GPT, letters: Characters, questions: Sequence[Asked]) -> float:
-    """The share of questions whose answer is right to the letter."""
+def verdicts(model: GPT, letters: Characters, questions: Sequence[Question]) -> tuple[list[float], list[bool]]:
+    """The log-probability of each answer, and whether it is right to the letter."""
     told = answers(model, letters, [each.text for each in questions])
     right = [letters.decode(text.body) == each.place for text, each in zip(told, questions, strict=True)]
+    return [text.log_probability for text in told], right
+
+
+def accuracy(model: GPT, letters: Characters, questions: Sequence[Question]) -> float:
+    """The share of questions whose answer is right."""
+    _, right = verdicts(model, letters, questions)
     return sum(right) / len(right)

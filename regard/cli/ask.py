@@ -1,0 +1,81 @@
+"""`regard ask`: where was somebody born? The model answers where it is sure, else a store of facts, else you do."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.base.errors import ConfigError
+from regard.cli.output import show_json, tell
+from regard.cli.train import Data, Device, Json, progress, show_figures
+
+
+def command(
+    question: Annotated[str | None, typer.Argument(help='Such as "Where was Ada Lovelace born?"')] = None,
+    folder: Annotated[Path, typer.Option(help="A finished run of birthplaces")] = Path(
+        "runs/birthplaces"
+    ),
+    store: Annotated[Path | None, typer.Option(help="The SQLite file of facts [facts.sqlite in the folder]")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="The least confidence [what the run found for its precision]")
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="The right answer, to be kept; asks nobody")] = None,
+    learn: Annotated[bool, typer.Option("--learn", help="Train on with the answers that were kept")] = False,
+    steps: Annotated[int, typer.Option(help="--learn: steps of training")] = 300,
+    data: Data = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Answer a question, look it up, or ask for the answer and keep it. Exit code 1: nobody knows."""
+    if (question is None) != learn:
+        raise ConfigError("ask a question, or give --learn: one of the two")
+    if learn:
+        return learn_facts(folder, store, data, device, steps, json)
+    assert question is not None
+    from regard.recipes.asking import asker, stricter
+
+    asking = asker(folder, store)
+    if threshold is not None:
+        asking = stricter(asking, threshold)
+    if answer is not None:
+        asking.store.keep(question, answer)
+        tell(f"kept in {asking.store.file}")
+        return None
+    reply = asking.reply(question)
+    if json:
+        show_json(asdict(reply))
+    elif reply.answer is not None:
+        print(reply.answer)
+        said = "the store of facts" if reply.source == "store" else f"the model, {reply.confidence:.0%} sure"
+        tell(f"from {said}")
+    else:
+        guess = "" if reply.guess is None else f"; the model's guess is {reply.guess!r}, {reply.confidence:.0%} sure"
+        tell(f"nobody knows{guess}")
+        if sys.stdin.isatty():
+            told = typer.prompt("What is right? (nothing to skip)", default="", show_default=False, err=True).strip()
+            if told:
+                asking.store.keep(question, told)
+                tell(f"kept in {asking.store.file}; `regard ask --learn` teaches it to the model")
+                return None
+    if reply.answer is None:
+        raise typer.Exit(1)
+    return None
+
+
+def learn_facts(
+    folder: Path, store: Path | None, data: Path | None, device: str | None, steps: int, json: bool
+) -> None:
+    from regard.recipes.asking import asker
+    from regard.recipes.recipe import Place
+    from regard.train.distributed import joined
+
+    asking = asker(folder, store)
+    with joined("data", device) as world, progress(world.leads) as showing:
+        new, figures = asking.learn(Place(data=data, world=world, tell=tell, show=showing), steps)
+    if json:
+        show_json({"learned": [asdict(fact) for fact in new], "figures": figures})
+    else:
+        print(f"learned: {len(new)}")
+        show_figures(figures)

@@ -1,0 +1,113 @@
+"""Questions to a model that knows when it does not know: then a store of facts is asked, and whoever is there."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from regard.base.config import from_json, to_json
+from regard.base.errors import ConfigError, RegardError
+from regard.data.birthplaces import Question
+from regard.data.characters import Characters
+from regard.data.facts import Fact, Facts
+from regard.models.gpt import GPT
+from regard.recipes import birthplaces
+from regard.recipes.confidence import Confidence
+from regard.recipes.gaps import GapTask, answers
+from regard.recipes.recipe import RESULT, Outcome, Place, finished, keep
+from regard.train.loop import fit
+from regard.train.optimiser import AdamW
+from regard.train.plan import Plan
+from regard.train.schedule import Linear
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of a question.
+
+    answer      None where neither the model nor the store knows
+    source      "model", "store" or "nobody"
+    guess       what the model would have said; None where it cannot read the question
+    confidence  the share of such guesses that are right
+    """
+
+    answer: str | None
+    source: str
+    guess: str | None
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A finished run of the recipe `birthplaces`, and a store of facts beside it."""
+
+    folder: Path
+    settings: birthplaces.Settings
+    model: GPT
+    letters: Characters
+    confidence: Confidence
+    store: Facts
+
+    def reply(self, question: str) -> Reply:
+        """The model's answer where it is sure enough, else the store's, else none."""
+        guess, sure = self.guess(question)
+        if guess is not None and sure >= self.confidence.threshold:
+            return Reply(guess, "model", guess, sure)
+        told = self.store.answer(question)
+        return Reply(told, "nobody" if told is None else "store", guess, sure)
+
+    def guess(self, question: str) -> tuple[str | None, float]:
+        """The model's likeliest answer and how sure it is, whatever the threshold."""
+        try:
+            (text,) = answers(self.model, self.letters, [question.strip()])
+        except RegardError:  # a character it never saw, or more of them than fit
+            return None, 0.0
+        return self.letters.decode(text.body), self.confidence.of(text.log_probability)
+
+    def learn(self, place: Place, steps: int = 300, rate: float = 3e-4) -> tuple[list[Fact], dict[str, float]]:
+        """Train on with all facts that were told, and leave the model in the folder; which were new, and figures.
+
+        Texts and old questions are read along, so that what is new does not drive out what was known.
+        """
+        told = [fact for fact in self.store.all() if self._readable(fact)]
+        new = [fact for fact in told if not fact.learned]
+        if not new:
+            raise ConfigError(f"{self.store.file} holds nothing that {self.folder / 'model'} has not learned and could")
+        found = birthplaces.data(place.data, self.settings)
+        facts = [Question(fact.question, fact.answer) for fact in told]
+        # a fact comes about as often as all old questions together have turns
+        asked = [*found.train, *facts * max(1, len(found.train) // len(facts))]
+        plan = Plan(
+            steps=steps, batch=32, optimiser=AdamW(rate=rate, decay=0.01), schedule=Linear(warmup=steps // 10),
+            seed=self.settings.seed,
+        )  # fmt: skip
+        task = GapTask(
+            found.texts, asked, facts, self.letters, self.model.config.context, plan.batch, 0.5,
+            self.settings.phrases, self.settings.seed + len(told),
+        )  # fmt: skip
+        fit(self.model, task, plan, world=place.world, tell=place.tell, show=lambda now: place.show("learning", now))
+        figures, confidence = birthplaces.judged_with_confidence(self.settings, self.model, self.letters, found)
+        outcome = Outcome(figures, self.model, self.letters, {"confidence": to_json(confidence)})
+        keep("birthplaces", self.settings, outcome, self.folder)
+        self.store.mark_learned(new)
+        return new, figures
+
+    def _readable(self, fact: Fact) -> bool:
+        text = fact.question + fact.answer
+        return not set(text) - set(self.letters.alphabet) and len(text) + 3 <= self.model.config.context
+
+
+def asker(folder: Path, store: Path | None = None) -> Asker:
+    """Whom to ask: the finished run in a folder, and the store in `facts.sqlite` there unless another is named."""
+    recipe, settings, model, letters = finished(folder)
+    if recipe.name != "birthplaces" or not isinstance(model, GPT) or not isinstance(letters, Characters):
+        raise ConfigError(f"{folder} holds a run of {recipe.name!r}; questions are answered by one of 'birthplaces'")
+    about = json.loads((folder / RESULT).read_text())
+    confidence = from_json(f"{folder / RESULT}: confidence", Confidence, about["confidence"])
+    return Asker(folder, settings, model.eval(), letters, confidence, Facts(store or folder / "facts.sqlite"))
+
+
+def stricter(asking: Asker, threshold: float) -> Asker:
+    """The same, with another confidence from which on the model's answer is given."""
+    if not 0 <= threshold <= 1:
+        raise ConfigError(f"a threshold is a confidence, from 0 to 1, not {threshold}")
+    return replace(asking, confidence=replace(asking.confidence, threshold=threshold))

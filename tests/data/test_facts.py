@@ -1,0 +1,83 @@
+"""Facts are found again however a question is written, and none is lost when many tell at once."""
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard.base.errors import DataError
+from regard.data.facts import Fact, facts
+
+
+def test_a_fact_is_found_whatever_its_capitals_spaces_and_mark(tmp_path: Path) -> None:
+    store = facts(tmp_path / "facts.sqlite")
+    assert store.answer("Where was Ada Lovelace born?") is None
+    store.keep("Where was Ada  Lovelace born?", " London ")
+    assert store.answer("where was ada lovelace born") == "London"
+    assert store.answer("Where was Ada born?") is None
+
+
+def test_a_newer_answer_takes_the_place_of_the_older_and_is_to_be_learned(tmp_path: Path) -> None:
+    store = facts(tmp_path / "facts.sqlite")
+    store.keep("Where?", "Here")
+    store.mark_learned(store.all())
+    assert store.all() == [Fact("Where?", "Here", True)]
+    store.keep("where", "There")
+    assert store.all() == [Fact("where", "There", False)]
+
+
+def test_what_was_told_anew_while_a_model_learned_stays_to_be_learned(tmp_path: Path) -> None:
+    store = facts(tmp_path / "facts.sqlite")
+    store.keep("Where?", "Here")
+    before = store.all()
+    store.keep("Where?", "There")
+    store.mark_learned(before)
+    assert [fact.learned for fact in store.all()] == [False]
+
+
+@pytest.mark.parametrize(("question", "answer"), [("", "x"), ("?", "x"), ("Where?", "  ")])
+def test_half_a_fact_is_refused(tmp_path: Path, question: str, answer: str) -> None:
+    with pytest.raises(DataError, match="a fact has a question and an answer"):
+        facts(tmp_path / "facts.sqlite").keep(question, answer)
+
+
+def test_a_file_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "letter.txt"
+    file.write_text("Dear reader, " * 100)
+    with pytest.raises(DataError, match=r"letter\.txt is not a store of facts"):
+        facts(file).keep("Where?", "Here")
+    assert file.read_text() == "Dear reader, " * 100
+
+
+def test_a_store_in_no_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no folder"):
+        facts(tmp_path / "nowhere" / "facts.sqlite")
+
+
+def test_many_processes_at_once_lose_no_fact(tmp_path: Path) -> None:
+    file = tmp_path / "facts.sqlite"
+    code = (
+        "import sys; from regard.data.facts import facts\n"
+        "store = facts(sys.argv[1])\n"
+        "for n in range(40): store.keep(f'Where was {sys.argv[2]} {n} born?', f'Town {n}')"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code, str(file), name]) for name in ("Ada", "Bo")]
+    assert [each.wait() for each in running] == [0, 0]
+    assert len(facts(file).all()) == 80
+
+
+def test_a_writer_that_fails_leaves_nothing_half_done(tmp_path: Path) -> None:
+    store = facts(tmp_path / "facts.sqlite")
+    store.keep("Where?", "Here")
+
+    def half() -> None:
+        with store._opened() as connection:
+            connection.execute("DELETE FROM facts")
+            connection.execute("DELETE FROM others")
+
+    with pytest.raises(DataError, match="no such table"):
+        half()
+    assert store.answer("Where?") == "Here"
+    assert sqlite3.connect(store.file).execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -1,0 +1,159 @@
+"""The recipe goes through from lives to answers, can be gone on with, and the answers know what they do not know."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.base.config import overridden
+from regard.base.errors import ConfigError
+from regard.data.corruption import IGNORED, MASK, PAD
+from regard.models.gpt import GPT
+from regard.recipes import birthplaces
+from regard.recipes.asking import asker, stricter
+from regard.recipes.birthplaces import Settings
+from regard.recipes.gaps import GapTask, answers
+from regard.recipes.recipe import Place, finished, recipe
+
+SMALL = {"model.width": 24, "model.depth": 1, "model.heads": 2, "people": 16, "held": 3}
+
+
+def tiny(steps: int = 6, **more: object) -> Settings:
+    plan = replace(birthplaces.built_in().pretraining, steps=steps, batch=8, evaluate_every=3, save_every=2)  # type: ignore[type-var]
+    return overridden(birthplaces.built_in(), {**SMALL, "pretraining": plan, **more})
+
+
+def task(share: float = 0.3, phrases: float = 0.5, batch: int = 12) -> GapTask:
+    found = birthplaces.data(None, tiny())
+    return GapTask(found.texts, found.train, found.held, found.letters, 96, batch, share, phrases, seed=5)
+
+
+def read(task: GapTask, row: torch.Tensor) -> str:
+    return task.letters.decode(row.tolist())
+
+
+def test_a_text_with_its_gap_filled_is_the_text() -> None:
+    made = task(share=0.0)
+    tokens, targets = made.batch(3, 0, 1)
+    for row, wanted in zip(tokens, targets, strict=True):
+        prefix, suffix, rest = read(made, row).split(MASK)
+        content = rest.rstrip(PAD)
+        assert prefix + content + suffix in made.texts
+        learned = wanted[wanted != IGNORED]
+        assert read(made, learned) == f"{prefix}{MASK}{suffix}{MASK}{content}{PAD}"[1:]
+
+
+def test_of_a_question_only_the_answer_is_learned() -> None:
+    made = task(share=1.0)
+    tokens, targets = made.batch(0, 0, 1)
+    known = {each.text: each.place for each in made.questions}
+    for row, wanted in zip(tokens, targets, strict=True):
+        question = read(made, row).split(MASK)[0]
+        assert read(made, wanted[wanted != IGNORED]) == known[question] + PAD
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_questions_come_as_often_as_was_asked(share: float) -> None:
+    made = task(share=share, batch=500)
+    asked = sum(read(made, row).startswith("Where was ") for row in made.batch(0, 0, 1)[0])
+    assert asked / 500 == pytest.approx(share, abs=0.07)
+
+
+def test_phrases_are_capitalised_words() -> None:
+    made = task(share=0.0, phrases=1.0)
+    for row in made.batch(1, 0, 1)[0]:
+        prefix, _, rest = read(made, row).split(MASK)
+        assert rest[0].isupper()
+        assert not prefix or not prefix[-1].isalnum()
+
+
+def test_shares_of_a_batch_make_up_the_batch() -> None:
+    made = task()
+    whole = made.batch(7, 0, 1)
+    for number, half in enumerate(zip(*(made.batch(7, part, 4) for part in range(4)), strict=True)):
+        assert torch.equal(torch.cat(half), whole[number])
+
+
+def test_questions_of_the_test_are_asked_nowhere_else() -> None:
+    found = birthplaces.data(None, tiny())
+    names = [{each.text for each in part} for part in (found.train, found.held, found.test)]
+    assert sum(map(len, names)) == len(set().union(*names))
+
+
+def test_a_run_leaves_a_model_that_answers_and_is_judged_alike(tmp_path: Path) -> None:
+    chosen = recipe("birthplaces")
+    outcome = chosen.run(tiny(), Place(folder=tmp_path))
+    found, settings, model, letters = finished(tmp_path)
+    assert settings == tiny()
+    again = found.module.judged(settings, model, letters, Place())
+    assert again == {name: outcome.figures[name] for name in again}
+    asking = asker(tmp_path)
+    reply = asking.reply("Where was Nobody Atall born?")
+    assert reply.answer is None
+    assert reply.source == "nobody"
+    assert stricter(asking, 0.0).reply("Where was Nobody Atall born?").source == "model"
+
+
+def test_a_run_that_was_broken_off_ends_as_the_whole_one(tmp_path: Path) -> None:
+    tuning = replace(tiny().pretraining, steps=4)  # type: ignore[type-var]
+    settings = tiny(tuning=tuning)
+    whole = birthplaces.run(settings, Place())
+
+    def until(phase: str, now: object) -> None:
+        if phase == "tuning":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        birthplaces.run(settings, Place(folder=tmp_path, show=until))
+    resumed = birthplaces.run(settings, Place(folder=tmp_path, resume=True))
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_the_model_does_not_know_is_looked_up_kept_and_learned(tmp_path: Path) -> None:
+    recipe("birthplaces").run(tiny(), Place(folder=tmp_path))
+    asking = asker(tmp_path)
+    question = asking.letters.decode(asking.letters.encode("Where was Ada Borin born?"))
+    assert asking.reply(question).source == "nobody"
+    asking.store.keep(question, "Bern")
+    assert (asking.reply(question).answer, asking.reply(question).source) == ("Bern", "store")
+    asking.store.keep("Где?", "Там")  # letters it never saw are kept, but cannot be learned
+    new, _ = asking.learn(Place(), steps=120, rate=0.01)
+    assert [fact.question for fact in new] == [question]
+    assert asker(tmp_path).guess(question)[0] == "Bern"
+    assert [fact.learned for fact in asking.store.all() if fact.question == question] == [True]
+    with pytest.raises(ConfigError, match="holds nothing that"):
+        asker(tmp_path).learn(Place())
+
+
+def test_answers_do_not_depend_on_how_many_are_asked_at_once() -> None:
+    found = birthplaces.data(None, tiny())
+    model = birthplaces.run(tiny(), Place()).model
+    assert isinstance(model, GPT)
+    questions = [each.text for each in found.test]
+    alone = [answers(model, found.letters, [each])[0].tokens for each in questions]
+    assert alone == [text.tokens for text in answers(model, found.letters, questions, at_once=3)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"held": 100}, "held=100 leaves none"),
+        ({"questions": 1.0}, "questions is a share"),
+        ({"pretraining": None}, "nothing to train"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        birthplaces.run(overridden(birthplaces.built_in(), {**SMALL, **changes}), Place())
+
+
+@pytest.mark.slow
+def test_the_built_in_run_reaches_its_figures() -> None:
+    outcome = birthplaces.run(birthplaces.built_in(), Place())
+    assert outcome.figures["test accuracy"] >= 0.9
+    assert outcome.figures["seconds"] < 300
+    plan = birthplaces.built_in().pretraining
+    without = birthplaces.run(replace(birthplaces.built_in(), pretraining=None, tuning=plan), Place())
+    assert without.figures["test accuracy"] < 0.1
