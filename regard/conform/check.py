@@ -9,19 +9,21 @@ import torch
 from torch import nn
 
 from regard.base.errors import ConfigError
+from regard.base.numbers import whole
 from regard.base.registry import Registry
+from regard.conform.asking import asked
 from regard.conform.declared import Declared
 from regard.conform.decoder import Decoder, as_decoder, looks_like_a_decoder
 from regard.conform.example import way_of
 from regard.conform.fact import Fact, Failure, NotApplicableError
 from regard.conform.facts import ATTENTION, DECODER
 from regard.conform.facts.answers import first_line, kept_in_kind, refusal
+from regard.conform.facts.structure import memory_argument
 from regard.conform.findings import Findings
 from regard.conform.inputs import Inputs
 from regard.conform.report import EXPLAINED, FAILED, NOT_APPLICABLE, PASSED, Convention, Report, Result
 from regard.conform.shrink import Complaint, failure as shortest
 from regard.conform.subject import WIDTHS, settled
-from regard.see.adapters import as_probe
 
 Progress = Callable[[str], None]
 REFUSALS = ("one-query", "odd-lengths", "memory-layout", "inputs-changed")
@@ -48,8 +50,9 @@ def check(
 
     kind                    "attention" or "decoder"; None tells by what it takes
     heads, kv_heads, width  sizes of a module, where they cannot be read off it
-    layout                  the axes of a function, "b h n c" unless it turns out otherwise
-    extra                   arguments handed over at every call
+    layout                  the axes of a function, "b h n c" unless it turns out otherwise; of a module around an
+                            attention "b n c" (expected) or "n b c"
+    extra                   arguments handed over at every call; a decoder's may be functions of the tokens
     vocab                   how many tokens a decoder knows, where its embedding does not tell
     only, without           names of facts to test alone, or to leave out
     quick                   leave out what takes seconds (torch.compile)
@@ -57,6 +60,9 @@ def check(
     declared                what its owner says of it: causal=True, window_before=4, grouping="tile"; see Declared
     """
     said = Declared.of(declared)
+    for name, size in (("heads", heads), ("kv_heads", kv_heads), ("width", width), ("vocab", vocab)):
+        if size is not None:
+            whole(name, size, 1)
     if kind not in (None, "attention", "decoder"):
         raise ConfigError(f"kind is 'attention' or 'decoder', not {kind!r}")
     if kind is None:
@@ -70,19 +76,20 @@ def check(
             if isinstance(fn, nn.Module):
                 fn.eval()
             if kind == "decoder":
-                decoder = as_decoder(fn, said, vocab=vocab, seed=seed)
+                decoder = as_decoder(fn, said, vocab=vocab, seed=seed, extra=extra)
                 results = _tested(chosen, decoder, progress)
                 return Report(decoder.name, kind, results, decoder.conventions())
             given: dict[str, Any] = dict(extra or {})
-            probe = as_probe(fn, heads=heads, kv_heads=kv_heads, width=width, layout=layout, **given)
-            if probe.module is not None:
-                probe.module.eval()
-            subject = settled(probe, said, seed)
             options = {"heads": heads, "kv_heads": kv_heads, "width": width, "layout": layout, **given}
-            findings = Findings(replace(subject, way=way_of(fn, subject, options)))
+            way = asked(fn, **options)
+            if way.probe.module is not None:
+                way.probe.module.eval()
+            subject = replace(settled(way.probe, said, seed), fitting=way.fitting)
+            findings = Findings(replace(subject, way=way_of(fn, subject, options, way.special)))
             results = _tested(chosen, findings, progress)
             broken = any(result.status == FAILED and result.fact.fatal for result in results)
-            return Report(probe.name, kind, results, () if broken else named(findings))
+            noted = (Convention("asked", way.note),) if way.note else ()
+            return Report(way.probe.name, kind, results, noted if broken else (*noted, *named(findings)))
         finally:
             if isinstance(fn, nn.Module) and training is not None:
                 fn.train(training)
@@ -92,9 +99,14 @@ def _chosen(registry: Registry[Fact], only: Iterable[str], without: Iterable[str
     only, without = list(only), [registry[name].name for name in without]
     names = [registry[name].name for name in only] or list(registry)
     # a fact that was asked for by name is tested even if it is slow
-    return [
+    chosen = [
         registry[n] for n in registry if n in names and n not in without and (only or not (quick and registry[n].slow))
     ]
+    if not chosen:
+        raise ConfigError(
+            f"no fact is left to be tested: `without` leaves out {', '.join(without)}, and `only` all else"
+        )
+    return chosen
 
 
 def _tested(chosen: list[Fact], findings: Findings | Decoder, progress: Progress | None) -> tuple[Result, ...]:
@@ -167,6 +179,9 @@ def named(f: Findings) -> tuple[Convention, ...]:
         "widths": (lambda: None if subject.free_widths else "values as wide as queries and keys", None),
         "widths of heads": (lambda: _taken(subject.widths), None),
         "layout": (lambda: None if subject.probe.layout == "b h n c" else subject.probe.layout, None),
+        "memory by": (lambda: memory_argument(f), None),
+        "gradients": (lambda: None if f.carries_gradients else "none come back from its output", None),
+        "filled in": (lambda: ", ".join(subject.probe.made_up) or None, None),
     }
     found = []
     for name, (find, declared) in ways.items():
@@ -205,8 +220,10 @@ def _mask_words(f: Findings) -> str | None:
     argument = f.subject.mask
     if argument is None:
         return None
-    told = {"keep": "True keeps", "drop": "True drops", "transposed": "transposed", None: "hides nothing"}
-    meaning = told[argument.polarity] if argument.boolean or not argument.obeyed else "added to scores"
+    one = "1" if argument.values == "ones" else "True"
+    told = {"keep": f"{one} keeps", "drop": f"{one} drops", "transposed": "transposed", None: "hides nothing"}
+    added = argument.obeyed and argument.values == "additive"
+    meaning = "added to scores" if added else told[argument.polarity]
     return f"{argument.name} ({argument.axes}), {meaning}"
 
 

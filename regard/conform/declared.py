@@ -17,7 +17,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "view": ("band", "any"),
     "mask_polarity": ("keep", "drop"),
     "mask_values": ("boolean", "additive"),
-    "blind_rows": ("zero", "nan", "mean"),
+    "blind_rows": ("zero", "nan", "mean", "unmasked"),
     "poison": ("stays out", "reaches"),
 }
 
@@ -41,7 +41,7 @@ class Declared:
     mask_argument  the name of the argument that takes a mask of (b h i j)
     mask_polarity  what True means there: "keep" or "drop"
     mask_values    whether a mask is "boolean", or "additive": numbers added to the scores
-    blind_rows     what a row gives that sees nothing: "zero" (expected), "nan" or "mean"
+    blind_rows     what a row gives that sees nothing: "zero" (expected), "nan", "mean", or "unmasked"
     poison         whether NaN in a key or value that nobody may see "stays out" (expected) or "reaches" the output
     """
 

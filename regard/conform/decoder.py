@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,34 @@ from regard.core.masks import padding
 
 FIRST = ("tokens", "input_ids", "token_ids", "ids", "idx", "inputs")
 POSITIONS = ("position_ids", "positions")
+CACHES = ("past_key_values", "kv_cache", "layer_past", "past_kv", "past", "cache")
+START = "start_pos"  # of a decoder that keeps its cache inside
+
+
+@dataclass(frozen=True)
+class Cache:
+    """How a decoder remembers: the argument, and where in its answer what to hand over at the next step is."""
+
+    argument: str
+    key: str | int | None = None  # None where the cache is made before the first step, or kept inside
+    attribute: bool = False
+    settings: tuple[str, ...] = ()  # arguments that are True for it
+
+    @property
+    def place(self) -> str:
+        """How it is written behind an answer."""
+        return f".{self.key}" if self.attribute else f"[{self.key!r}]"
+
+    def of(self, out: Any) -> object:
+        return getattr(out, str(self.key)) if self.attribute else out[self.key]
+
+    def given(self, cache: object) -> dict[str, object]:
+        return {self.argument: cache, **dict.fromkeys(self.settings, True)}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.argument}, which is entry {self.key} of the answer" if isinstance(self.key, int) else self.argument
+        )
 
 
 @dataclass(frozen=True)
@@ -32,6 +61,7 @@ class Decoder:
     seed: int = 0
     memo: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # what several facts need and one has measured
     words: dict[str, str] = field(default_factory=dict)  # the same, of how it is written
+    extra: Mapping[str, object] = field(default_factory=dict)  # handed over at every call; a function is given tokens
 
     def draw(self, n: int = 9, b: int = 2, seed: int = 0) -> Int[Tensor, "b n"]:
         """Tokens at random, none of them twice in a row."""
@@ -45,7 +75,13 @@ class Decoder:
     def __call__(self, tokens: Int[Tensor, "b n"], **extra: object) -> Tensor:
         """The logits, whatever they come wrapped in."""
         with torch.no_grad():
-            return unwrapped(self.run(tokens.clone(), **extra))
+            return unwrapped(self.asked(tokens.clone(), **extra))
+
+    def asked(self, tokens: Int[Tensor, "b n"], **extra: object) -> object:
+        """The answer to these very tokens."""
+        start: dict[str, object] = {START: 0} if START in self.parameters else {}
+        every = {name: value(tokens) if callable(value) else value for name, value in self.extra.items()}
+        return self.run(tokens, **{**start, **every, **extra})
 
     @property
     def positions_argument(self) -> str | None:
@@ -55,12 +91,42 @@ class Decoder:
     def padding_argument(self) -> str | None:
         return next((name for name in ("attention_mask", "padding") if name in self.parameters), None)
 
-    @property
-    def cache_kind(self) -> str | None:
-        """hugging-face, own (a `cache()` method beside a `cache` argument), or none."""
-        if "past_key_values" in self.parameters:
-            return "past_key_values"
-        return "cache" if "cache" in self.parameters and callable(getattr(self.module, "cache", None)) else None
+    @cached_property
+    def cache(self) -> Cache | None:
+        """How it remembers: by a `cache()` method beside a `cache` argument, inside, by what it hands back, or not."""
+        if "cache" in self.parameters and callable(getattr(self.module, "cache", None)):
+            return Cache("cache")
+        if START in self.parameters:
+            return Cache(START)
+        name = next((name for name in CACHES if name in self.parameters), None)
+        settings = [each for each in ("use_cache",) if each in self.parameters]
+        try:
+            return None if name is None else self._handed_back(name, tuple(settings))
+        except Exception:
+            return None  # what the argument takes is not known
+
+    def _handed_back(self, name: str, settings: tuple[str, ...]) -> Cache | None:
+        tokens = self.draw(3, 1)
+        with torch.no_grad():
+            out = self.asked(tokens, **Cache(name, settings=settings).given(None))
+        for key in dict.fromkeys((name, "past_key_values")):
+            if getattr(out, key, None) is not None:
+                return Cache(name, key, attribute=True, settings=settings)
+            if isinstance(out, Mapping) and out.get(key) is not None:
+                return Cache(name, key, settings=settings)
+        if not isinstance(out, tuple | list):
+            return None
+        for place in range(1, len(out)):
+            if out[place] is None:
+                continue
+            found = Cache(name, place, settings=settings)
+            try:  # that it stands second does not say that it is a cache
+                with torch.no_grad():
+                    self.asked(tokens[:, :1], **found.given(out[place]))
+            except Exception:
+                return None
+            return found
+        return None
 
     def padded(self, real: list[int], n: int, side: str) -> dict[str, object]:
         """The arguments that tell of padding on one side, with positions that count real tokens only."""
@@ -82,20 +148,16 @@ class Decoder:
     ) -> Float[Tensor, "b n w"]:
         """The logits of the same tokens handed over in steps, through a cache."""
         rows, start = [], 0
-        cache: Any = None
-        if self.cache_kind == "cache" and self.module is not None:
+        assert self.cache is not None
+        kept: object = None
+        if self.cache.argument == "cache" and self.cache.key is None and self.module is not None:
             make: Any = self.module.cache
-            cache = make() if capacity is None else make(capacity)
+            kept = make() if capacity is None else make(capacity)
         for size in sizes:
             step = tokens[:, start : start + size].clone()
             with torch.no_grad():
-                if self.cache_kind == "cache":
-                    out = self.run(step, cache=cache)
-                else:
-                    out = self.run(step, past_key_values=cache, use_cache=True)
-                    cache = (
-                        out["past_key_values"] if isinstance(out, Mapping) else getattr(out, "past_key_values", None)
-                    )
+                out = self.asked(step, **self.cache.given(start if self.cache.argument == START else kept))
+            kept = kept if self.cache.key is None else self.cache.of(out)
             rows.append(unwrapped(out))
             start += size
         return torch.cat(rows, 1)
@@ -106,7 +168,7 @@ class Decoder:
         for name, value in (
             ("padding by", self.padding_argument),
             ("positions by", self.positions_argument),
-            ("cache by", self.cache_kind),
+            ("cache by", self.cache and str(self.cache)),
         ):
             found.append(Convention(name, value or "nothing"))
         return tuple(found)
@@ -133,17 +195,53 @@ def _parameters(fn: object) -> tuple[str, ...]:
 
 
 def looks_like_a_decoder(fn: object) -> bool:
-    """Whether its first argument is tokens by name, or it is a module that embeds them."""
+    """Whether its first argument is tokens by name, or it is a module that embeds what it is handed."""
     names = _parameters(fn)
     if not names:
         return False
     if isinstance(fn, nn.Module):
-        embeds = any(isinstance(part, nn.Embedding) for part in fn.modules())
-        return names[0] in FIRST or (embeds and names[0] == "x" and "k" not in names)
+        # positions may be embedded too, so that an embedding alone says nothing
+        return names[0] in FIRST or (names[0] == "x" and "k" not in names and _embedder(fn) is not None)
     return names[0] in FIRST and (len(names) < 2 or names[1] not in ("k", "keys", "key"))
 
 
-def as_decoder(fn: object, declared: Declared, *, vocab: int | None = None, seed: int = 0) -> Decoder:
+def _embedder(module: nn.Module) -> nn.Embedding | None:
+    """The embedding that is handed the very tokens of a call."""
+    parts = [part for part in module.modules() if isinstance(part, nn.Embedding)]
+    own = next(module.parameters(), torch.empty(0))
+    tokens = torch.tensor([[1, 0, 0, 1]], device=own.device)
+    found: list[nn.Embedding] = []
+
+    def look(part: nn.Module, given: tuple[Any, ...]) -> None:
+        read = given[0] if given else None
+        if isinstance(read, Tensor) and read.shape == tokens.shape and torch.equal(read, tokens):
+            assert isinstance(part, nn.Embedding)
+            found.append(part)
+
+    hooks = [part.register_forward_pre_hook(look) for part in parts]
+    training = {part: part.training for part in module.modules()}
+    try:
+        if parts:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                module.eval()(tokens)
+    except Exception:  # it may need more than tokens, after they were embedded
+        return found[0] if found else None
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for part, mode in training.items():
+            part.training = mode
+    return found[0] if found else None
+
+
+def as_decoder(
+    fn: object,
+    declared: Declared,
+    *,
+    vocab: int | None = None,
+    seed: int = 0,
+    extra: Mapping[str, object] | None = None,
+) -> Decoder:
     """The decoder, with its vocabulary and arguments found out."""
     if not callable(fn):
         raise ConfigError(f"a decoder is a function or module from tokens to logits, not {fn!r}")
@@ -152,9 +250,24 @@ def as_decoder(fn: object, declared: Declared, *, vocab: int | None = None, seed
     for name in ("vocab", "vocab_size"):
         vocab = vocab or getattr(config, name, None)
     if vocab is None and module is not None:
+        embedder = _embedder(module)
         sizes = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
-        vocab = sizes[0] if sizes else None
+        vocab = embedder.num_embeddings if embedder is not None else sizes[0] if sizes else None
     if vocab is None:
         raise ConfigError("the decoder does not tell how many tokens it knows; say vocab=")
     name = type(fn).__name__ if module is not None else getattr(fn, "__name__", type(fn).__name__)
-    return Decoder(name, fn, vocab, _parameters(fn), module, declared, seed)
+    names, given = _parameters(fn), dict(extra or {})
+    unknown = [each for each in given if each not in names]
+    if unknown and not _takes_any(fn):
+        raise ConfigError(f"extra has {', '.join(unknown)}, but {name} takes {', '.join(names) or 'no arguments'}")
+    return Decoder(name, fn, vocab, names, module, declared, seed, extra=given)
+
+
+def _takes_any(fn: object) -> bool:
+    """Whether it has a ** that takes every keyword."""
+    target = fn.forward if isinstance(fn, nn.Module) else fn
+    try:
+        kinds = [each.kind for each in inspect.signature(target).parameters.values()]  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return True
+    return inspect.Parameter.VAR_KEYWORD in kinds

@@ -5,13 +5,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from regard.conform.decoder import Decoder
-from regard.conform.example import AtMost, ending
+from regard.conform.decoder import START, Decoder
+from regard.conform.example import SIMPLE, AtMost, ending
 
 
 def shown(d: Decoder, tokens: Tensor, lines: list[str], got: object, expected: object = None) -> str:
     """The Python: the tokens, the lines that ask about them, and what the last of these gives and should give."""
     before = [f"# {name_of(d)}: the {d.name} that was handed to check"] if name_of(d) != d.name else []
+    others = [name for name, value in d.extra.items() if not isinstance(value, SIMPLE)]
+    before += [f"# {', '.join(others)}: what was handed to check by that name"] if others else []
     before += ["model.eval()"] if d.module is not None else []
     lines = [*before, f"tokens = torch.tensor({tokens.tolist()})", *lines]
     return "\n".join([*lines, *ending(lines[-1], got, expected)])
@@ -25,39 +27,58 @@ def name_of(d: Decoder) -> str:
 
 def logits(d: Decoder, tokens: str = "tokens", *more: str) -> str:
     """The logits of a call, out of what they come wrapped in."""
-    return f"{name_of(d)}({', '.join([tokens, *more])}){wrapping(d)}"
+    return f"{call(d, tokens, *more)}{wrapping(d)}"
 
 
-def wrapping(d: Decoder) -> str:
-    """What stands behind a call to get at the logits."""
-    if "wrapping" not in d.words:
+def call(d: Decoder, tokens: str, *more: str) -> str:
+    """A call, with what is handed over every time."""
+    said = {START: "0"} if START in d.parameters else {}
+    for name, value in d.extra.items():
+        said[name] = f"{name}({tokens})" if callable(value) else repr(value) if isinstance(value, SIMPLE) else name
+    told = [f"{name}={value}" for name, value in said.items() if not any(each.startswith(f"{name}=") for each in more)]
+    return f"{name_of(d)}({', '.join([tokens, *told, *more])})"
+
+
+def wrapping(d: Decoder, cached: bool = False) -> str:
+    """What stands behind a call to get at the logits. With a cache there may be more in an answer."""
+    key = f"wrapping {cached}"
+    if key not in d.words:
         try:
             with torch.no_grad():
-                out = d.run(d.draw(3, 1))
+                out = d.asked(d.draw(3, 1), **(d.cache.given(None) if cached and d.cache is not None else {}))
         except Exception:
             out = None
         named = ".logits" if hasattr(out, "logits") else '["logits"]' if isinstance(out, Mapping) else ""
         out = getattr(out, "logits", out)
-        d.words["wrapping"] = f"{named}[0]" if isinstance(out, tuple | list) else named
-    return d.words["wrapping"]
+        d.words[key] = f"{named}[0]" if isinstance(out, tuple | list) else named
+    return d.words[key]
 
 
 def in_steps(d: Decoder, sizes: list[int], tokens: str = "tokens", capacity: int | None = None) -> list[str]:
     """The lines that hand over tokens in steps through a cache, and leave their logits in `steps`."""
-    name, parts = name_of(d), f"{tokens}.split({sizes}, 1)"
-    if d.cache_kind == "cache":
+    assert d.cache is not None
+    parts = f"{tokens}.split({sizes}, 1)"
+    if d.cache.argument == START:
+        return [
+            "start, rows = 0, []",
+            f"for part in {parts}:",
+            f"    rows.append({logits(d, 'part', f'{START}=start')})",
+            "    start += part.shape[1]",
+            "steps = torch.cat(rows, 1)",
+        ]
+    if d.cache.key is None:
         one = logits(d, "part", "cache=cache")
         return [
-            f"cache = {name}.cache({'' if capacity is None else capacity})",
+            f"cache = {name_of(d)}.cache({'' if capacity is None else capacity})",
             f"steps = torch.cat([{one} for part in {parts}], 1)",
         ]
-    named = '["past_key_values"]' if wrapping(d).startswith("[") else ".past_key_values"
+    told = [f"{d.cache.argument}=past", *(f"{name}=True" for name in d.cache.settings)]
     return [
         "past, rows = None, []",
         f"for part in {parts}:",
-        f"    out = {name}(part, past_key_values=past, use_cache=True)",
-        f"    past = out{named}",
-        f"    rows.append(out{wrapping(d)})",
+        f"    out = {call(d, 'part', *told)}",
+        f"    past = out{d.cache.place}",
+        f"    rows.append(out{wrapping(d, cached=True)})",
         "steps = torch.cat(rows, 1)",
     ]
 

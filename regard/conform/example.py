@@ -150,8 +150,11 @@ def _said(value: Any, digits: int) -> str:
     return repr(value)
 
 
-def way_of(fn: object, subject: Subject, options: Mapping[str, object]) -> Way:
-    """How a call is written: by the function's own name where it takes q, k and v as they are, else by as_probe."""
+def way_of(fn: object, subject: Subject, options: Mapping[str, object], special: bool = False) -> Way:
+    """How a call is written: by the function's own name where it takes q, k and v as they are, else by as_probe.
+
+    special  as_probe alone asks in another way than the checker does, which has a probe_of of its own
+    """
     name = str(getattr(fn, "__name__", ""))
     if isinstance(fn, Probe):
         return Way(("# probe: the one that was handed to check",), "probe.call")
@@ -164,11 +167,12 @@ def way_of(fn: object, subject: Subject, options: Mapping[str, object]) -> Way:
         f", {key}={value!r}" if isinstance(value, SIMPLE) else f", {key}={key}" for key, value in given.items()
     )
     others = [key for key, value in given.items() if not isinstance(value, SIMPLE)]
-    lines = ["from regard.see import as_probe"]
+    probe = "probe_of" if special else "as_probe"
+    lines = ["from regard.conform import probe_of" if special else "from regard.see import as_probe"]
     if shown != name or others:
         lines.append(f"# {', '.join([shown, *others])}: what was handed to check, {subject.probe.name}")
     evaluated = f"{shown}.eval()" if isinstance(fn, nn.Module) else shown
-    return Way((*lines, f"attend = as_probe({evaluated}{said}).call"), "attend")
+    return Way((*lines, f"attend = {probe}({evaluated}{said}).call"), "attend")
 
 
 def _plain(fn: object, subject: Subject) -> bool:

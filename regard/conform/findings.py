@@ -17,6 +17,7 @@ from regard.conform.view import View, band
 from regard.core.scores import alibi_slopes
 from regard.see.xray import XRay, xray
 
+LONG = 301  # keys: several blocks of a fast kernel, and a rest
 EPSILONS = (0.0, 1e-8, 1e-6, 1e-5)  # what norms usually add
 Scale = Callable[[int, int, int, int], float]  # of c, e, h and j
 SCALES: dict[str, Scale] = {
@@ -47,6 +48,8 @@ class Band:
     def __str__(self) -> str:
         if self.before is None and self.after is None:
             return "every key"
+        if self.before is not None and self.before < 0:
+            return "later keys only"
         if self.after == 0:
             return "causal" if self.before is None else f"causal, {self.before} earlier keys and itself"
         earlier = "all earlier keys" if self.before is None else f"{self.before} earlier keys"
@@ -72,7 +75,7 @@ class Findings:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.memo: dict[object, Any] = {}  # what several facts need and one of them measured
-        self._seen: dict[tuple[int, int, bool, int, bool], Tensor] = {}
+        self._seen: dict[tuple[int, int, bool, int, bool, int], Tensor] = {}
 
     @property
     def declared(self) -> Declared:
@@ -92,11 +95,14 @@ class Findings:
         off = ((3 * once - thrice).abs().max() / thrice.abs().max().clamp(min=1e-30)).item()
         return 8 * off if 1e-5 < off < 0.02 else 0.0
 
-    def flat_weights(self, i: int, j: int, causal: bool, h: int = 6, masked: bool = False) -> Float[Tensor, "h i j"]:
+    def flat_weights(
+        self, i: int, j: int, causal: bool, h: int = 6, masked: bool = False, c: int = 4
+    ) -> Float[Tensor, "h i j"]:
         """Weights at q = 0, where only masks and biases speak. `masked` hands over a mask that hides nothing."""
-        key = (i, j, causal, h, masked)
+        h, c = self.subject.probe.heads or h, self.subject.probe.width or c
+        key = (i, j, causal, h, masked, c)
         if key not in self._seen:
-            inputs = self.subject.draw(i, j, b=1, h=h, causal=causal)
+            inputs = self.subject.draw(i, j, b=1, h=h, c=c, causal=causal)
             if masked:
                 inputs = replace(inputs, visible=torch.ones(*inputs.q.shape[:3], j, dtype=torch.bool))
             self._seen[key] = self.subject.weights(replace(inputs, q=torch.zeros_like(inputs.q)))[0]
@@ -110,7 +116,7 @@ class Findings:
     def band(self) -> Band | None:
         """The band that is visible when as many queries as keys are asked, or None where it is no band."""
         near = self.band_at(11)
-        for n in (131, 67):
+        for n in (LONG, 131, 67):
             try:
                 far = self.band_at(n)
             except Exception:
@@ -162,19 +168,38 @@ class Findings:
             return None
         inputs = self.subject.draw(5, 5, h=6, g=3, b=1)
         h, g = inputs.sizes[1:3]
-        used = self._serving(inputs)
-        if used == [head // (h // g) for head in range(h)]:
-            return "repeat"
-        return "tile" if used == [head % g for head in range(h)] else f"other: {used}"
+
+        def rule(used: list[int]) -> str:
+            if used == [head // (h // g) for head in range(h)]:
+                return "repeat"
+            return "tile" if used == [head % g for head in range(h)] else f"other: {used}"
+
+        keys, values = self._scored_by(inputs), rule(self._serving(inputs))
+        return values if keys is None or rule(keys) == values else f"keys by {rule(keys)}, values by {values}"
 
     def _serving(self, inputs: Inputs) -> list[int]:
+        """The key head whose values each query head takes."""
         names = torch.arange(inputs.v.shape[1], dtype=inputs.dtype)[None, :, None, None].expand_as(inputs.v)
-        out = self.subject(replace(inputs, v=names.contiguous()))
-        return [round(value) if math.isfinite(value) else -1 for value in out[0, :, -1, 0].tolist()]
+        out = self.subject(replace(inputs, v=names.contiguous())).detach()
+        # every row tells, but for those that see nothing, which are zero or NaN
+        return [round(value) for value in out[0, :, :, 0].nan_to_num(-1.0, -1.0, -1.0).amax(-1).tolist()]
 
-    def bias(self, i: int, j: int, causal: bool | None = None, h: int = 6) -> Float[Tensor, "1 h i j"] | None:
+    def _scored_by(self, inputs: Inputs) -> list[int] | None:
+        """The key head by whose keys each query head weighs; None where one head does not tell."""
+        plain = self.subject.weights(inputs)
+        moved = []
+        for head in range(inputs.k.shape[1]):
+            k = inputs.k.clone()
+            k[:, head] = k[:, head].flip(-2) * 1.5
+            moved.append((self.subject.weights(replace(inputs, k=k)) - plain).abs().amax((0, 2, 3)) > 1e-6)
+        used = torch.stack(moved)  # key heads, and the query heads whose weights they move
+        return used.int().argmax(0).tolist() if bool((used.sum(0) == 1).all()) else None
+
+    def bias(
+        self, i: int, j: int, causal: bool | None = None, h: int = 6, c: int = 4
+    ) -> Float[Tensor, "1 h i j"] | None:
         """What is added to scores by position, known up to a number per row; None where nothing is."""
-        weights = self.flat_weights(i, j, self.subject.asks_causal if causal is None else causal, h).double()
+        weights = self.flat_weights(i, j, self.subject.asks_causal if causal is None else causal, h, c=c).double()
         seen = weights > 0
         logs = torch.where(seen, weights, 1.0).log()
         found = centred(logs, seen)
@@ -208,13 +233,13 @@ class Findings:
         _, h, _, i, j, c, _ = inputs.sizes
         way = way or Fit(0.0, 0.0)
         weights = self.subject.weights(inputs, wider).double()
-        flat = self.flat_weights(i, j, inputs.causal, h).double()[None]
+        flat = self.flat_weights(i, j, inputs.causal, h, c=c).double()[None]
         seen = (flat > 0) & (weights > 0)
         logs = torch.where(seen, weights, 1.0).log() - torch.where(seen, flat, 1.0).log()
         view = View(
             visible=seen[:1, :1],
             scale=1.0,
-            grouping=self.grouping or "repeat",
+            grouping=self.grouping if self.grouping == "tile" else "repeat",
             rotary=way.rotary,
             base=way.base,
             turning=way.turning,
@@ -318,6 +343,13 @@ class Findings:
         return inputs.sizes[5] ** -0.5 if self.declared.scale is None else self.declared.scale
 
     @cached_property
+    def carries_gradients(self) -> bool:
+        """Whether its output can be learned from."""
+        inputs = self.subject.draw(7, 7, dtype=torch.float32)
+        leaves = {name: getattr(inputs, name).clone().requires_grad_() for name in ("q", "k", "v")}
+        return self.subject(inputs.having(**leaves)).requires_grad
+
+    @cached_property
     def mask_replaces(self) -> bool:
         """Whether a mask that hides nothing shows what is hidden without one."""
         if self.subject.mask is None or not self.subject.mask.obeyed:
@@ -327,10 +359,10 @@ class Findings:
 
     @cached_property
     def blind_rows(self) -> str | None:
-        """What a row gives that sees nothing: zero, nan, mean or other."""
+        """What a row gives that sees nothing: zero, nan, mean, unmasked (as if nothing were hidden) or other."""
         if self.subject.mask is None or not self.subject.mask.obeyed:
             return None
-        inputs = blinded(self.subject.draw(5, 5, b=2, causal=False, dtype=torch.float32))
+        inputs = self.blinded(self.subject.draw(5, 5, b=2, causal=False, dtype=torch.float32))
         try:
             row = self.subject(inputs).detach()[:, :, 2]
         except Exception:
@@ -345,13 +377,27 @@ class Findings:
             if self.grouping != "tile"
             else inputs.v.mean(2).repeat(1, h // g, 1)
         )
-        return "mean" if torch.allclose(row, mean, atol=1e-4) else "other"
+        if torch.allclose(row, mean, atol=1e-4):
+            return "mean"
+        everything = torch.ones(*inputs.q.shape[:3], 5, dtype=torch.bool)
+        unmasked = self.subject(replace(inputs, visible=everything)).detach()[:, :, 2]
+        # what is added to all scores alike rounds them
+        return "unmasked" if torch.allclose(row, unmasked, atol=2e-2) else "other"
+
+    def blinded(self, inputs: Inputs) -> Inputs:
+        """The same call under a mask that shows row 2 nothing and hides key 1 from everybody; or all from all rows."""
+        b, h, _, i, j, _, _ = inputs.sizes
+        assert self.subject.mask is not None
+        visible = torch.full((b, h, i, j), self.subject.mask.per_row)
+        visible[:, :, 2] = False
+        visible[..., 1] = False
+        return replace(inputs, visible=visible)
 
     def view(self, inputs: Inputs) -> View:
         """What the attention is taken to compute for these inputs, by what was found."""
-        _, h, _, i, j, _, _ = inputs.sizes
+        _, h, _, i, j, c, _ = inputs.sizes
         # a mask may take the place of the causal one, or be one more
-        visible = (self.flat_weights(i, j, inputs.causal, h, inputs.visible is not None) > 0)[None]
+        visible = (self.flat_weights(i, j, inputs.causal, h, inputs.visible is not None, c) > 0)[None]
         return View(
             visible=visible if inputs.visible is None else visible & inputs.visible,
             scale=self.scale(inputs),
@@ -361,7 +407,7 @@ class Findings:
             turning=self.scores.turning,
             norm=self.declared.qk_norm,
             epsilon=self.scores.epsilon,
-            bias=self.bias(i, j, inputs.causal, h),
+            bias=self.bias(i, j, inputs.causal, h, c),
             cap=self.declared.softcap,
             sink=self.sink(h),
         )
@@ -393,15 +439,6 @@ def _capped(products: Tensor, scores: Tensor, seen: Tensor, cap: float, scale: f
         scale += ((tilt * left).sum() / tilt.square().sum().clamp(min=1e-30)).item()
     left = scores - centred(cap * torch.tanh(scale * products / cap), seen)
     return scale, left.abs().max().nan_to_num(math.inf).item()
-
-
-def blinded(inputs: Inputs) -> Inputs:
-    """The same call under a mask that shows row 2 nothing and hides key 1 from everybody."""
-    b, h, _, i, j, _, _ = inputs.sizes
-    visible = torch.ones(b, h, i, j, dtype=torch.bool)
-    visible[:, :, 2] = False
-    visible[..., 1] = False
-    return replace(inputs, visible=visible)
 
 
 def half_hidden(inputs: Inputs) -> Inputs:

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from regard.base.errors import ConfigError
@@ -21,15 +22,20 @@ PADDINGS = ("key_padding_mask", "key_mask", "padding_mask", "padding")
 DOCUMENTS = ("documents", "document_ids", "segment_ids", "doc_ids")
 DROPOUTS = ("dropout_p", "dropout")
 WIDTHS = (4, 8, 12, 64)
+AXES = ("b h i j", "b 1 i j", "(b h) i j", "b i j", "i j", "b 1 1 j", "b j")
+VALUES = ("boolean", "ones", "additive")  # one that is added takes the others as well, and makes nothing of them
 
 
 @dataclass(frozen=True)
 class MaskArgument:
-    """How a mask is handed over: the name, the axes it has, and whether True, or minus infinity, hides."""
+    """How a mask is handed over: the name, the axes and values it has, and whether True, or one, keeps or hides.
+
+    values  "boolean"; "ones", numbers that are 1 and 0; or "additive", 0 and minus infinity
+    """
 
     name: str
     axes: str
-    boolean: bool
+    values: str
     polarity: str | None  # keep, drop, "transposed", or None where it hides nothing
     boolean_added: bool = False  # a boolean mask is taken too, and counted as numbers 0 and 1
 
@@ -37,19 +43,30 @@ class MaskArgument:
     def obeyed(self) -> bool:
         return self.polarity in ("keep", "drop")
 
+    @property
+    def per_row(self) -> bool:
+        """Whether each query may have a mask of its own."""
+        return "i" in self.axes
+
+    def shaped(self, x: Shaped[Tensor, "b h i j"]) -> Tensor:
+        """A tensor of a number for each pair, in the axes that this argument has."""
+        return {
+            "b h i j": lambda: x,
+            "b 1 i j": lambda: x[:, :1],
+            "(b h) i j": lambda: x.flatten(0, 1),
+            "b i j": lambda: x[:, 0],
+            "i j": lambda: x[0, 0],
+            "b 1 1 j": lambda: x[:, :1, :1],
+            "b j": lambda: x[:, 0, 0],
+        }[self.axes]()
+
     def filled(self, visible: Bool[Tensor, "b h i j"], dtype: torch.dtype) -> Tensor:
         """The mask as this argument takes it."""
-        b, h, i, j = visible.shape
-        shaped = {
-            "b h i j": visible,
-            "b 1 i j": visible[:, :1],
-            "(b h) i j": visible.reshape(b * h, i, j),
-            "b i j": visible[:, 0],
-            "i j": visible[0, 0],
-        }[self.axes]
-        if not self.boolean:
+        shaped = self.shaped(visible)
+        if self.values == "additive":
             return torch.zeros(shaped.shape, dtype=dtype).masked_fill(~shaped, -math.inf)
-        return ~shaped if self.polarity == "drop" else shaped
+        shaped = ~shaped if self.polarity == "drop" else shaped
+        return shaped if self.values == "boolean" else shaped.to(dtype)
 
 
 @dataclass(frozen=True)
@@ -75,6 +92,7 @@ class Subject:
     causal_alone: bool = True  # its causal argument, where it has one, can be used without a mask
     mask: MaskArgument | None = None
     way: Way | None = None
+    fitting: str = ""  # a layout in which it would mix no sequences, where in the expected one it does
     last: list[Inputs] = field(default_factory=list, compare=False)  # what was asked last, should it be refused
 
     @property
@@ -111,7 +129,7 @@ class Subject:
         if inputs.visible is not None:
             if self.mask is None:
                 raise ConfigError(f"{self.probe.name} takes no mask that is known; declare mask_argument")
-            given[self.mask.name] = self.mask.filled(inputs.visible, q.dtype)
+            given[self.mask.name] = self.mask.filled(inputs.visible, q.dtype).clone()
         return self.probe.call(q, k, v, **given, **extra)
 
     def draw(
@@ -200,16 +218,15 @@ def find_mask(subject: Subject) -> MaskArgument | None:
     for name in names:
         if name not in subject.probe.parameters:
             continue
-        for boolean in (True, False):
-            for axes in ("b h i j", "b 1 i j", "(b h) i j", "b i j", "i j"):
-                argument = MaskArgument(name, axes, boolean, None)
-                polarity = _polarity(replace(subject, mask=argument), inputs, ~hidden)
-                if polarity == "refused":
-                    continue
-                if polarity is not None:
-                    added = accepted is not None and accepted.name == name and accepted.boolean and not boolean
-                    return replace(argument, polarity=polarity, boolean_added=added)
-                accepted = accepted or argument
+        for values, axes in product(VALUES, AXES):
+            argument = MaskArgument(name, axes, values, None)
+            found = polarity(replace(subject, mask=argument), inputs, ~hidden)
+            if found == "refused":
+                continue
+            if found is not None:
+                taken = accepted is not None and accepted.name == name and accepted.values == "boolean"
+                return replace(argument, polarity=found, boolean_added=taken and values == "additive")
+            accepted = accepted or argument
     if subject.declared.mask_argument and accepted is None:
         raise ConfigError(
             f"mask_argument={subject.declared.mask_argument!r} was declared, but {subject.probe.name} takes no mask of "
@@ -218,18 +235,23 @@ def find_mask(subject: Subject) -> MaskArgument | None:
     return accepted
 
 
-def _polarity(subject: Subject, inputs: Inputs, visible: Tensor) -> str | None:
-    """keep, drop or transposed, as weights at q = 0 show; None where nothing is hidden; "refused" where it raises."""
+def polarity(subject: Subject, inputs: Inputs, visible: Tensor) -> str | None:
+    """keep, drop or transposed, as weights at q = 0 show; None where nothing is hidden; "refused" where it raises.
+
+    What a mask leaves visible keeps a weight: where there is NaN in its place, nothing was hidden but all destroyed.
+    """
     try:
         before = subject.weights(inputs)
         after = subject.weights(replace(inputs, visible=visible))
     except Exception:
         return "refused"
-    seen = (before > 0) & (after > 0)
-    if bool((before[..., 1] > 0).any()) and not bool(seen[..., 1].any()) and bool((after[..., 0] > 0).any()):
-        return "keep"
-    others = torch.cat([seen[..., :1], seen[..., 2:]], -1)
-    if not bool(others.any()):
-        return "drop"
+    if after.shape != before.shape:
+        return "refused"  # it was spread over other axes than those of the scores
+    seen = before > 0
+    kept = seen & visible
+    for name, left in (("keep", kept), ("drop", seen & ~visible)):
+        gone = seen & ~left & left.any(-1, keepdim=True)
+        if bool(gone.any()) and bool((after[left] > 0).all()) and bool((after[gone] == 0).all()):
+            return name
     hidden_rows = (before > 0).any(-1) & ~(after > 0).any(-1)
     return "transposed" if bool(hidden_rows[..., 1].all()) and not bool(hidden_rows[..., 2:].any()) else None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.core.positions import Rotary
+from regard.core.scores import alibi_slopes
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,18 @@ def scales_q_in_place(q, k, v):
     return attend(q, k, v, scale=1.0)
 
 
+@mutant("inputs-changed", "the call changes mask")
+def inverts_the_mask_in_place(q, k, v, mask=None):
+    hidden = None if mask is None else mask.logical_not_()
+    return attend(q, k, v, None if hidden is None else ~hidden)
+
+
+@mutant("output-shape")
+def squeezes_one_sequence_of_one_head(q, k, v):
+    out = attend(q, k, v)
+    return out.squeeze(0) if out.shape[:2] == (1, 1) else out
+
+
 @mutant("state-between-calls")
 class KeepsTheLastMask:
     """The mask of the first length is used for all shorter ones."""
@@ -209,6 +222,20 @@ def takes_keys_for_queries(q, k, v):
     return attend(k.repeat(1, q.shape[1] // k.shape[1], 1, 1)[:, :, : q.shape[2]], k, v)
 
 
+@mutant("values-ignored", "another v gives the same output")
+def takes_keys_for_values(q, k, v):
+    if v.shape != k.shape:
+        raise ValueError("values as wide as keys")
+    return attend(q, k, k)
+
+
+@mutant("k-and-v-swapped", "linear in k")
+def multiplies_values_by_queries(q, k, v):
+    if v.shape != k.shape:
+        raise ValueError("values as wide as keys")
+    return attend(q, v, k)
+
+
 @mutant("q-and-k-swapped")
 def multiplies_keys_by_queries(q, k, v):
     if q.shape != k.shape:
@@ -224,6 +251,28 @@ def clips_values(q, k, v):
 @mutant("linear-in-v")
 def adds_a_bias_to_the_output(q, k, v):
     return attend(q, k, v) + 0.1
+
+
+@mutant("batch-mixed", "as (n b c), time before the batch, it would mix nothing")
+class ForgetsBatchFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attn(x, x, x)[0]
+        return out
+
+
+@mutant("causality", "row 0 of head 0 sees key 1", causal=True, blind_rows="nan", poison="reaches")
+class HandsNoMaskToItsAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(12, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attn(x, x, x, need_weights=False)[0]
+        return out
 
 
 @mutant("batch-mixed")
@@ -270,6 +319,19 @@ def never_sees_itself(q, k, v):
 @mutant("causal-off-by-one", "sees key i + 1", causal=True)
 def sees_one_ahead(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], shift=1))
+
+
+@mutant("causality", "row i sees only keys after i, so the last row sees nothing")
+def hides_what_is_earlier(q, k, v, is_causal=False):
+    """tril where triu(1) was meant, so that the last row is NaN."""
+    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if is_causal else torch.tensor(False)
+    return attend(q, k, v, weigh=lambda scores, seen: scores.masked_fill(hidden, -math.inf).softmax(-1))
+
+
+@mutant("diagonal-hidden", "row i sees only keys before i", causal=True)
+def never_sees_itself_and_starts_with_nan(q, k, v):
+    seen = triangle(q.shape[2], k.shape[2], shift=-1)
+    return attend(q, k, v, seen, weigh=lambda scores, seen: scores.masked_fill(~seen, -math.inf).softmax(-1))
 
 
 @mutant("causality", "sees key", causal=True)
@@ -340,6 +402,12 @@ def cuts_off_after_128_keys(q, k, v):
     return attend(q, k[:, :, :128], v[:, :, :128])
 
 
+@mutant("lengths-differ", "of 301 keys, row 0 of head 0 does not see key 256")
+def leaves_out_the_rest_of_a_large_block(q, k, v):
+    whole = max(k.shape[2] // 256 * 256, min(k.shape[2], 256))
+    return attend(q, k[:, :, :whole], v[:, :, :whole])
+
+
 @mutant("heads-differ", "row 0 of head 1 sees key 1, unlike head 0")
 def is_causal_in_the_first_head_only(q, k, v):
     first = torch.arange(q.shape[1])[:, None, None] == 0
@@ -377,6 +445,38 @@ def is_causal_only_without_a_cache(q, k, v):
 @mutant("causal-alignment", "top-left, not bottom-right", causal=True, alignment="bottom-right")
 def aligns_causal_top_left(q, k, v):
     return attend(q, k, v, triangle(k.shape[2], k.shape[2])[: q.shape[2]])
+
+
+@mutant("last-rows-alone", causal=True, bias="alibi")
+def counts_the_bias_from_the_first_query(q, k, v):
+    i, j = q.shape[2], k.shape[2]
+    apart = (torch.arange(i)[:, None] - torch.arange(j)).abs()
+    return attend(q, k, v, triangle(i, j), bias=-alibi_slopes(q.shape[1])[:, None, None] * apart)
+
+
+@mutant("last-rows-alone", "the last 1 of 2 rows give another answer alone than among all", causal=True)
+def turns_every_step_from_zero(q, k, v):
+    turn = Rotary(pairing="half")
+    return attend(turn(q, 0), turn(k, 0), v, triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("last-rows-alone", causal=True)
+def sees_the_first_key_alone_in_late_steps(q, k, v):
+    i, j = q.shape[2], k.shape[2]
+    return attend(q, k, v, torch.arange(j)[None] == 0 if i == 1 and j > 12 else triangle(i, j))
+
+
+@mutant("key-order", "at c=12 it is 0.5774 times that at c=4", causal=True, bias="alibi")
+def divides_the_bias_too(q, k, v):
+    i, j = q.shape[2], k.shape[2]
+    apart = (torch.arange(j - i, j)[:, None] - torch.arange(j)).abs()
+    bias = -alibi_slopes(q.shape[1])[:, None, None] * apart * q.shape[-1] ** -0.5
+    return attend(q, k, v, triangle(i, j), bias=bias)
+
+
+@mutant("grouping", "keys by repeat, values by tile")
+def repeats_keys_and_tiles_values(q, k, v):
+    return attend(q, spread(k, q.shape[1]), v.repeat(1, q.shape[1] // v.shape[1], 1, 1))
 
 
 @mutant("grouping", "tile")
@@ -470,6 +570,58 @@ def computes_in_bfloat16(q, k, v):
 
 
 @mutant("outputs")
+def forgets_to_rescale_between_blocks(q, k, v):
+    """A running maximum over blocks of 64 keys, as in flash attention: what was gathered before is not rescaled."""
+    h, top, total, out = q.shape[1], torch.tensor(-math.inf), torch.tensor(0.0), torch.tensor(0.0)
+    for keys, values in zip(spread(k, h).split(64, 2), spread(v, h).split(64, 2), strict=True):
+        scores = q @ keys.mT * q.shape[-1] ** -0.5
+        largest = torch.maximum(top.to(q), scores.amax(-1, keepdim=True))
+        weights = (scores - largest).exp()
+        total = total.to(q) * (top.to(q) - largest).exp() + weights.sum(-1, keepdim=True)
+        out, top = out.to(q) + weights @ values, largest
+    return out / total
+
+
+def unscaled_where(wrong: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v, scale=1.0 if wrong else None)
+
+
+@mutant("outputs")
+def is_wrong_where_values_are_as_wide_as_keys(q, k, v):
+    return unscaled_where(q.shape[-1] == v.shape[-1] > 12, q, k, v)
+
+
+@mutant("outputs")
+def is_wrong_for_one_head(q, k, v):
+    return unscaled_where(q.shape[1] == 1, q, k, v)
+
+
+@mutant("outputs")
+def is_wrong_for_one_key_head(q, k, v):
+    return attend(q, k, v.roll(1, 0) if v.shape[1] == 1 < q.shape[1] else v)
+
+
+@mutant("outputs")
+def is_wrong_for_many_heads(q, k, v):
+    return attend(q, k.roll(1, 1) if q.shape[1] > 8 else k, v)
+
+
+@mutant("outputs")
+def is_wrong_for_wide_heads(q, k, v):
+    return unscaled_where(q.shape[-1] == 128, q, k, v)
+
+
+@mutant("gradient-mode", "under torch.no_grad()")
+def takes_a_fast_path_without_gradients(q, k, v):
+    return unscaled_where(not torch.is_grad_enabled(), q, k, v)
+
+
+@mutant("gradient-mode", "with gradients")
+def takes_another_path_with_gradients(q, k, v):
+    return unscaled_where(q.requires_grad, q, k, v)
+
+
+@mutant("outputs")
 def rounds_the_output_to_bfloat16(q, k, v):
     return attend(q, k, v).bfloat16().to(q.dtype)
 
@@ -524,6 +676,11 @@ def detaches_k(q, k, v):
 
 
 @mutant("gradient-of-k")
+def detaches_k_on_the_long_path(q, k, v):
+    return attend(q, k if k.shape[2] <= 16 else k.detach(), v)
+
+
+@mutant("gradient-of-k")
 def sums_one_query_head_of_each_group(q, k, v):
     def first(x, heads):
         copies = spread(x.detach(), heads).clone()
@@ -546,6 +703,11 @@ def does_not_scale_what_is_left(q, k, v, dropout=0.0):
     return attend(q, k, v, weigh=drop)
 
 
+@mutant("dropout", "dropout=0.25 makes 7")
+def keeps_what_it_should_drop(q, k, v, dropout=0.0):
+    return attend(q, k, v, weigh=lambda s, seen: functional.dropout(weigh(s, seen), 1 - dropout if dropout else 0.0))
+
+
 @mutant("dropout", "columns of equal values differ")
 def drops_from_the_output(q, k, v, dropout=0.0):
     return functional.dropout(attend(q, k, v), dropout)
@@ -556,12 +718,12 @@ def drops_from_the_values(q, k, v, dropout=0.0):
     return attend(q, k, functional.dropout(v, dropout))
 
 
-@mutant("dropout", "dropout=0.5 falls on scores, not on weights")
+@mutant("dropout", "dropout=0.25 falls on scores, not on weights")
 def drops_scores(q, k, v, dropout=0.0):
     return attend(q, k, v, weigh=lambda scores, seen: weigh(functional.dropout(scores, dropout), seen))
 
 
-@mutant("dropout", "dropout=0.5 changes nothing")
+@mutant("dropout", "dropout=0.25 changes nothing")
 def forgets_dropout(q, k, v, dropout=0.0):
     return attend(q, k, v)
 
@@ -585,6 +747,19 @@ def drops_whole_heads(q, k, v, dropout=0.0):
 @mutant("mask-ignored")
 def takes_a_mask_and_forgets_it(q, k, v, mask=None):
     return attend(q, k, v)
+
+
+@mutant("mask-ignored", "multiplied or added to scores as 1 and 0, which hides no key")
+def multiplies_scores_by_a_given_mask(q, k, v, mask=None):
+    return attend(q, k, v, weigh=lambda scores, seen: (scores if mask is None else scores * mask).softmax(-1))
+
+
+@mutant("additive-mask-scaled", "numbers in attn_mask are multiplied by 0.5", blind_rows="nan", poison="reaches")
+def divides_the_mask_too(q, k, v, attn_mask=None):
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        raise TypeError("additive masks only")
+    bias = 0.0 if attn_mask is None else attn_mask * q.shape[-1] ** -0.5
+    return attend(q, k, v, bias=bias, weigh=lambda scores, seen: scores.softmax(-1))
 
 
 @mutant("boolean-mask-added")
@@ -664,6 +839,12 @@ def fills_with_the_smallest_number(q, k, v, mask=None):
     return torch.where(awake, weights @ clean, spread(v, q.shape[1]).nan_to_num().mean(2, keepdim=True))
 
 
+@mutant("blind-row-unmasked", "as if nothing were hidden", poison="reaches")
+def adds_the_same_number_to_a_blind_row(q, k, v, mask=None):
+    bias = 0.0 if mask is None else (~mask).to(q.dtype) * -1e4
+    return attend(q, k, v, bias=bias, weigh=lambda scores, seen: scores.softmax(-1))
+
+
 @mutant("blind-row-gradient")
 def sweeps_nan_under_nan_to_num(q, k, v, mask=None):
     def swept(scores, seen):
@@ -688,6 +869,11 @@ def adds_minus_infinity_to_nan(q, k, v, mask=None):
     scores = q @ spread(k, q.shape[1]).mT * q.shape[-1] ** -0.5
     weights = torch.where(awake, scores + bias, torch.zeros_like(scores)).softmax(-1) * awake
     return weights @ torch.where(seen, spread(v, q.shape[1]), 0.0)
+
+
+@mutant("masked-outputs")
+def drops_the_mask_beyond_64_keys(q, k, v, mask=None):
+    return attend(q, k, v, mask if k.shape[2] <= 64 else None)
 
 
 @mutant("masked-outputs")
@@ -736,6 +922,39 @@ class TakesAnotherPathInEvaluation(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
         out = attend(q, k, v, bias=0.5 * torch.eye(x.shape[1]) if self.training else 0.0)
         return self.proj(out.transpose(1, 2).flatten(2))
+
+
+@mutant("memory-ignored", "another context gives the same output")
+class AttendsToItselfAlone(nn.Module):
+    """Cross attention that drops the other sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 3
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(12, 12) for _ in range(4))
+
+    def memory(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What keys and values are made of."""
+        return x, x
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        keys, values = self.memory(x, context)
+        made = self.q_proj(x), self.k_proj(keys), self.v_proj(values)
+        q, k, v = (y.unflatten(-1, (3, 4)).transpose(1, 2) for y in made)
+        out: Tensor = self.o_proj(attend(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
+@mutant("memory-ignored", "beside context, rows of x are still attended to")
+class TakesKeysFromItself(AttendsToItselfAlone):
+    def memory(self, x, context):
+        same = context is not None and context.shape == x.shape
+        return (x, context) if same else (context if context is not None else x,) * 2
+
+
+class RightCross(AttendsToItselfAlone):
+    def memory(self, x, context):
+        return (x if context is None else context,) * 2
 
 
 VOCAB = 11
@@ -851,6 +1070,12 @@ class ForgetsTheMaskInOneLayer(TinyDecoder):
         return torch.ones(i, j, dtype=torch.bool)
 
 
+@mutant("causality", "tokens, logits before")
+class DropsTheMaskOnTheLongPath(TinyDecoder):
+    def visible(self, i, j, cached):
+        return triangle(i, j) if j <= 16 else torch.ones(i, j, dtype=torch.bool)
+
+
 @mutant("causality")
 class CentresOverTheSequence(TinyDecoder):
     def mix(self, x):
@@ -956,3 +1181,39 @@ class SeesEmptySlots(TinyDecoder):
         empty = cache.capacity - k.shape[2]
         k, v = functional.pad(k, (0, 0, 0, empty)), functional.pad(v, (0, 0, 0, empty))
         return k, v, functional.pad(seen, (0, empty), value=True)
+
+
+class ReturnsItsCache(TinyDecoder):
+    """Right, with a cache that comes back beside the logits, as tuples of keys and values did."""
+
+    cache = None  # type: ignore[assignment]
+
+    def forward(self, input_ids, past_key_values=None, use_cache=False):
+        kept = Kept(len(self.layers))
+        if past_key_values is not None:
+            kept.k, kept.v = (list(each) for each in past_key_values)
+        logits = super().forward(input_ids, cache=kept)
+        return (logits, (tuple(kept.k), tuple(kept.v))) if use_cache else logits
+
+
+@mutant("cache-mask-off-by-one")
+class TakesNoCacheBack(ReturnsItsCache):
+    def forward(self, input_ids, kv_cache=None):
+        return super().forward(input_ids, None, use_cache=True)
+
+
+class KeepsItsCacheInside(TinyDecoder):
+    """Right: told where a step starts, it remembers what came before by itself."""
+
+    cache = None  # type: ignore[assignment]
+    inside: Kept | None = None
+
+    def forward(self, tokens, start_pos):
+        self.inside = Kept(len(self.layers)) if start_pos == 0 or self.inside is None else self.inside
+        return super().forward(tokens, cache=self.inside)
+
+
+@mutant("cache")
+class StartsInsideAtZero(KeepsItsCacheInside):
+    def where(self, tokens, position_ids, start):
+        return super().where(tokens, position_ids, 0)

@@ -1,6 +1,8 @@
 """`regard check` tells on stdout what is broken, and by its exit code whether anything is."""
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from regard.cli import clean
-from regard.cli.check import command, tell_fact
+from regard.cli.check import command, option, tell_fact
 
 FILE = """
 import torch
@@ -25,6 +27,10 @@ def causal(q, k, v):
 def heads_first(q, k, v):
     return torch.einsum("bhij,bjhc->bihc", torch.einsum("bihc,bjhc->bhij", q, k).softmax(-1), v)
 
+def tiles(q, k, v):
+    k, v = (x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v))
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
 def forgets(q, k, v, mask=None):
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
 
@@ -35,13 +41,33 @@ class Sized(torch.nn.Module):
 def counts(tokens):
     return torch.nn.functional.one_hot(tokens, 5).cumsum(1).float()
 """
+BESIDE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from helper import scale
+
+@dataclass
+class Settings:
+    scale: float = 1.0
+
+def uses_what_lies_beside(q, k, v):
+    return (q @ k.mT * scale(q)).softmax(-1) @ v
+"""
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "mine.py").write_text(FILE)
+    (tmp_path / "unfinished.py").write_text("def f(:")
+    (tmp_path / "lacking.py").write_text("import nothing_here")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "beside.py").write_text(BESIDE)
+    (tmp_path / "folder" / "helper.py").write_text("def scale(q): return q.shape[-1] ** -0.5")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    monkeypatch.setattr("sys.path", [*sys.path])
+    yield tmp_path
+    for name in ("mine", "beside", "helper"):
+        sys.modules.pop(name, None)
 
 
 def run(*words: str) -> Result:
@@ -96,6 +122,25 @@ def test_what_is_declared_is_tested() -> None:
     assert [each["name"] for each in told["facts"] if each["status"] == "failed"] == ["window"]
 
 
+def test_a_file_may_import_what_lies_beside_it() -> None:
+    done = run("folder/beside.py:uses_what_lies_beside", "--only", "scale")
+    assert done.exit_code == 0, done.stderr
+
+
+def test_advice_is_in_options() -> None:
+    assert "declare --grouping tile" in run("mine.py:tiles", "--only", "grouping").stdout
+    assert option("causal=False, window_after=1") == "--no-causal --window-after 1"
+    assert option("layout='n b c'") == "--layout 'n b c'"
+    assert "say --vocab" in run("mine.py:counts", "--decoder").stderr
+
+
+def test_a_report_is_told_though_it_cannot_be_written(here: Path) -> None:
+    done = run("mine.py:twice", "--only", "scale", "--junit", str(here / "folder"))
+    assert done.exit_code == 2
+    assert "applied twice" in done.stdout
+    assert "folder cannot be written: Is a directory" in done.stderr
+
+
 def test_a_module_on_the_path_is_found() -> None:
     done = run("mine:causal", "--only", "scale")
     assert done.exit_code == 0
@@ -123,11 +168,17 @@ def test_every_fact_is_listed_with_its_words() -> None:
         ([], "say what to check: regard check package.module:name"),
         (["mine.py"], "'mine.py' does not name a thing; write package.module:name"),
         (["yours.py:f"], "there is no file yours.py"),
-        (["mine.py:thrice"], "mine.py has no thrice; it has: torch, twice, causal, heads_first, forgets, Sized"),
+        (["mine.py:thrice"], "mine.py has no thrice; it has: torch, twice, causal, heads_first, tiles, forgets"),
         (["mine.py:Sized"], "write mine = Sized(...) in a file of your own, and give file.py:mine"),
         (["torch.nn:MultiheadAttention"], "is a class that cannot be made without arguments (TypeError"),
         (["mine.py:causal", "--layout", "n b"], "layout is one of 'b h n c'"),
         (["no_such_module:f"], "there is no module no_such_module"),
+        (["unfinished.py:f"], "unfinished.py does not load: SyntaxError: invalid syntax"),
+        (["unfinished:f"], "unfinished does not load: SyntaxError: invalid syntax"),
+        (["lacking.py:f"], "lacking.py does not load: ModuleNotFoundError: No module named 'nothing_here'"),
+        (["mine.py:causal", "--junit", "none/out.xml"], "none/out.xml cannot be written: there is no folder none"),
+        (["mine.py:causal", "--only", "scale", "--without", "scale"], "no fact is left to be tested"),
+        (["mine.py:causal", "--heads", "0"], "heads is 0, but must be at least 1"),
         (["mine.py:causal", "--grouping", "tiles"], "did you mean 'tile'?"),
     ],
 )

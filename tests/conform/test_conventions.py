@@ -235,6 +235,56 @@ def test_a_wrong_declaration_is_named(declared: dict[str, object], words: str) -
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"heads": 0}, "heads is 0, but must be at least 1"),
+        ({"vocab": -3}, "vocab is -3, but must be at least 1"),
+        ({"layout": "n h"}, "layout is one of 'b h n c', 'b n h c', 'b n c', 'n c', 'n b h c', 'n b c', not 'n h'"),
+        ({"only": ["scale"], "without": ["scale"]}, "no fact is left to be tested: `without` leaves out scale"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check(mutants.right, **given)
+    assert words in str(error.value)
+
+
+def test_what_a_decoder_does_not_take_is_refused() -> None:
+    with pytest.raises(ConfigError, match="extra has no_such, but TinyDecoder takes tokens, attention_mask"):
+        check(mutants.TinyDecoder(), extra={"no_such": 1})
+
+
+def test_an_attention_without_gradients_is_told_to_be_one() -> None:
+    def unlearned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.no_grad():
+            return attend(q, k, v)
+
+    assert conventions(unlearned)["gradients"] == "none come back from its output"
+    assert "gradients" not in conventions(mutants.right)
+
+
+def test_an_argument_that_nobody_handed_over_is_told() -> None:
+    def needs(q: Tensor, k: Tensor, v: Tensor, dropout_rate: float | None) -> Tensor:
+        return attend(q, k, v)
+
+    assert conventions(needs)["filled in"] == "dropout_rate"
+
+
+def test_nothing_is_advised_that_would_not_help() -> None:
+    def adds_to_the_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        return weights / (weights.sum(-1, keepdim=True) + 1e-3) @ v
+
+    failed = check(adds_to_the_sum, quick=True).failed
+    assert [result.name for result in failed] == ["weights-sum-to-one"]
+    turned = check(mutants.forgets_to_turn, quick=True, causal=True, rotary="half").failed
+    for failure in (failed[0].failure, turned[0].failure):
+        assert failure is not None
+        assert failure.declare == ""
+
+
 def test_a_fact_that_does_not_exist_is_named() -> None:
     with pytest.raises(UnknownNameError, match="unknown fact 'scales'; did you mean 'scale'"):
         check(mutants.right, only=["scales"])

@@ -171,6 +171,26 @@ def test_a_call_that_raises_in_the_middle_of_a_fact_is_the_example() -> None:
         assert_true(result.failure.example, refuses_37_keys)
 
 
+@pytest.mark.parametrize("name", ["turns_every_step_from_zero", "forgets_to_rescale_between_blocks"])
+def test_an_example_does_not_end_in_a_row_that_sees_nothing(name: str) -> None:
+    failure = examined(name).failed[0].failure
+    assert failure is not None
+    space, last = run(failure.example, MUTANTS[name].fn)
+    assert space["q"].shape[2] <= space["k"].shape[2]
+    assert "nan" not in failure.found + failure.example
+    assert math.isfinite(float(torch.as_tensor(space[last]).sum()))
+
+
+def test_the_example_of_a_module_around_an_attention_is_true() -> None:
+    module = MUTANTS["ForgetsBatchFirst"].fn()
+    failed = check(module, quick=True).failed[0]
+    assert failed.failure is not None
+    assert "attend = probe_of(module.eval()).call" in failed.failure.example
+    assert failed.failure.declare == "layout='n b c'"
+    assert_true(failed.failure.example, module)
+    assert check(module, quick=True, layout="n b c", blind_rows="nan", poison="reaches").ok
+
+
 def test_a_leak_is_shown_with_as_many_queries_as_keys() -> None:
     failure = examined("forgets_the_mask").failed[0].failure
     assert failure is not None

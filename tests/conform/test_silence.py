@@ -1,9 +1,11 @@
 """What is right is left alone: our own attention, and other libraries in their own conventions."""
 
+import math
 import warnings
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from regard.conform import check
 from regard.conform.libraries import LIBRARIES, Library, installed, table
@@ -87,6 +89,110 @@ def test_widths_that_are_refused_are_named_and_no_fault() -> None:
     assert {each.name: each.value for each in report.conventions}["widths of heads"] == "4, 8, 64 of 4, 8, 12, 64"
 
 
+def of_a_tokenizer(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """A mask of (b j), as tokenizers give it; one of more axes is spread over others without an error."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if attention_mask is not None:
+        scores = scores.masked_fill(attention_mask[:, None, None, :] == 0, -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def ones_keep(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """As BERT first did: numbers that are 1 and 0, where 1 keeps."""
+    hidden = 0.0 if attention_mask is None else (1.0 - attention_mask) * -1e4
+    return (q @ k.mT * q.shape[-1] ** -0.5 + hidden).softmax(-1) @ v
+
+
+def time_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(*(x.permute(1, 2, 0, 3) for x in (q, k, v))).permute(2, 0, 1, 3)
+
+
+def weights_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+    return weights, weights @ v
+
+
+class Causally(nn.Module):
+    """A module around the attention of torch, which hands it the mask."""
+
+    def __init__(self, **settings: bool) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(12, 3, **settings)  # type: ignore[arg-type]
+        self.norm = nn.LayerNorm(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1 if self.attn.batch_first else 0]
+        hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+        x = self.norm(x)
+        out: Tensor = x + self.attn(x, x, x, attn_mask=hidden, need_weights=False)[0]
+        return out
+
+
+class Relative(nn.Module):
+    """An attention with a learned bias by distance, which is an embedding, and no decoder for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.relative = 3, nn.Embedding(32, 3)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (3, 4)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        apart = torch.arange(x.shape[1])[None] - torch.arange(x.shape[1])[:, None]
+        bias = self.relative(apart.clamp(-16, 15) + 16).permute(2, 0, 1)
+        out: Tensor = self.o_proj(((q @ k.mT + bias).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return out
+
+
+NAN = {"blind_rows": "nan", "poison": "reaches"}
+
+
+@pytest.mark.parametrize(
+    ("fn", "declared", "told"),
+    [
+        (of_a_tokenizer, NAN, {"mask": "attention_mask (b j), True keeps"}),
+        (ones_keep, {"blind_rows": "unmasked", "poison": "reaches"}, {"mask": "attention_mask (b h i j), 1 keeps"}),
+        (time_first, {}, {"layout": "n b h c"}),
+        (time_first, {"layout": "n b h c"}, {"layout": "n b h c"}),
+        (weights_first, {}, {"scale": "1/sqrt(c)"}),
+        (Causally(batch_first=True), {"causal": True}, {"sees": "causal", "layout": "b n c"}),
+        (Causally(), {"causal": True, "layout": "n b c"}, {"sees": "causal", "layout": "n b c"}),
+        (nn.TransformerEncoderLayer(12, 3, 8), NAN, {"layout": "n b c"}),
+        (Relative(), {"scale": 1.0, "bias": "any"}, {"bias": "other"}),
+        (mutants.RightCross(), {}, {"memory by": "context"}),
+    ],
+)  # fmt: skip
+def test_what_is_asked_in_another_way_breaks_nothing(
+    fn: object, declared: dict[str, object], told: dict[str, str]
+) -> None:
+    report = check(fn, quick=True, **declared)  # type: ignore[arg-type]
+    assert report.ok, report
+    found = {each.name: each.value for each in report.conventions}
+    assert {name: found[name] for name in told} == told
+
+
+def test_a_module_that_cannot_be_called_is_said_to_be_left_out() -> None:
+    class Picture(nn.Module):
+        """Takes pixels, so that x of (b n c) is refused."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = nn.MultiheadAttention(12, 3, batch_first=True)
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            b, c, height, width = pixels.shape
+            x = pixels.reshape(b, c, height * width).mT
+            out: Tensor = self.attn(x, x, x)[0]
+            return out
+
+    report = check(Picture(), quick=True, **NAN)  # type: ignore[arg-type]
+    assert report.ok, report
+    assert report.subject == "Picture.attn"
+    assert report.conventions[0].name == "asked"
+    told = "attn alone: Picture around it could not be called with x (b n c), it raises ValueError"
+    assert report.conventions[0].value.startswith(told)
+
+
 SLOW = "flex"  # each of its masks is traced anew
 
 
@@ -135,6 +241,43 @@ def test_decoders_of_hugging_face_break_nothing(family: str, kind: str) -> None:
     report = check(model)
     assert report.ok, report
     assert report["cache"].status == report["left-padding"].status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (mutants.ReturnsItsCache, "past_key_values, which is entry 1 of the answer"),
+        (mutants.KeepsItsCacheInside, "start_pos"),
+    ],
+)
+def test_a_cache_that_is_handed_back_or_kept_inside_is_found(kind: type[nn.Module], words: str) -> None:
+    report = check(kind(), quick=True)
+    assert report.ok, report
+    assert report["cache"].status == "passed"
+    assert {each.name: each.value for each in report.conventions}["cache by"] == words
+
+
+class PlacesFirst(nn.Module):
+    """A decoder whose first embedding is that of positions, and which gives all logits with targets only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.places, self.words, self.head = nn.Embedding(256, 8), nn.Embedding(13, 8), nn.Linear(8, 13)
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> tuple[Tensor, None]:
+        logits = self.head((self.words(x) + self.places(torch.arange(x.shape[1]))).cumsum(1))
+        return logits if targets is not None else logits[:, -1:], None
+
+
+def test_the_vocabulary_is_that_of_the_embedding_that_reads_tokens_and_extra_is_handed_over() -> None:
+    report = check(PlacesFirst(), quick=True)
+    assert report.kind == "decoder"
+    assert report.conventions[0].value == "13"
+    assert [result.name for result in report.failed] == ["output-shape"]
+    assert "hand over extra={'targets': lambda tokens: tokens}" in report.failed[0].reason
+    report = check(PlacesFirst(), quick=True, extra={"targets": lambda tokens: tokens})
+    assert report.ok, report
 
 
 def test_a_function_that_gives_logits_is_a_decoder() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.base.registry import Registry
 from regard.conform.example import Ask, Raised
 from regard.conform.fact import Fact, Failure, fact
-from regard.conform.findings import Findings
+from regard.conform.findings import Findings, half_hidden
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, Judge, failure
 
@@ -80,7 +80,9 @@ def kept_in_kind(judge: Judge) -> Judge:
     fatal=True,
 )
 def output_shape(f: Findings) -> Failure | None:
-    for inputs in (f.subject.draw(5, 5, causal=False), f.subject.draw(5, 7, b=3), f.subject.draw(5, 5, b=1)):
+    asked = [f.subject.draw(5, 5, causal=False), f.subject.draw(5, 7, b=3), f.subject.draw(5, 5, b=1)]
+    alone = f.subject.draw(5, 5, b=1, h=1)
+    for inputs in [*asked, *([alone] if refusal(f, alone) is None else [])]:
         found = failure(f.subject, inputs, lambda inputs: _misshapen(f, inputs, "the answer"))
         if found is not None:
             return found
@@ -212,8 +214,8 @@ def _remembering(f: Findings, inputs: Inputs) -> Complaint | None:
     FACTS,
     "inputs-changed",
     student="Looking at something does not change it.",
-    engineer="q, k and v hold the same numbers after the call as before.",
-    cause="an in-place operation on an argument: q *= scale, k.masked_fill_(...)",
+    engineer="q, k and v, and a mask where one is handed over, hold the same numbers after the call as before.",
+    cause="an in-place operation on an argument: q *= scale, k.masked_fill_(...), mask.logical_not_()",
 )
 def inputs_changed(f: Findings) -> Failure | None:
     inputs = f.subject.draw(5, 5)
@@ -233,7 +235,24 @@ def inputs_changed(f: Findings) -> Failure | None:
 
         if (found := failure(f.subject, inputs, judge)) is not None:
             return found
-    return None
+    mask = f.subject.mask
+    return (
+        None if mask is None else failure(f.subject, half_hidden(f.subject.draw(5, 5, causal=False)), _mask_changed(f))
+    )
+
+
+def _mask_changed(f: Findings) -> Judge:
+    def judge(inputs: Inputs) -> Complaint | None:
+        assert f.subject.mask is not None
+        assert inputs.visible is not None
+        name, before = f.subject.mask.name, f.subject.mask.filled(inputs.visible, inputs.dtype)
+        given = before.clone()
+        f.subject(replace(inputs, visible=None), **{name: given})
+        if equal(given, before):
+            return None
+        return Complaint(f"the call changes {name}", given, before, lambda ask: [ask(), f"after = {name}"])
+
+    return judge
 
 
 @fact(

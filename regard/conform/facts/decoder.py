@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.registry import Registry
-from regard.conform.decoder import Decoder, unwrapped
+from regard.conform.decoder import CACHES, START, Cache, Decoder, unwrapped
 from regard.conform.decoder_example import distance, far, in_steps, logits, shown
 from regard.conform.example import Raised
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
@@ -17,6 +17,7 @@ from regard.core.masks import documents
 
 FACTS: Registry[Fact] = Registry("fact")
 
+LONG = 67  # tokens: several blocks of a fast kernel, and a rest
 NEAR = 2e-4  # of the largest logit: what float32 leaves between two ways through a few layers
 
 
@@ -88,6 +89,8 @@ def output_shape(d: Decoder) -> Failure | None:
     if out.ndim == 3 and out.shape[:2] == tokens.shape:
         return None
     words = f"tokens (3, 7) give {tuple(out.shape)}, not (3, 7, w)"
+    if "targets" in d.parameters and "targets" not in d.extra:
+        words += "; where all logits come with targets only, hand over extra={'targets': lambda tokens: tokens}"
     if out.ndim != 3:
         return Failure(words, shown(d, tokens, [f"axes = {logits(d)}.ndim"], out.ndim, 3))
     lines = [f"sizes = tuple({logits(d)}.shape[:2])"]
@@ -158,7 +161,7 @@ def state_between_calls(d: Decoder) -> Failure | None:
 def inputs_changed(d: Decoder) -> Failure | None:
     tokens = d.draw()
     given = tokens.clone()
-    d.run(given)
+    d.asked(given)
     if torch.equal(given, tokens):
         return None
     return Failure("the call changes its tokens", shown(d, tokens, [logits(d), "after = tokens"], given, tokens))
@@ -236,10 +239,36 @@ def causality(d: Decoder) -> Failure | None:
         raise NotApplicableError("declared not to be causal")
     seen = reach(d).triu(1)
     if not bool(seen.any()):
-        return None
+        return _long_leak(d)
     row, token = seen.nonzero()[0].tolist()
     tokens = smallest(d.draw(9, 1), lambda tokens: _sees_later(d, tokens))
     return Failure(f"logits at position {row} change with token {token}", _later_shown(d, tokens))
+
+
+def _long_leak(d: Decoder) -> Failure | None:
+    """The failure of a mask that is dropped on a long path, at the smallest of some lengths that shows it."""
+    for n in (13, 17, 33, 48, LONG):
+        tokens, cut = d.draw(n, 1), n // 2
+        other = tokens.clone()
+        other[:, cut:] = (other[:, cut:] + 1) % d.vocab
+        if (before := _taken(d, tokens)) is None:
+            return None
+        after = d(other)
+        if apart(after[:, :cut], before[:, :cut]) > 1:
+            off, most = far(after[:, :cut], before[:, :cut], NEAR)
+            lines = ["other = tokens.clone()", f"other[:, {cut}:] = (other[:, {cut}:] + 1) % {d.vocab}"]
+            lines.append(distance(f"{logits(d, 'other')}[:, :{cut}]", f"{logits(d)}[:, :{cut}]"))
+            words = f"of {n} tokens, logits before {cut} change with tokens from {cut} on"
+            return Failure(words, shown(d, tokens, lines, off, most))
+    return None
+
+
+def _taken(d: Decoder, tokens: Tensor) -> Tensor | None:
+    """The logits, or None where there are more tokens than it takes."""
+    try:
+        return d(tokens)
+    except Exception:
+        return None
 
 
 @fact(
@@ -269,7 +298,7 @@ def causality_by_gradient(d: Decoder) -> Failure | None:
 
     hooks = [part.register_forward_hook(keep) for part in d.module.modules() if part is not d.module]
     try:
-        out = d.run(tokens)
+        out = d.asked(tokens)
     finally:
         for hook in hooks:
             hook.remove()
@@ -374,7 +403,14 @@ def length_changes_earlier(d: Decoder) -> Failure | None:
             lines = [distance(logits(d, f"tokens[:, :{n}]"), f"{logits(d)}[:, :{n}]")]
             words = f"the first {n} tokens alone give other logits than within {longer}"
             return Failure(words, shown(d, tokens[:, :longer], lines, off, most))
-    return None
+    tokens, n = d.draw(LONG, 1), LONG // 2
+    if (long := _taken(d, tokens)) is None or apart(d(tokens[:, :n]), long[:, :n]) <= 1:
+        return None
+    off, most = far(d(tokens[:, :n]), long[:, :n], NEAR)
+    lines = [distance(logits(d, f"tokens[:, :{n}]"), f"{logits(d)}[:, :{n}]")]
+    return Failure(
+        f"the first {n} tokens alone give other logits than within {LONG}", shown(d, tokens, lines, off, most)
+    )
 
 
 def _padded(d: Decoder, side: str) -> Failure | None:
@@ -480,8 +516,11 @@ def packed_documents_leak(d: Decoder) -> Failure | None:
 
 
 def _has_cache(d: Decoder) -> None:
-    if d.cache_kind is None:
-        raise NotApplicableError("it has no cache that is known: past_key_values, or cache= with a cache() method")
+    if d.cache is None:
+        raise NotApplicableError(
+            f"it has no cache that is known: one of {', '.join(CACHES)} that comes back from a call, cache= with a "
+            f"cache() method, or {START}"
+        )
 
 
 STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
@@ -553,7 +592,12 @@ def cache(d: Decoder) -> Failure | None:
     _has_cache(d)
     tokens = d.draw(9, 2)
     whole = d(tokens)
-    for sizes in ([1] * 9, *([n, 9 - n] for n in range(1, 9)), [2, 3, 4]):
+    for sizes in ([1] * 9, *([n, 9 - n] for n in range(1, 9)), [2, 3, 4], [LONG // 2, 1, LONG - LONG // 2 - 1]):
+        if sum(sizes) == LONG:
+            tokens = d.draw(LONG, 1)
+            if (taken := _taken(d, tokens)) is None:
+                break
+            whole = taken
         steps = d.in_steps(tokens, list(sizes))
         if apart(steps, whole) > 1:
             off, most = far(steps, whole, NEAR)
@@ -573,7 +617,8 @@ def cache(d: Decoder) -> Failure | None:
 )
 def static_cache(d: Decoder) -> Failure | None:
     _has_cache(d)
-    if d.cache_kind != "cache":
+    assert d.cache is not None
+    if d.cache != Cache("cache"):
         raise NotApplicableError("it has no cache() method that takes a capacity")
     tokens = d.draw(7, 2)
     try:

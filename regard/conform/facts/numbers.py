@@ -1,5 +1,6 @@
 """Facts about numbers: outputs, gradients, precision and extremes, held against the definition in float64."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,10 +12,10 @@ from regard.base.registry import Registry
 from regard.conform.example import Ask, Raised, Shows, drawn_example, example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
 from regard.conform.facts.answers import kept_in_kind, refusal, seeded
-from regard.conform.findings import Findings, half_hidden
+from regard.conform.findings import LONG, Findings, half_hidden
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, failure
-from regard.conform.tolerance import GRADIENT, OUTPUT, allowed, error
+from regard.conform.tolerance import GRADIENT, OUTPUT, allowed, error, same
 
 FACTS: Registry[Fact] = Registry("fact")
 
@@ -25,10 +26,29 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"i": 3, "j": 11, "h": 6, "g": 2},
     {"i": 37, "j": 37},
 )
+# what kernels are chosen by: one head, many that share one key head, values as wide as keys, and length
+CHOOSING: tuple[dict[str, Any], ...] = (
+    {"i": 5, "j": 5, "h": 1, "c": 64, "e": 64},
+    {"i": 5, "j": 5, "h": 12, "c": 128, "e": 128},
+    {"i": 5, "j": 5, "b": 3, "h": 6, "g": 1},
+    {"i": 3, "j": LONG, "b": 1, "h": 2},
+    {"i": LONG, "j": LONG, "b": 1, "h": 1},
+)
+DROPPED = 0.25  # not a half, which is as much dropped as kept
 
 
 def shapes(f: Findings) -> list[dict[str, Any]]:
-    return [sizes for sizes in SHAPES if f.subject.free_lengths or sizes["i"] == sizes["j"]]
+    """The sizes to compare numbers at. What it may refuse, such as lengths beyond a context, is then left out."""
+    if "shapes" not in f.memo:
+        free = f.subject.free_lengths
+        plain = [sizes for sizes in SHAPES if free or sizes["i"] == sizes["j"]]
+        # as many queries as keys only where few of them cannot be had
+        others = [sizes for sizes in CHOOSING if sizes["j"] != LONG or (sizes["i"] != LONG) == free]
+        f.memo["shapes"] = plain + [
+            sizes for sizes in others if refusal(f, f.subject.draw(dtype=torch.float32, **sizes)) is None
+        ]
+    kept: list[dict[str, Any]] = f.memo["shapes"]
+    return kept
 
 
 def far(f: Findings, inputs: Inputs) -> Complaint | None:
@@ -55,6 +75,7 @@ def far(f: Findings, inputs: Inputs) -> Complaint | None:
     student="With one key there is nothing to choose: the answer is its value.",
     engineer="i = j = 1 works, and a single key weighs 1.",
     cause="squeeze() without an axis, a loop that starts at 1, a variance over one number",
+    explained_by=("causality",),
 )
 def one_key(f: Findings) -> Failure | None:
     inputs = f.subject.draw(1, 1, dtype=torch.float32)
@@ -79,15 +100,51 @@ def one_key(f: Findings) -> Failure | None:
     student="The answer is the weighted mean of the values, and nothing else.",
     engineer="Outputs are at most 2x as far from float64 as the naive method in the same dtype, plus one ulp.",
     cause="an approximation, an accumulation in lower precision, or something this checker has no name for yet",
-    explained_by=("mask-ignored", "grouping", "causality"),
+    explained_by=("mask-ignored", "grouping", "causality", "last-rows-alone"),
 )
 def outputs(f: Findings) -> Failure | None:
     for dtype in (f.subject.dtype, torch.float32):
         for sizes in shapes(f):
+            if sizes in CHOOSING and dtype != torch.float32:
+                continue
             inputs = f.subject.draw(dtype=dtype, **sizes)
             if (found := failure(f.subject, inputs, lambda inputs: far(f, inputs))) is not None:
                 return found
     return None
+
+
+@fact(
+    FACTS,
+    "gradient-mode",
+    student="The answer is the same, whether somebody takes notes for learning from it or not.",
+    engineer="Under torch.no_grad(), and where q, k and v require gradients, outputs are those of an ordinary call.",
+    cause="a fused path that is taken only without gradients, and computes something else (pytorch#97111)",
+    explained_by=("outputs",),
+)
+def gradient_mode(f: Findings) -> Failure | None:
+    inputs = f.subject.draw(7, 7, dtype=torch.float32)
+
+    def unrecorded(inputs: Inputs) -> Complaint | None:
+        with torch.no_grad():
+            got = f.subject(inputs)
+        expected = f.subject(inputs).detach()
+        words = f"under torch.no_grad() the output is {error(got, expected):.1e} away from that of an ordinary call"
+        shows = _beside(lambda ask: f"torch.no_grad()({ask.name}){ask().removeprefix(ask.name)}")
+        return None if same(got, expected) else Complaint(words, got, expected, shows)
+
+    def recorded(inputs: Inputs) -> Complaint | None:
+        got, expected = f.subject(with_gradients(inputs)).detach(), f.subject(inputs).detach()
+        words = f"with gradients the output is {error(got, expected):.1e} away from that of an ordinary call"
+        leaves = [f"{x}.clone().requires_grad_()" for x in ("q", "k", "v")]
+        shows = _beside(lambda ask: f"{ask(*leaves)}.detach()")
+        return None if same(got, expected) else Complaint(words, got, expected, shows)
+
+    return failure(f.subject, inputs, unrecorded) or failure(f.subject, inputs, recorded)
+
+
+def _beside(out: Callable[[Ask], str]) -> Shows:
+    """How an answer is written beside that of an ordinary call."""
+    return lambda ask: [f"expected = {ask()}", f"out = {out(ask)}"]
 
 
 @fact(
@@ -172,7 +229,9 @@ def finite_mask_value(f: Findings) -> Failure | None:
     if maskable:
         covered = half_hidden(f.subject.draw(5, 5, b=1, dtype=torch.float32, causal=False))
         assert covered.visible is not None
-        covered.visible[:, :, -1] = True  # what nobody sees may be cleared before it is weighed
+        assert f.subject.mask is not None
+        if f.subject.mask.per_row:
+            covered.visible[:, :, -1] = True  # what nobody sees may be cleared before it is weighed
         calls += [replace(covered, v=_naming(covered, slice(3, None)))]
     for size in (1e10, 3e5):
         for inputs in calls:
@@ -248,12 +307,12 @@ def extreme_scores(f: Findings) -> Failure | None:
 
 
 def _gradient(f: Findings, name: str) -> Failure | None:
-    for sizes, dtype in ((SHAPES[0], torch.float32), (SHAPES[2], torch.float32), (SHAPES[1], f.subject.dtype)):
-        if sizes["i"] != sizes["j"] and not f.subject.free_lengths:
+    for sizes in shapes(f):
+        if sizes in (SHAPES[3], *CHOOSING[:3]):
             continue
-        inputs = f.subject.draw(dtype=dtype, **sizes)
+        inputs = f.subject.draw(dtype=f.subject.dtype if sizes == SHAPES[1] else torch.float32, **sizes)
         if ("gradients", *inputs.sizes) not in f.memo:
-            if not f.subject(with_gradients(inputs)).requires_grad:
+            if not f.carries_gradients:
                 raise NotApplicableError("its output carries no gradient at all")
             # the gradients of all three come from one pass, so they are judged together
             f.memo["gradients", *inputs.sizes] = off_gradients(f, inputs)
@@ -335,7 +394,7 @@ for _name, (_words, _cause) in _GRADIENTS.items():
         student=f"Learning follows the gradient, which says {_words}: it belongs to the very answer that was given.",
         engineer=f"The gradient of {_name} is at most 3x as far from float64 as the naive method's, plus one ulp.",
         cause=f"{_cause} (pytorch#158212, #146377)",
-        explained_by=("outputs", "inputs-changed"),
+        explained_by=("outputs", "inputs-changed", "gradient-mode"),
     )(partial(_gradient, name=_name))
 
 
@@ -354,23 +413,25 @@ def dropout(f: Findings) -> Failure | None:
     flat = replace(inputs, q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
     seeded(0)
     try:
-        columns = f.subject(flat, **{name: 0.5}).detach().double()
+        columns = f.subject(flat, **{name: DROPPED}).detach().double()
     except Exception as refused:
-        raise NotApplicableError(f"{name}=0.5 is refused: {str(refused).splitlines()[0]}") from refused
+        raise NotApplicableError(f"{name}={DROPPED} is refused: {str(refused).splitlines()[0]}") from refused
     dropped = columns[..., 0]
     mean = dropped.mean().item()
     if bool((columns - dropped[..., None]).abs().max() > 1e-3):
         shows = _dropping(name, "apart = bool((out - sums[..., None]).abs().max() > 1e-3)")
-        words = f"{name}=0.5 falls on values or on the output, not on weights: columns of equal values differ"
+        words = f"{name}={DROPPED} falls on values or on the output, not on weights: columns of equal values differ"
         return Failure(words, example(f.subject, flat, True, False, shows, {}))
     if abs(mean - 1) > 0.1 and (whole := _dropped_whole(f, flat, name)) is not None:
         return whole  # so few are drawn then that their mean is a matter of luck
     if abs(mean - 1) > 0.1 and not f.declared.sink:
-        words = f"with {name}=0.5 the weights of a row sum to {mean:.2f} on average, not to 1"
+        words = f"with {name}={DROPPED} the weights of a row sum to {mean:.2f} on average, not to 1"
         return Failure(words, example(f.subject, flat, mean, 1.0, _dropping(name, "mean = sums.mean().item()"), {}))
     if not bool((dropped - 1).abs().max() > 0.05):
         shows = _dropping(name, "changes = bool((sums - 1).abs().max() > 0.05)")
-        words = f"{name}=0.5 {'falls on scores, not on weights' if _drops(f, inputs, name) else 'changes nothing'}"
+        words = (
+            f"{name}={DROPPED} {'falls on scores, not on weights' if _drops(f, inputs, name) else 'changes nothing'}"
+        )
         return Failure(words, example(f.subject, flat, False, True, shows, {}))
     return _dropped_whole(f, flat, name)
 
@@ -378,33 +439,35 @@ def dropout(f: Findings) -> Failure | None:
 def _drops(f: Findings, inputs: Inputs, name: str) -> bool:
     """Whether dropout changes an ordinary answer."""
     seeded(0)
-    return error(f.subject(inputs, **{name: 0.5}).detach(), f.subject(inputs).detach()) > 1e-3
+    return error(f.subject(inputs, **{name: DROPPED}).detach(), f.subject(inputs).detach()) > 1e-3
 
 
 def _dropped_whole(f: Findings, flat: Inputs, name: str) -> Failure | None:
     """The complaint about weights that are dropped together, or not in the share that was asked for."""
     part = "[..., -5:, :16]"  # what a causal mask shows too
-    if not f.subject.free_widths or bool((f.subject.weights(flat)[..., -5:, :16] == 0).any()):
+    if bool((f.subject.weights(flat)[..., -5:, :16] == 0).any()):
         return None
     seeded(0)
-    gone = f.subject.weights(flat, **{name: 0.5})[..., -5:, :16] == 0
-    for axis, what in ((3, "rows"), (2, "keys")):
+    gone = f.subject.weights(flat, **{name: DROPPED})[..., -5:, :16] == 0
+    # where v has a fixed width, weights are read in several calls, each of which drops others
+    for axis, what in ((3, "rows"), (2, "keys")) if f.subject.free_widths else ():
         if bool((gone.all(axis) == gone.any(axis)).all()):
             last = f"whole = bool((gone.all({axis}) == gone.any({axis})).all())"
-            words = f"{name}=0.5 drops whole {what}, not each weight by itself"
+            words = f"{name}={DROPPED} drops whole {what}, not each weight by itself"
             return Failure(words, example(f.subject, flat, True, False, _gone(name, part, last), {}))
     share = gone.double().mean().item()
-    if abs(share - 0.5) <= 0.15:
+    if abs(share - DROPPED) <= 0.12:
         return None
     shows = _gone(name, part, "share = gone.double().mean().item()")
-    return Failure(f"{name}=0.5 makes {share:.0%} of the weights zero", example(f.subject, flat, share, 0.5, shows, {}))
+    words = f"{name}={DROPPED} makes {share:.0%} of the weights zero"
+    return Failure(words, example(f.subject, flat, share, DROPPED, shows, {}))
 
 
 def _gone(name: str, part: str, last: str) -> Shows:
     """How the weights that were dropped are written."""
 
     def show(ask: Ask) -> list[str]:
-        return ["torch.manual_seed(0)", f"gone = {ask.weights(f'{name}=0.5')}{part} == 0", last]
+        return ["torch.manual_seed(0)", f"gone = {ask.weights(f'{name}={DROPPED}')}{part} == 0", last]
 
     return show
 
@@ -413,7 +476,7 @@ def _dropping(name: str, last: str) -> Shows:
     """How the sums of what is left of the weights are written."""
 
     def show(ask: Ask) -> list[str]:
-        out = f"out = {ask('q', 'k', 'v', f'{name}=0.5')}.double()"
+        out = f"out = {ask('q', 'k', 'v', f'{name}={DROPPED}')}.double()"
         return ["torch.manual_seed(0)", out, "sums = out[..., 0]", last]
 
     return show

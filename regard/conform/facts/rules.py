@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from regard.base.registry import Registry
 from regard.conform.example import Ask, example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.findings import Band, Findings
+from regard.conform.findings import LONG, Band, Findings
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, Judge, failure
 from regard.conform.tolerance import error
@@ -19,6 +20,7 @@ from regard.core.scores import alibi_slopes
 FACTS: Registry[Fact] = Registry("fact")
 
 LENGTHS = (11, 67)  # one block of a fast kernel, and several with a rest
+STEPS = ((1, 9), (3, 9), (1, 67), (3, 67))  # queries, and keys with those in a cache
 SEEN = ("diagonal-hidden", "causal-off-by-one", "causality", "window-off-by-one", "window", "full-view")
 
 
@@ -67,6 +69,8 @@ def seen_instead(f: Findings, n: int, expected: Tensor, words: str, declare: str
 def diagonal_hidden(f: Findings) -> Failure | None:
     expects_causal(f)
     seen = f.visible(11, 11)[0]
+    if bool(seen.triu(1).any()):
+        return None  # it sees later keys, which is another fact
     if not bool(seen.diagonal(dim1=-2, dim2=-1)[:, 1:].any()) and bool(seen[:, 1:].any()):
         return seen_instead(f, 11, seen, "row i sees only keys before i, so the first row sees nothing")
     return None
@@ -92,7 +96,7 @@ def causal_off_by_one(f: Findings) -> Failure | None:
     student="A word does not see the words after it.",
     engineer="Under a causal mask no output row depends on later keys or values, at any length, bit for bit.",
     cause="is_causal dropped on a fast path, a mask that is never applied, or one built for another length "
-    "(transformers#45811, pytorch#99282)",
+    "(transformers#45811, pytorch#99282); tril where triu was meant",
     explained_by=("causal-off-by-one",),
 )
 def causality(f: Findings) -> Failure | None:
@@ -103,7 +107,9 @@ def causality(f: Findings) -> Failure | None:
         if bool(later.any()):
             _, head, row, key = later.nonzero()[0].tolist()
             words = f"of {n} keys, row {row} of head {head} sees key {key}"
-            return seen_instead(f, n, seen, words, "causal=False")
+            inverted = not bool((seen & band(n, n, None, 0)).any())
+            words = f"row i sees only keys after i, so the last row sees nothing: {words}" if inverted else words
+            return seen_instead(f, n, seen, words, "" if inverted else "causal=False")
         if (found := _reached_by_later(f, n)) is not None:
             return found
     if f.leaking is not None:
@@ -283,7 +289,7 @@ def rows_differ(f: Findings) -> Failure | None:
     FACTS,
     "lengths-differ",
     student="What is agreed for a short text holds for a long one.",
-    engineer="The band that is visible at 11 keys is visible at 7, 13, 37, 67 and 131, unless view='any' is declared.",
+    engineer="The band that is visible at 11 keys is visible at 7, 13, 37, 67, 131 and 301, unless view='any' is said.",
     cause="keys cut off at a block or at a context, a mask built for another length, a last block that is left out",
     explained_by=(*SEEN, "heads-differ", "rows-differ"),
 )
@@ -292,7 +298,7 @@ def lengths_differ(f: Findings) -> Failure | None:
     found = f.band
     if found is None:
         raise NotApplicableError("what is visible is no band, which is another fact")
-    for n in (7, 13, 37, 67, 131):
+    for n in (7, 13, 37, 67, 131, LONG):
         try:
             seen = f.visible(n, n)
         except Exception:
@@ -323,7 +329,7 @@ def _steps(f: Findings, i: int, j: int) -> tuple[Tensor, Tensor]:
     cause="the position of the first query taken as the cache's length plus or minus one (transformers#30417)",
 )
 def cache_off_by_one(f: Findings) -> Failure | None:
-    for i, j in ((3, 9), (1, 9)):
+    for i, j in STEPS:
         seen, _ = _steps(f, i, j)
         for shift in (-1, 1):
             assert f.band is not None
@@ -352,7 +358,7 @@ def cache_off_by_one(f: Findings) -> Failure | None:
 def window_in_decode(f: Findings) -> Failure | None:
     if f.band is None or f.band.before is None:
         raise NotApplicableError("there is no window")
-    for i, j in ((1, 9), (3, 9)):
+    for i, j in STEPS:
         seen, whole = _steps(f, i, j)
         if f.alignment != "top-left" and bool((seen & ~whole).any()):
             _, _, row, key = (seen & ~whole).nonzero()[0].tolist()
@@ -371,10 +377,11 @@ def window_in_decode(f: Findings) -> Failure | None:
 )
 def causality_in_decode(f: Findings) -> Failure | None:
     expects_causal(f)
-    seen, whole = _steps(f, 3, 9)
-    if f.alignment == "other" and bool((seen & ~whole).any()):
-        _, _, row, key = (seen & ~whole).nonzero()[0].tolist()
-        return _seen_in_steps(f, 3, 9, f"3 of 9 rows: row {row} sees key {key}, a later one", whole)
+    for i, j in STEPS:
+        seen, whole = _steps(f, i, j)
+        if f.alignment != "top-left" and bool((seen & ~whole).any()):
+            _, _, row, key = (seen & ~whole).nonzero()[0].tolist()
+            return _seen_in_steps(f, i, j, f"{i} of {j} rows: row {row} sees key {key}, a later one", whole)
     return None
 
 
@@ -415,7 +422,7 @@ def _seen_in_steps(f: Findings, i: int, j: int, words: str, expected: Tensor, de
     "grouping",
     student="When several query heads share a key head, neighbours share.",
     engineer="Query head h uses key head h // (h_count / g_count): repeat (0 0 1 1), unless tile is declared.",
-    cause="k.repeat(1, n, 1, 1) where repeat_interleave(n, 1) was meant (onnx#7274)",
+    cause="k.repeat(1, n, 1, 1) where repeat_interleave(n, 1) was meant (onnx#7274), for both or for one of k and v",
 )
 def grouping(f: Findings) -> Failure | None:
     if f.grouping is None:
@@ -424,6 +431,8 @@ def grouping(f: Findings) -> Failure | None:
     if f.grouping == wanted:
         return None
     words = f"query heads use key heads by {f.grouping}, not by {wanted}"
+    if f.grouping.startswith("keys by"):
+        words = f"query heads use {f.grouping}, so that weights go to the values of another head"
     inputs = f.subject.draw(2, 2, b=1, h=4, g=2)
     judge = differs(f, lambda inputs: replace(f.view(inputs), grouping=wanted), words)
     declare = f"grouping={f.grouping!r}" if f.grouping == "tile" else ""
@@ -434,13 +443,16 @@ def grouping(f: Findings) -> Failure | None:
     FACTS,
     "key-order",
     student="Attention sees a set of keys. Their order says nothing, unless positions are put in on purpose.",
-    engineer="At q = 0 all visible keys weigh alike, unless bias='alibi' or 'any' is declared.",
-    cause="a bias by index, a decay, or keys that are paired with values of other rows",
+    engineer="At q = 0 all visible keys weigh alike, unless bias='alibi' or 'any' is declared: then by that at any c.",
+    cause="a bias by index, a decay, or keys that are paired with values of other rows; a bias that is added before "
+    "the scores are divided by sqrt(c)",
 )
 def key_order(f: Findings) -> Failure | None:
     wanted = f.declared.bias or "none"
     name = f.bias_name
     usual = name in ("none", "alibi, -m|i - j|", "alibi, +m j")  # other slopes may as well be a mistake
+    if (found := _bias_by_width(f)) is not None:
+        return found
     if wanted == "any" or name == wanted or (usual and f.declared.bias is None):
         return None
     if wanted == "alibi" and name.startswith("alibi"):
@@ -455,6 +467,20 @@ def key_order(f: Findings) -> Failure | None:
     judge = differs(f, lambda inputs: replace(f.view(inputs), bias=demanded(inputs)), words)
     found = failure(f.subject, f.subject.draw(7, 7, b=1), judge, words, declare, square=True)
     return found or Failure(words, declare=declare)
+
+
+def _bias_by_width(f: Findings) -> Failure | None:
+    """The failure of a bias that is another at another width of heads, as where it is scaled with q . k."""
+    c, inputs = f.subject.draw(c=4).sizes[5], f.subject.draw(5, 5, b=1, c=12)
+    h, other = inputs.sizes[1], inputs.sizes[5]
+    narrow, wide = (f.bias(5, 5, inputs.causal, h, width) for width in (c, other))
+    if narrow is None or wide is None or error(wide, narrow) <= max(10 * f.precise, 1e-4):
+        return None
+    share = ((narrow * wide).sum() / narrow.square().sum()).item()
+    words = f"the bias by position depends on the width of heads: at c={other} it is {share:.4g} times that at c={c}"
+    inputs = inputs.having(q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
+    got, expected = (f.flat_weights(5, 5, inputs.causal, h, c=width)[None] for width in (other, c))
+    return Failure(words, example(f.subject, inputs, got, expected, lambda ask: [f"weights = {ask.weights()}"], {}))
 
 
 def _alibi(inputs: Inputs) -> Tensor:
@@ -527,6 +553,7 @@ def scale(f: Findings) -> Failure | None:
     words = f"q . k is multiplied by {f.scale_name}, not by {'1/sqrt(c)' if f.declared.scale is None else want}"
     judge = differs(f, lambda inputs: replace(f.view(inputs), scale=f.expected_scale(inputs)), words)
     declare = f"scale={have:.6g}" + (f", width={inputs.sizes[5]}" if f.scale_varies else "")
+    declare = declare if 0 < have < float("inf") else ""
     for asked in (inputs, f.subject.draw(7, 7, b=1, c=12), f.subject.draw(9, 9, b=1)):
         if (found := failure(f.subject, asked, judge, words, declare)) is not None:
             return found
@@ -547,5 +574,43 @@ def rotary_pairing(f: Findings) -> Failure | None:
         return None
     words = f"positions turn pairs by {f.scores.rotary or 'nothing'}, not by {f.declared.rotary}"
     judge = differs(f, lambda inputs: replace(f.view(inputs), rotary=f.declared.rotary), words)
-    declare = f"rotary={f.scores.rotary!r}"
+    declare = "" if f.scores.rotary is None else f"rotary={f.scores.rotary!r}"
     return failure(f.subject, f.subject.draw(3, 3, b=1), judge, words, declare) or Failure(words, declare=declare)
+
+
+@fact(
+    FACTS,
+    "last-rows-alone",
+    student="A word stands where it stands, whether it is asked alone or together with those before it.",
+    engineer="The last i of j rows, asked alone against all j keys, give what they give when all j rows are asked.",
+    cause="positions of queries counted from 0: a bias or rotary phase that forgets how many keys the cache holds",
+    explained_by=("cache-mask-off-by-one", "window-in-decode", "causality-in-decode", "causality", "diagonal-hidden"),
+)
+def last_rows_alone(f: Findings) -> Failure | None:
+    if not f.subject.free_lengths:
+        raise NotApplicableError("queries and keys have one number, so there are no steps through a cache here")
+    if f.alignment != "bottom-right" or f.declared.alignment == "top-left":
+        raise NotApplicableError("queries are not the newest words where there are fewer of them than keys")
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        _, _, _, i, j, _, _ = inputs.sizes
+        together = f.subject(inputs).detach()
+        for rows in (1, j // 2):
+            if i != j or not 0 < rows < j:
+                continue
+            whole, alone = together[:, :, -rows:], f.subject(replace(inputs, q=inputs.q[:, :, -rows:])).detach()
+            if alone.shape == whole.shape and error(alone, whole) > 1e-4 * max(1.0, whole.abs().max().item()):
+                words = f"the last {rows} of {j} rows give another answer alone than among all"
+                return Complaint(words, alone, whole, partial(_last_rows, f"[:, :, -{rows}:]"))
+        return None
+
+    for n in LENGTHS:
+        found = failure(f.subject, f.subject.draw(n, n, b=1, dtype=torch.float32), judge, square=True)
+        if found is not None:
+            return found
+    return None
+
+
+def _last_rows(rows: str, ask: Ask) -> list[str]:
+    """How the last rows are asked among all and alone."""
+    return [f"expected = {ask()}{rows}", f"out = {ask(f'q{rows}')}"]

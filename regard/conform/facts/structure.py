@@ -1,18 +1,21 @@
 """Facts about how numbers flow: which entries an answer may depend on, and how."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.base.registry import Registry
-from regard.conform.example import Ask
+from regard.conform.example import Ask, ending
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
 from regard.conform.facts.answers import equal, refusal
 from regard.conform.findings import Findings
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, failure
 from regard.conform.tolerance import error, same
+from regard.see.probes.layers import MEMORIES
+from regard.see.probes.probe import first_tensor
+from regard.see.probes.projections import known_projections
 
 FACTS: Registry[Fact] = Registry("fact")
 
@@ -67,6 +70,50 @@ def keys_ignored(f: Findings) -> Failure | None:
 )
 def queries_ignored(f: Findings) -> Failure | None:
     return _changes(f, "q")
+
+
+@fact(
+    FACTS,
+    "values-ignored",
+    student="What is looked up are the values.",
+    engineer="The output changes with v.",
+    cause="attend(q, k, k): one name mistyped, or the value projection made of the weights of keys",
+    fatal=True,
+)
+def values_ignored(f: Findings) -> Failure | None:
+    return _changes(f, "v")
+
+
+@fact(
+    FACTS,
+    "k-and-v-swapped",
+    student="The key is compared and the value is taken, not the other way round.",
+    engineer="The output is linear in v, and made of scores of q and k: not linear in k, with scores of q and v.",
+    cause="q, v, k = qkv.chunk(3): unpacked in another order; arguments in another order",
+    fatal=True,
+)
+def values_swapped(f: Findings) -> Failure | None:
+    inputs = f.subject.draw(7, 7)
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        if inputs.k.shape != inputs.v.shape or _off_linear(f, inputs, "k") or not _off_linear(f, inputs, "v"):
+            return None
+        return Complaint(
+            "the output is linear in k, and v is compared with q",
+            True,
+            False,
+            lambda ask: [f"twice = {ask('q', '2 * k', 'v')}", f"swapped = bool(torch.allclose(twice, 2 * {ask()}))"],
+        )
+
+    return failure(f.subject, inputs, judge)
+
+
+def _off_linear(f: Findings, inputs: Inputs, name: str) -> bool:
+    """Whether the output is not linear in k, or in v."""
+    x = getattr(inputs, name)
+    other = x.flip(2) * 1.5
+    together, one, two = (f.subject(inputs.having(**{name: y})).detach() for y in (8 * x - 4 * other, x, other))
+    return not same(together, 8 * one - 4 * two)
 
 
 def _changes(f: Findings, name: str) -> Failure | None:
@@ -163,8 +210,16 @@ def weights_sum(f: Findings) -> Failure | None:
         )
 
     found = failure(f.subject, inputs, judge)
-    sunk = found is not None and f.shown is not None and f.shown.sink is not None
-    return replace(found, declare="sink=True") if found is not None and sunk else found
+    return replace(found, declare="sink=True") if found is not None and _sunk(f, inputs) else found
+
+
+def _sunk(f: Findings, inputs: Inputs) -> bool:
+    """Whether a sink explains the weight that is missing: one more score, the same for every query."""
+    told = Findings(replace(f.subject, declared=replace(f.declared, sink=True)))
+    try:
+        return error(f.subject(inputs).detach(), told.view(inputs).truth(inputs)) <= 1e-4
+    except Exception:
+        return False  # something else is broken, so that nothing can be measured
 
 
 @fact(
@@ -172,11 +227,16 @@ def weights_sum(f: Findings) -> Failure | None:
     "batch-mixed",
     student="Sentences of one batch know nothing of each other.",
     engineer="Changing q, k and v of one batch entry leaves the others bit for bit as they were.",
-    cause="a mean, norm or softmax over axis 0; reshape(b * n, ...) in the wrong order",
+    cause="a mean, norm or softmax over axis 0; reshape(b * n, ...) in the wrong order; batch_first=True forgotten, or "
+    "another layout than (b h n c)",
     fatal=True,
 )
 def batch_mixed(f: Findings) -> Failure | None:
-    return _mixed(f, 0, "batch entry", ("q", "k", "v"))
+    found = _mixed(f, 0, "batch entry", ("q", "k", "v"))
+    if found is None or not f.subject.fitting:
+        return found
+    told = f"{found.found}; as ({f.subject.fitting}), time before the batch, it would mix nothing"
+    return replace(found, found=told, declare=f"layout={f.subject.fitting!r}")
 
 
 @fact(
@@ -302,7 +362,8 @@ def batch_size(f: Findings) -> Failure | None:
             together = f.subject(inputs).detach()
             alone = torch.cat([f.subject(inputs.cut("b", torch.tensor([n]))).detach() for n in range(count)])
             # rounding once more at the end is what a sum in another order may cost
-            most = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps * alone.abs().max().item()
+            largest = alone.abs().nan_to_num().max().item()
+            most = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps * largest
             off = (together.double() - alone.double()).abs()
             apart = torch.where(together.isnan() & alone.isnan(), 0.0, off).max().item()
             if apart <= most:
@@ -319,6 +380,95 @@ def batch_size(f: Findings) -> Failure | None:
         if (found := failure(f.subject, inputs, judge, square=True)) is not None:
             return found
     return None
+
+
+@fact(
+    FACTS,
+    "memory-ignored",
+    student="Who is handed another text to look at looks at that one.",
+    engineer="Where a layer takes a memory beside x, keys and values come from it: outputs change with it, and no "
+    "row of the output with another row of x.",
+    cause="context = x, k or v projected from x: what was handed over is dropped on the way",
+)
+def memory_ignored(f: Findings) -> Failure | None:
+    name = memory_argument(f)
+    if name is None:
+        raise NotApplicableError("it takes no memory beside x, or refuses it")
+    asked = _Memory(f, name)
+    x, memory, other = asked.drawn(5, 0), asked.drawn(7, 1), asked.drawn(5, 2)
+    if torch.equal(asked(x, memory), asked(x, 2 * memory + 1)):
+        lines = [f"out = {asked.written('x', name)}", f"other = {asked.written('x', f'2 * {name} + 1')}"]
+        words = f"another {name} gives the same output"
+        return Failure(words, asked.example(7, [*lines, "same = torch.equal(out, other)"], True, False))
+    changed = x.clone()
+    changed[:, -1] += 1
+    before, after = (asked(y, other)[:, :-1] for y in (x, changed))
+    if torch.allclose(before, after, atol=1e-5):
+        return None
+    lines = ["changed = x.clone()", "changed[:, -1] += 1"]
+    lines += [f"out, other = {asked.written('x', name)}[:, :-1], {asked.written('changed', name)}[:, :-1]"]
+    words = f"beside {name}, rows of x are still attended to"
+    return Failure(words, asked.example(5, [*lines, "same = torch.allclose(out, other, atol=1e-5)"], False, True))
+
+
+def memory_argument(f: Findings) -> str | None:
+    """The argument by which a layer that also attends to itself takes another sequence, where it does take one."""
+    probe = f.subject.probe
+    name = next((name for name in MEMORIES if name in probe.parameters), None)
+    if name is None or probe.module is None or known_projections(probe.module) is None or "b n" not in probe.layout:
+        return None
+    asked = _Memory(f, name)
+    try:
+        return name if asked(asked.drawn(5, 0), asked.drawn(7, 1)).shape[:2] == (2, 5) else None
+    except Exception:
+        return None
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """A layer, with its own projections, asked with a sequence and a memory."""
+
+    f: Findings
+    name: str
+
+    @property
+    def module(self) -> nn.Module:
+        module = self.f.subject.probe.module
+        assert module is not None
+        return module
+
+    def width(self, projection: int) -> int:
+        known = known_projections(self.module)
+        assert known is not None
+        part = self.module.get_submodule(known.names[projection])
+        weight = next(x for x in part.parameters() if x.ndim == 2)
+        return weight.shape[0] if hasattr(part, "nf") else weight.shape[1]
+
+    def drawn(self, n: int, seed: int) -> Tensor:
+        """A sequence; one with the seed 0 is x, and others are memories."""
+        torch.manual_seed(seed)
+        own = next(self.module.parameters())
+        return torch.randn(2, n, self.width(0 if not seed else -1)).to(own)
+
+    def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
+        with torch.no_grad():
+            return first_tensor(self.module(x, **{self.name: memory}))
+
+    def written(self, x: str, memory: str) -> str:
+        with torch.no_grad():
+            out = self.module(self.drawn(5, 0), **{self.name: self.drawn(7, 1)})
+        return f"module({x}, {self.name}={memory}){'' if isinstance(out, Tensor) else '[0]'}"
+
+    def example(self, n: int, lines: list[str], got: object, expected: object) -> str:
+        """The Python, with a memory of n."""
+        own = next(self.module.parameters())
+        cast = "" if own.dtype == torch.float32 else f".to({own.dtype})"
+        seeds = {"x": (5, 0), self.name: (n, 1 if n == 7 else 2)}
+        made = [f"# module: what was handed to check, {self.f.subject.probe.name}", "module.eval()"]
+        for name, (length, seed) in seeds.items():
+            made += [f"torch.manual_seed({seed})"]
+            made += [f"{name} = torch.randn(2, {length}, {self.width(0 if not seed else -1)}){cast}"]
+        return "\n".join([*made, *lines, *ending(lines[-1], got, expected)])
 
 
 def _ones(x: Tensor) -> bool:
