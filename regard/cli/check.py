@@ -1,6 +1,9 @@
 """`regard check`: which rules an attention or a decoder breaks."""
 
+import ast
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from regard.conform.fact import Fact
+    from regard.conform.report import Report
 
 
 def command(
@@ -92,27 +96,36 @@ def command(
         "blind_rows": blind_rows,
         "poison": poison,
     }
-    report = check(
-        load(target),
-        kind=None if decoder is None else "decoder" if decoder else "attention",
-        heads=heads,
-        kv_heads=kv_heads,
-        width=width,
-        layout=layout,
-        vocab=vocab,
-        only=only or (),
-        without=without or (),
-        seed=seed,
-        quick=quick,
-        progress=tell_fact,
-        **said,
-    )
-    if junit is not None:
-        junit.write_text(report.junit(), encoding="utf-8")
+    if junit is not None and not junit.parent.is_dir():
+        raise ConfigError(f"{junit} cannot be written: there is no folder {junit.parent}")
+    try:
+        report = check(
+            load(target),
+            kind=None if decoder is None else "decoder" if decoder else "attention",
+            heads=heads,
+            kv_heads=kv_heads,
+            width=width,
+            layout=layout,
+            vocab=vocab,
+            only=only or (),
+            without=without or (),
+            seed=seed,
+            quick=quick,
+            progress=tell_fact,
+            **said,
+        )
+    except ConfigError as error:
+        raise ConfigError(in_options(str(error))) from error
     if json:
         show_json(report.to_dict())
     else:
-        Console(highlight=False).print(report, soft_wrap=True)  # an example is pasted, so its lines stay whole
+        shown = with_options(report)
+        Console(highlight=False).print(shown, soft_wrap=True)  # an example is pasted, so its lines stay whole
+    if junit is not None:
+        try:
+            junit.write_text(report.junit(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{junit} cannot be written: {error.strerror or error}") from None
     if not report.ok:
         raise typer.Exit(1)
 
@@ -121,6 +134,41 @@ def tell_fact(name: str) -> None:
     """Tell somebody who waits at a terminal; a log has no use for it."""
     if sys.stderr.isatty():
         tell(f"checking {name}")
+
+
+def in_options(words: str) -> str:
+    """Advice as one types it here: `say vocab=` becomes `say --vocab`."""
+    words = words.replace("kind='decoder'", "--decoder").replace("kind='attention'", "--attention")
+    for name in ("heads", "kv_heads", "width", "layout", "vocab"):
+        words = re.sub(rf"(?<![\w.(]){name}=(?=[\s,;:)]|$)", f"--{name.replace('_', '-')}", words)
+    return words
+
+
+def with_options(report: "Report") -> "Report":
+    """The report, with what to declare as one types it here."""
+    facts = [
+        each
+        if each.failure is None
+        else replace(each, failure=replace(each.failure, declare=option(each.failure.declare)))
+        for each in report.facts
+    ]
+    return replace(report, facts=tuple(facts))
+
+
+def option(declare: str) -> str:
+    """A declaration as options: `causal=False, window_after=1` becomes `--no-causal --window-after 1`."""
+    if not declare:
+        return declare
+    called = ast.parse(f"f({declare})", mode="eval").body
+    assert isinstance(called, ast.Call)
+    words = []
+    for each in called.keywords:
+        name, value = str(each.arg).replace("_", "-"), ast.literal_eval(each.value)
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words.append(f"--{name} {f'{value!r}' if ' ' in str(value) else value}")
+    return " ".join(words)
 
 
 def load(target: str) -> object:
@@ -139,15 +187,23 @@ def load(target: str) -> object:
         assert spec is not None
         assert spec.loader is not None
         module = module_from_spec(spec)
-        spec.loader.exec_module(module)
+        # as python itself does: what lies beside the file can be imported, and the file is a module that can be found
+        sys.path.insert(0, str(path.resolve().parent))
+        known = sys.modules.setdefault(path.stem, module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            if known is module:
+                del sys.modules[path.stem]
+            raise ConfigError(f"{place} does not load: {type(error).__name__}: {error}; run it by itself") from error
     else:
         sys.path.insert(0, str(Path.cwd()))
         try:
             module = import_module(place)
         except ModuleNotFoundError as error:
             raise ConfigError(f"there is no module {place}: {error}; give a path to a file, or install it") from error
-        finally:
-            sys.path.pop(0)
+        except Exception as error:
+            raise ConfigError(f"{place} does not load: {type(error).__name__}: {error}; import it by itself") from error
     thing: object = module
     for part in name.split("."):
         if not hasattr(thing, part):
