@@ -31,6 +31,7 @@ from regard.core.positions import Rotary
 from regard.core.scores import alibi
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import COLOURS, MARKS, figure
+from regard.lab.fitting import fit
 from regard.lab.repeats import interval
 from regard.layers.attention import Attention as AttentionLayer
 from regard.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
@@ -164,18 +165,13 @@ def _trained(setup: Setup, task: str, scheme: str, number: int, attention: Atten
     # a table of scores is read as it is, and has to grow to several units before it chooses
     biases = [value for name, value in model.named_parameters() if name == "layer.scores.weight"]
     others = [value for name, value in model.named_parameters() if name != "layer.scores.weight"]
-    groups = [{"params": biases, "lr": 10 * setup.rate}, {"params": others, "lr": setup.rate}]
-    optimiser = torch.optim.Adam([group for group in groups if group["params"]], fused=True)
-    fading = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min(1.0, (step + 1) / 20) * (1 - step / setup.steps)
-    )
-    for _ in range(setup.steps):
+    groups: list[dict[str, Any]] = [{"params": biases, "lr": 10 * setup.rate}, {"params": others}]
+
+    def loss() -> Tensor:
         tokens, wanted, first = _drawn(setup, task, setup.batch, setup.length, draws)
-        loss = functional.cross_entropy(model(tokens)[:, first:].flatten(0, 1), wanted[:, first:].flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        fading.step()
+        return functional.cross_entropy(model(tokens)[:, first:].flatten(0, 1), wanted[:, first:].flatten())
+
+    fit([group for group in groups if group["params"]], loss, steps=setup.steps, rate=setup.rate)
     return model
 
 

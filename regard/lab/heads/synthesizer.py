@@ -29,6 +29,7 @@ from regard.core.kernels.call import Call
 from regard.core.masks import window
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import COLOURS, figure
+from regard.lab.fitting import fit
 from regard.lab.repeats import interval
 from regard.layers.embeddings import TokenEmbedding
 from regard.layers.initial import constant, fan_in, initialise, normal
@@ -129,17 +130,12 @@ def _trained(setup: Setup, part: str, number: int, mixer: Callable[..., Any]) ->
     model, draws = _Matcher(setup, part, mixer), generator(seed)
     tables = {"names.weight": normal(1.0), "values.weight": normal(1.0), "layer.dense_keys": normal(0.3)}
     initialise(model, {**tables, "*.bias": constant(0.0), "*.weight": fan_in(), "*": constant(0.0)}, seed)
-    optimiser = torch.optim.Adam(model.parameters(), lr=setup.rate, fused=True)
-    fading = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min(1.0, (step + 1) / 20) * (1 - step / setup.steps)
-    )
-    for _ in range(setup.steps):
+
+    def loss() -> Tensor:
         names, values, wanted = _drawn(setup, setup.batch, draws)
-        loss = functional.cross_entropy(model(names, values).flatten(0, 1), wanted.flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        fading.step()
+        return functional.cross_entropy(model(names, values).flatten(0, 1), wanted.flatten())
+
+    fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
     return model
 
 

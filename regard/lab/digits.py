@@ -1,0 +1,59 @@
+"""scikit-learn's handwritten digits as the lab trains on them: 8 x 8 pixels, 1,397 to learn from and 400 to test on."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from regard.base.seeds import generator
+from regard.lab.fitting import fit
+
+SIDE, CLASSES, TO_LEARN = 8, 10, 1397
+
+
+class Digits(NamedTuple):
+    """Images with what they show."""
+
+    images: Float[Tensor, "n 1 8 8"]
+    labels: Int[Tensor, "n"]
+
+    def some(self, rows: Int[Tensor, "m"]) -> "Digits":
+        return Digits(self.images[rows], self.labels[rows])
+
+    def scattered(self, seed: int) -> "Digits":
+        """The images with their pixels in another order, one for all."""
+        order = torch.randperm(SIDE * SIDE, generator=generator(seed))
+        return Digits(self.images.flatten(2)[:, :, order].unflatten(2, (SIDE, SIDE)), self.labels)
+
+
+@cache
+def digits() -> tuple[Digits, Digits]:
+    """Those to train on and those to test on, the same ones always: pixels go from -1 to 1."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    found = load_digits()
+    images = torch.tensor(found.images, dtype=torch.float32)[:, None] / 8 - 1
+    both = Digits(images, torch.tensor(found.target, dtype=torch.int64))
+    order = torch.randperm(len(images), generator=generator(0))  # writers follow one another in the file
+    return both.some(order[:TO_LEARN]), both.some(order[TO_LEARN:])
+
+
+def learn(model: Any, given: Digits, *, steps: int, batch: int, rate: float, seed: int) -> None:
+    """Train a classifier on these images, in batches drawn at random."""
+    draws = generator(seed)
+
+    def loss() -> Tensor:
+        images, labels = given.some(torch.randint(len(given.labels), (batch,), generator=draws))
+        return functional.cross_entropy(model(images), labels)
+
+    fit(model.train().parameters(), loss, steps=steps, rate=rate)
+    model.eval()
+
+
+@torch.no_grad()
+def share_right(model: Any, given: Digits) -> float:
+    """How many of these images a classifier tells right."""
+    return float((model(given.images).argmax(-1) == given.labels).double().mean())

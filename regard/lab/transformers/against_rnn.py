@@ -1,0 +1,400 @@
+"""How does a Transformer differ from a recurrent network?
+
+Claim: In how far apart two tokens are. Attention links the last output to the first token by as many operations at any
+    length, all tokens at once; a recurrent layer by more with every token between, one after the other, so that it
+    takes longer while there are fewer tokens than features, and forgets what is far: an encoder and decoder without
+    attention learn to tell the first token while it is near, a Transformer at any distance tried. An encoder and a
+    decoder are no difference, and neither is attention as such: a recurrent decoder with attention to the source
+    bridges the distance too.
+Measures: Operations on the way from the last output back to the first token, the shortest and the longest way, in the
+    graph of real layers; their multiply-adds and seconds by length; and encoders and decoders of three kinds with
+    about as many parameters, trained over seeds to tell the first token of a source after growing stretches of noise.
+Budget: 75 seconds
+Source: 000 1.4a, 002 1.4a, 004 1a-b
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.core.attend import attend
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import COLOURS, MARKS, figure, lines
+from regard.lab.fitting import fit
+from regard.lab.repeats import interval
+from regard.layers.attention import Attention as AttentionLayer, merge_heads, split_heads
+from regard.layers.initial import fan_in, initialise, normal
+from regard.models.count import counting_flops
+from regard.models.rnn import LSTM, RNN, RNNConfig, State
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.see.watch import watch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"\mathrm{attention}: y_n = \sum_j a_{nj} v_j, \mathrm{recurrent}: h_n = f(x_n, f(x_{n-1}, \dots f(x_1, h_0)))"
+
+KINDS = ("recurrent", "recurrent with attention", "transformer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Layers to follow and to time, and the task: a token to tell, so much noise after it, and how long to train.
+
+    lengths    tokens that layers are followed and timed over, up to their width
+    layer      the width of those layers
+    distances  tokens of noise between the one to tell and the end of the source
+    values     different tokens to tell
+    noise      different tokens of noise
+    """
+
+    lengths: tuple[int, ...] = (8, 32, 128)
+    layer: int = 128
+    distances: tuple[int, ...] = (2, 8, 40)
+    values: int = 8
+    noise: int = 4
+    width: int = 32
+    batch: int = 32
+    steps: int = 250
+    rate: float = 0.01
+    repeats: int = 4
+    trials: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        for name in ("lengths", "distances"):
+            several = getattr(self, name)
+            if len(several) < 2 or list(several) != sorted(set(several)) or several[0] < 1:
+                raise ConfigError(f"{name} are two or more numbers of tokens that grow, but are {several}")
+        if self.lengths[-1] > self.layer:
+            raise ConfigError(
+                f"lengths end at the width of the layers at most, beyond which attention takes longer: "
+                f"lengths={self.lengths}, layer={self.layer}"
+            )
+
+    @property
+    def vocab(self) -> int:
+        return self.values + self.noise + 1  # and one that says start
+
+
+SMOKE = Setup(lengths=(8, 64), distances=(1, 10), steps=60, rate=0.02, repeats=2)
+
+
+def run(
+    setup: Setup,
+    attention: Attention = attend,
+    rnn: Callable[[RNNConfig], Any] = RNN,
+    transformer: Callable[[TransformerConfig], Any] = Transformer,
+) -> Numbers:
+    """rnn, transformer  make the encoders and decoders: rnn(config), transformer(config)"""
+    ways = {kind: [_way(setup, kind, n, attention) for n in setup.lengths] for kind in ("attention", "recurrent")}
+    layers: dict[str, Any] = {kind: [_layer(setup, kind, n, attention) for n in setup.lengths] for kind in ways}
+    right: dict[str, list[list[float]]] = {kind: [[] for _ in setup.distances] for kind in KINDS}
+    looked: dict[str, list[tuple[int, float]]] = {kind: [] for kind in KINDS}
+    exchanged: dict[str, float] = {}
+    parameters: dict[str, int] = {}
+    for number in range(setup.repeats):
+        seed = 1000 * setup.seed + number
+        for kind in KINDS:
+            for at, distance in enumerate(setup.distances):
+                model = _trained(setup, kind, distance, seed, rnn, transformer)
+                right[kind][at].append(_tried(model, setup, distance, seed + 500))
+            looked[kind].append(_looked(model, setup, setup.distances[-1], seed + 500))
+            exchanged[kind] = max(_exchanged(model, setup, seed + 500), exchanged.get(kind, 0.0))
+            parameters[kind] = sum(each.numel() for each in model.parameters())
+    return {
+        "lengths": list(setup.lengths),
+        "layer": setup.layer,
+        "distances": list(setup.distances),
+        "repeats": setup.repeats,
+        "chance": 1 / setup.values,
+        "shortest way": {kind: [way[0] for way in several] for kind, several in ways.items()},
+        "longest way": {kind: [way[1] for way in several] for kind, several in ways.items()},
+        "smallest gradient of the first token": {
+            kind: min(way[2] for way in several) for kind, several in ways.items()
+        },
+        "multiply-adds": {kind: [each[0] for each in several] for kind, several in layers.items()},
+        "seconds": {kind: [each[1] for each in several] for kind, several in layers.items()},
+        "parameters": parameters,
+        "right": {kind: [fmean(shares) for shares in right[kind]] for kind in KINDS},
+        "interval": {kind: [interval(shares) for shares in right[kind]] for kind in KINDS},
+        "attention calls": {kind: min(calls for calls, _ in several) for kind, several in looked.items()},
+        "weight of the token to tell": {
+            kind: fmean(weight for _, weight in several) for kind, several in looked.items()
+        },
+        "difference once encodings are exchanged": exchanged,
+    }
+
+
+def _layers(setup: Setup) -> tuple[AttentionLayer, LSTM]:
+    made = AttentionLayer(setup.layer, 1), LSTM(setup.layer)
+    for layer in made:
+        initialise(layer, {"*.bias": normal(0.1), "*": fan_in()}, setup.seed)
+    return made
+
+
+def _way(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, int, float]:
+    """Operations from the last output back to the first of n tokens, the shortest and the longest way; its gradient."""
+    layer, cell = _layers(setup)
+    draws = generator(setup.seed)
+    tokens = [torch.randn(1, 1, setup.layer, generator=draws).requires_grad_() for _ in range(n)]
+    if kind == "attention":
+        # every token is projected by itself, so that no operation but attention joins two of them
+        heads = [split_heads(layer.query_key_value(token), 3).chunk(3, 1) for token in tokens]
+        k, v = (torch.cat([each[part] for each in heads], 2) for part in (1, 2))
+        out = layer.out(merge_heads(attention(heads[-1][0], k, v)))
+    else:
+        state = State(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
+        for token in tokens:
+            out, state = cell.unrolled(token, state)
+    shortest, longest = _ways_back(out, tokens[0])
+    (gradient,) = torch.autograd.grad(out.sum(), tokens[0], allow_unused=True)
+    return shortest, longest, 0.0 if gradient is None else float(gradient.norm())
+
+
+def _ways_back(out: Tensor, leaf: Tensor) -> tuple[int, int]:
+    """The fewest and the most operations between a result and what it was made of; 0 where there is no way."""
+    below: dict[Any, list[Any]] = {}
+    order: list[Any] = []  # what an operation stands on comes before it
+    waiting: list[tuple[Any, bool]] = [(out.grad_fn, False)]
+    while waiting:
+        node, done = waiting.pop()
+        if done:
+            order.append(node)
+        elif node not in below:
+            below[node] = [each for each, _ in node.next_functions if each is not None]
+            waiting += [(node, True), *((each, False) for each in below[node])]
+    steps: dict[Any, tuple[int, int]] = {}
+    for node in order:
+        reached = [steps[each] for each in below[node] if each in steps]
+        if getattr(node, "variable", None) is leaf:
+            steps[node] = 0, 0
+        elif reached:
+            steps[node] = 1 + min(few for few, _ in reached), 1 + max(many for _, many in reached)
+    return steps.get(out.grad_fn, (0, 0))
+
+
+@torch.no_grad()
+def _layer(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, float]:
+    """Multiply-adds of a layer over n tokens, and the seconds it takes."""
+    layer, cell = _layers(setup)
+    x = torch.randn(1, n, setup.layer, generator=generator(setup.seed))
+    state = State(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
+
+    def attended() -> Tensor:
+        q, k, v = split_heads(layer.query_key_value(x), 3).chunk(3, 1)
+        out: Tensor = layer.out(merge_heads(attention(q, k, v)))
+        return out
+
+    with counting_flops() as flops:
+        attended() if kind == "attention" else cell.unrolled(x, state)  # counters do not see into the fused form
+    taken = []
+    for _ in range(20):
+        start = time.perf_counter()
+        attended() if kind == "attention" else cell(x, state)
+        taken.append(time.perf_counter() - start)
+    return int(flops.get_total_flops()) // 2, min(taken)
+
+
+def _made(
+    setup: Setup,
+    kind: str,
+    distance: int,
+    seed: int,
+    rnn: Callable[[RNNConfig], Any],
+    transformer: Callable[[TransformerConfig], Any],
+) -> Any:
+    if kind == "transformer":
+        model = transformer(
+            TransformerConfig(
+                vocab=setup.vocab,
+                context=distance + 1,
+                width=setup.width,
+                depth=1,
+                heads=1,
+                ff_width=2 * setup.width,
+                order="pre",
+                dropout=0.0,
+            )
+        )
+        model.initialise(seed)
+        return model
+    looking = "dot" if kind == "recurrent with attention" else None
+    model = rnn(RNNConfig(vocab=setup.vocab, width=setup.width, depth=1, attention=looking, dropout=0.0))
+    # tokens of the size that the Transformer begins with
+    initialise(model, {"source.weight": normal(1.0), "target.weight": normal(1.0), **model.initial()}, seed)
+    return model
+
+
+def _drawn(
+    setup: Setup, distance: int, batch: int, draws: torch.Generator
+) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b 1"], Int[Tensor, "b"]]:
+    """Sources, targets that only start, and the tokens to tell."""
+    wanted = torch.randint(setup.values, (batch, 1), generator=draws)
+    noise = setup.values + torch.randint(setup.noise, (batch, distance), generator=draws)
+    return torch.cat([wanted, noise], 1), torch.full((batch, 1), setup.vocab - 1), wanted[:, 0]
+
+
+def _trained(
+    setup: Setup,
+    kind: str,
+    distance: int,
+    seed: int,
+    rnn: Callable[[RNNConfig], Any],
+    transformer: Callable[[TransformerConfig], Any],
+) -> Any:
+    model, draws = _made(setup, kind, distance, seed, rnn, transformer), generator(seed)
+
+    def loss() -> Tensor:
+        source, target, wanted = _drawn(setup, distance, setup.batch, draws)
+        return functional.cross_entropy(model(source, target)[:, 0], wanted)
+
+    fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
+    return model.eval()
+
+
+@torch.no_grad()
+def _tried(model: Any, setup: Setup, distance: int, seed: int) -> float:
+    source, target, wanted = _drawn(setup, distance, setup.trials, generator(seed))
+    return float((model(source, target)[:, 0].argmax(-1) == wanted).double().mean())
+
+
+@torch.no_grad()
+def _looked(model: Any, setup: Setup, distance: int, seed: int) -> tuple[int, float]:
+    """How many times the model asks for attention, and how much the token to tell gets of the last."""
+    source, target, _ = _drawn(setup, distance, setup.trials, generator(seed))
+    with watch(model) as seen:
+        model(source, target)
+    if not len(seen):
+        return 0, 0.0
+    weights: Float[Tensor, "b h i j"] = seen.records[-1].weights()
+    return len(seen), float(weights[..., 0].mean())
+
+
+@torch.no_grad()
+def _exchanged(model: Any, setup: Setup, seed: int) -> float:
+    """How far logits from another source's encoding are from those of that source: 0 if encodings are all there is."""
+    draws = generator(seed)
+    source, target, _ = _drawn(setup, setup.distances[-1], setup.trials, draws)
+    other, other_target, _ = _drawn(setup, setup.distances[-1], setup.trials, draws)
+    model(source, target)  # nothing of the source before may stay behind
+    decoded = model.decode(target, model.encode(other))
+    logits = decoded if isinstance(decoded, Tensor) else decoded[0]
+    return float((logits - model(other, other_target)).abs().max())
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    lengths, distances, right = numbers["lengths"], numbers["distances"], numbers["right"]
+    short, long = numbers["shortest way"], numbers["longest way"]
+    same = all(len(set(ways["attention"])) == 1 and ways["attention"][0] > 0 for ways in (short, long))
+    # at least one operation for each token between
+    grows = all(
+        ways["recurrent"][at + 1] - ways["recurrent"][at] >= lengths[at + 1] - lengths[at]
+        for ways in (short, long)
+        for at in range(len(lengths) - 1)
+    )
+    reached = numbers["smallest gradient of the first token"]["attention"] > 1e-4
+    taken, d = {kind: sum(several) for kind, several in numbers["seconds"].items()}, numbers["layer"]
+    counts = numbers["multiply-adds"]
+    costs = counts["attention"] == [4 * n * d * d + 2 * n * n * d for n in lengths] and counts["recurrent"] == [
+        8 * n * d * d for n in lengths
+    ]
+    alike = max(numbers["parameters"].values()) < 1.25 * min(numbers["parameters"].values())
+    near, far = ({kind: right[kind][at] for kind in KINDS} for at in (0, -1))
+    chance = numbers["chance"]
+    learned = min(near.values()) > 0.8 and far["transformer"] > 0.8
+    forgot = far["recurrent"] < chance + 0.2
+    bridged = far["recurrent with attention"] > far["recurrent"] + 0.2
+    told = "; ".join(
+        f"{kind} {near[kind]:.2f} and {far[kind]:.2f} ± {numbers['interval'][kind][-1]:.2f}" for kind in KINDS
+    )
+    ways = {kind: f"{several[0]} and {several[-1]}" for kind, several in short.items()}
+    return judged(
+        same
+        and grows
+        and reached
+        and costs
+        and alike
+        and taken["attention"] < taken["recurrent"]
+        and learned
+        and forgot
+        and bridged,
+        f"Between the first token and the last output of {lengths[0]} and {lengths[-1]} tokens stand "
+        f"{ways['attention']} operations with attention, {ways['recurrent']} in a recurrent layer; of width {d} they "
+        f"take {taken['attention'] * 1e3:.2f} and {taken['recurrent'] * 1e3:.2f} ms for all lengths. A token told "
+        f"after {distances[0]} and after {distances[-1]} others (chance {chance:.2f}, {numbers['repeats']} seeds): "
+        f"{told}.",
+    )
+
+
+def _new_with_transformers(numbers: Numbers) -> Verdict:
+    near, gap = numbers["right"]["recurrent"][0], numbers["difference once encodings are exchanged"]["recurrent"]
+    return judged(
+        near < numbers["chance"] + 0.2 or gap > 1e-6,
+        f"A recurrent encoder and decoder tell {near:.0%} right after noise of length {numbers['distances'][0]}, and "
+        f"all that decoder knows of the source is its encoding: given another source's, it is {gap:g} off what it says "
+        "of that one.",
+    )
+
+
+def _without_attention(numbers: Numbers) -> Verdict:
+    kind = "recurrent with attention"
+    calls, weight = numbers["attention calls"][kind], numbers["weight of the token to tell"][kind]
+    with_it, without = (numbers["right"][each][-1] for each in (kind, "recurrent"))
+    return judged(
+        calls == 0 or with_it < without + 0.1,
+        f"A recurrent decoder that asks for attention {calls} time a token gives {weight:.2f} of it to the token to "
+        f"tell, and tells {with_it:.0%} right after {numbers['distances'][-1]} tokens of noise; without attention it "
+        f"is {without:.0%}.",
+    )
+
+
+SHEET = (
+    Sheet(
+        source="000 1.4a",
+        says="What sets the Transformer apart is that it has an encoder and a decoder.",
+        verdict=_new_with_transformers,
+        right="Recurrent networks had both before; new is that attention takes the place of recurrence within each.",
+    ),
+    Sheet(
+        source="004 1b",
+        says="Recurrent networks have no attention.",
+        verdict=_without_attention,
+        right="Attention was made for recurrent decoders, in 2014; the Transformer keeps it and leaves recurrence out.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, middle, right) = figure(3)
+    lines(left, numbers["lengths"], numbers["shortest way"])
+    left.set(xscale="log", yscale="log", xlabel="tokens", ylabel="operations", title="From last output to first token")
+    lines(middle, numbers["lengths"], numbers["seconds"])
+    middle.set(xscale="log", yscale="log", xlabel="tokens", ylabel="seconds", title="One layer on the clock")
+    for number, kind in enumerate(KINDS):
+        right.errorbar(
+            numbers["distances"],
+            numbers["right"][kind],
+            numbers["interval"][kind],
+            label=kind,
+            color=COLOURS[number],
+            marker=MARKS[number],
+            capsize=3,
+        )
+    right.axhline(numbers["chance"], color="grey", linestyle=":")
+    right.legend(frameon=False, fontsize="small")
+    right.set(xscale="log", ylim=(0, 1.05), xlabel="tokens of noise", ylabel="told right", title="A token far back")
+    right.set_xticks(numbers["distances"], [str(distance) for distance in numbers["distances"]])
+    right.minorticks_off()
+    return made

@@ -1,0 +1,260 @@
+"""Which tasks teach BERT, and which of them need no labels?
+
+Claim: Telling hidden words is generative: a word is chosen out of all words. Whether a sentence follows another is
+    contrastive: a true pair against a false one. Whether two sentences that follow each other stand in their order, and
+    whether their words do, are contrastive too. The text itself has the answers to these four, so nobody has to give
+    labels, and a small BERT learns each far better than chance. Whether a sentence follows from another by logic can be
+    learned as well, but only from labels: the text does not say it.
+Measures: A generated text of sentences that hang together. One small BERT for all tasks at once, over seeds, whose
+    first token says which is asked; accuracy on fresh text against that of the best constant answer. Logic with labels,
+    and with such as a text without labels has: none, so that they are drawn at random.
+Budget: 90 seconds
+Source: 003 12.6
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn import functional
+
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.lab.claim import Numbers, Sheet, Verdict, judged
+from regard.lab.drawing import COLOURS, figure
+from regard.lab.fitting import fit
+from regard.lab.repeats import interval
+from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.models.bert import BERT, BERTConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = (
+    r"\mathrm{generative}: p(w_i | w_1 \cdot \cdot M \cdot \cdot w_n), "
+    r"\mathrm{contrastive}: p(\mathrm{true} | a, b), (a, b) \mathrm{or} (a, c)"
+)
+
+WORDS, LABELLED, UNLABELLED = "masked words", "logic, labelled", "logic"
+FREE = (WORDS, "next sentence", "sentence order", "word order")  # whose answers the text itself has
+TASKS = (*FREE, LABELLED, UNLABELLED)
+MASK, BETWEEN = len(TASKS), len(TASKS) + 1  # the tokens before these ask for the tasks
+SPECIAL = len(TASKS) + 2
+IGNORED = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The language, the model, its training, and how many fresh examples it is asked about.
+
+    kinds   of nouns, each with a pronoun of its own
+    nouns   in each kind
+    verbs   each with an object of its own
+    hidden  the share of words that are hidden
+    batch   pairs of sentences for each task
+    """
+
+    kinds: int = 3
+    nouns: int = 4
+    verbs: int = 4
+    hidden: float = 0.2
+    width: int = 48
+    depth: int = 2
+    heads: int = 4
+    batch: int = 16
+    steps: int = 500
+    rate: float = 0.003
+    trials: int = 1000
+    repeats: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("kinds", self.kinds, 2, "kinds of nouns, and pronouns have to tell them apart")
+        whole("nouns", self.nouns, 1)
+        whole("verbs", self.verbs, 2)
+        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+
+    @property
+    def words(self) -> int:
+        """Nouns by kind, then pronouns, verbs and objects."""
+        return self.kinds * (self.nouns + 1) + 2 * self.verbs
+
+
+SMOKE = Setup(kinds=2, nouns=1, verbs=2, batch=6, steps=110, rate=0.01, trials=300, repeats=2)
+
+
+class Examples(NamedTuple):
+    """What BERT reads, and what it has to say: of each word, or of the pair; IGNORED where nothing is asked."""
+
+    tokens: Int[Tensor, "b n"]
+    segments: Int[Tensor, "b n"]
+    words: Int[Tensor, "b n"]
+    pair: Int[Tensor, "b"]
+
+
+def run(setup: Setup, bert: Callable[[BERTConfig], Any] = BERT) -> Numbers:
+    """bert  makes the model: bert(config)"""
+    right: dict[str, list[float]] = {task: [] for task in TASKS}
+    same: dict[str, list[float]] = {task: [] for task in TASKS}
+    for number in range(setup.repeats):
+        seed = 1000 * setup.seed + number
+        model = _trained(setup, seed, bert)
+        for task in TASKS:
+            told, wanted = _told(model, examples(setup, task, setup.trials, generator(seed + 500)))
+            right[task].append((told.argmax(-1) == wanted).double().mean().item())
+            same[task].append(wanted.bincount().max().item() / len(wanted))
+    return {
+        "words": setup.words,
+        "repeats": setup.repeats,
+        "right": {task: fmean(shares) for task, shares in right.items()},
+        "interval": {task: interval(shares) for task, shares in right.items()},
+        "right by one answer": {task: fmean(shares) for task, shares in same.items()},
+        "choices": {task: setup.words if task == WORDS else 2 for task in TASKS},
+    }
+
+
+def sentences(
+    setup: Setup, count: int, draws: torch.Generator
+) -> tuple[Int[Tensor, "b 3"], Int[Tensor, "b 3"], Int[Tensor, "b"]]:
+    """Two sentences that follow each other, as "Ann sold apples" and "she met friends", and whether logic joins them.
+
+    The second speaks of the first one's subject by its pronoun. What it says of it is free, and what may be concluded
+    from what is a matter of the verbs: whoever learned the language from its text alone has never seen it.
+    """
+
+    def chosen(below: int) -> Tensor:
+        return torch.randint(below, (count,), generator=draws)
+
+    noun, one, other = chosen(setup.kinds * setup.nouns), chosen(setup.verbs), chosen(setup.verbs)
+    pronouns = SPECIAL + setup.kinds * setup.nouns
+    verbs = pronouns + setup.kinds
+    objects = verbs + setup.verbs
+    first = torch.stack([SPECIAL + noun, verbs + one, objects + one], 1)
+    second = torch.stack([pronouns + noun // setup.nouns, verbs + other, objects + other], 1)
+    return first, second, (one + other) % 2
+
+
+def examples(setup: Setup, task: str, count: int, draws: torch.Generator) -> Examples:
+    """Pairs of sentences as the task has them; 0 is the answer for a true pair, 1 for a false one."""
+    first, second, follows = sentences(setup, count, draws)
+    false = torch.randint(2, (count,), generator=draws)
+    pair = false if task != WORDS else torch.full((count,), IGNORED)
+    if task == "next sentence":
+        # the pronoun of another kind: such a sentence stands elsewhere in the text
+        other = second.clone()
+        start = SPECIAL + setup.kinds * setup.nouns
+        away = 1 + torch.randint(setup.kinds - 1, (count,), generator=draws)
+        other[:, 0] = start + (second[:, 0] - start + away) % setup.kinds
+        second = _where(false, other, second)
+    elif task == "sentence order":
+        first, second = _where(false, second, first), _where(false, first, second)
+    elif task == "word order":
+        first, second = _where(false, first.flip(1), first), _where(false, second.flip(1), second)
+    elif task == LABELLED:
+        pair = follows
+    marks = torch.ones(count, 1, dtype=torch.long)
+    tokens = torch.cat([TASKS.index(task) * marks, first, BETWEEN * marks, second, BETWEEN * marks], 1)
+    segments = torch.zeros_like(tokens)
+    segments[:, first.shape[1] + 2 :] = 1
+    words = torch.full_like(tokens, IGNORED)
+    if task == WORDS:
+        chosen = (torch.rand(tokens.shape, generator=draws) < setup.hidden) & (tokens >= SPECIAL)
+        words = torch.where(chosen, tokens, IGNORED)
+        tokens = tokens.masked_fill(chosen, MASK)
+    return Examples(tokens, segments, words, pair)
+
+
+def _where(flags: Int[Tensor, "b"], one: Int[Tensor, "b n"], other: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+    return torch.where(flags[:, None] == 1, one, other)
+
+
+def _trained(setup: Setup, seed: int, bert: Callable[[BERTConfig], Any]) -> Any:
+    draws = generator(seed)
+    model = bert(
+        BERTConfig(
+            vocab=SPECIAL + setup.words,
+            context=9,
+            width=setup.width,
+            depth=setup.depth,
+            heads=setup.heads,
+            dropout=0.0,
+            attention_dropout=0.0,
+        )
+    )
+    # wider than for large models: so few steps would not make words differ
+    table = {"tokens.weight": normal(0.3), "*norm.weight": constant(1.0), "*.bias": constant(0.0)}
+    initialise(model, {**table, "*norm.bias": constant(0.0), "*.weight": fan_in()}, seed)
+
+    def loss() -> Tensor:
+        parts = zip(*(examples(setup, task, setup.batch, draws) for task in TASKS), strict=True)
+        (words, hidden), (pairs, truth) = _said(model, Examples(*map(torch.cat, parts)))
+        return functional.cross_entropy(words, hidden) + functional.cross_entropy(pairs, truth)
+
+    fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
+    return model.eval()
+
+
+def _said(model: Any, given: Examples) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """What the model says of words and of pairs where it was asked, each with what it should say."""
+    out = model(given.tokens, segments=given.segments)
+    words, pairs = given.words != IGNORED, given.pair != IGNORED
+    return (out.logits[words], given.words[words]), (out.pair_logits[pairs], given.pair[pairs])
+
+
+@torch.no_grad()
+def _told(model: Any, given: Examples) -> tuple[Tensor, Tensor]:
+    words, pairs = _said(model, given)
+    return words if len(words[1]) else pairs
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    right, same, spread = numbers["right"], numbers["right by one answer"], numbers["interval"]
+    learned = all(right[task] > same[task] + 0.2 for task in (*FREE, LABELLED))
+    nothing = abs(right[UNLABELLED] - 0.5) < 0.1
+    generative = [task for task in TASKS if numbers["choices"][task] == numbers["words"]]
+    told = ", ".join(f"{task} {right[task]:.2f} ± {spread[task]:.2f} ({same[task]:.2f})" for task in TASKS)
+    return judged(
+        learned and nothing and generative == [WORDS],
+        f"Right on fresh text, and with one answer for all: {told}; {numbers['repeats']} seeds. Hidden words are "
+        f"chosen out of {numbers['words']}, the other answers out of 2.",
+    )
+
+
+def _logic_without_labels(numbers: Numbers) -> Verdict:
+    right = numbers["right"][UNLABELLED]
+    return judged(
+        right > 0.6, f"With the answers that a text without labels has, logic is told right in {right:.2f} of pairs."
+    )
+
+
+SHEET = (
+    Sheet(
+        source="003 12.6",
+        says="Logical inference between sentences can be used to pre-train a language model on plain text.",
+        verdict=_logic_without_labels,
+        right="It needs somebody's labels. The order of sentences, or of words, is in the text itself.",
+    ),
+)
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure(width=6.4)
+    places = range(len(TASKS))
+    axes.bar(
+        places,
+        [numbers["right"][task] for task in TASKS],
+        yerr=[numbers["interval"][task] for task in TASKS],
+        color=COLOURS[0],
+        capsize=4,
+        label="BERT",
+    )
+    chance = [numbers["right by one answer"][task] for task in TASKS]
+    axes.scatter(places, chance, color=COLOURS[1], marker="D", zorder=3, label="one answer for all")
+    axes.set_xticks(list(places), [task.replace(" ", "\n", 1) for task in TASKS])
+    axes.legend(frameon=False, ncols=2)
+    axes.set(ylim=(0, 1.3), xlabel="task", ylabel="right on fresh text", title="What a text teaches by itself")
+    return made

@@ -1,0 +1,307 @@
+"""Which text does each way of choosing tokens write?
+
+Claim: A beam as wide as there are texts finds the likeliest one; the likeliest token at every step often does not, and
+    a beam of one is just that. Sampling draws each text as often as the model says; top-k and nucleus draw from the
+    likeliest tokens alone, each as often as its share among them; always the k-th likeliest token leads to ever less
+    likely texts.
+Measures: A small GPT trained here on a language whose next letter hangs on the last two. For several prompts, the
+    probability of every text of a given length by brute force, beside those that `generate` writes; how often each next
+    letter is drawn, against its probability.
+Budget: 60 seconds
+Source: 003, notebook 12.4
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.drawing import COLOURS, figure, lines
+from regard.lab.fitting import fit
+from regard.models.generation import Text, beam, generate, greedy, kth, sample
+from regard.models.gpt import GPT, GPTConfig
+from regard.models.strategies import Strategy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = (
+    r"p(x_1 \cdot \cdot x_n) = \prod_i p(x_i | x_1 \cdot \cdot x_{i-1}), "
+    r"\mathrm{argmax} \prod_i p_i \ge \prod_i \mathrm{max} p_i"
+)
+
+Writer = Callable[..., list[Text]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The language, the model and its training, and the texts that are written.
+
+    sharpness  of the language: the lower, the fewer letters may follow two others
+    length     of the texts after their prompts
+    draws      texts sampled for each prompt
+    """
+
+    letters: int = 8
+    sharpness: float = 0.6
+    length: int = 5
+    prompts: int = 24
+    draws: int = 1000
+    top_k: int = 3
+    top_p: float = 0.8
+    width: int = 48
+    depth: int = 2
+    batch: int = 32
+    training_length: int = 32
+    steps: int = 600
+    rate: float = 0.005
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("letters", self.letters, 3)
+        whole("length", self.length, 2, "letters, and with one alone nothing is searched")
+        whole("prompts", self.prompts, 2)
+        whole("draws", self.draws, 1)
+        if not self.sharpness > 0:
+            raise ConfigError(f"sharpness is above 0, but is {self.sharpness}")
+        if self.letters**self.length > 1_000_000:
+            raise ConfigError(
+                f"{self.letters} letters make {self.letters**self.length:,} texts of length {self.length}, too many to "
+                "try all; lower one of the two"
+            )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of beams: from one text to all that there are before the last letter."""
+        return (1, 2, 4, self.letters ** (self.length - 1))
+
+
+SMOKE = Setup(letters=5, length=4, prompts=12, draws=160, width=24, depth=1, batch=16, training_length=16, steps=80)
+
+
+def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
+    """writer  writes texts: writer(model, prompts, strategy=..., length=...); gpt makes the model"""
+    language = _language(setup)
+    model = _trained(setup, language, gpt)
+    prompts = _spoken(language, setup.prompts, 4, generator(setup.seed + 2)).tolist()
+    everything = [_every_text(model, prompt, setup) for prompt in prompts]
+    best = [float(each.max()) for each in everything]
+
+    def written(strategy: Strategy, after: Sequence[Sequence[int]] = prompts, length: int = setup.length) -> list[Text]:
+        return writer(model, after, strategy=strategy, length=length)
+
+    beams = {width: written(beam(width)) for width in setup.widths}
+    likeliest = written(greedy())
+    ranks = {k: written(kth(k)) for k in range(1, setup.letters + 1)}
+    drawn = {name: _drawn(written, strategy, prompts, setup) for name, strategy in _samplers(setup).items()}
+    truth = [_shares(model, prompt) for prompt in prompts]
+    wanted = {
+        "sampling": truth,
+        "top-k": [_leading(shares, count=setup.top_k) for shares in truth],
+        "nucleus": [_leading(shares, reach=setup.top_p) for shares in truth],
+    }
+    return {
+        "letters": setup.letters,
+        "length": setup.length,
+        "texts": setup.letters**setup.length,
+        "prompts": setup.prompts,
+        "draws": setup.draws,
+        "probability of all texts": fmean(float(each.exp().sum()) for each in everything),
+        "likeliest": fmean(best),
+        "beam widths": list(setup.widths),
+        "likeliest found by beams": [_found(beams[width], best) for width in setup.widths],
+        "likeliest found by greedy": _found(likeliest, best),
+        "log-probability by beams": [_mean(beams[width]) for width in setup.widths],
+        "log-probability by greedy": _mean(likeliest),
+        "log-probability by rank": [_mean(texts) for texts in ranks.values()],
+        "log-probability by sampling": {name: _mean(texts) for name, texts in drawn.items()},
+        "a beam of one is greedy": all(
+            one.tokens == other.tokens for one, other in zip(beams[1], likeliest, strict=True)
+        ),
+        "expected log-probability": fmean(float((each.exp() * each).sum()) for each in everything),
+        "its standard error": (fmean(map(_variance, everything)) / (setup.prompts * setup.draws)) ** 0.5,
+        "distance of draws": {name: _distance(drawn[name], wanted[name], setup) for name in drawn},
+        "distance from the model's shares": {name: _distance(drawn[name], truth, setup) for name in drawn},
+        "distance by chance": {name: _by_chance(shares, setup.draws) for name, shares in wanted.items()},
+        "tokens left": {name: fmean(float((each > 0).sum()) for each in shares) for name, shares in wanted.items()},
+        "draws outside": {name: _outside(drawn[name], wanted[name], setup) for name in drawn},
+    }
+
+
+def _samplers(setup: Setup) -> dict[str, Strategy]:
+    seed = 100_000 * (setup.seed + 1)
+    return {
+        "sampling": sample(seed=seed),
+        "top-k": sample(top_k=setup.top_k, seed=seed),
+        "nucleus": sample(top_p=setup.top_p, seed=seed),
+    }
+
+
+def _language(setup: Setup) -> Float[Tensor, "w w w"]:
+    """How likely each letter is after each two."""
+    draws = generator(setup.seed)
+    # powers of even numbers: as uneven as sharpness asks for
+    raw = torch.rand(setup.letters, setup.letters, setup.letters, generator=draws, dtype=torch.float64)
+    return functional.normalize(raw ** (1 / setup.sharpness), p=1.0, dim=-1)
+
+
+def _spoken(language: Float[Tensor, "w w w"], count: int, length: int, draws: torch.Generator) -> Int[Tensor, "b n"]:
+    """Texts of the language."""
+    texts = torch.randint(len(language), (count, 2), generator=draws)
+    while texts.shape[1] < length:
+        after = torch.multinomial(language[texts[:, -2], texts[:, -1]], 1, generator=draws)
+        texts = torch.cat([texts, after], 1)
+    return texts
+
+
+def _trained(setup: Setup, language: Float[Tensor, "w w w"], gpt: Callable[[GPTConfig], Any]) -> Any:
+    longest = max(setup.training_length, 4 + setup.length)
+    model = gpt(
+        GPTConfig(
+            vocab=setup.letters,
+            context=longest,
+            width=setup.width,
+            depth=setup.depth,
+            heads=2,
+            positions="rotary",
+            dropout=0.0,
+            attention_dropout=0.0,
+        )
+    )
+    model.initialise(setup.seed)
+    draws = generator(setup.seed + 1)
+
+    def loss() -> Tensor:
+        tokens = _spoken(language, setup.batch, setup.training_length, draws)
+        return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
+    return model.eval()
+
+
+@torch.no_grad()
+def _every_text(model: Any, prompt: Sequence[int], setup: Setup) -> Float[Tensor, "t"]:
+    """Log-probabilities of all texts after a prompt, in the order of their letters."""
+    texts = torch.tensor([prompt])
+    totals = torch.zeros(1, dtype=torch.float64)
+    for _ in range(setup.length):
+        steps = model(texts)[:, -1].double().log_softmax(-1)
+        totals = (totals[:, None] + steps).flatten()
+        letters = torch.arange(setup.letters).repeat(len(texts))
+        texts = torch.cat([texts.repeat_interleave(setup.letters, 0), letters[:, None]], 1)
+    return totals
+
+
+@torch.no_grad()
+def _shares(model: Any, prompt: Sequence[int]) -> Float[Tensor, "w"]:
+    """How likely each letter is after a prompt."""
+    shares: Tensor = model(torch.tensor([prompt]))[0, -1].double().softmax(-1)
+    return shares
+
+
+def _leading(shares: Float[Tensor, "w"], *, count: int | None = None, reach: float = 1.0) -> Float[Tensor, "w"]:
+    """The shares of the likeliest letters, so many or as many as it takes, of a whole that is theirs."""
+    kept: list[int] = []
+    for letter in sorted(range(len(shares)), key=lambda letter: -float(shares[letter])):
+        if len(kept) == count or (count is None and float(shares[kept].sum()) >= reach):
+            break
+        kept.append(letter)
+    left = torch.zeros_like(shares)
+    left[kept] = shares[kept] / shares[kept].sum()
+    return left
+
+
+def _drawn(
+    written: Callable[..., list[Text]], strategy: Strategy, prompts: Sequence[Sequence[int]], setup: Setup
+) -> list[Text]:
+    return written(strategy, [prompt for prompt in prompts for _ in range(setup.draws)])
+
+
+def _firsts(texts: Sequence[Text], setup: Setup) -> Float[Tensor, "p w"]:
+    """How often each letter came first after each prompt."""
+    firsts = torch.tensor([text.tokens[0] for text in texts]).view(setup.prompts, setup.draws)
+    return functional.one_hot(firsts, setup.letters).double().mean(1)
+
+
+def _distance(texts: Sequence[Text], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> float:
+    """Half of the sum of differences between how often letters came and should have, on average over prompts."""
+    return float((_firsts(texts, setup) - torch.stack(list(wanted))).abs().sum(-1).mean() / 2)
+
+
+def _by_chance(shares: Sequence[Float[Tensor, "w"]], draws: int) -> float:
+    """That distance for draws that follow the shares: a binomial's mean deviation, sqrt(2 p (1 - p) / pi n)."""
+    each = torch.stack(list(shares))
+    return float((2 * each * (1 - each) / (torch.pi * draws)).sqrt().sum(-1).mean() / 2)
+
+
+def _outside(texts: Sequence[Text], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> int:
+    """Draws of letters that should never come."""
+    return round(float((_firsts(texts, setup) * (torch.stack(list(wanted)) == 0)).sum()) * setup.draws)
+
+
+def _variance(totals: Float[Tensor, "t"]) -> float:
+    """Of the log-probability of a text that is drawn."""
+    shares = totals.exp()
+    return float((shares * totals**2).sum() - (shares * totals).sum() ** 2)
+
+
+def _found(texts: Sequence[Text], best: Sequence[float]) -> float:
+    return fmean(abs(text.log_probability - most) < 1e-4 for text, most in zip(texts, best, strict=True))
+
+
+def _mean(texts: Sequence[Text]) -> float:
+    return fmean(text.log_probability for text in texts)
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    found, by_greedy = numbers["likeliest found by beams"], numbers["likeliest found by greedy"]
+    searched = found[-1] == 1.0 and by_greedy < 1.0 and numbers["a beam of one is greedy"]
+    beams, ranks = numbers["log-probability by beams"], numbers["log-probability by rank"]
+    better = beams[-1] > max(beams[0], max(beams) - 1e-6) and ranks == sorted(ranks, reverse=True)
+    drawn, chance, outside = numbers["distance of draws"], numbers["distance by chance"], numbers["draws outside"]
+    fair = all(drawn[name] < 1.5 * chance[name] for name in drawn) and sum(outside.values()) == 0
+    mean, expected = numbers["log-probability by sampling"], numbers["expected log-probability"]
+    steady = abs(mean["sampling"] - expected) < 4 * numbers["its standard error"]
+    biased = all(numbers["distance from the model's shares"][name] > 2 * chance[name] for name in ("top-k", "nucleus"))
+    return judged(
+        searched and better and fair and steady and biased,
+        f"Of {numbers['prompts']} prompts with {numbers['texts']:,} texts each, the likeliest text is found for "
+        f"{by_greedy:.0%} by greedy and for {', '.join(f'{share:.0%}' for share in found)} by beams of "
+        f"{', '.join(map(str, numbers['beam widths']))}. Mean log-probability: {beams[-1]:.2f} by the widest beam, "
+        f"{numbers['log-probability by greedy']:.2f} greedy, {mean['top-k']:.2f} top-k, {mean['nucleus']:.2f} nucleus, "
+        f"{mean['sampling']:.2f} sampling ({expected:.2f} expected), {ranks[1]:.2f} always the second. Draws are "
+        f"{drawn['sampling']:.3f} from the model's shares, {chance['sampling']:.3f} by chance; outside top-k or "
+        f"nucleus fall {outside['top-k'] + outside['nucleus']}.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(2)
+    lines(left, numbers["beam widths"], {"beam": numbers["likeliest found by beams"]})
+    left.axhline(numbers["likeliest found by greedy"], color=COLOURS[1], linestyle="--", label="greedy")
+    left.legend(frameon=False)
+    left.set(xscale="log", ylim=(0, 1.05), xlabel="beam width", ylabel="likeliest text found")
+    left.set_title("Searching")
+    sampled = numbers["log-probability by sampling"]
+    values = {
+        "widest beam": numbers["log-probability by beams"][-1],
+        "greedy": numbers["log-probability by greedy"],
+        "top-k": sampled["top-k"],
+        "nucleus": sampled["nucleus"],
+        "sampling": sampled["sampling"],
+        "second": numbers["log-probability by rank"][1],
+    }
+    drawn = right.barh(list(values)[::-1], list(values.values())[::-1], color=COLOURS[0])
+    right.bar_label(drawn, fmt="%.1f")
+    right.margins(x=0.15)
+    right.set(xlabel="mean log-probability", ylabel="way of choosing", title="What is written")
+    return made

@@ -1,0 +1,194 @@
+"""What does the encoder see, what does the decoder, and where do they meet?
+
+Claim: Every token of the encoder sees every token of the source. A token of the decoder sees the target up to itself
+    and none after, and the whole source through cross attention, which after training looks where the task says: on
+    sequences to be reversed, at the last place first.
+Measures: A small encoder-decoder trained to reverse sequences, over seeds. Its maps, read from the running model: the
+    pairs in use, the mass above the diagonal, and how much of the cross attention lies on the reversed order, before
+    training and after. And how far outputs move when the last token of the source, or of the target, is another one.
+Budget: 20 seconds
+Source: 004 2d
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.drawing import figure, heat
+from regard.lab.fitting import fit
+from regard.lab.repeats import interval
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.see.watch import watch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = (
+    r"\mathrm{encoder}: a_{ij} > 0, \mathrm{decoder}: a_{ij} = 0 \mathrm{for} j > i, "
+    r"\mathrm{cross}: a_{ij} \to 1 \mathrm{at} j = n - 1 - i"
+)
+
+MAPS = {
+    "encoder": "encoder.blocks.0.attention",
+    "decoder": "decoder.blocks.0.attention",
+    "cross": "decoder.blocks.0.cross",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Sequences to reverse, the model, how long and how often to train, and how many sequences to look at."""
+
+    letters: int = 9
+    length: int = 9
+    width: int = 24
+    batch: int = 32
+    steps: int = 400
+    rate: float = 0.01
+    repeats: int = 5
+    trials: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        whole("length", self.length, 3, "tokens; of fewer, the reversed order is hardly another")
+        whole("letters", self.letters, 2, "different tokens")
+
+
+SMOKE = Setup(letters=6, length=5, width=16, steps=160, rate=0.02, repeats=3, trials=16)
+
+
+def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transformer) -> Numbers:
+    """transformer  makes the model: transformer(config)"""
+    before, after = [], []
+    for number in range(setup.repeats):
+        seed = 1000 * setup.seed + number
+        model = _made(setup, transformer, seed)
+        before.append(_looked_at(model, setup, seed + 500))
+        _train(model, setup, seed)
+        after.append(_looked_at(model, setup, seed + 500))
+    reversed_mass = [each["cross mass on the reversed order"] for each in after]
+    return {
+        "length": setup.length,
+        "repeats": setup.repeats,
+        "right": fmean(each["right"] for each in after),
+        # of any run the worst: what is masked is masked in all, what is seen is seen in all
+        "pairs in use": {
+            name: sorted({each["pairs in use"][name] for each in before + after}) for name in ("encoder", "decoder")
+        },
+        "mass above the diagonal": {
+            name: [pick(each["mass above the diagonal"][name] for each in before + after) for pick in (min, max)]
+            for name in ("encoder", "decoder")
+        },
+        "encoder's first row moved by the last source token": min(each["encoder moved"] for each in after),
+        "logits moved by the source": min(each["logits moved by the source"] for each in after),
+        "earlier logits moved by the last target token": max(each["earlier logits moved"] for each in before + after),
+        "cross mass on the reversed order before": fmean(each["cross mass on the reversed order"] for each in before),
+        "cross mass on the reversed order": fmean(reversed_mass),
+        "interval": interval(reversed_mass),
+        "rows whose largest cross weight is there": fmean(each["rows at the reversed order"] for each in after),
+        "maps": after[0]["maps"],
+    }
+
+
+def _made(setup: Setup, transformer: Callable[[TransformerConfig], Any], seed: int) -> Any:
+    model = transformer(
+        TransformerConfig(
+            vocab=setup.letters + 1,  # and one that says start
+            context=setup.length,
+            width=setup.width,
+            depth=1,
+            heads=1,
+            order="pre",
+            dropout=0.0,
+        )
+    )
+    model.initialise(seed)
+    return model
+
+
+def _drawn(
+    setup: Setup, batch: int, draws: torch.Generator
+) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"], Int[Tensor, "b n"]]:
+    """Sources, what the decoder is given, and what it has to tell: the source from its end."""
+    source = torch.randint(setup.letters, (batch, setup.length), generator=draws)
+    wanted = source.flip(1)
+    return source, functional.pad(wanted[:, :-1], (1, 0), value=setup.letters), wanted
+
+
+def _train(model: Any, setup: Setup, seed: int) -> None:
+    draws = generator(seed)
+
+    def loss() -> Tensor:
+        source, target, wanted = _drawn(setup, setup.batch, draws)
+        return functional.cross_entropy(model(source, target).flatten(0, 1), wanted.flatten())
+
+    fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
+
+
+@torch.no_grad()
+def _looked_at(model: Any, setup: Setup, seed: int) -> dict[str, Any]:
+    source, target, wanted = _drawn(setup, setup.trials, generator(seed))
+    with watch(model) as seen:
+        logits = model(source, target)
+    maps: dict[str, Float[Tensor, "b n n"]] = {name: seen[layer].weights()[:, 0] for name, layer in MAPS.items()}
+    other_source, other_target = source.clone(), target.clone()
+    other_source[:, -1] = (source[:, -1] + 1) % setup.letters
+    other_target[:, -1] = (target[:, -1] + 1) % setup.letters
+    moved = (model(source, other_target) - logits).abs()
+    return {
+        "right": (logits.argmax(-1) == wanted).double().mean().item(),
+        "pairs in use": {name: int((each > 0).all(0).sum()) for name, each in maps.items()},
+        "mass above the diagonal": {name: float(each.triu(1).sum(-1).mean()) for name, each in maps.items()},
+        "encoder moved": float((model.encode(other_source) - model.encode(source))[:, 0].abs().max()),
+        "logits moved by the source": float((model(other_source, target) - logits).abs().amax((0, 2)).min()),
+        "earlier logits moved": float(moved[:, :-1].max()),
+        "cross mass on the reversed order": float(maps["cross"].flip(2).diagonal(dim1=1, dim2=2).mean()),
+        "rows at the reversed order": float(
+            (maps["cross"].argmax(-1) == torch.arange(setup.length).flip(0)).double().mean()
+        ),
+        "maps": {name: each.mean(0).tolist() for name, each in maps.items()},
+    }
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    n, pairs, above = numbers["length"], numbers["pairs in use"], numbers["mass above the diagonal"]
+    all_seen = pairs["encoder"] == [n * n] and above["encoder"][0] > 0.05
+    moved = numbers["encoder's first row moved by the last source token"]
+    reached = min(moved, numbers["logits moved by the source"]) > 1e-4
+    later = numbers["earlier logits moved by the last target token"]
+    masked = pairs["decoder"] == [n * (n + 1) // 2] and above["decoder"] == [0.0, 0.0] and later == 0.0
+    first, mass, spread = (
+        numbers[name]
+        for name in ("cross mass on the reversed order before", "cross mass on the reversed order", "interval")
+    )
+    rows = numbers["rows whose largest cross weight is there"]
+    crossing = mass - spread > first + 0.2 and mass > 0.5 and rows > 0.9
+    shown = {name: " or ".join(map(str, found)) for name, found in pairs.items()}
+    return judged(
+        all_seen and reached and masked and crossing and numbers["right"] > 0.95,
+        f"Of {n * n} pairs the encoder uses {shown['encoder']} and the decoder {shown['decoder']}; at least "
+        f"{above['encoder'][0]:.2f} of the encoder's mass lies above the diagonal and at most {above['decoder'][1]:g} "
+        f"of the decoder's. The last source token moves the encoder's first row by {moved:.2g} or more, the last "
+        f"target token earlier logits by {later:g}. The reversed order has {first:.2f} of the cross attention before "
+        f"training and {mass:.2f} ± {spread:.2f} after ({numbers['repeats']} seeds), the largest weight in {rows:.0%} "
+        f"of rows, and {numbers['right']:.0%} of tokens are right.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, panels = figure(3)
+    axes_of = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("source", "target")}
+    for axes, (name, (keys, queries)) in zip(panels, axes_of.items(), strict=True):
+        heat(axes, numbers["maps"][name], high=1.0)
+        axes.set(xlabel=f"key, place in the {keys}", ylabel=f"query, place in the {queries}", title=name.capitalize())
+    return made

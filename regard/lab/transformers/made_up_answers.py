@@ -1,0 +1,212 @@
+"""What does a model answer about people it has never heard of?
+
+Claim: A place all the same, spelled as well as a right one. It guesses from the form of the name, where names have
+    customs, and is surer than it should be: most of what it says is wrong. Its confidence is lower than with people it
+    has read of, so it can be made to keep silent: the fewer questions it answers, the surest first, the more are right.
+Measures: Biographies of people whose surnames mostly end as is the custom of their birth place; a small GPT that has
+    read them, asked about people it has read of and about strangers, over seeds: answers written out, the probability
+    of each, how many are places, how many fit the surname's ending; accuracy against coverage.
+Budget: 90 seconds
+Source: 001 3b, 3c
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import exp
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from regard.base.numbers import whole
+from regard.data.biographies import ENDINGS, Biographies, Question, biographies, customary
+from regard.data.corruption import PAD, encoded, prompt
+from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.drawing import COLOURS, figure, lines
+from regard.lab.repeats import interval
+from regard.lab.transformers.pretraining_knowledge import Reader, Training
+from regard.models.generation import Text, generate
+from regard.models.gpt import GPT, GPTConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = (
+    r"\mathrm{confidence} = \prod_i p(x_i | \mathrm{question}, x_1 \cdot \cdot x_{i-1}), "
+    r"\mathrm{accuracy}(c) = \frac{\mathrm{right}}{\mathrm{answered}}, \mathrm{confidence} \ge c"
+)
+COVERAGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How many people, strangers and places there are, how telling surnames are, the training, and its repeats."""
+
+    people: int = 40
+    strangers: int = 60
+    places: int = 12
+    tellings: int = 10
+    telling: float = 0.9
+    training: Training = field(default_factory=lambda: Training(questions=0.1))
+    repeats: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        whole("strangers", self.strangers, 2, "people to make answers up about")
+
+
+SMOKE = Setup(
+    people=16,
+    strangers=30,
+    places=8,
+    telling=0.8,
+    training=Training(width=48, batch=8, steps=105, rate=0.012, questions=0.1, salient=True),
+    repeats=2,
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was said to a question, and how likely the model held it."""
+
+    question: Question
+    said: str
+    confidence: float
+
+    @property
+    def right(self) -> bool:
+        return self.said == self.question.answer
+
+
+def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT, writer: Callable[..., list[Text]] = generate) -> Numbers:
+    """gpt makes the model: gpt(config); writer writes the answers: writer(model, prompts, length=..., stops=...)"""
+    rows: list[dict[str, float]] = []
+    curves: list[list[float]] = []
+    for number in range(setup.repeats):
+        seed = 1000 * setup.seed + number
+        world = biographies(
+            setup.people,
+            strangers=setup.strangers,
+            places=setup.places,
+            tellings=setup.tellings,
+            telling=setup.telling,
+            brief=True,
+            seed=seed,
+        )
+        reader = Reader.trained(world, setup.training, seed, gpt)
+        known = _answers(reader, world.evaluation, writer)
+        strange = _answers(reader, world.strangers, writer)
+        rows.append(_told(known, strange, world))
+        curves.append(_curve(known, strange))
+    return {
+        "repeats": setup.repeats,
+        "telling": setup.telling,
+        **{name: fmean(row[name] for row in rows) for name in rows[0]},
+        "interval": {name: interval([row[name] for row in rows]) for name in rows[0]},
+        "coverages": list(COVERAGES),
+        "accuracy by coverage": [fmean(column) for column in zip(*curves, strict=True)],
+    }
+
+
+def _answers(reader: Reader, questions: Sequence[Question], writer: Callable[..., list[Text]]) -> list[Answer]:
+    prompts = [encoded(prompt(question.text), reader.letters) for question in questions]
+    end = encoded(PAD, reader.letters)
+    longest = max(len(question.answer) for question in questions) + 4
+    texts = writer(reader.model, prompts, length=longest, stops=[end])
+    return [
+        Answer(question, "".join(reader.letters[token] for token in text.body), exp(text.log_probability))
+        for question, text in zip(questions, texts, strict=True)
+    ]
+
+
+def _told(known: Sequence[Answer], strange: Sequence[Answer], world: Biographies) -> dict[str, float]:
+    """One repeat in numbers."""
+    places = set(world.places)
+    named = [answer for answer in strange if answer.said in places]
+    commonest, _ = Counter(person.place for person in world.people[: len(world.training) * 2]).most_common(1)[0]
+    right = [answer for answer in (*known, *strange) if answer.right]
+    wrong = [answer for answer in (*known, *strange) if not answer.right]
+    return {
+        "known right": fmean(answer.right for answer in known),
+        "strangers right": fmean(answer.right for answer in strange),
+        "strangers given a place": len(named) / len(strange),
+        "strangers given what their ending says": fmean(_by_custom(answer, world) for answer in strange),
+        "by chance": 1 / len(ENDINGS),
+        "strangers given the commonest place": fmean(answer.said == commonest for answer in strange),
+        "confidence with known": fmean(answer.confidence for answer in known),
+        "confidence with strangers": fmean(answer.confidence for answer in strange),
+        "right is surer than wrong": _separated(right, wrong),
+    }
+
+
+def _by_custom(answer: Answer, world: Biographies) -> bool:
+    name = answer.question.text.removesuffix(" born?")
+    return answer.said in world.places and name.endswith(customary(answer.said, world.places))
+
+
+def _separated(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:
+    """How often a right answer is surer than a wrong one: the area under the ROC curve, 0.5 by chance."""
+    if not right or not wrong:
+        return 0.5
+    return fmean((a.confidence > b.confidence) + (a.confidence == b.confidence) / 2 for a in right for b in wrong)
+
+
+def _curve(known: Sequence[Answer], strange: Sequence[Answer]) -> list[float]:
+    """The share of right answers among the surest, for every coverage, as if as many strangers as others were asked."""
+    counted = [(answer, 0.5 / len(group)) for group in (known, strange) for answer in group]
+    counted.sort(key=lambda each: -each[0].confidence)
+    covered = list(accumulate(share for _, share in counted))
+    right = list(accumulate(share * answer.right for answer, share in counted))
+    ends = [next(at for at, reached in enumerate(covered) if reached > share - 1e-9) for share in COVERAGES]
+    return [right[end] / covered[end] for end in ends]
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    answered = numbers["strangers given a place"]
+    by_form, chance = numbers["strangers given what their ending says"], numbers["by chance"]
+    known, strange = numbers["known right"], numbers["strangers right"]
+    sure, unsure = numbers["confidence with known"], numbers["confidence with strangers"]
+    few, every = numbers["accuracy by coverage"][2], numbers["accuracy by coverage"][-1]
+    holds = (
+        answered > 0.75
+        and by_form > 1.8 * chance
+        and known > strange + 0.2
+        and strange < 0.5
+        and sure > unsure > strange + 0.1
+        and numbers["right is surer than wrong"] > 0.65
+        and few > every + 0.1
+    )
+    return judged(
+        holds,
+        f"Strangers get a place in {answered:.0%} of answers, right in {strange:.0%} ± "
+        f"{100 * numbers['interval']['strangers right']:.0f}, and people read of in {known:.0%}; {by_form:.0%} fit the "
+        f"ending of the name ({chance:.0%} by chance), {numbers['strangers given the commonest place']:.0%} are the "
+        f"commonest place. Confidence is {unsure:.2f} with strangers and {sure:.2f} with the others; a right answer is "
+        f"surer than a wrong one in "
+        f"{numbers['right is surer than wrong']:.0%}. All answered, {every:.0%} are right; of the surest "
+        f"{numbers['coverages'][2]:.0%}, {few:.0%} ({numbers['repeats']} seeds).",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(2, width=4.8)
+    names = {
+        "right,\nread of": "known right",
+        "right,\nstrangers": "strangers right",
+        "confidence,\nread of": "confidence with known",
+        "confidence,\nstrangers": "confidence with strangers",
+    }
+    drawn = left.bar(
+        list(names),
+        [numbers[name] for name in names.values()],
+        yerr=[numbers["interval"][name] for name in names.values()],
+        color=[COLOURS[0], COLOURS[0], COLOURS[1], COLOURS[1]],
+        capsize=4,
+    )
+    left.bar_label(drawn, fmt="%.2f", label_type="center", color="white")
+    left.set(ylim=(0, 1.2), xlabel="people", ylabel="share", title="Surer than right")
+    lines(right, numbers["coverages"], {"right": numbers["accuracy by coverage"]})
+    right.set(ylim=(0, 1.05), xlabel="share of questions answered, the surest first", ylabel="right answers")
+    right.set_title("Coverage against accuracy")
+    return made

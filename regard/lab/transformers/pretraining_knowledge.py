@@ -1,0 +1,251 @@
+"""What does a model know of people whom nobody asked it about in training?
+
+Claim: What it has read, and nothing else. Trained on questions about some people alone, it answers no better about
+    others than one who always names the commonest place; having read the biographies of all, it answers most questions
+    about people it was never asked about. Of people in no text it knows nothing still.
+Measures: Generated biographies and questions (`regard.data.biographies`); a small GPT over characters that fills gaps
+    in the texts and answers questions about one half of the people, and one that has the questions alone; exact answers
+    about the other half, about strangers, and the commonest place, over seeds.
+Budget: 90 seconds
+Source: 001 3a
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.base.errors import ConfigError
+from regard.base.numbers import real, whole
+from regard.base.seeds import generator
+from regard.data.biographies import Biographies, Question, biographies
+from regard.data.corruption import IGNORED, PHRASE, Gapped, alphabet, asked, batch, corrupted
+from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.drawing import COLOURS, figure
+from regard.lab.fitting import fit
+from regard.lab.repeats import interval
+from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.models.gpt import GPT, GPTConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = (
+    r"\mathrm{prefix} \cdot M \cdot \mathrm{suffix} \cdot M \cdot \mathrm{content}, "
+    r"\mathrm{question} \cdot M M \cdot \mathrm{answer}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The model, and how it is trained.
+
+    questions  the share of questions among what it reads; the rest are texts with gaps
+    phrases    the share of gaps that are whole capitalised phrases
+    salient    whether these are places alone, and no names
+    """
+
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+    batch: int = 32
+    steps: int = 600
+    rate: float = 0.005
+    questions: float = 0.05
+    phrases: float = 1.0
+    salient: bool = False
+
+    def __post_init__(self) -> None:
+        whole("batch", self.batch, 1)
+        whole("steps", self.steps, 1)
+        if not 0.0 < real("questions", self.questions, "a share of what is read") < 1.0:
+            raise ConfigError(f"questions is a share of what is read, between 0 and 1, not {self.questions}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How many people and places there are, the training, and how often to repeat it."""
+
+    people: int = 40
+    strangers: int = 40
+    places: int = 30
+    tellings: int = 10
+    training: Training = Training()
+    repeats: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        whole("strangers", self.strangers, 1)
+
+
+SMOKE = Setup(
+    people=10,
+    strangers=12,
+    places=12,
+    training=Training(width=48, depth=1, batch=16, steps=80, rate=0.01, questions=0.1, salient=True),
+    repeats=2,
+)
+
+
+def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
+    """gpt  makes the model: gpt(config)"""
+    right: dict[str, list[float]] = {name: [] for name in ("read", "not read", "strangers", "commonest")}
+    trained_on: dict[str, list[float]] = {"read": [], "not read": []}
+    only_in_texts: list[float] = []
+    for number in range(setup.repeats):
+        seed = 1000 * setup.seed + number
+        world = biographies(
+            setup.people,
+            strangers=setup.strangers,
+            places=setup.places,
+            tellings=setup.tellings,
+            brief=True,
+            seed=seed,
+        )
+        reader = Reader.trained(world, setup.training, seed, gpt)
+        other = Reader.trained(world, setup.training, seed, gpt, reading=False)
+        right["read"].append(reader.right(world.evaluation))
+        right["not read"].append(other.right(world.evaluation))
+        right["strangers"].append(reader.right(world.strangers))
+        right["commonest"].append(_commonest(world))
+        trained_on["read"].append(reader.right(world.training))
+        trained_on["not read"].append(other.right(world.training))
+        only_in_texts.append(_only_in_texts(world))
+    return {
+        "people": setup.people,
+        "repeats": setup.repeats,
+        "right": {name: fmean(shares) for name, shares in right.items()},
+        "interval": {name: interval(shares) for name, shares in right.items()},
+        "right in training": {name: fmean(shares) for name, shares in trained_on.items()},
+        "facts in texts alone": fmean(only_in_texts),
+    }
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model that answers questions, and the characters and length that it knows."""
+
+    model: Any
+    letters: str
+    length: int
+
+    @classmethod
+    def trained(
+        cls,
+        world: Biographies,
+        training: Training,
+        seed: int,
+        gpt: Callable[[GPTConfig], Any] = GPT,
+        *,
+        reading: bool = True,
+    ) -> "Reader":
+        """A model taught the questions of training; `reading` mixes them with the texts."""
+        questions = [*world.training, *world.evaluation, *world.strangers]
+        everything = [*world.texts, *(question.text + question.answer for question in questions)]
+        letters, length = alphabet(everything), max(map(len, everything)) + 3  # two masks and the end
+        config = GPTConfig(
+            vocab=len(letters),
+            context=length,
+            width=training.width,
+            depth=training.depth,
+            heads=training.heads,
+            positions="rotary",
+            activation="relu",
+            dropout=0.0,
+            attention_dropout=0.0,
+        )
+        model, draws = gpt(config), generator(seed)
+        # wider than for large models: so few steps would not make characters differ
+        table = {"tokens.weight": normal(0.3), "*norm.weight": constant(1.0), "*.bias": constant(0.0)}
+        initialise(model, {**table, "*.weight": fan_in()}, seed)
+        reader = cls(model, letters, length)
+
+        phrase = re.compile("|".join(world.places)) if training.salient else PHRASE
+
+        def below(count: int) -> int:
+            return int(torch.randint(count, (), generator=draws))
+
+        def drawn() -> Gapped:
+            if not reading or float(torch.rand((), generator=draws)) < training.questions:
+                question, answer = world.training[below(len(world.training))]
+                return asked(question, answer, length)
+            text = world.texts[below(len(world.texts))]
+            return corrupted(text, length, draws, phrases=training.phrases, phrase=phrase, whole_text=False)
+
+        def loss() -> Tensor:
+            tokens, targets = batch([drawn() for _ in range(training.batch)], letters)
+            return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+        # questions alone are known by heart in a fraction of the steps
+        fit(
+            model.parameters(),
+            loss,
+            steps=training.steps if reading else training.steps // 2 + 1,
+            rate=training.rate,
+        )
+        return reader
+
+    @torch.no_grad()
+    def right(self, questions: Sequence[Question]) -> float:
+        """The share of questions that are answered exactly, to the end.
+
+        Greedy text is right if every character of it is the likeliest after the right ones before: one pass tells.
+        """
+        tokens, targets = batch([asked(*question, self.length) for question in questions], self.letters)
+        told = self.model(tokens).argmax(-1)
+        return float(((told == targets) | (targets == IGNORED)).all(1).double().mean())
+
+
+def _commonest(world: Biographies) -> float:
+    """How many questions the commonest answer of training gets right."""
+    guess, _ = Counter(question.answer for question in world.training).most_common(1)[0]
+    return fmean(question.answer == guess for question in world.evaluation)
+
+
+def _only_in_texts(world: Biographies) -> float:
+    """The share of people asked about at last whose place stands with their name in texts, and in no other question."""
+    people = [person for person in world.people if person.question in world.evaluation]
+    return fmean(
+        any(person.name in text and person.place in text for text in world.texts)
+        and not any(person.name in question.text for question in world.training)
+        for person in people
+    )
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    right, by_heart = numbers["right"], numbers["right in training"]
+    known = right["read"] > 0.6 and right["read"] > right["not read"] + 0.4
+    guessed = right["not read"] < right["commonest"] + 0.2
+    unknown = right["read"] > right["strangers"] + 0.4
+    told = {name: f"{right[name]:.0%} ± {100 * numbers['interval'][name]:.0f}" for name in right}
+    return judged(
+        known and guessed and unknown and min(by_heart.values()) > 0.8 and numbers["facts in texts alone"] == 1.0,
+        f"Questions about people never asked about in training are answered right for {told['read']} after reading and "
+        f"{told['not read']} without ({numbers['repeats']} seeds), though those of training are for "
+        f"{by_heart['read']:.0%} and {by_heart['not read']:.0%}; the commonest place is right for {told['commonest']}. "
+        f"About strangers the reader is right for {told['strangers']}.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (axes,) = figure()
+    names = {"read": "read", "not read": "not read", "strangers": "read,\nstrangers", "commonest": "commonest\nplace"}
+    drawn = axes.bar(
+        list(names.values()),
+        [numbers["right"][name] for name in names],
+        yerr=[numbers["interval"][name] for name in names],
+        color=COLOURS[0],
+        capsize=4,
+    )
+    axes.bar_label(drawn, fmt="%.2f", padding=3)
+    axes.set(
+        ylim=(0, 1.2), xlabel="biographies of those asked about", ylabel="right answers", title="Knowing by reading"
+    )
+    return made

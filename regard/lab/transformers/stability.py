@@ -1,0 +1,269 @@
+"""What keeps a deep Transformer trainable?
+
+Claim: Residual sums, layer norms, scaled scores and a warm-up of the learning rate, all four of them in the design of
+    2017, which normalises after each sum: without norms gradients grow from block to block towards the input, without
+    norms and sums they fade, without sums all tokens become alike, without scale one key has most of a query's
+    weight, and without any one of the four the stack has learned less after as many steps, with every seed. With the
+    norm before each part gradients are smaller at the start, and no warm-up is needed.
+Measures: Deep stacks of real blocks that have to tell sequences in reverse, with each of the four taken away, over
+    seeds: at the start the norm of each block's gradient, how alike the tokens at the top are, and the largest
+    attention weight of a row; and the loss at the end of training.
+Budget: 90 seconds
+Source: 002 1.4e
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.numbers import whole
+from regard.base.seeds import generator
+from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.drawing import COLOURS, figure, lines
+from regard.lab.fitting import fit
+from regard.lab.repeats import interval
+from regard.layers.attention import Attention
+from regard.layers.blocks import Block, through
+from regard.layers.embeddings import LearnedPositions, TokenEmbedding
+from regard.layers.feedforward import FeedForward
+from regard.layers.initial import constant, initialise, normal, xavier
+from regard.layers.norms import norm
+from regard.see.watch import watch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = (
+    r"\mathrm{post}: x \to \mathrm{norm}(x + f(x)), \mathrm{pre}: x \to x + f(\mathrm{norm}(x)), "
+    r"\eta_t = \eta \min(1, \frac{t}{w})(1 - \frac{t}{T})"
+)
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a stack has."""
+
+    order: str = "post"
+    sums: bool = True
+    norms: bool = True
+    scale: bool = True
+    warm_up: bool = True
+
+
+TRAINED = {
+    "all four": Design(),
+    "no sums": Design(sums=False),
+    "no norms": Design(norms=False),
+    "no scale": Design(scale=False),
+    "no warm-up": Design(warm_up=False),
+    "norm first, no warm-up": Design(order="pre", warm_up=False),
+}
+LACKING = ("no sums", "no norms", "no scale", "no warm-up")
+# the learning rate is nothing that the start could show
+AT_THE_START = {
+    "all four": Design(),
+    "no sums": Design(sums=False),
+    "no norms": Design(norms=False),
+    "no norms, no sums": Design(norms=False, sums=False),
+    "no scale": Design(scale=False),
+    "norm first": Design(order="pre"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Sequences to tell in reverse, the stack, and how long and how often to train.
+
+    deep  blocks of the stacks that are only looked at, at the start
+    """
+
+    letters: int = 6
+    length: int = 6
+    width: int = 48
+    depth: int = 8
+    deep: int = 12
+    batch: int = 16
+    steps: int = 150
+    rate: float = 0.004
+    warm_up: int = 40
+    repeats: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        for name in ("depth", "deep"):
+            whole(name, getattr(self, name), 4, "blocks, and few of them train in any design")
+        whole("length", self.length, 2, "tokens, which are compared")
+
+
+SMOKE = Setup(letters=4, length=3, depth=5, batch=8, steps=36, rate=0.01, warm_up=18, repeats=2)
+
+
+def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[..., Any] = Block) -> Numbers:
+    """Parts are made by layer(width, heads, beta=beta) and block(width, attention, feedforward, order=order)."""
+    seeds = [1000 * setup.seed + number for number in range(setup.repeats)]
+    starts = {
+        name: [_start(_made(setup, setup.deep, design, layer, block, seed), setup, seed) for seed in seeds]
+        for name, design in AT_THE_START.items()
+    }
+    losses = {name: [_trained(setup, design, layer, block, seed) for seed in seeds] for name, design in TRAINED.items()}
+    return {
+        "depth": setup.depth,
+        "deep": setup.deep,
+        "steps": setup.steps,
+        "repeats": setup.repeats,
+        "loss of a guess": math.log(setup.letters),
+        "gradients": {
+            name: [fmean(column) for column in zip(*(start["gradients"] for start in several), strict=True)]
+            for name, several in starts.items()
+        },
+        "tokens alike": {name: fmean(start["alike"] for start in several) for name, several in starts.items()},
+        "largest weight": {name: fmean(start["largest"] for start in several) for name, several in starts.items()},
+        "loss": {name: fmean(several) for name, several in losses.items()},
+        "interval": {name: interval(several) for name, several in losses.items()},
+        # seed by seed: how much worse than with all four, at the least
+        "loss added, at least": {
+            name: min(loss - best for loss, best in zip(losses[name], losses["all four"], strict=True))
+            for name in LACKING
+        },
+    }
+
+
+class _Alone(Block):
+    """A block that passes on what its parts give, and nothing of what went in."""
+
+    def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
+        out: Tensor = norm(part(x))
+        return out
+
+
+class _Stack(nn.Module):
+    """Tokens and their places, blocks, and a guess of a token for each place."""
+
+    def __init__(
+        self, setup: Setup, depth: int, design: Design, layer: Callable[..., Any], block: Callable[..., Any]
+    ) -> None:
+        super().__init__()
+        width = setup.width
+        self.tokens, self.places = TokenEmbedding(setup.letters, width), LearnedPositions(setup.length, width)
+        make = block if design.sums else _Alone
+        beta = None if design.scale else 1.0
+        self.blocks = nn.ModuleList(
+            make(width, layer(width, 1, beta=beta), FeedForward(width, 2 * width), order=design.order)
+            for _ in range(depth)
+        )
+        if not design.norms:
+            for each in self.blocks:
+                each.attention_norm, each.feedforward_norm = nn.Identity(), nn.Identity()
+        self.norm = norm("layer", width) if design.order == "pre" else nn.Identity()
+        self.guess = nn.Linear(width, setup.letters)
+
+    def hidden(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        top: Tensor = self.norm(through(self.blocks, x))
+        return top
+
+    def forward(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n w"]:
+        guesses: Tensor = self.guess(self.hidden(tokens))
+        return guesses
+
+
+def _made(
+    setup: Setup, depth: int, design: Design, layer: Callable[..., Any], block: Callable[..., Any], seed: int
+) -> _Stack:
+    model = _Stack(setup, depth, design, layer, block)
+    table = {"tokens.weight": normal(1.0), "places.weight": normal(1.0), "*norm.weight": constant(1.0)}
+    initialise(model, {**table, "*.bias": constant(0.0), "*.weight": xavier()}, seed)
+    return model
+
+
+def _loss(model: _Stack, setup: Setup, draws: torch.Generator) -> Tensor:
+    tokens = torch.randint(setup.letters, (setup.batch, setup.length), generator=draws)
+    return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flip(1).flatten())
+
+
+def _start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
+    """What there is to see before the first step."""
+    _loss(model, setup, generator(seed)).backward()
+    squares = [
+        [float(each.grad.square().sum()) for each in block.parameters() if each.grad is not None]
+        for block in model.blocks
+    ]
+    tokens = torch.randint(setup.letters, (setup.batch, setup.length), generator=generator(seed))
+    with torch.no_grad(), watch(model) as seen:
+        top = functional.normalize(model.hidden(tokens), dim=-1)
+    pairs = [float((top[:, i] * top[:, j]).sum(-1).mean()) for i, j in combinations(range(setup.length), 2)]
+    return {
+        "gradients": [math.sqrt(sum(several)) for several in squares],
+        "alike": fmean(pairs),
+        "largest": fmean(float(record.largest.mean()) for record in seen.records),
+    }
+
+
+def _trained(setup: Setup, design: Design, layer: Callable[..., Any], block: Callable[..., Any], seed: int) -> float:
+    """The mean loss of the last steps, a tenth of all."""
+    model, draws = _made(setup, setup.depth, design, layer, block, seed), generator(seed)
+    warm_up = setup.warm_up if design.warm_up else 0
+    losses = fit(
+        model.parameters(), lambda: _loss(model, setup, draws), steps=setup.steps, rate=setup.rate, warm_up=warm_up
+    )
+    return fmean(losses[-max(setup.steps // 10, 1) :])
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    gradients, alike, largest = numbers["gradients"], numbers["tokens alike"], numbers["largest weight"]
+    grown, usual = max(gradients["no norms"]), max(gradients["all four"])
+    faded = gradients["no norms, no sums"][0] / gradients["no norms, no sums"][-1]
+    even = max(gradients["all four"]) / min(gradients["all four"])
+    start = (
+        grown > 10 * usual
+        and faded < 0.03
+        and even < 10
+        and 1 - alike["no sums"] < 0.1 * (1 - alike["all four"])
+        and largest["no scale"] > 1.5 * largest["all four"]
+        and fmean(gradients["norm first"]) < 0.7 * fmean(gradients["all four"])
+    )
+    loss, spread = numbers["loss"], numbers["interval"]
+    needed = all(loss[name] > 3 * loss["all four"] and numbers["loss added, at least"][name] > 0 for name in LACKING)
+    free = 3 * loss["norm first, no warm-up"] < min(loss[name] for name in LACKING)
+    told = ", ".join(f"{name} {loss[name]:.2f} ± {spread[name]:.2f}" for name in TRAINED)
+    return judged(
+        start and needed and free,
+        f"Loss after {numbers['steps']} steps of {numbers['depth']} blocks ({numbers['repeats']} seeds, a guess has "
+        f"{numbers['loss of a guess']:.2f}): {told}. At the start of {numbers['deep']} blocks the largest gradient of "
+        f"one is {usual:.1f} with all four and {grown:.0f} without norms; without norms and sums the first block has "
+        f"{faded:.0e} of the last one's. Tokens at the top have a cosine of {alike['all four']:.2f}, without sums "
+        f"{alike['no sums']:.3f}; the largest weight of a row is {largest['all four']:.2f}, without scale "
+        f"{largest['no scale']:.2f}. With the norm first the mean gradient of a block is "
+        f"{fmean(gradients['norm first']):.1f}, after each sum {fmean(gradients['all four']):.1f}.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(2, width=5.4)
+    lines(left, list(range(1, numbers["deep"] + 1)), numbers["gradients"])
+    left.set(yscale="log", xlabel="block", ylabel="norm of its gradient", title="Gradients at the start")
+    left.legend(frameon=False, fontsize="x-small", loc="lower right")
+    names = list(numbers["loss"])
+    right.barh(
+        names,
+        [numbers["loss"][name] for name in names],
+        xerr=[numbers["interval"][name] for name in names],
+        color=COLOURS[0],
+        capsize=3,
+    )
+    right.axvline(numbers["loss of a guess"], color=COLOURS[1], linestyle="--", label="a guess")
+    right.legend(frameon=False)
+    right.invert_yaxis()
+    right.set_xlim(left=0)
+    title = f"What is left after {numbers['steps']} steps"
+    right.set(xlabel="loss", ylabel="design", title=title)
+    return made

@@ -1,0 +1,164 @@
+"""What do the positions of a Vision Transformer learn, and what is it without them?
+
+Claim: They are a table with a row for each patch, drawn at random and learned, and nothing tells it that patches lie
+    in a plane; after training the rows of neighbours are more alike than those of patches far apart, which before they
+    are not. Without positions the patches are a bag: shuffling them changes no output, and fewer images are told right.
+Measures: A small Vision Transformer whose patches are single pixels, trained on scikit-learn's digits with positions
+    and without, over seeds: cosines between rows, less their mean, by distance of their patches, before and after;
+    the share of 400 other images told right, and how far logits move when patches are shuffled, in float64.
+Budget: 60 seconds
+Source: 000 1.5c, 002 1.5b
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from regard.base.numbers import whole
+from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.digits import CLASSES, SIDE, digits, learn, share_right
+from regard.lab.drawing import COLOURS, figure, lines
+from regard.lab.repeats import interval
+from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.models.vit import ViT, ViTConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MATHS = r"x_i = E p_i + t_i, \cos(t_i - \bar{t}, t_j - \bar{t}) \mathrm{by} \| r_i - r_j \|"
+
+FAR = 3  # from here on no patch is a neighbour's neighbour
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The model, and how long and how often to train."""
+
+    width: int = 24
+    heads: int = 2
+    depth: int = 1
+    batch: int = 32
+    steps: int = 400
+    rate: float = 0.02
+    repeats: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+
+
+SMOKE = Setup(width=16, heads=1, steps=90, rate=0.03, repeats=3)
+
+
+def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
+    """vit  makes the model: vit(config)"""
+    given, others = digits()
+    cosines: dict[str, list[list[float]]] = {"before": [], "after": []}
+    right: dict[str, list[float]] = {positions: [] for positions in ("learned", "none")}
+    moved: dict[str, list[float]] = {positions: [] for positions in right}
+    shuffled: list[float] = []
+    for number in range(setup.repeats):
+        seed = 1000 * setup.seed + number
+        mixed = others.scattered(seed)
+        for positions in right:
+            model = _made(setup, vit, positions, seed)
+            if positions == "learned":
+                cosines["before"].append(_by_distance(model))
+            learn(model, given, steps=setup.steps, batch=setup.batch, rate=setup.rate, seed=seed)
+            right[positions].append(share_right(model, others))
+            if positions == "learned":
+                cosines["after"].append(_by_distance(model))
+                shuffled.append(share_right(model, mixed))
+            with torch.no_grad():
+                model.double()
+                change = model(mixed.images[:16].double()) - model(others.images[:16].double())
+            moved[positions].append(float(change.abs().max()))
+    lead = {when: [row[0] - fmean(row[FAR - 1 :]) for row in several] for when, several in cosines.items()}
+    return {
+        "repeats": setup.repeats,
+        "chance": 1 / CLASSES,
+        "distances": list(range(1, SIDE)),
+        "cosines": {
+            when: [fmean(column) for column in zip(*several, strict=True)] for when, several in cosines.items()
+        },
+        "neighbours lead by": {when: fmean(several) for when, several in lead.items()},
+        "interval of lead": {when: interval(several) for when, several in lead.items()},
+        "right": {positions: fmean(shares) for positions, shares in right.items()},
+        "interval": {positions: interval(shares) for positions, shares in right.items()},
+        "right when shuffled": fmean(shuffled),
+        "logits moved by shuffling": {"learned": min(moved["learned"]), "none": max(moved["none"])},
+    }
+
+
+def _made(setup: Setup, vit: Callable[[ViTConfig], Any], positions: str, seed: int) -> Any:
+    model = vit(
+        ViTConfig(
+            image=SIDE,
+            patch=1,
+            channels=1,
+            classes=CLASSES,
+            width=setup.width,
+            depth=setup.depth,
+            heads=setup.heads,
+            ff_width=2 * setup.width,
+            pool="mean",
+            positions=positions,
+        )
+    )
+    # rows begin small, so that what they become is what was learned
+    table = {"positions.weight": normal(0.02), "*norm.weight": constant(1.0)}
+    initialise(model, {**table, "*.bias": constant(0.0), "*.weight": fan_in()}, seed)
+    return model
+
+
+def _by_distance(model: Any) -> list[float]:
+    """Mean cosine of the rows of two patches, less the mean of all rows, by distance rounded up: 1 is side by side."""
+    table: Float[Tensor, "n d"] = model.positions.weight.detach()
+    rows = functional.normalize(table - table.mean(0), dim=1)
+    places = torch.cartesian_prod(torch.arange(SIDE), torch.arange(SIDE)).double()
+    apart = (places[:, None] - places).square().sum(-1).sqrt().ceil()
+    return [float((rows @ rows.T)[apart == distance].mean()) for distance in range(1, SIDE)]
+
+
+def verdict(numbers: Numbers) -> Verdict:
+    lead, spread, right = numbers["neighbours lead by"], numbers["interval of lead"], numbers["right"]
+    moved, near = numbers["logits moved by shuffling"], numbers["cosines"]
+    ordered = abs(lead["before"]) < 0.06 and lead["after"] > max(spread["after"], lead["before"] + 0.08)
+    bag = moved["none"] < 1e-9 and moved["learned"] > 1e-3
+    needed = right["learned"] > right["none"] + 0.05 and numbers["right when shuffled"] < right["learned"] - 0.05
+    return judged(
+        ordered and bag and needed,
+        f"Rows of neighbours have a cosine of {near['before'][0]:.2f} before training and {near['after'][0]:.2f} "
+        f"after, {lead['before']:.2f} ± {spread['before']:.2f} and {lead['after']:.2f} ± {spread['after']:.2f} above "
+        f"those {FAR} and more apart ({numbers['repeats']} seeds). With positions {right['learned']:.1%} of images are "
+        f"told right, {numbers['right when shuffled']:.1%} once their patches are shuffled, and without positions "
+        f"{right['none']:.1%}. Shuffling moves logits by {moved['learned']:.2g} with positions and by "
+        f"{moved['none']:.0e} without.",
+    )
+
+
+def draw(numbers: Numbers) -> "Figure":
+    made, (left, right) = figure(2)
+    curves = {f"{when} training": numbers["cosines"][when] for when in ("before", "after")}
+    lines(left, numbers["distances"], curves)
+    left.axhline(0, color="grey", linewidth=0.8)
+    left.set(xlabel="distance of two patches", ylabel="cosine of their rows", title="Positions that were learned")
+    shown = {"learned": "learned positions", "none": "no positions"}
+    drawn = right.bar(
+        list(shown.values()),
+        [numbers["right"][name] for name in shown],
+        yerr=[numbers["interval"][name] for name in shown],
+        color=COLOURS[0],
+        capsize=4,
+    )
+    right.bar_label(drawn, fmt="%.2f", label_type="center", color="white")
+    right.axhline(numbers["chance"], color=COLOURS[1], linestyle="--", label="chance")
+    right.legend(frameon=False)
+    right.set(ylim=(0, 1), ylabel="images told right", title="With positions and without")
+    return made

@@ -1,0 +1,188 @@
+"""The claims about text, its tokens and what models make of it: what they find, and that a fault turns them over."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+from regard.base.seeds import generator
+from regard.lab.claim import REFUTED, SUPPORTED, Claim, claims
+from regard.lab.transformers import bert_tasks, byte_pairs
+from regard.layers.attention import Attention
+from regard.models.bert import BERT, BERTConfig
+from regard.models.generation import Text, generate, greedy
+from regard.models.gpt import GPT, GPTConfig
+from regard.models.strategies import Beam, Sample
+from tests.lab.quick import outcome
+
+IDS = ("byte-pairs", "decoding", "bert-tasks", "pretraining-knowledge", "made-up-answers")
+
+
+def claim(name: str) -> Claim:
+    return claims()[name]
+
+
+def overlapping(word: list[int], pair: tuple[int, int], token: int) -> list[int]:
+    """Every pair replaced where it begins, and its second half left to the next."""
+    marks = [tuple(word[at : at + 2]) == pair for at in range(len(word))]
+    return [token if mark else letter for letter, mark in zip(word, marks, strict=True)]
+
+
+def beams_of_one(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[Text]:
+    """A search that forgets all but the best text."""
+    return generate(model, prompts, strategy=greedy() if isinstance(strategy, Beam) else strategy, **rest)
+
+
+def one_too_many(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[Text]:
+    """The k-th token counted from zero."""
+    if isinstance(strategy, Sample) and strategy.top_k is not None:
+        strategy = replace(strategy, top_k=strategy.top_k + 1)
+    return generate(model, prompts, strategy=strategy, **rest)
+
+
+def too_cold(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[Text]:
+    """Logits divided by one half."""
+    if isinstance(strategy, Sample):
+        strategy = replace(strategy, temperature=0.5)
+    return generate(model, prompts, strategy=strategy, **rest)
+
+
+def always_sure(*given: Any, **rest: Any) -> list[Text]:
+    """Probabilities after the choice, when only one token is left."""
+    texts = generate(*given, **rest)
+    return [replace(text, log_probabilities=(0.0,) * len(text.tokens)) for text in texts]
+
+
+def short_sighted(config: GPTConfig) -> GPT:
+    """Three tokens back and no further: the name is out of sight when the answer is due."""
+    return GPT(replace(config, window=3))
+
+
+class Through(Attention):
+    """Values handed through: no token sees another."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        return v
+
+
+def blind(config: BERTConfig) -> BERT:
+    made = BERT(config)
+    for block in made.blocks:
+        block.attention = Through(config.width, config.heads)
+    return made
+
+
+FAULTS: list[tuple[str, dict[str, Callable[..., Any]]]] = [
+    ("byte-pairs", {"merge": overlapping}),
+    ("decoding", {"writer": beams_of_one}),
+    ("decoding", {"writer": one_too_many}),
+    ("decoding", {"writer": too_cold}),
+    ("bert-tasks", {"bert": blind}),
+    ("pretraining-knowledge", {"gpt": short_sighted}),
+    ("made-up-answers", {"gpt": short_sighted}),
+    ("made-up-answers", {"writer": always_sure}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), FAULTS, ids=[f"{name}-{next(iter(fault.values())).__name__}" for name, fault in FAULTS]
+)
+def test_a_fault_refutes_the_claim(name: str, fault: dict[str, Callable[..., Any]]) -> None:
+    came = claim(name).run(claim(name).setup(smoke=True), **fault)
+    assert came.verdict.word == REFUTED, came.verdict.sentence
+
+
+def test_every_claim_has_a_fault() -> None:
+    assert {name for name, _ in FAULTS} == set(IDS)
+
+
+def test_a_sheet_that_were_right_would_be_supported() -> None:
+    numbers = outcome("bert-tasks").numbers
+    changed = numbers | {"right": numbers["right"] | {"logic": 0.9}}
+    assert [sheet.verdict(changed).word for sheet in claim("bert-tasks").sheet] == [SUPPORTED]
+
+
+def test_pairs_are_merged_from_the_left_without_overlap() -> None:
+    assert byte_pairs.merged([7, 7, 7, 5, 7, 7], (7, 7), 300) == [300, 7, 5, 300]
+
+
+def test_the_first_merge_of_the_rhyme_is_its_commonest_pair() -> None:
+    numbers = outcome("byte-pairs").numbers
+    text = byte_pairs.JACK
+    most = max(text.count(text[at : at + 2]) for at in range(len(text) - 1))
+    assert numbers["pairs merged"][0] == most == 30
+    assert (numbers["tokens"][0], numbers["tokens"][-1]) == (370, 88)
+    assert numbers["tokens"][0] - sum(numbers["pairs merged"]) == numbers["tokens"][-1]
+
+
+def test_no_merges_leave_bytes() -> None:
+    came = claim("byte-pairs").run(claim("byte-pairs").setup({"merges": 1}))
+    assert came.numbers["tokens"] == [370, 340]
+
+
+def test_all_texts_together_are_certain_and_the_beam_of_all_finds_the_likeliest() -> None:
+    numbers = outcome("decoding").numbers
+    assert numbers["texts"] == 5**4
+    assert numbers["probability of all texts"] == pytest.approx(1.0)
+    assert numbers["likeliest found by beams"][-1] == 1.0
+    assert numbers["log-probability by beams"][-1] == pytest.approx(numbers["likeliest"], abs=1e-5)
+    assert numbers["tokens left"]["top-k"] == 3
+
+
+def test_the_k_th_token_is_greedy_for_k_equal_to_one() -> None:
+    numbers = outcome("decoding").numbers
+    assert numbers["log-probability by rank"][0] == numbers["log-probability by greedy"]
+
+
+def test_true_and_false_pairs_differ_as_their_task_says() -> None:
+    setup = bert_tasks.SMOKE
+    for task in bert_tasks.TASKS:
+        made = bert_tasks.examples(setup, task, 200, generator(1))
+        asked = made.words if task == bert_tasks.WORDS else made.pair
+        assert (asked != bert_tasks.IGNORED).any()
+        assert made.tokens.shape == (200, 9)
+        assert (made.tokens[:, 0] == bert_tasks.TASKS.index(task)).all()
+    order = bert_tasks.examples(setup, "sentence order", 200, generator(1))
+    pronouns = bert_tasks.SPECIAL + setup.kinds * setup.nouns
+    assert torch.equal((order.tokens[:, 1] >= pronouns).long(), order.pair)
+
+
+def test_hidden_words_are_the_only_ones_asked_for() -> None:
+    made = bert_tasks.examples(bert_tasks.SMOKE, bert_tasks.WORDS, 200, generator(1))
+    assert torch.equal(made.tokens == bert_tasks.MASK, made.words != bert_tasks.IGNORED)
+
+
+def test_facts_about_those_asked_at_last_stand_in_texts_alone() -> None:
+    assert outcome("pretraining-knowledge").numbers["facts in texts alone"] == 1.0
+
+
+def test_accuracy_of_all_answers_is_the_end_of_the_curve() -> None:
+    numbers = outcome("made-up-answers").numbers
+    assert numbers["coverages"][-1] == 1.0
+    assert 0.0 < numbers["accuracy by coverage"][-1] < 1.0
+    assert all(math.isfinite(numbers[name]) for name in numbers["interval"])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("byte-pairs", {"merges": 0}, "merges is 0, but must be at least 1"),
+        ("decoding", {"length": 1}, "length is 1, but must be at least 2"),
+        ("decoding", {"letters": 30, "length": 6}, "30 letters make 729,000,000 texts of length 6, too many"),
+        ("decoding", {"sharpness": 0.0}, "sharpness is above 0, but is 0.0"),
+        ("bert-tasks", {"kinds": 1}, "kinds is 1, but must be at least 2"),
+        ("bert-tasks", {"repeats": 1}, "repeats is 1, but must be at least 2"),
+        ("pretraining-knowledge", {"repeats": 1}, "repeats is 1, but must be at least 2"),
+        ("pretraining-knowledge", {"training.questions": 1.0}, "questions is a share of what is read, between 0 and 1"),
+        ("made-up-answers", {"strangers": 1}, "strangers is 1, but must be at least 2"),
+    ],
+)
+def test_a_setup_that_cannot_be_is_refused(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        claim(name).setup(settings)
