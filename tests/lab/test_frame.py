@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from regard.base.errors import CheckpointError, ConfigError
-from regard.cli.lab import read_settings, read_value
+from regard.cli.settings import read_settings, read_value
 from regard.lab import results
 from regard.lab.claim import Claim, Outcome, Sheet, Verdict, claims, judged
 from regard.lab.errata import errata
@@ -177,7 +177,7 @@ def test_the_command_and_the_call_of_a_result_give_its_setup(name: str) -> None:
         assert words[:4] == ["regard", "lab", "run", name]
         changed = [words[at + 1] for at, each in enumerate(words) if each == "--set"]
         seed = int(words[words.index("--seed") + 1]) if "--seed" in words else None
-        assert claim.setup(read_settings(claim, changed), seed=seed, smoke="--smoke" in words) == setup
+        assert claim.setup(read_settings(changed, claim.module.Setup), seed=seed, smoke="--smoke" in words) == setup
         assert eval(call(claim, setup), {"claims": lambda: {name: Asking(claim)}}) == setup
 
 
