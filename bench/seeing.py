@@ -136,8 +136,9 @@ def measured(device: str, quick: bool) -> list[Line]:
                 raise RuntimeError(f"{way} at {together} failed:\n{ran.stderr[-2000:]}")
             results[way] |= dict(zip(together, map(json.loads, ran.stdout.splitlines()), strict=True))
     for n in lengths:
-        ours, peer = results["regard"][n], results["eager"].get(n, {})
-        lines.append(Line(n, ours["seconds"], int(ours["bytes"]), peer.get("seconds"), peer.get("bytes")))
+        ours, peer = results["regard"][n], results["eager"].get(n)
+        beside = (None, None) if peer is None else (peer["seconds"], int(peer["bytes"]))
+        lines.append(Line(n, ours["seconds"], int(ours["bytes"]), *beside))
         print(f"{n:,} tokens: {lines[-1]}", file=sys.stderr, flush=True)
     return lines
 

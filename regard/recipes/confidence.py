@@ -56,7 +56,7 @@ def calibrated(log_probabilities: Sequence[float], right: Sequence[bool], precis
 
 def _fitted(log_probabilities: Sequence[float], right: Sequence[bool]) -> tuple[float, float]:
     """Slope and offset by maximum likelihood. One answer of each kind is added, so that a curve always exists."""
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 
     low, high = min(log_probabilities), max(log_probabilities)
     x = numpy.array([*log_probabilities, low, high])[:, None]

@@ -8,17 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
+from regard.base.numbers import real, whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential:
-    """The mean that forgets: each step weighs `decay` times as much as the one after it."""
+    """The mean that forgets: each step weighs `decay` times as much as the one after it.
+
+    After n steps the mean forgets at least as fast as n / (n + 9) would, so that it is one of the steps there are.
+    """
 
     decay: float = 0.999
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
+        if not 0 <= real("Exponential(decay)", self.decay) < 1:
             raise ConfigError(f"Exponential(decay) is from 0 to below 1, not {self.decay}")
 
 
@@ -55,7 +58,6 @@ class Averager:
             self._kept = [self._now()]
             return
         mean, now = self._kept[0], dict(_weights(self._model))
-        # at first the mean is that of the few steps there are
         keep = min(self._plan.decay, done / (done + 9))
         torch._foreach_lerp_([mean[name] for name in now], list(now.values()), 1 - keep)
 
@@ -78,13 +80,13 @@ class Averager:
             self._set(self._mean())
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f"{number}.{name}": t for number, kept in enumerate(self._kept) for name, t in kept.items()}
+        return {f"{number}/{name}": t for number, kept in enumerate(self._kept) for name, t in kept.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         own = dict(_weights(self._model))
         kept: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
-            number, name = key.split(".", 1)
+            number, name = key.split("/")
             kept.setdefault(int(number), {})[name] = value.to(own[name].device)
         self._kept = [kept[number] for number in sorted(kept)]
 

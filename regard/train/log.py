@@ -5,16 +5,18 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
+from regard.base.atomic import write_atomically
 from regard.base.errors import ConfigError
+
+NAME = "log.jsonl"
 
 
 class Log:
     """`log.jsonl`, and events for TensorBoard beside it. Lines after the state that a run goes on from are dropped."""
 
     def __init__(self, folder: Path, start: int, *, tensorboard: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = _continued(folder / "log.jsonl", start)
         self._board: Any = _board(folder / "tensorboard", start) if tensorboard else None
+        self._file: TextIO = _continued(folder / NAME, start)
 
     def add(self, step: int, figures: dict[str, float]) -> None:
         """Figures after a number of steps."""
@@ -24,8 +26,11 @@ class Log:
             for name, value in figures.items():
                 self._board.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    def settle(self) -> None:
+        """Force all lines to disk."""
         os.fsync(self._file.fileno())
+
+    def close(self) -> None:
         self._file.close()
         if self._board is not None:
             self._board.close()
@@ -34,15 +39,14 @@ class Log:
 def _continued(file: Path, start: int) -> TextIO:
     """The file, without what a killed run wrote after its last state or left unfinished."""
     kept = []
-    for line in file.read_text().splitlines() if file.is_file() else []:
+    for line in file.read_text(errors="replace").splitlines() if file.is_file() else []:
         try:
             if json.loads(line)["step"] <= start:
                 kept.append(line + "\n")
         except (ValueError, KeyError, TypeError):
             break
-    opened = file.open("w")
-    opened.writelines(kept)
-    return opened
+    write_atomically(file, lambda path: path.write_text("".join(kept)))
+    return file.open("a")
 
 
 def _board(folder: Path, start: int) -> Any:

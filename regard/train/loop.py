@@ -2,33 +2,31 @@
 
 import json
 import math
-import random
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 
 from regard.base.atomic import write_atomically
 from regard.base.config import to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError
-from regard.train import checkpoint
+from regard.train import generators
 from regard.train.averaging import Averager
-from regard.train.checkpoint import State
+from regard.train.batches import Ahead, moved
+from regard.train.checkpoint import Keeper, State
 from regard.train.log import Log
 from regard.train.optimiser import Stepper
 from regard.train.plan import Plan
 from regard.train.task import Task
-from regard.train.world import ALONE, World
+from regard.train.world import ALONE, World, piece
 
 STATES = "states"
+PLAN = "plan.json"
 TELL_EVERY = 10  # steps between figures, so that a GPU is seldom waited for
 
 
@@ -79,20 +77,27 @@ def fit(
     """Train the model in place.
 
     folder  where states and the log are kept; None keeps nothing
-    resume  go on from the last whole state in the folder; bit for bit, on one CPU in float32
+    resume  go on from the last whole state in the folder, or begin where there is none; bit for bit, on one CPU in
+            float32
     tell    hears what a user should know: a damaged state that was passed over, say
     show    hears where the run stands, every few steps
     """
-    with ExitStack() as stack:
-        run = stack.enter_context(_Run.opened(model, task, plan, folder, resume, world, tensorboard, tell, show))
+    _check(plan, folder, resume, world)
+    if not world.leads:
+        tell, show = _unheard, _unheard
+    if folder is not None:
+        world.shared(lambda: _begin(folder, plan, resume))
+    run = _Run(model, task, plan, folder, world, tell, show)
+    if resume:
+        run.restore()
+    if folder is None or not world.leads:
         return run.to_the_end()
-
-
-def seeded(seed: int) -> None:
-    """Set every generator that a model, a task or a library may draw from."""
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    with _writing("the log", folder):
+        run.log = Log(folder, run.step, tensorboard=tensorboard)
+    try:
+        return run.to_the_end()
+    finally:
+        run.log.close()
 
 
 def score(figures: dict[str, float]) -> float:
@@ -100,61 +105,44 @@ def score(figures: dict[str, float]) -> float:
     return next(iter(figures.values()))
 
 
-@dataclass
 class _Run:
-    model: nn.Module
-    task: Task
-    plan: Plan
-    folder: Path | None
-    world: World
-    tell: Callable[[str], None]
-    show: Callable[[Progress], None]
-    stepper: Stepper
-    averager: Averager | None
-    scaler: torch.amp.GradScaler | None
-    called: nn.Module  # the model as it is called: compiled, or in parallel
-    log: Log | None = None
-    step: int = 0
-    waited: int = 0  # evaluations since the best one
-    seconds: float = 0.0
-    losses: list[tuple[int, float]] = field(default_factory=list)
-    figures: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-
-    @classmethod
-    @contextmanager
-    def opened(
-        cls, model: nn.Module, task: Task, plan: Plan, folder: Path | None, resume: bool, world: World,
-        tensorboard: bool, tell: Callable[[str], None], show: Callable[[Progress], None],
-    ) -> Iterator["_Run"]:  # fmt: skip
-        state = _earlier(folder, plan, resume, world, tell)
-        seeded(plan.seed + world.rank)
-        model.to(world.device).train()
-        called = world.wrapped(model)
-        run = cls(
-            model, task, plan, folder, world, tell, show,
-            stepper=Stepper(plan.optimiser, model),
-            averager=None if plan.averaging is None else Averager(plan.averaging, model),
-            scaler=torch.amp.GradScaler(world.device.type) if plan.precision == "float16" else None,
-            called=torch.compile(called) if plan.compile else called,  # type: ignore[arg-type]
-        )  # fmt: skip
-        if state is not None:
-            run.restore(state)
-        if folder is not None and world.leads:
-            run.log = Log(folder, run.step, tensorboard=tensorboard)
-        try:
-            yield run
-        finally:
-            if run.log is not None:
-                run.log.close()
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        plan: Plan,
+        folder: Path | None,
+        world: World,
+        tell: Callable[[str], None],
+        show: Callable[[Progress], None],
+    ) -> None:
+        generators.seeded(plan.seed, world.rank)
+        self.given, self.task, self.plan, self.folder, self.world = model, task, plan, folder, world
+        self.tell, self.show = tell, show
+        self.model = world.trained(model)
+        self.parameters = dict(self.model.named_parameters())
+        called = world.called(self.model)
+        self.called: nn.Module = torch.compile(called) if plan.compile else called  # type: ignore[assignment]
+        self.stepper = Stepper(plan.optimiser, self.model)
+        self.averager = None if plan.averaging is None else Averager(plan.averaging, self.model)
+        self.scaler = torch.amp.GradScaler(world.device.type) if plan.precision == "float16" else None
+        self.keeper = None if folder is None else Keeper(folder / STATES, plan.keep, world, tell, self._like)
+        self.log: Log | None = None
+        self.step = 0
+        self.waited = 0  # evaluations since the best one
+        self.seconds = 0.0
+        self.losses: list[tuple[int, float]] = []
+        self.figures: list[tuple[int, dict[str, float]]] = []
 
     def to_the_end(self) -> Fitted:
         start, before = time.perf_counter(), self.seconds
-        sums, counts = self._zeros(), self._zeros()
+        sums, counts = self._zero(), self._zero()
         since, told = time.perf_counter(), self.step
-        with self._batches() as batches:
+        self.model.train()
+        with Ahead(self._batch, self.step, self.plan.steps) as batches:
             while self.step < self.plan.steps and not self._is_out_of_patience():
                 share = self.plan.schedule.at(self.step, self.plan.steps)
-                total, count = self._one(next(batches), share)
+                total, count = self._one(batches.next(), share)
                 sums += total
                 counts += count
                 self.step += 1
@@ -162,8 +150,8 @@ class _Run:
                     self.averager.update(self.step)
                 evaluating, saving = self._due(self.plan.evaluate_every), self._due(self.plan.save_every)
                 if evaluating or saving or self._due(TELL_EVERY) or self.step == 1:
-                    loss = self._finite((sums / counts).item())
-                    sums, counts = self._zeros(), self._zeros()
+                    loss = self._finite(sums.item(), counts.item())
+                    sums, counts = self._zero(), self._zero()
                     now = time.perf_counter()
                     self.seconds = before + now - start
                     self._told(loss, share, (self.step - told) * self.plan.batch / max(now - since, 1e-9))
@@ -173,63 +161,51 @@ class _Run:
                         self._save()
                     since, told = time.perf_counter(), self.step
         self._choose()
-        return Fitted(self.model, self.step, self.losses, self.figures, before + time.perf_counter() - start)
+        return Fitted(self.given, self.step, self.losses, self.figures, before + time.perf_counter() - start)
+
+    def _batch(self, step: int) -> list[Any]:
+        """The shares of a step's batch that are this process's."""
+        each, shares = self.plan.accumulate, self.plan.accumulate * self.world.size
+        return [self.task.batch(step, self.world.rank * each + number, shares) for number in range(each)]
 
     def _one(self, batch: list[Any], share: float) -> tuple[Tensor, Tensor]:
         """One step on the shares of a batch; the sum of losses and what it is the sum over, of all processes."""
-        total, count = self._zeros(), self._zeros()
+        total, count = self._zero(), self._zero()
         for number, records in enumerate(batch):
             last = number == len(batch) - 1
-            with self._lowered(), nullcontext() if last else self.world.unsynchronised(self.called):
-                loss = self.task.loss(self.called, _moved(records, self.world.device))
+            with nullcontext() if last else self.world.unsynchronised(self.called):
+                with self._lowered():
+                    loss = self.task.loss(self.called, moved(records, self.world.device))
                 # a batch's worth, so that half precision does not overflow; what it is the mean over comes below
                 scaled = loss.total / self.plan.batch
                 (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
             total += loss.total.detach()
             count += loss.count
         total, count = self.world.summed(total), self.world.summed(count)
-        if self.scaler is not None:
-            self.stepper.unscale(self.scaler)
-        gradients = [p.grad for p in self.stepper.parameters() if p.grad is not None]
-        # processes hand out the mean of their gradients, so their number comes in
-        torch._foreach_mul_(gradients, self.plan.batch * self.world.size / count.clamp(min=1))
-        if self.plan.clip is not None:
-            self.world.clip(self.stepper.parameters(), self.plan.clip)
-        self.stepper.step(share, self.scaler)
-        if self.scaler is not None:
-            self.scaler.update()
+        self._update(self.plan.batch / torch.where(count > 0, count, 1), share)
         return total, count
 
-    @contextmanager
-    def _batches(self) -> Iterator[Iterator[list[Any]]]:
-        """The batches of the steps to come, each made while the one before is learned from."""
-        shares = self.plan.accumulate * self.world.size
-
-        def made(step: int) -> list[Any]:
-            mine = range(self.world.rank * self.plan.accumulate, (self.world.rank + 1) * self.plan.accumulate)
-            return [self.task.batch(step, part, shares) for part in mine]
-
-        with ThreadPoolExecutor(1) as worker:
-
-            def stream() -> Iterator[list[Any]]:
-                step = self.step
-                coming = worker.submit(made, step)
-                while True:
-                    batch = coming.result()
-                    step += 1
-                    if step < self.plan.steps:
-                        coming = worker.submit(made, step)
-                    yield batch
-
-            yield stream()
-
-    @contextmanager
-    def _lowered(self) -> Iterator[None]:
-        if self.plan.precision == "float32":
-            yield
+    def _update(self, factor: Tensor, share: float) -> None:
+        """Change the weights by the gradients times a factor."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.stepper)  # type: ignore[arg-type]
+        # processes hand out the mean of their gradients, so their number comes in
+        torch._foreach_mul_(self.stepper.gradients(), (factor * self.world.size).float())
+        if self.plan.clip is not None:
+            self.stepper.clip(self.plan.clip)
+        self.stepper.at(share)
+        if self.scaler is None:
+            self.stepper.step()
         else:
-            with torch.autocast(self.world.device.type, dtype=getattr(torch, self.plan.precision)):
-                yield
+            self.scaler.step(self.stepper)  # type: ignore[arg-type]
+            self.scaler.update()
+        self.stepper.forget_gradients()
+
+    def _lowered(self) -> AbstractContextManager[Any]:
+        """Computing in the precision of the plan."""
+        if self.plan.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.world.device.type, dtype=getattr(torch, self.plan.precision))
 
     def _due(self, every: int | None) -> bool:
         return self.step == self.plan.steps or (every is not None and self.step % every == 0)
@@ -237,60 +213,89 @@ class _Run:
     def _told(self, loss: float, share: float, speed: float) -> None:
         self.losses.append((self.step, loss))
         rate = self.stepper.rate(share)
-        if self.log is not None:
-            self.log.add(self.step, {"loss": loss, "rate": rate, "records_per_second": speed, "seconds": self.seconds})
+        self._log({"loss": loss, "rate": rate, "records_per_second": speed, "seconds": self.seconds})
         left = (self.plan.steps - self.step) * self.plan.batch / max(speed, 1e-9)
-        self.show(
-            Progress(self.step, self.plan.steps, loss, rate, speed, left, self.figures[-1][1] if self.figures else {})
-        )
+        figures = self.figures[-1][1] if self.figures else {}
+        self.show(Progress(self.step, self.plan.steps, loss, rate, speed, left, figures))
 
-    def _finite(self, loss: float) -> float:
-        if math.isfinite(loss):
-            return loss
+    def _log(self, figures: dict[str, float]) -> None:
+        if self.log is not None and self.folder is not None:
+            with _writing("the log", self.folder):
+                self.log.add(self.step, figures)
+
+    def _finite(self, total: float, count: float) -> float:
+        if not count:
+            raise TrainingError(f"there was nothing to learn from up to step {self.step}: every Loss has a count of 0")
+        if not math.isfinite(total / count):
+            raise self._stopped(f"the loss is {total / count} near step {self.step}")
+        return total / count
+
+    def _stopped(self, why: str) -> TrainingError:
         kept = "nothing was kept" if self.folder is None else f"the last good state is kept in {self.folder / STATES}"
-        raise TrainingError(
-            f"the loss is {loss} near step {self.step}, and {kept}; a lower rate, a longer warm-up or a smaller clip "
-            "usually helps, and precision='float32' tells whether rounding is to blame"
+        return TrainingError(
+            f"{why}, and {kept}; a lower rate, a longer warm-up or a smaller clip usually helps, and "
+            "precision='float32' tells whether rounding is to blame"
         )
 
     def _evaluate(self) -> None:
-        with _aside(self.model), nullcontext() if self.averager is None else self.averager.in_place(), self._lowered():
-            figures = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
+        averaged = nullcontext() if self.averager is None else self.averager.in_place()
+        with _aside(self.model, self.world.device), averaged, self._lowered():
+            own = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
+        figures = self.world.shared(lambda: own)  # all must stop at the same step
+        if not figures:
+            if self.plan.patience is not None or self.plan.choose == "best":
+                raise ConfigError(
+                    "patience and choose='best' go by a score, but the task's evaluation gives no figures"
+                )
+            return
+        if not math.isfinite(score(figures)):
+            raise self._stopped(f"the evaluation after step {self.step} gave {next(iter(figures))}={score(figures)}")
         better = not self.figures or score(figures) > max(score(each) for _, each in self.figures)
         self.waited = 0 if better else self.waited + 1
         self.figures.append((self.step, figures))
-        if self.log is not None:
-            self.log.add(self.step, figures)
+        self._log(figures)
 
     def _is_out_of_patience(self) -> bool:
         return self.plan.patience is not None and self.waited >= self.plan.patience
 
     def _save(self) -> None:
-        if self.folder is None:
+        if self.keeper is None or self.folder is None:
             return
-        drawn, drawn_facts = checkpoint.generators()
+        drawn = self.world.gathered(lambda: generators.states(self.world.device))
         parts: dict[str, dict[str, Tensor]] = {
-            "model": dict(self.model.state_dict()), "optimiser": self.stepper.tensors(), "generators": drawn,
+            "model": dict(self.model.state_dict()),
+            "optimiser": self.stepper.tensors(),
             "averaging": {} if self.averager is None else self.averager.tensors(),
-        }  # fmt: skip
+            **{f"generators/{rank}": tensors for rank, (tensors, _) in enumerate(drawn)},
+        }
+        self._sound(parts["optimiser"])
         facts = {
-            "generators": drawn_facts, "losses": self.losses, "figures": self.figures, "waited": self.waited,
-            "seconds": self.seconds, "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "generators": [facts for _, facts in drawn], "losses": self.losses, "figures": self.figures,
+            "waited": self.waited, "seconds": self.seconds,
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
         }  # fmt: skip
         tensors = {f"{part}/{name}": t for part, each in parts.items() for name, t in each.items()}
         fresh = self.figures and self.figures[-1][0] == self.step
         state = State(self.step, tensors, facts, score(self.figures[-1][1]) if fresh else None)
-        if not self.world.leads:
-            return
-        try:
-            checkpoint.write(self.folder / STATES, state, self.plan.keep)
-        except OSError as error:
-            raise TrainingError(
-                f"the state after step {self.step} could not be written: {error}; the one before it is still whole in "
-                f"{self.folder / STATES}: make room there and go on with --resume"
-            ) from error
+        with _writing(f"the state after step {self.step}", self.folder):
+            if self.log is not None:
+                self.log.settle()
+            self.keeper.write(state)
 
-    def restore(self, state: State) -> None:
+    def _sound(self, remembered: dict[str, Tensor]) -> None:
+        """A step can spoil the weights after a loss that was still finite."""
+        spoilt = [name for name, t in {**self.parameters, **remembered}.items() if not _is_finite(t)]
+        found = [name for names in self.world.gathered(lambda: spoilt[:1]) for name in names]
+        if found:
+            raise self._stopped(f"{found[0]} is not finite any more after step {self.step}")
+
+    def restore(self) -> None:
+        """Go on from the last whole state, if there is one."""
+        assert self.keeper is not None
+        state = self.keeper.newest()
+        self.keeper.clear()
+        if state is None:
+            return
         try:
             self.model.load_state_dict(state.part("model"))
         except RuntimeError as error:
@@ -298,76 +303,114 @@ class _Run:
         self.stepper.load(state.part("optimiser"))
         if self.averager is not None:
             self.averager.load(state.part("averaging"))
-        if self.scaler is not None and state.facts["scaler"]:
+        if self.scaler is not None:
             self.scaler.load_state_dict(state.facts["scaler"])
         self.step, self.waited, self.seconds = state.step, state.facts["waited"], state.facts["seconds"]
         self.losses = [(step, loss) for step, loss in state.facts["losses"]]
         self.figures = [(step, figures) for step, figures in state.facts["figures"]]
-        checkpoint.set_generators(state.part("generators"), state.facts["generators"])
+        drawn, rank = state.facts["generators"], self.world.rank
+        if len(drawn) == self.world.size:
+            generators.restore(state.part(f"generators/{rank}"), drawn[rank], self.world.device)
+            return
+        generators.seeded(self.plan.seed, rank, self.step)
+        self.tell(
+            f"the state after step {self.step} was written by {len(drawn)} processes and {self.world.size} go on: "
+            "what is drawn at random, as in dropout, is drawn anew"
+        )
 
     def _choose(self) -> None:
         """Give the model the weights that the plan wants, in the mean where it averages."""
-        if self.plan.choose == "best" and self.folder is not None:
-            found = checkpoint.best(self.folder / STATES, self.tell)
-            if found is not None and found.step != self.step:
+        if self.plan.choose == "best" and self.keeper is not None:
+            found = self.keeper.best()
+            if found is None:
+                self.tell("no whole state with a score is left, so the model has its last weights, not its best")
+            elif found.step != self.step:
                 self.model.load_state_dict(found.part("model"))
                 if self.averager is not None:
                     self.averager.load(found.part("averaging"))
         if self.averager is not None:
             self.averager.settle()
-        self.model.eval()
+        self.world.hand_back(self.model, self.given)
+        self.given.eval()
 
-    def _zeros(self) -> Tensor:
-        return torch.zeros((), device=self.world.device)
+    def _like(self, name: str) -> Tensor | None:
+        """The parameter that a tensor of a state belongs to."""
+        return next((self.parameters[part] for part in name.split("/") if part in self.parameters), None)
+
+    def _zero(self) -> Tensor:
+        # counts of tokens over several steps are beyond what float32 counts exactly
+        return torch.zeros((), dtype=torch.float64, device=self.world.device)
 
 
-def _earlier(folder: Path | None, plan: Plan, resume: bool, world: World, tell: Callable[[str], None]) -> State | None:
-    """The state to go on from, if there is one and it is this run's."""
-    if folder is None:
-        if resume:
-            raise ConfigError("there is no folder to resume from; say which with folder=")
-        if plan.choose == "best":
-            raise ConfigError("choose='best' needs a folder, where the best state is kept")
-        return None
-    file, wanted = folder / "plan.json", to_json(plan)
-    if not resume:
-        if checkpoint.exists(folder / STATES):
-            raise ConfigError(f"{folder} holds a run already; go on with it by --resume, or choose another folder")
-        if world.leads:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, lambda path: path.write_text(json.dumps(wanted, indent=1) + "\n"))
-        return None
-    if file.is_file():
-        kept = json.loads(file.read_text())
+def _check(plan: Plan, folder: Path | None, resume: bool, world: World) -> None:
+    if folder is None and resume:
+        raise ConfigError("there is no folder to resume from; say which with folder=")
+    if folder is None and plan.choose == "best":
+        raise ConfigError("choose='best' needs a folder, where the best state is kept")
+    shares = plan.accumulate * world.size
+    if plan.batch % shares:
+        raise ConfigError(
+            f"a batch of {plan.batch} has no {shares} equal shares for {world.size} processes and "
+            f"accumulate={plan.accumulate}; use a multiple of {shares}, such as {plan.batch + -plan.batch % shares}"
+        )
+
+
+def _begin(folder: Path, plan: Plan, resume: bool) -> None:
+    """Keep the plan in the folder, or see that it is the one kept there."""
+    for left in folder.glob(".unfinished-*"):  # by a run that was killed
+        left.unlink()
+    states = Keeper(folder / STATES).steps()
+    if states and not resume:
+        raise ConfigError(f"{folder} holds a run already; go on with it by resume=True (--resume), or choose another")
+    file, wanted = folder / PLAN, to_json(plan)
+    if states:
+        kept = _kept(file)
         changed = sorted(name for name in {*kept, *wanted} if kept.get(name) != wanted.get(name))
         if changed:
             told = ", ".join(f"{name} was {kept.get(name)!r} and is {wanted.get(name)!r}" for name in changed)
             raise ConfigError(f"the run in {folder} had another plan: {told}; resume it with the same settings")
-    return checkpoint.newest(folder / STATES, tell)
+        return
+    with _writing("the plan", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, lambda path: path.write_text(json.dumps(wanted, indent=1) + "\n"))
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"the plan of this run is damaged or gone: {error}; without it a run cannot be resumed"
+        ) from None
+    return kept
 
 
 @contextmanager
-def _aside(model: nn.Module) -> Iterator[None]:
+def _writing(what: str, folder: Path) -> Iterator[None]:
+    """Where the disk is full or gone, say what that means for the run."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(
+            f"{what} could not be written: {error}; states that were whole in {folder / STATES} still are: make room "
+            "there and go on with resume=True (--resume)"
+        ) from error
+
+
+@contextmanager
+def _aside(model: nn.Module, device: torch.device) -> Iterator[None]:
     """In eval mode and without gradients; no draw made inside is felt outside."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    numbers, arrays = random.getstate(), numpy.random.get_state()
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices):
+        with torch.no_grad(), generators.untouched(device):
             yield
     finally:
-        random.setstate(numbers)
-        numpy.random.set_state(arrays)
         model.train()
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
-    """A batch with its tensors on a device, in whatever it holds them."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    move = partial(_moved, device=device)
-    if isinstance(batch, dict):
-        return {name: move(value) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(move, batch))
-    return type(batch)(map(move, batch)) if isinstance(batch, tuple | list) else batch
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(piece(tensor).isfinite().all())
+
+
+def _unheard(said: object) -> None:
+    """What only the leader says."""

@@ -1,7 +1,6 @@
 """Optimisers as values: which parameters get which rate and decay is said by rules on their names."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +20,10 @@ class Rule:
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        try:
-            re.compile(self.names)
-        except re.error as error:
-            raise ConfigError(f"Rule(names={self.names!r}) is not a regular expression: {error}") from None
+        _expression("Rule(names)", self.names)
+        for name in ("rate", "decay"):
+            if real(f"Rule({name})", getattr(self, name)) < 0:
+                raise ConfigError(f"Rule({name}) is a share from 0 upwards, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,16 @@ class AdamW:
         for name in ("rate", "eps"):
             if not real(f"AdamW({name})", getattr(self, name)) > 0:
                 raise ConfigError(f"AdamW({name}) must be above 0, not {getattr(self, name)}")
+        if real("AdamW(decay)", self.decay) < 0:
+            raise ConfigError(f"AdamW(decay) must be 0 or above, not {self.decay}")
+        if not all(0 <= real("AdamW(betas)", beta) < 1 for beta in self.betas):
+            raise ConfigError(f"AdamW(betas) are from 0 to below 1, not {self.betas}")
 
     def made(self, named: list[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
+        for rule in self.rules:
+            if not any(re.search(rule.names, name) for name, _ in named):
+                some = ", ".join(name for name, _ in named[:5])
+                raise ConfigError(f"Rule(names={rule.names!r}) finds no parameter; there are {some or 'none'}, ...")
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
         for name, parameter in named:
             rule = next((rule for rule in self.rules if re.search(rule.names, name)), Rule(names=""))
@@ -68,6 +75,15 @@ class Muon:
     besides: str = r"embed|positions|head|class_token"
     rest: AdamW = field(default_factory=AdamW)
 
+    def __post_init__(self) -> None:
+        _expression("Muon(besides)", self.besides)
+        if not real("Muon(rate)", self.rate) > 0:
+            raise ConfigError(f"Muon(rate) must be above 0, not {self.rate}")
+        if not 0 <= real("Muon(momentum)", self.momentum) < 1:
+            raise ConfigError(f"Muon(momentum) is from 0 to below 1, not {self.momentum}")
+        if real("Muon(decay)", self.decay) < 0:
+            raise ConfigError(f"Muon(decay) must be 0 or above, not {self.decay}")
+
     def made(self, named: list[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
         matrices = [p for name, p in named if p.ndim == 2 and not re.search(self.besides, name)]
         chosen = {id(each) for each in matrices}
@@ -85,48 +101,70 @@ class Stepper:
     """The optimisers of one run as one: rates set by a schedule, and a state that can be written down."""
 
     def __init__(self, plan: Optimisers, model: nn.Module) -> None:
-        self._all = plan.made([(name, p) for name, p in model.named_parameters() if p.requires_grad])
+        self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not self._named:
+            raise ConfigError("the model has no parameter that learns: requires_grad is False for all of them")
+        self._all = plan.made(self._named)
         self._full = [[group["lr"] for group in each.param_groups] for each in self._all]
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        for each in self._all:
-            for group in each.param_groups:
-                yield from group["params"]
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for each in self._all for group in each.param_groups]
 
-    def step(self, share: float, scaler: torch.amp.GradScaler | None = None) -> None:
-        """One update with that share of the full rate."""
+    def gradients(self) -> list[Tensor]:
+        return [p.grad for _, p in self._named if p.grad is not None]
+
+    def clip(self, most: float) -> None:
+        """Shorten the gradient of all parameters together to a norm, over all processes that hold pieces of it."""
+        nn.utils.clip_grad_norm_([p for _, p in self._named], most)
+
+    def at(self, share: float) -> None:
+        """Take that share of the full rates from now on."""
         for each, rates in zip(self._all, self._full, strict=True):
             for group, rate in zip(each.param_groups, rates, strict=True):
                 group["lr"] = rate * share
-            if scaler is None:
-                each.step()
-            else:
-                scaler.step(each)
-            each.zero_grad(set_to_none=True)
 
-    def unscale(self, scaler: torch.amp.GradScaler) -> None:
+    def step(self) -> None:
+        """One update. A scaler of gradients sees this and `param_groups`, so that all optimisers step or none."""
         for each in self._all:
-            scaler.unscale_(each)
+            each.step()
+
+    def forget_gradients(self) -> None:
+        for each in self._all:
+            each.zero_grad(set_to_none=True)
 
     def rate(self, share: float) -> float:
         """The rate of the first parameters, for the log."""
-        return self._full[0][0] * share if self._full else 0.0
+        return float(self._full[0][0]) * share
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the optimisers remember, by name."""
+        """All that the optimisers remember, by the names of parameters."""
+        names = self._names()
         return {
-            f"{number}.{index}.{name}": value
-            for number, each in enumerate(self._all)
-            for index, kept in each.state_dict()["state"].items()
-            for name, value in kept.items()
-            if isinstance(value, Tensor)
+            f"{names[id(parameter)]}/{what}": value
+            for each in self._all
+            for parameter, kept in each.state.items()
+            for what, value in kept.items()
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Remember what was written down."""
-        states: list[dict[int, dict[str, Any]]] = [{} for _ in self._all]
+        kept: dict[str, dict[str, Tensor]] = {}
         for key, value in tensors.items():
-            number, index, name = key.split(".", 2)
-            states[int(number)].setdefault(int(index), {})[name] = value
-        for each, state in zip(self._all, states, strict=True):
+            name, what = key.split("/")
+            kept.setdefault(name, {})[what] = value
+        names = self._names()
+        for each in self._all:
+            own = [names[id(parameter)] for group in each.param_groups for parameter in group["params"]]
+            state = {index: kept[name] for index, name in enumerate(own) if name in kept}
             each.load_state_dict({"state": state, "param_groups": each.state_dict()["param_groups"]})
+
+    def _names(self) -> dict[int, str]:
+        return {id(parameter): name for name, parameter in self._named}
+
+
+def _expression(what: str, text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{what} is {text!r}, which is not a regular expression: {error}") from None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
+from regard.base.numbers import real, whole
 from regard.train.averaging import Exponential, LastK
 from regard.train.optimiser import AdamW, Muon
 from regard.train.schedule import Constant, Cosine, InverseRoot, Linear
@@ -25,6 +25,8 @@ class Plan:
     keep            states on disk besides the best
     patience        evaluations without a better score after which the run stops; None never does
     choose          "best" by score or "last": whose weights the model has in the end
+    compile         whether torch.compile goes over the model
+    seed            of every generator that the model or the task may draw from
     """
 
     steps: int
@@ -46,6 +48,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulate", "save_every", "keep"):
             whole(f"Plan({name})", getattr(self, name), 1)
+        whole("Plan(seed)", self.seed, 0)
         for name in ("evaluate_every", "patience"):
             if getattr(self, name) is not None:
                 whole(f"Plan({name})", getattr(self, name), 1)
@@ -55,5 +58,5 @@ class Plan:
             raise ConfigError(f"Plan(precision) is one of {', '.join(PRECISIONS)}, not {self.precision!r}")
         if self.choose not in ("best", "last"):
             raise ConfigError(f"Plan(choose) is 'best' or 'last', not {self.choose!r}")
-        if self.clip is not None and not self.clip > 0:
+        if self.clip is not None and not real("Plan(clip)", self.clip) > 0:
             raise ConfigError(f"Plan(clip) is above 0 or None, not {self.clip}")

@@ -1,7 +1,7 @@
 """What a model is trained to do: which batch a step sees, the loss on it, and how good the model has become."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -14,6 +14,7 @@ class Loss:
     count: Tensor | int
 
 
+@runtime_checkable
 class Task(Protocol):
     """A task, as the loop sees it."""
 
@@ -22,9 +23,15 @@ class Task(Protocol):
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """The loss on a batch, which lies on the model's device."""
+        """The loss on a batch, which lies on the model's device.
+
+        The model is called, not one of its methods: a call is what gradients of several processes meet in.
+        """
         ...
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Figures on what is held out, the first of which is the score; larger is better."""
+        """Figures on what is held out, the first of which is the score; larger is better. None at all is {}.
+
+        Every process evaluates all of it, and the leader's figures count.
+        """
         ...

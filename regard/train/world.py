@@ -1,16 +1,19 @@
 """The processes that train together: how many, which one this is, and what passes between them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class World:
-    """One process of several that train one model, or the only one."""
+    """One process of several that train one model, or the only one; here the only one."""
 
     rank: int = 0
     size: int = 1
@@ -18,14 +21,26 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the one that writes."""
+        """Whether this is the one that writes and tells."""
         return self.rank == 0
 
-    def wrapped(self, model: nn.Module) -> nn.Module:
-        """The model as it is called in training."""
-        return model
+    @property
+    def sharded(self) -> bool:
+        """Whether each process holds a piece of every weight and of what the optimiser remembers."""
+        return False
 
-    def unsynchronised(self, model: nn.Module) -> AbstractContextManager[None]:
+    def trained(self, model: nn.Module) -> nn.Module:
+        """The model that learns: this one on the device, or a copy of it in pieces."""
+        return model.to(self.device)
+
+    def called(self, trained: nn.Module) -> nn.Module:
+        """The model that learns, as a task calls it."""
+        return trained
+
+    def hand_back(self, trained: nn.Module, model: nn.Module) -> None:
+        """Give the model that was handed in what was learned, where a copy of it was trained."""
+
+    def unsynchronised(self, called: nn.Module) -> AbstractContextManager[None]:
         """While gradients are only added up, nothing is sent."""
         return nullcontext()
 
@@ -33,12 +48,30 @@ class World:
         """The sum over all processes."""
         return x
 
-    def clip(self, parameters: Iterable[nn.Parameter], most: float) -> None:
-        """Shorten the gradient to a norm."""
-        nn.utils.clip_grad_norm_(parameters, most)
+    def shared(self, act: Callable[[], T]) -> T:
+        """What the leader's act gives, in every process; where it fails, it fails in all."""
+        return act()
+
+    def gathered(self, act: Callable[[], T]) -> list[T]:
+        """What the act gives in each process, in every process; where it fails in one, it fails in all."""
+        return [act()]
+
+    def laid(self, value: Tensor, like: Tensor | None) -> Tensor:
+        """A whole tensor as another one lies: the piece of it that is this process's, where that one is in pieces."""
+        return value
+
+    def hollow(self, shape: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
+        """Room for a tensor that will lie as another one does."""
+        return torch.empty(shape, dtype=dtype)
 
 
 ALONE = World()
+
+
+def piece(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 @contextmanager

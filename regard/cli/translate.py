@@ -1,0 +1,119 @@
+"""`regard translate`: sentences in the other language, by a model that `regard train translation` left."""
+
+import sys
+from dataclasses import asdict, dataclass
+from json import loads as json_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.base.errors import ConfigError, DataError
+from regard.cli.output import show_json
+
+if TYPE_CHECKING:
+    from regard.data.byte_pairs import BytePairs
+    from regard.models.strategies import Strategy
+    from regard.models.transformer import Transformer
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="What a run of the recipe left: regard train translation")],
+    text: Annotated[str | None, typer.Argument(help="A sentence; - reads one from each line of stdin")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with a sentence on each line")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest token at every step, and no search")] = False,
+    beams: Annotated[int | None, typer.Option(help="Texts searched side by side [as in the run]")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="alpha of log-probability / tokens ** alpha [as chosen in the run]")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="With tokens and log-probabilities")] = False,
+) -> None:
+    """Translate sentences, one for each line; an empty line stays one."""
+    if greedy and (beams is not None or length_penalty is not None):
+        raise ConfigError("--beams and --length-penalty belong to a search, which --greedy does without")
+    lines = sentences(text, file)
+    run = opened(folder)
+    strategy = run.strategy(greedy, beams, length_penalty)
+    told = run.translations(lines, strategy)
+    if json:
+        chosen = {"name": type(strategy).__name__.lower(), **asdict(strategy)}  # type: ignore[call-overload]
+        show_json({"folder": str(folder), "strategy": chosen, "translations": [asdict(each) for each in told]})
+        return
+    sys.stdout.write("".join(f"{each.text}\n" for each in told))
+
+
+def sentences(text: str | None, file: Path | None) -> list[str]:
+    """What is to be translated, line by line."""
+    if (text is None) == (file is None):
+        raise ConfigError("say what to translate in one way: a sentence, - for lines from stdin, or --file")
+    if file is None:
+        assert text is not None
+        found = (sys.stdin.read() if text == "-" else text).splitlines()
+    else:
+        try:
+            found = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{file} cannot be read: {error}") from None
+    if not any(line.strip() for line in found):
+        raise DataError("there is nothing to translate: every line is empty")
+    return found
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One line, and what became of it; an empty line has no tokens."""
+
+    source: str
+    text: str
+    tokens: tuple[int, ...] = ()
+    log_probability: float | None = None
+    ended: str | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run of the recipe."""
+
+    settings: Any
+    model: "Transformer"
+    pairs: "BytePairs"
+    length_penalty: float  # that was chosen in it
+
+    def strategy(self, greedily: bool, beams: int | None, length_penalty: float | None) -> "Strategy":
+        """The way to search that was asked for, and in the rest that of the run."""
+        from regard.models.strategies import beam, greedy
+
+        if greedily:
+            return greedy()
+        width = self.settings.beams if beams is None else beams
+        return beam(width, self.length_penalty if length_penalty is None else length_penalty)
+
+    def translations(self, lines: list[str], strategy: "Strategy") -> list[Translation]:
+        """All lines, those with words in one go."""
+        from regard.recipes.translation import answers, plain, prepared
+
+        ready = [prepared(self.settings, line) for line in lines if line.strip()]
+        answered = iter(answers(self.model, self.pairs, ready, strategy))
+        found = []
+        for line in lines:
+            if not line.strip():
+                found.append(Translation(line, ""))
+                continue
+            text = next(answered)
+            said = plain(self.settings, self.pairs.decode(text.body))
+            found.append(Translation(line, said, text.tokens, text.log_probability, text.ended))
+        return found
+
+
+def opened(folder: Path) -> Run:
+    """The run in a folder, if it was one of this recipe."""
+    from regard.models.transformer import Transformer
+    from regard.recipes.recipe import RESULT, finished
+    from regard.recipes.translation import PENALTY
+
+    recipe, settings, model, pairs = finished(folder)
+    if recipe.name != "translation":
+        raise ConfigError(f"{folder} holds a run of {recipe.name}, which does not translate; name one of translation")
+    assert isinstance(model, Transformer)
+    figures = json_of((folder / RESULT).read_text(encoding="utf-8"))["figures"]
+    return Run(settings, model, pairs, figures[PENALTY])

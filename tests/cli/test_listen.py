@@ -1,0 +1,217 @@
+"""`regard listen`: what it prints is what the recipe's listener hears, from files and from stdin, at any rate."""
+
+import io
+import json
+import struct
+import sys
+import wave
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import typer
+from torch import Tensor
+from typer.testing import CliRunner
+
+from regard.cli import clean, listen
+from regard.cli.listen import Resampling
+from regard.data.digit_strings import DigitStrings
+from regard.data.log_mel import LogMel
+from regard.data.resample import resampled
+from regard.data.tones import tones
+from regard.models.presets import made
+from regard.models.speech import Speech, SpeechConfig
+from regard.recipes import speech
+from regard.recipes.recipe import Outcome, keep
+from regard.recipes.speech import DIGITS, Settings
+from regard.train.plan import Plan
+
+RATE = 4000
+SETTINGS = Settings(
+    model=SpeechConfig(vocab=11, mels=5, width=12, depth=2, heads=3, chunk=3, look_back=2),
+    plan=Plan(steps=1, batch=1),
+    sound=LogMel(rate=RATE, bands=5),
+)
+app = typer.Typer()
+app.command()(clean(listen.command))
+run = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def model() -> Speech:
+    """One that has much to say, though nothing true."""
+    found = made(SETTINGS.model, seed=1).eval()
+    assert isinstance(found, Speech)
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        rows = found(speech.heard(tones(1, rate=RATE).sounds[0], SETTINGS.sound)[None])
+        found.head.bias.sub_(rows.mean((0, 1)))  # so that no token stands out all the time
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(model: Speech, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("run")
+    keep("speech", SETTINGS, Outcome({}, model, DIGITS), path)
+    return str(path)
+
+
+def raw(sound: Tensor) -> bytes:
+    return struct.pack(f"<{len(sound)}h", *(sound * 2**15).round().clamp(-(2**15), 2**15 - 1).int().tolist())
+
+
+def written(path: Path, data: bytes, rate: int) -> str:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", ""))
+        file.writeframes(data)
+    return str(path)
+
+
+def said(model: Speech, data: bytes, rate: int = RATE) -> list[str]:
+    """The words of the whole sound."""
+    sound = torch.tensor(struct.unpack(f"<{len(data) // 2}h", data[: len(data) // 2 * 2])) / 2**15
+    strings = DigitStrings((resampled(sound, rate, RATE),), (torch.tensor([0]),), RATE)
+    return [str(digit) for digit in speech.at_once(model, strings, SETTINGS.sound)[0]]
+
+
+def told(*words: str, stdin: bytes | None = None) -> Any:
+    result = run.invoke(app, [*words, "--json"], input=stdin)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def dialled() -> bytes:
+    return raw(tones(1, (3, 3), rate=RATE).sounds[0])
+
+
+def test_words_of_a_file_are_those_of_the_whole_sound_and_are_timed(
+    folder: str, model: Speech, dialled: bytes, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "dialled.wav", dialled, RATE)
+    found = told(folder, file)
+    truth = said(model, dialled)
+    assert len(truth) > 2
+    assert [word["text"] for word in found["words"]] == truth
+    assert (found["folder"], found["file"], found["rate"]) == (folder, file, RATE)
+    assert found["seconds"] == pytest.approx(len(dialled) / 2 / RATE)
+    assert found["latency"] == SETTINGS.latency == 0.135
+    for word in found["words"]:
+        assert 0 < word["shown"] - word["at"] < 0.135 + 0.01
+        assert word["shown"] <= found["seconds"]
+    result = run.invoke(app, [folder, file])
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert lines == [
+        f"{word['text']}  known at {word['shown']:.2f} s, {word['shown'] - word['at']:.2f} s after it was heard"
+        for word in found["words"]
+    ] + [f"{len(truth)} words in {found['seconds']:.2f} s of sound; algorithmic latency 135 ms"]
+
+
+def test_raw_samples_on_stdin_say_the_same_as_a_file(folder: str, dialled: bytes, tmp_path: Path) -> None:
+    file = told(folder, written(tmp_path / "dialled.wav", dialled, RATE))
+    assert told(folder, "-", stdin=dialled) == {**file, "file": "-"}
+
+
+@pytest.mark.parametrize("rate", [11025, 3000])
+def test_another_rate_is_brought_to_that_of_the_model(folder: str, model: Speech, tmp_path: Path, rate: int) -> None:
+    data = raw(tones(1, (3, 3), rate=rate).sounds[0])
+    found = told(folder, "-", "--rate", str(rate), stdin=data)
+    assert [word["text"] for word in found["words"]] == said(model, data, rate)
+    assert found["rate"] == rate
+    assert found["seconds"] == pytest.approx(len(data) / 2 / rate)
+    assert SETTINGS.latency < found["latency"] < SETTINGS.latency + 0.01
+    if rate == 3000:
+        file = written(tmp_path / "other.wav", data, rate)
+        assert told(folder, file) == {**found, "file": file}
+
+
+@pytest.mark.parametrize(("rate", "to"), [(8000, 4000), (4000, 8000), (441, 160), (4000, 4000), (3, 7)])
+@pytest.mark.parametrize("piece", [1, 37, 4000])
+def test_a_sound_resampled_in_pieces_is_the_whole_resampled(rate: int, to: int, piece: int) -> None:
+    sound = torch.randn(411, generator=torch.Generator().manual_seed(3))
+    bridge = Resampling(rate, to)
+    parts = []
+    for number, part in enumerate(sound.split(piece), 1):
+        parts.append(bridge.push(part))
+        behind = min(number * piece, 411) / rate - bridge.given / to
+        assert rate == to or behind <= bridge.latency
+    whole = resampled(sound, rate, to)
+    torch.testing.assert_close(torch.cat([*parts, bridge.finish()]), whole, rtol=0, atol=1e-5)
+
+
+def test_words_come_while_the_sound_goes_on(folder: str, dialled: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Live(io.BytesIO):
+        """Bytes that come a few at a time, also halves of samples, and are stopped by the user."""
+
+        def read1(self, size: int | None = -1) -> bytes:
+            heard.append(output.getvalue().count("\n"))
+            if found := super().read1(min(size or 7, 7)):
+                return found
+            raise KeyboardInterrupt
+
+    heard: list[int] = []
+    output = io.StringIO()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Live(dialled)))
+    monkeypatch.setattr(sys, "stdout", output)
+    listen.command(Path(folder), "-")
+    lines = output.getvalue().splitlines()
+    assert heard == sorted(heard)
+    assert len(set(heard)) > 3  # lines that stood there while the sound went on
+    assert lines[-1].endswith("algorithmic latency 135 ms")
+    assert [line[0] for line in lines[:-1]] == [word["text"] for word in told_again(folder, dialled, monkeypatch)]
+
+
+def told_again(folder: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.undo()
+    return told(folder, "-", stdin=data)["words"]
+
+
+def test_no_sound_has_no_words(folder: str) -> None:
+    assert (
+        run.invoke(app, [folder, "-"], input=b"").stdout == "0 words in 0.00 s of sound; algorithmic latency 135 ms\n"
+    )
+    assert told(folder, "-", stdin=b"\0\0" * 50)["words"] == []
+
+
+def test_half_a_sample_at_the_end_is_told(folder: str) -> None:
+    result = run.invoke(app, [folder, "-"], input=b"\0\0\0")
+    assert result.exit_code == 0
+    assert result.stderr == "the sound ended inside a sample of two bytes; are these raw 16-bit samples?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "message"),
+    [
+        (["nothing.wav"], None, "nothing.wav cannot be read: No such file or directory"),
+        (["nothing.wav", "--rate", "8000"], None, "--rate is about raw samples on stdin; a WAV file says itself"),
+        (["-", "--rate", "0"], b"", "--rate is 0, but must be at least 1: it counts samples a second"),
+        (["-"], b"RIFF\0\0\0\0WAVE", "what comes on stdin is a WAV file, not raw samples; give its name instead of -"),
+    ],
+)
+def test_what_cannot_be_heard_is_told_in_one_line(
+    folder: str, words: list[str], stdin: bytes | None, message: str
+) -> None:
+    result = run.invoke(app, [folder, *words], input=stdin)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"regard: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_folder_without_a_run_or_with_one_of_another_recipe_is_told(tmp_path: Path) -> None:
+    result = run.invoke(app, [str(tmp_path), "-"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{tmp_path} holds no finished run" in result.stderr
+    from regard.models.gpt import GPTConfig
+    from regard.recipes import birthplaces
+
+    settings = birthplaces.built_in()
+    small = GPTConfig(vocab=7, context=5, width=4, depth=1, heads=1)
+    keep("birthplaces", replace(settings, model=small), Outcome({}, made(small)), tmp_path)
+    result = run.invoke(app, [str(tmp_path), "-"])
+    assert result.exit_code == 2
+    assert "holds a run of the recipe birthplaces, whose model does not listen; that of speech does" in result.stderr

@@ -1,0 +1,127 @@
+"""`regard translate`: what it prints is what the library writes about each line, with a run that a recipe left."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from regard.cli import clean, translate
+from regard.data.number_words import english, german
+from regard.data.parallel import Parallel
+from regard.models.generation import beam, greedy
+from regard.models.presets import made
+from regard.models.strategies import Strategy
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.recipes.bleu import detokenised
+from regard.recipes.recipe import Outcome, finished, keep
+from regard.recipes.translation import PENALTY, Settings, answers, built_in, byte_pairs
+
+LINES = ["One hundred three.", "", "One hundred ten."]
+
+app = typer.Typer()
+app.command()(clean(translate.command))
+run = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run that knows numbers with a full stop, in lower case, and says something else about each."""
+    some = range(100, 131)
+    pairs = byte_pairs(Parallel(tuple(f"{english(n)} ." for n in some), tuple(f"{german(n)} ." for n in some)), 90)
+    config = TransformerConfig(vocab=pairs.vocab, context=19, width=12, depth=1, heads=3, ff_width=20)
+    model = made(config, seed=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    settings = Settings(model=config, plan=replace(built_in().plan, batch=6), pieces=90, beams=3, form="lc.tok")
+    path = tmp_path_factory.mktemp("run")
+    keep("translation", settings, Outcome({"test BLEU": 1.0, PENALTY: 0.7}, model.eval(), pairs), path)
+    return str(path)
+
+
+def truth(folder: str, strategy: Strategy) -> list[Any]:
+    _, _, model, pairs = finished(Path(folder))
+    assert isinstance(model, Transformer)
+    return answers(model, pairs, ["one hundred three .", "one hundred ten ."], strategy)
+
+
+def written(*words: str, stdin: str | None = None) -> str:
+    result = run.invoke(app, list(words), input=stdin)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "strategy"),
+    [
+        ([], beam(3, 0.7)),  # as in the run
+        (["--greedy"], greedy()),
+        (["--beams", "2"], beam(2, 0.7)),
+        (["--length-penalty", "2"], beam(3, 2.0)),
+    ],
+)
+def test_each_line_is_translated_as_the_library_does(folder: str, words: list[str], strategy: Strategy) -> None:
+    pairs = finished(Path(folder))[3]
+    first, last = (detokenised(pairs.decode(each.body)) for each in truth(folder, strategy))
+    assert written(folder, "-", *words, stdin="\n".join(LINES) + "\n") == f"{first}\n\n{last}\n"
+
+
+def test_a_sentence_a_line_of_stdin_and_a_line_of_a_file_are_one_thing(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text(LINES[0] + "\n", encoding="utf-8")
+    said = written(folder, LINES[0], "--greedy")
+    assert said == written(folder, "-", "--greedy", stdin=LINES[0]) == written(folder, "--greedy", "--file", str(file))
+    assert said.count("\n") == 1
+
+
+def test_json_has_the_tokens_and_how_likely_they_are(folder: str) -> None:
+    told = json.loads(written(folder, "-", "--json", stdin="\n".join(LINES)))
+    assert told["folder"] == folder
+    assert told["strategy"] == {"name": "beam", "width": 3, "length_penalty": 0.7}
+    first, empty, last = told["translations"]
+    for each, line, text in zip((first, last), (LINES[0], LINES[2]), truth(folder, beam(3, 0.7)), strict=True):
+        assert (each["source"], each["tokens"], each["ended"]) == (line, list(text.tokens), text.ended)
+        assert each["log_probability"] == pytest.approx(text.log_probability, abs=1e-4)
+    assert empty == {"source": "", "text": "", "tokens": [], "log_probability": None, "ended": None}
+    assert json.loads(written(folder, "-", "--json", "--greedy", stdin=LINES[0]))["strategy"] == {"name": "greedy"}
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "say what to translate in one way: a sentence, - for lines from stdin, or --file"),
+        (["one", "--file", "lines.txt"], "say what to translate in one way"),
+        (["--file", "nowhere.txt"], "nowhere.txt cannot be read"),
+        ([" "], "there is nothing to translate: every line is empty"),
+        (["one", "--greedy", "--beams", "3"], "--beams and --length-penalty belong to a search"),
+        (["one", "--beams", "0"], "beam(width) is 0, but must be at least 1"),
+        (["one " * 30], "has 30 tokens, but the model reads from 1 to 19"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(folder: str, words: list[str], complaint: str) -> None:
+    result = run.invoke(app, [folder, *words])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert complaint in result.stderr
+    assert result.stderr.startswith("regard: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_folder_without_a_run_of_this_recipe_is_told(folder: str, tmp_path: Path) -> None:
+    result = run.invoke(app, [str(tmp_path), "one"])
+    assert result.exit_code == 2
+    assert "holds no finished run" in result.stderr
+
+
+def test_a_run_of_another_recipe_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.recipes import recipe
+
+    other = recipe.Recipe("vision", "", "", "", "", recipe)  # type: ignore[arg-type]
+    monkeypatch.setattr(recipe, "finished", lambda folder: (other, None, None, None))
+    result = run.invoke(app, [str(tmp_path), "one"])
+    assert result.exit_code == 2
+    assert "holds a run of vision, which does not translate" in result.stderr

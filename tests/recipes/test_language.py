@@ -1,0 +1,500 @@
+"""The recipe of texts: what GPT is told by windows, what BERT is asked about sentences, and whole runs of both."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.base.config import overridden
+from regard.base.errors import ConfigError, DataError
+from regard.data.byte_pairs import BytePairs
+from regard.data.order import generator
+from regard.data.python_text import python_text
+from regard.models.bert import BERTConfig, BERTOutput
+from regard.models.generation import generate
+from regard.models.gpt import GPT, GPTConfig
+from regard.models.presets import made
+from regard.recipes import language
+from regard.recipes.language import Grams, NextToken, Parts, Reading, Settings, Writing, cost, parts
+from regard.recipes.recipe import Place, finished, recipe
+from regard.recipes.sentences import (
+    CHOICES,
+    QUESTIONS,
+    SHARPNESS,
+    SPECIAL,
+    TURNS,
+    Book,
+    Example,
+    Examples,
+    SentenceTask,
+    answered,
+    fitting,
+    halves,
+    hidden,
+    inverted_order,
+    next_sentence,
+    said as asked_of,
+    sentences_of,
+    together,
+    words,
+)
+from regard.train.objectives import IGNORED
+from regard.train.plan import Plan
+
+GPT_TINY = GPTConfig(vocab=7, context=15, width=12, depth=1, heads=3, positions="rotary")
+BERT_TINY = BERTConfig(vocab=7, context=31, width=12, depth=1, heads=3)
+PLAN = Plan(steps=6, batch=4, evaluate_every=3, save_every=2)
+
+
+def settings(learner: str = "gpt", **changes: Any) -> Settings:
+    tiny = Settings(
+        learner=learner,
+        gpt=Writing(model=GPT_TINY, plan=PLAN),
+        bert=Reading(model=BERT_TINY, plan=PLAN, pieces=300, asked=9),
+        held=0.2,
+    )
+    return overridden(tiny, changes)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "some.txt"
+    file.write_text(python_text()[3000:11_000], encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def book() -> Book:
+    told = parts(None, 0.1).held
+    return Book.of(told, BytePairs.trained(told, vocab=320, special=SPECIAL), 31)
+
+
+def test_a_text_is_cut_into_three_parts_in_its_order() -> None:
+    told = "".join(chr(97 + number % 26) for number in range(103))
+    found = Parts.of(told, 0.1)
+    assert found.train + found.held + found.test == told
+    assert (len(found.train), len(found.held), len(found.test)) == (83, 10, 10)
+
+
+def test_a_text_too_short_to_be_cut_is_told() -> None:
+    with pytest.raises(DataError, match=r"held=0.05 of a text of 9 characters is nothing; read a longer one"):
+        Parts.of("too short", 0.05)
+
+
+def test_the_built_in_text_says_nothing_twice_that_is_held_out() -> None:
+    found = parts(None, 0.1)
+    pieces = (found.train + found.held + found.test).split("\n\n")
+    assert len(pieces) == len(set(pieces)) > 2000
+    unseen = found.held + found.test
+    windows = [unseen[start : start + 60] for start in range(0, len(unseen) - 60, 200)]
+    assert sum(window in found.train for window in windows) < 0.01 * len(windows)
+
+
+def test_a_window_and_what_follows_each_of_its_tokens_stand_in_the_text() -> None:
+    tokens = torch.arange(5, 58)
+    task = NextToken(tokens, tokens, 53, 15, 6, seed=3)
+    inputs, targets = task.batch(11, 0, 1)
+    assert inputs.shape == targets.shape == (6, 15)
+    assert torch.equal(targets, inputs + 1)  # the text counts
+    starts = torch.cat([task.batch(step, 0, 1)[0][:, 0] for step in range(200)])
+    assert sorted(starts.unique().tolist()) == list(range(5, 58 - 15))  # from the first to the last that has a next
+
+
+def test_shares_of_windows_make_up_the_batch() -> None:
+    tokens = torch.arange(53)
+    task = NextToken(tokens, tokens, 53, 15, 6, seed=3)
+    whole, thirds = task.batch(7, 0, 1), [task.batch(7, part, 3) for part in range(3)]
+    for one, several in zip(whole, zip(*thirds, strict=True), strict=True):
+        assert torch.equal(one, torch.cat(several))
+    assert not torch.equal(whole[0], task.batch(8, 0, 1)[0])
+
+
+@pytest.mark.parametrize("length", [2, 14, 15, 16, 17, 46, 47])
+def test_a_text_costs_what_its_tokens_cost_one_after_the_other(length: int) -> None:
+    model = made(GPT_TINY, seed=1).eval()
+    tokens = torch.randint(7, (length,), generator=generator(0, 0))
+    one_by_one = 0.0
+    for place in range(1, length):
+        window = tokens[(place - 1) // 15 * 15 : place]
+        one_by_one -= model(window[None])[0, -1].log_softmax(-1)[tokens[place]].item()
+    assert cost(model, tokens, 15, at_once=2) == pytest.approx(one_by_one, rel=1e-5)
+
+
+def test_counted_likelihoods_sum_to_one_after_any_context() -> None:
+    grams = Grams.of("abracadabra, abracadabra", 3, alphabet=8)
+    for before in ("", "a", "br", "bz", "zz", "z"):
+        assert math.fsum(grams.likelihood(before + each) for each in "abrcd, z") == pytest.approx(1)
+
+
+def test_counted_likelihoods_are_those_of_witten_and_bell() -> None:
+    grams = Grams.of("aab", 2, alphabet=4)
+    alone = (2 + 2 / 4) / (3 + 2)  # seen twice of three times, and two kinds were seen
+    assert grams.likelihood("a") == pytest.approx(alone)
+    assert grams.likelihood("aa") == pytest.approx((1 + 2 * alone) / (2 + 2))
+    assert grams.likelihood("ba") == pytest.approx(alone)  # nothing was seen after b
+    assert grams.cost("aab") == pytest.approx(
+        -(math.log(grams.likelihood("aa")) + math.log(grams.likelihood("ab"))) / 2
+    )
+
+
+def test_more_context_tells_more_and_what_was_read_is_told_best() -> None:
+    found = parts(None, 0.1)
+    counted = [Grams.of(found.train[:20_000], order, 103) for order in (1, 2, 3)]
+    one, two, three = (grams.cost(found.held[:900]) for grams in counted)
+    assert one > two + 0.3 > three + 0.4
+    assert counted[2].cost(found.train[:900]) < three - 0.2
+
+
+def test_sentences_stand_in_their_order_and_short_ones_go_with_the_next() -> None:
+    told = "ANN:\nYes. This is one whole sentence\nover lines.\n\nAnother one stands here, without an end\n\nAnd so on."
+    assert sentences_of(told) == [
+        "ANN: Yes. This is one whole sentence over lines.",
+        "Another one stands here, without an end And so on.",
+    ]
+
+
+def test_sentences_lose_no_word() -> None:
+    told = python_text()[:50_000]
+    assert " ".join(sentences_of(told)).split() == told.split()
+
+
+def test_a_text_with_too_few_sentences_is_told() -> None:
+    pieces = BytePairs.trained("a b", vocab=256 + len(SPECIAL), special=SPECIAL)
+    with pytest.raises(DataError, match=r"about more than 8 sentences, of 6 words or more each, and .* has 1; read"):
+        Book.of("There is but one sentence in here. The end.", pieces, 31)
+
+
+def said(book: Book, example: Example) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """What is asked, and of which two; everything around them is checked."""
+    tokens, between = example.tokens.tolist(), book.marks["between"]
+    middle = tokens.index(between)
+    assert tokens[-1] == between
+    assert len(tokens) <= book.context
+    assert example.segments.tolist() == [0] * (middle + 1) + [1] * (len(tokens) - middle - 1)
+    return SPECIAL[tokens[0]], tuple(tokens[1:middle]), tuple(tokens[middle + 1 : -1])
+
+
+def ends(whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    return bool(part) and whole[-len(part) :] == part
+
+
+def starts(whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    return bool(part) and whole[: len(part)] == part
+
+
+def draws(number: int) -> torch.Generator:
+    return generator(0, number, "test")
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_an_example_is_a_function_of_its_place_and_its_draws(book: Book, question: str) -> None:
+    ask = QUESTIONS[question]
+    once, again = (ask(book, 5, draws(3)) for _ in range(2))
+    for one, other in zip(once, again, strict=True):
+        assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(one, other, strict=True))
+        assert SPECIAL[one.tokens[0]] == question
+
+
+@pytest.mark.parametrize("question", ["next", "order"])
+def test_pairs_are_true_as_often_as_false(book: Book, question: str) -> None:
+    told = Counter(QUESTIONS[question](book, 5, draws(number))[0].pair for number in range(400))
+    assert set(told) == {0, 1}
+    assert abs(told[0] - 200) < 40
+
+
+def test_words_are_hidden_in_two_sentences_that_follow_each_other(book: Book) -> None:
+    for place in range(book.pairs):
+        (example,) = words(book, place, draws(place))
+        _, first, second = said(book, example)
+        assert ends(book.sentences[place], first)
+        assert starts(book.sentences[place + 1], second)
+        assert example.pair == IGNORED
+
+
+def test_a_true_next_sentence_follows_and_a_false_one_stands_elsewhere(book: Book) -> None:
+    found = set()
+    for number in range(300):
+        place = number % book.pairs
+        (example,) = next_sentence(book, place, draws(number))
+        _, first, second = said(book, example)
+        assert ends(book.sentences[place], first)
+        assert example.pair == 1 or starts(book.sentences[place + 1], second)
+        if example.pair:
+            at = [at for at, each in enumerate(book.sentences) if starts(each, second)]
+            assert at not in ([place], [place + 1])
+            found.update(at)
+    assert len(found) > 60
+
+
+def test_inverted_sentences_are_the_same_two(book: Book) -> None:
+    for number in range(100):
+        place = number % book.pairs
+        (example,) = inverted_order(book, place, draws(number))
+        _, first, second = said(book, example)
+        earlier, later = book.sentences[place], book.sentences[place + 1]
+        assert ends(later if example.pair else earlier, first)
+        assert starts(earlier if example.pair else later, second)
+
+
+def test_halves_in_their_order_make_up_sentences_from_all_over_the_text(book: Book) -> None:
+    wide = replace(book, context=999)
+    found = set()
+    for place in range(0, book.pairs, 3):
+        read = [each.tokens.tolist() for each in halves(wide, place, draws(place))]
+        assert len(read) == 2 * CHOICES == 16
+        assert {each[0] for each in read} == {book.marks["halves"]}
+        assert {each[-1] for each in read} == {book.marks["between"]}
+        whole = [tuple(first[1:-1] + second[1:-1]) for first, second in zip(read[:8], read[8:], strict=True)]
+        assert whole[0] == book.sentences[place]
+        assert len({book.sentences.index(each) for each in whole}) == CHOICES
+        found.update(book.sentences.index(each) for each in whole)
+        for first, each in zip(read, whole, strict=False):
+            assert len(each) // 4 < len(first) - 2 <= len(each) - len(each) // 4
+    assert len(found) > 0.9 * book.pairs
+
+
+def test_halves_that_do_not_fit_are_cut_where_they_are_furthest_apart(book: Book) -> None:
+    long = replace(book, sentences=(tuple(range(50, 150)), *book.sentences[1:]))
+    read = [each.tokens.tolist()[1:-1] for each in halves(long, 0, draws(0))]
+    assert max(map(len, read)) == 29
+    assert read[0] == list(range(read[0][0], read[0][0] + 29))
+    assert read[8] == list(range(read[0][-1] + 1, read[0][-1] + 30))
+
+
+def test_elsewhere_is_any_other_place_as_likely(book: Book) -> None:
+    few = replace(book, sentences=book.sentences[:7])
+    told = Counter(few.elsewhere([4, 3], draws(number)) for number in range(1000))
+    assert set(told) == {0, 1, 2, 5, 6}
+    assert min(told.values()) > 150
+
+
+def test_long_sentences_are_cut_where_they_are_furthest_apart(book: Book) -> None:
+    long = replace(book, sentences=(tuple(range(50, 90)), tuple(range(100, 140)), (30, 31, 32)))
+    assert said(long, *words(long, 0, draws(0))) == ("words", tuple(range(76, 90)), tuple(range(100, 114)))
+    assert said(long, *words(long, 1, draws(0))) == ("words", tuple(range(115, 140)), (30, 31, 32))
+    short = replace(book, sentences=((30, 31, 32), tuple(range(100, 140))))
+    assert said(short, *words(short, 0, draws(0))) == ("words", (30, 31, 32), tuple(range(100, 125)))
+
+
+def test_of_hidden_words_eight_of_ten_are_masked_one_is_another_and_one_stays(book: Book) -> None:
+    fates: Counter[str] = Counter()
+    shown = 0
+    for number in range(600):
+        (example,) = words(book, number % book.pairs, draws(number))
+        asked = hidden(example, 0.15, book, draws(number + 1000))
+        telling = asked.words != IGNORED
+        assert torch.equal(asked.tokens[~telling], example.tokens[~telling])
+        assert torch.equal(asked.words[telling], example.tokens[telling])
+        assert int(example.tokens[telling].min()) >= len(SPECIAL)
+        for before, after in zip(example.tokens[telling].tolist(), asked.tokens[telling].tolist(), strict=True):
+            fates["masked" if after == book.marks["mask"] else "kept" if after == before else "other"] += 1
+            assert after == book.marks["mask"] or after >= len(SPECIAL)
+        shown += int((example.tokens >= len(SPECIAL)).sum())
+    count = fates.total()
+    assert count / shown == pytest.approx(0.15, abs=0.015)
+    assert fates["masked"] / count == pytest.approx(0.8, abs=0.03)
+    assert fates["other"] / count == pytest.approx(0.1, abs=0.02)
+    assert fates["kept"] / count == pytest.approx(0.1, abs=0.02)
+
+
+def test_one_word_is_hidden_where_chance_would_hide_none(book: Book) -> None:
+    places = set()
+    for number in range(60):
+        told = hidden(*words(book, 5, draws(0)), 1e-9, book, draws(number)).words
+        assert int((told != IGNORED).sum()) == 1
+        places.add(int((told != IGNORED).nonzero()))
+    assert len(places) > 15
+
+
+def sentence_task(book: Book, batch: int = 20) -> SentenceTask:
+    return SentenceTask(book, book, batch, 0.15, 9, seed=4)
+
+
+def rows_of(whole: Examples, several: list[Examples]) -> None:
+    """That shares, one after the other, are the whole; the halves of a share are numbered in it."""
+    for name in ("tokens", "segments", "lengths", "words", "pair"):
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(each, name) for each in several])), name
+    before = [sum(len(each.tokens) for each in several[:number]) for number in range(len(several))]
+    assert torch.equal(whole.halves, torch.cat([each.halves + b for each, b in zip(several, before, strict=True)]))
+
+
+def test_shares_of_sentences_make_up_the_batch_and_questions_are_asked_in_turn(book: Book) -> None:
+    task = sentence_task(book)
+    whole = task.batch(3, 0, 1)
+    rows_of(whole, [task.batch(3, part, 4) for part in range(4)])
+    turns = [TURNS[number % 16] for number in range(60, 80)]
+    rows = [question for question in turns for _ in range(16 if question == "halves" else 1)]
+    assert [SPECIAL[token] for token in whole.tokens[:, 0].tolist()] == rows
+    assert [SPECIAL[token] for token in whole.tokens[whole.halves.flatten(), 0].tolist()] == ["halves"] * 32
+    assert whole.halves.shape == (2, 16)
+    assert not torch.equal(whole.tokens[0], task.batch(8, 0, 1).tokens[0])
+
+
+def test_losses_of_shares_add_up_to_the_loss_of_the_batch(book: Book) -> None:
+    task = sentence_task(book)
+    model = made(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
+    whole = task.loss(model, task.batch(3, 0, 1))
+    shares = [task.loss(model, task.batch(3, part, 5)) for part in range(5)]
+    assert whole.count == sum(share.count for share in shares) == 18 + 2 * 16
+    assert whole.total.item() == pytest.approx(sum(share.total.item() for share in shares), rel=1e-5)
+
+
+def test_a_batch_costs_the_means_over_hidden_words_its_pairs_and_its_choices(book: Book) -> None:
+    task = sentence_task(book)
+    model = made(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
+    batch = task.batch(3, 0, 1)
+    total, vectors = 0.0, []
+    for tokens, segments, length, told, pair in zip(*batch[:-1], strict=True):
+        out = model(tokens[None, :length], segments=segments[None, :length])  # what was filled in is not seen
+        said_words = out.logits[0].log_softmax(-1)
+        costs = [-said_words[place, token].item() for place, token in enumerate(told) if token != IGNORED]
+        total += sum(costs) / len(costs)
+        if pair != IGNORED:
+            total -= out.pair_logits[0].log_softmax(-1)[pair].item()
+        vectors.append(out.pooled[0] / out.pooled[0].norm())
+    for group in batch.halves.tolist():
+        for place in range(8):
+            fits = torch.stack([SHARPNESS * vectors[group[place]] @ vectors[other] for other in group[8:]])
+            total -= fits.log_softmax(0)[place].item()
+    assert task.loss(model, batch).total.item() == pytest.approx(total, rel=1e-4)
+
+
+def test_a_batch_without_halves_is_no_trouble(book: Book) -> None:
+    task = sentence_task(book, batch=2)
+    model = made(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
+    batch = task.batch(0, 0, 1)
+    assert fitting(asked_of(model, batch), batch).shape == (0, 8, 8)
+    assert task.loss(model, batch).total.isfinite()
+
+
+class Knowing(nn.Module):
+    """Knows the book by heart, or answers always the same."""
+
+    def __init__(self, book: Book, *, right: bool) -> None:
+        super().__init__()
+        self.book, self.right = book, right
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, tokens: Tensor, *, segments: Tensor, padding: Any) -> BERTOutput:
+        pairs, pooled = torch.zeros(len(tokens), 2), torch.zeros(len(tokens), len(self.book.sentences))
+        for row, record in enumerate(tokens):
+            read = record[record != self.book.marks["pad"]]
+            if read[0] == self.book.marks["halves"]:
+                half = tuple(read[1:-1].tolist())
+                for place, each in enumerate(self.book.sentences):
+                    pooled[row, place] = float(not self.right or starts(each, half) or ends(each, half))
+                continue
+            _, first, second = said(self.book, Example(read, segments[row, : len(read)], read))
+            both = zip(self.book.sentences, self.book.sentences[1:], strict=False)
+            true = any(ends(one, first) and starts(other, second) for one, other in both)
+            pairs[row, int(not true) if self.right else 0] = 1.0
+        logits = torch.zeros(*tokens.shape, self.book.pieces.vocab)
+        return BERTOutput(logits, pairs, logits, pooled)
+
+
+def test_answers_are_judged_beside_what_one_answer_for_all_would_get(book: Book) -> None:
+    wide = replace(book, context=999, sentences=book.sentences[:40])
+    found = answered(Knowing(wide, right=True), wide, 0.15, 60, seed=0, at_once=7)
+    assert [found[name].right for name in ("next", "order", "halves")] == [1.0, 1.0, 1.0]
+    constant = answered(Knowing(wide, right=False), wide, 0.15, 60, seed=0, at_once=7)
+    for name in ("next", "order"):
+        assert max(constant[name].right, 1 - constant[name].right) == pytest.approx(constant[name].chance)
+        assert 0.5 <= constant[name].chance < 0.7
+    assert constant["halves"] == (1 / 8, 1 / 8)
+    assert found["words"].right == 0
+    assert 0 < found["words"].chance < 0.3
+
+
+def test_examples_are_filled_up_to_the_context(book: Book) -> None:
+    some = [words(book, 3, draws(0)), halves(book, 4, draws(1)), words(book, 5, draws(2))]
+    batch = together(some, book)
+    assert batch.tokens.shape == (18, 31)
+    assert batch.halves.tolist() == [list(range(1, 17))]
+    for row, each in enumerate(each for record in some for each in record):
+        length = int(batch.lengths[row])
+        assert torch.equal(batch.tokens[row, :length], each.tokens)
+        assert (batch.tokens[row, length:] == book.marks["pad"]).all()
+        assert (batch.words[row, length:] == IGNORED).all()
+
+
+FAULTS = [
+    ({"learner": "rnn"}, r"learner is one of gpt, bert, not 'rnn'"),
+    ({"held": 0.3}, r"held is a share of the text, above 0 and up to 0.25, not 0.3"),
+    ({"gpt.pieces": 255}, r"gpt.pieces is 255, but must be at least 256"),
+    ({"bert.pieces": 262}, r"bert.pieces is 262, but must be at least 263"),
+    ({"bert.hidden": 0.0}, r"bert.hidden is a share of words, above 0 and up to 1, not 0.0"),
+    ({"bert.asked": 0}, r"bert.asked is 0, but must be at least 1"),
+    ({"bert.model.head": "masked"}, r"has head='pretraining' and segments=2, not head='masked' and segments=2"),
+    ({"bert.model.segments": 1}, r"not head='pretraining' and segments=1"),
+    ({"bert.model.context": 15}, r"bert.model.context=15 has no room for two sentences; give 16 or more"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), FAULTS, ids=lambda each: next(iter(each), "") if isinstance(each, dict) else ""
+)
+def test_faults_in_settings_are_told(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings(**changes)
+
+
+def test_a_context_longer_than_the_text_is_told(text: Path) -> None:
+    with pytest.raises(DataError, match=r"a context of 9999 tokens is longer than the text, which has 4800"):
+        language.run(settings(**{"gpt.model.context": 9999}), Place(data=text))
+
+
+@pytest.mark.parametrize("form", [language.built_in, language.real])
+def test_the_settings_of_a_learner_are_those_it_is_trained_by(form: Any) -> None:
+    made_so = form()
+    assert (made_so.model, made_so.plan) == (made_so.gpt.model, made_so.gpt.plan)
+    other = overridden(made_so, {"learner": "bert"})
+    assert (other.model, other.plan) == (made_so.bert.model, made_so.bert.plan)
+
+
+class KilledError(Exception):
+    """What ends a run here."""
+
+
+@pytest.mark.parametrize(
+    ("learner", "changes"), [("gpt", {}), ("gpt", {"gpt.pieces": 270}), ("bert", {})], ids=["gpt", "pieces", "bert"]
+)
+def test_a_run_leaves_a_model_that_can_be_judged_again_and_goes_on_exactly_when_it_was_killed(
+    learner: str, changes: dict[str, Any], text: Path, tmp_path: Path
+) -> None:
+    chosen = settings(learner, **changes)
+    found = recipe("language")
+    whole = found.run(chosen, Place(data=text, folder=tmp_path / "whole"))
+
+    def kill(phase: str, progress: Any) -> None:
+        if progress.step == 4:
+            raise KilledError
+
+    place = Place(data=text, folder=tmp_path / "killed")
+    with pytest.raises(KilledError):
+        found.run(chosen, replace(place, show=kill))
+    resumed = found.run(chosen, replace(place, resume=True))
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    again, kept, model, tokenizer = finished(tmp_path / "whole")
+    assert kept == chosen
+    figures = {name: value for name, value in whole.figures.items() if name != "seconds"}
+    assert again.module.judged(kept, model, tokenizer, Place(data=text)) == pytest.approx(figures, rel=1e-6)
+    assert json.loads((tmp_path / "whole" / "result.json").read_text())["recipe"] == "language"
+    if isinstance(model, GPT):
+        (written,) = generate(model, [tokenizer.encode("the ")], length=5)
+        assert len(tokenizer.decode(written.body)) >= 5
+
+
+def test_untrained_models_tell_nothing(text: Path) -> None:
+    """What figures say of a model that has learned nothing: all tokens are as likely, and pairs are guessed."""
+    found = language.run(settings(**{"gpt.plan.steps": 1, "gpt.plan.optimiser.rate": 1e-9}), Place(data=text))
+    alphabet = len(set(text.read_text(encoding="utf-8")))
+    assert found.figures["test nats per character"] == pytest.approx(math.log(alphabet), abs=0.05)
+    assert found.figures["test bits per character"] == pytest.approx(math.log2(alphabet), abs=0.07)
+    assert found.figures["test nats by trigrams"] < found.figures["test nats by single characters"] < math.log(alphabet)

@@ -1,0 +1,439 @@
+"""The translation recipe: its batches, losses and searches, and a small run from end to end."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from regard.base.config import overridden
+from regard.base.errors import ConfigError, DataError
+from regard.core.given import Padding
+from regard.data.byte_pairs import BytePairs
+from regard.data.number_words import english, german
+from regard.data.parallel import Parallel
+from regard.models.generation import beam, greedy
+from regard.models.presets import made
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.recipes import translation
+from regard.recipes.bleu import bleu
+from regard.recipes.recipe import Place, finished, recipe
+from regard.recipes.translation import (
+    PENALTY,
+    Batch,
+    Respelling,
+    Settings,
+    TranslationTask,
+    answers,
+    built_in,
+    byte_pairs,
+    data,
+    disagreement,
+    exact,
+    filled,
+    plain,
+    prepared,
+    real,
+    run,
+    translated,
+)
+from regard.train.averaging import LastK
+from regard.train.loop import Progress
+from regard.train.objectives import IGNORED
+
+CONTEXT = 25
+SIZES = {"train": range(100, 161), "val": range(201, 208), "test": range(301, 306)}
+
+
+def numbers(some: range) -> Parallel:
+    return Parallel(tuple(map(english, some)), tuple(map(german, some)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files as Multi30k has them: tokens in lower case, and the test set in plain text too."""
+    path = tmp_path_factory.mktemp("pairs")
+    for split, some in SIZES.items():
+        pairs = numbers(some)
+        for language, side in (("en", pairs.source), ("de", pairs.target)):
+            (path / f"{split}.lc.tok.{language}").write_text("".join(f"{each} .\n" for each in side))
+            if split == "test":
+                (path / f"{split}.{language}").write_text("".join(f"{each.capitalize()}.\n" for each in side))
+    return path
+
+
+@pytest.fixture(scope="module")
+def pairs() -> BytePairs:
+    return byte_pairs(numbers(SIZES["train"]), 90)
+
+
+def small(**changes: Any) -> Settings:
+    model = TransformerConfig(vocab=90, context=CONTEXT, width=12, depth=1, heads=3, ff_width=20, dropout=0.1)
+    plan = replace(built_in().plan, steps=6, batch=6, evaluate_every=3, save_every=2, averaging=LastK(count=2, every=2))
+    settings = Settings(
+        model=model, plan=plan, pieces=90, consistency=2.0, unjoined=0.2, beams=2, form="lc.tok", test="test"
+    )
+    return overridden(settings, changes)
+
+
+def task_of(pairs: BytePairs, **changes: Any) -> TranslationTask:
+    given: dict[str, Any] = {"smoothing": 0.1, "consistency": 0.0, "unjoined": 0.0, "context": CONTEXT} | changes
+    return TranslationTask(
+        numbers(SIZES["train"]), numbers(SIZES["val"]), pairs, batch_size=6, seed=5, **given
+    )  # fmt: skip
+
+
+def model_of(pairs: BytePairs, seed: int = 3, dropout: float = 0.0) -> Transformer:
+    """A model that says something else about each source."""
+    config = TransformerConfig(
+        vocab=pairs.vocab, context=CONTEXT, width=12, depth=1, heads=3, ff_width=20, dropout=dropout
+    )  # fmt: skip
+    model = made(config, seed=seed)
+    assert isinstance(model, Transformer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    return model.eval()
+
+
+def rows(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
+    """Each row without what was filled in."""
+    assert isinstance(batch.source_padding, Padding)
+    found = []
+    for source, length, given, wanted in zip(
+        batch.source.tolist(), batch.source_padding.data.tolist(), batch.given.tolist(), batch.wanted.tolist(),
+        strict=True,
+    ):  # fmt: skip
+        real_ones = [token for token in wanted if token != IGNORED]
+        found.append((source[:length], given[: len(real_ones)], real_ones))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"smoothing": 1.0}, "smoothing is a share, from 0 to below 1, not 1.0"),
+        ({"unjoined": -0.1}, "unjoined is a share, from 0 to below 1, not -0.1"),
+        ({"consistency": -1.0}, "consistency is 0 or above, such as 5, not -1.0"),
+        ({"beams": 0}, "beams is 0, but must be at least 1"),
+        ({"pieces": 0}, "pieces is 0, but must be at least 1"),
+        ({"penalties": ()}, "penalties has no exponent to choose from"),
+        ({"target": "en"}, "source and target are both 'en'"),
+        ({"peices": 3}, "did you mean 'pieces'"),
+    ],
+)
+def test_settings_that_cannot_be_are_told(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        small(**changes)
+
+
+def test_the_real_form_is_the_stated_protocol() -> None:
+    settings = real()
+    assert (settings.pieces, settings.beams, settings.form, settings.test) == (
+        10_000, 5, "lc.norm.tok", "test_2016_flickr",
+    )  # fmt: skip
+    assert isinstance(settings.plan.averaging, LastK)
+    assert settings.plan.averaging.count == 10
+    model = made(settings.model, device="meta")
+    assert 2.5e6 < sum(p.numel() for p in model.parameters()) < 3e6
+    assert settings.model.vocab == settings.pieces
+
+
+def test_the_recipe_is_read_with_what_it_expects() -> None:
+    found = recipe("translation")
+    assert "99 %" in found.expected
+    assert "41.0" in found.expected
+    assert found.settings(real=True) == real()
+    assert found.settings(real=False) == built_in()
+
+
+def test_numbers_are_the_built_in_pairs_and_can_be_turned_round() -> None:
+    there, back = data(None, built_in()), data(None, replace(built_in(), source="de", target="en"))
+    assert (len(there.train), len(there.held), len(there.test)) == (9000, 500, 500)
+    assert there.test.source == back.test.target
+    assert there.test.target == back.test.source
+    assert not {*there.train.source} & {*there.held.source, *there.test.source}
+    with pytest.raises(ConfigError, match="in words of 'en' and 'de', not of 'en' and 'fr'"):
+        data(None, replace(built_in(), target="fr"))
+
+
+def test_real_pairs_are_read_from_their_splits(folder: Path) -> None:
+    found = data(folder, small())
+    assert (len(found.train), len(found.held), len(found.test)) == (61, 7, 5)
+    assert found.test.source[0] == "three hundred one ."
+    with pytest.raises(DataError, match=r"has neither test_2017\.lc\.tok\.en nor"):
+        data(folder, small(test="test_2017"))
+
+
+def test_a_batch_holds_pairs_and_the_target_a_token_later(pairs: BytePairs) -> None:
+    task = task_of(pairs)
+    batch = task.batch(4, 0, 1)
+    wanted = dict(zip(task.train.source, task.train.target, strict=True))
+    start, end = pairs.token("start"), pairs.token("end")
+    assert len(rows(batch)) == 6
+    for source, given, following in rows(batch):
+        assert given == [start, *following[:-1]]
+        assert following[-1] == end
+        assert pairs.decode(following) == wanted[pairs.decode(source)]
+    assert batch.source.shape[1] % 8 == batch.given.shape[1] % 8 == 0
+    assert (batch.given == pairs.token("pad")).equal(batch.wanted == IGNORED)
+
+
+@pytest.mark.parametrize("consistency", [0.0, 2.0])
+@pytest.mark.parametrize("unjoined", [0.0, 0.3])
+@pytest.mark.parametrize("of", [2, 3])
+def test_shares_make_up_the_batch(pairs: BytePairs, consistency: float, unjoined: float, of: int) -> None:
+    task = task_of(pairs, consistency=consistency, unjoined=unjoined)
+    whole, shares = rows(task.batch(7, 0, 1)), [rows(task.batch(7, part, of)) for part in range(of)]
+    if consistency:
+        assert whole[:6] == whole[6:]
+        assert all(share[: 6 // of] == share[6 // of :] for share in shares)
+        whole, shares = whole[:6], [share[: 6 // of] for share in shares]
+    assert [row for share in shares for row in share] == whole
+    assert rows(task_of(pairs, consistency=consistency, unjoined=unjoined).batch(7, 0, 1))[:6] == whole
+
+
+def test_every_pass_sees_every_pair(pairs: BytePairs) -> None:
+    task = task_of(pairs)
+    seen = {pairs.decode(source) for step in range(11) for source, _, _ in rows(task.batch(step, 0, 1))}
+    assert seen == set(task.train.source)
+
+
+def test_words_respelled_with_every_join_are_spelled_as_usual(pairs: BytePairs) -> None:
+    respell = Respelling(pairs, 0.0)
+    words = {word for text in (*map(english, range(999)), *map(german, range(999))) for word in text.split()}
+    known = [word for word in sorted(words) if set(word) <= set("".join(pairs.symbols))]
+    assert len(known) > 30
+    assert [respell(word, lambda: 0.0) for word in known] == [pairs.encode(word) for word in known]
+
+
+def test_words_respelled_are_the_same_words_in_other_pieces(pairs: BytePairs) -> None:
+    def draws(values: list[float]) -> Callable[[], float]:
+        endless: Iterator[float] = iter(values * 99)
+        return lambda: next(endless)
+
+    respell = Respelling(pairs, 0.3)
+    assert len(respell("hundred", lambda: 0.29)) == 7  # every pair passed over
+    some = respell("hundred", draws([0.1, 0.9, 0.9]))
+    assert 1 < len(some) < 7
+    assert pairs.decode(some) == "hundred"
+
+
+def test_spellings_change_from_step_to_step_and_say_the_same(pairs: BytePairs) -> None:
+    task, usual = task_of(pairs, unjoined=0.05), task_of(pairs)
+    changed = 0
+    for step in range(5):
+        for mine, plain_row in zip(rows(task.batch(step, 0, 1)), rows(usual.batch(step, 0, 1)), strict=True):
+            assert pairs.decode(mine[0]) == pairs.decode(plain_row[0])
+            assert pairs.decode(mine[2]) == pairs.decode(plain_row[2])
+            changed += mine[0] != plain_row[0]
+    assert 5 < changed < 25
+    first, later = (rows(task.batch(step, 0, 1)) for step in (0, 61))  # 61 batches are six passes
+    assert first != later
+
+
+def test_a_spelling_that_does_not_fit_gives_way_to_the_usual_one(pairs: BytePairs) -> None:
+    tokens = max(len(pairs.encode(text)) for side in (english, german) for text in map(side, SIZES["train"]))
+    tight, wide = task_of(pairs, unjoined=0.9, context=tokens + 1), task_of(pairs, unjoined=0.9)
+    assert max(wide.batch(0, 0, 1).given.shape) > tokens + 1
+    assert max(tight.batch(0, 0, 1).given.shape) <= tokens + 1
+
+
+def test_a_sentence_that_never_fits_is_told(pairs: BytePairs) -> None:
+    with pytest.raises(DataError, match=r"sentence \d+ of the training set has \d+ tokens, but the model reads 4"):
+        task_of(pairs, context=4).batch(0, 0, 1)
+
+
+def test_widths_are_multiples_of_eight_where_the_context_allows() -> None:
+    assert filled([[1, 2, 3], [4]], 0, 40).tolist() == [[1, 2, 3, 0, 0, 0, 0, 0], [4, 0, 0, 0, 0, 0, 0, 0]]
+    assert filled([[1] * 9], 0, 40).shape == (1, 16)
+    assert filled([[1] * 9, [2]], 0, 11).shape == (2, 11)
+
+
+def test_the_loss_is_smoothed_cross_entropy_of_real_targets(pairs: BytePairs) -> None:
+    task, model = task_of(pairs, smoothing=0.2), model_of(pairs)
+    batch = task.batch(0, 0, 1)
+    loss = task.loss(model, batch)
+    total = torch.zeros(())
+    for source, given, wanted in rows(batch):  # one at a time, with nothing filled in
+        logits = model(torch.tensor([source]), torch.tensor([given]))[0]
+        total += functional.cross_entropy(logits, torch.tensor(wanted), label_smoothing=0.2, reduction="sum")
+    assert loss.total.item() == pytest.approx(total.item(), rel=1e-5)
+    assert loss.count == sum(len(wanted) for _, _, wanted in rows(batch))
+
+
+def test_two_passes_that_agree_cost_what_one_does(pairs: BytePairs) -> None:
+    model = model_of(pairs)
+    one, two = task_of(pairs), task_of(pairs, consistency=5.0)
+    single, double = one.loss(model, one.batch(0, 0, 1)), two.loss(model, two.batch(0, 0, 1))
+    assert double.total.item() == pytest.approx(single.total.item(), rel=1e-5)
+    assert double.count == single.count
+
+
+def test_where_two_passes_disagree_it_costs_their_divergences(pairs: BytePairs) -> None:
+    task, model = task_of(pairs, consistency=5.0, smoothing=0.0), model_of(pairs, dropout=0.2).train()
+    batch = task.batch(0, 0, 1)
+    torch.manual_seed(11)
+    loss = task.loss(model, batch)
+    torch.manual_seed(11)
+    one, other = model(batch.source, batch.given, source_padding=batch.source_padding).log_softmax(-1).chunk(2)
+    wanted = batch.wanted[:6]
+    inside = wanted != IGNORED
+    surprise = sum(functional.nll_loss(each[inside], wanted[inside], reduction="sum") for each in (one, other))
+    apart = sum(
+        functional.kl_div(p[inside], q[inside], log_target=True, reduction="sum")
+        for p, q in ((one, other), (other, one))
+    )
+    assert apart > 1
+    assert loss.total.item() == pytest.approx((surprise / 2 + 5.0 / 4 * apart).item(), rel=1e-5)
+
+
+def test_answers_are_apart_by_the_mean_of_both_divergences() -> None:
+    one, other = torch.randn(2, 3, 7, dtype=torch.float64), torch.randn(2, 3, 7, dtype=torch.float64)
+    p, q = one.softmax(-1), other.softmax(-1)
+    truth = ((p * (p / q).log()).sum(-1) + (q * (q / p).log()).sum(-1)) / 2
+    assert torch.allclose(disagreement(one, other), truth, atol=1e-12)
+
+
+def test_losses_of_shares_make_up_that_of_the_batch(pairs: BytePairs) -> None:
+    task, model = task_of(pairs, consistency=2.0, unjoined=0.2), model_of(pairs)
+    whole, shares = (
+        task.loss(model, task.batch(1, 0, 1)),
+        [task.loss(model, task.batch(1, part, 3)) for part in range(3)],
+    )
+    assert sum(share.total.item() for share in shares) == pytest.approx(whole.total.item(), rel=1e-5)
+    assert sum(int(share.count) for share in shares) == whole.count
+
+
+@pytest.mark.parametrize("strategy", [greedy(), beam(2, 0.7)], ids=["greedy", "beam"])
+def test_what_is_read_beside_a_sentence_changes_nothing(pairs: BytePairs, strategy: Any) -> None:
+    model, sentences = model_of(pairs), [english(number) for number in (101, 143, 110)]
+    together = answers(model, pairs, sentences, strategy)
+    split = answers(model, pairs, sentences, strategy, at_once=2)
+    alone = [text for each in sentences for text in answers(model, pairs, [each], strategy)]
+    assert [each.tokens for each in together] == [each.tokens for each in split] == [each.tokens for each in alone]
+    assert len({each.tokens for each in together}) > 1
+    assert translated(model, pairs, sentences, strategy) == [pairs.decode(each.body) for each in together]
+
+
+def test_a_sentence_that_the_model_cannot_read_is_told(pairs: BytePairs) -> None:
+    with pytest.raises(DataError, match=r"'one one one.*' has 60 tokens, but the model reads from 1 to 25"):
+        answers(model_of(pairs), pairs, ["one", "one " * 60], greedy())
+    with pytest.raises(DataError, match="'' has 0 tokens"):
+        answers(model_of(pairs), pairs, [""], greedy())
+
+
+def test_evaluation_searches_nothing_and_computes_in_full_precision(pairs: BytePairs) -> None:
+    task, model = task_of(pairs), model_of(pairs)
+    said = translated(model, pairs, task.held.source, greedy())
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        figures = task.evaluate(model)
+    assert figures == {"BLEU": bleu(said, task.held.target), "exact": 0.0}
+
+
+def test_the_share_of_exact_translations() -> None:
+    assert exact(["ein hund", "eine katze", "x"], ["ein  hund ", "ein katze", "x"]) == pytest.approx(2 / 3)
+
+
+def test_text_is_prepared_as_the_form_says() -> None:
+    settings = small(form="lc.norm.tok")
+    assert prepared(settings, "A man's hat.") == "a man &apos;s hat ."
+    assert plain(settings, "der hut ist rot .") == "der hut ist rot."
+    assert prepared(small(form=""), "A man's hat.") == plain(small(form=""), "A man's hat.") == "A man's hat."
+    assert prepared(small(form="lc"), "A hat.") == "a hat."
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    where = tmp_path_factory.mktemp("run")
+    return where, recipe("translation").run(small(penalties=(0.0, 2.0)), Place(data=folder, folder=where))
+
+
+def test_a_run_leaves_what_judges_alike(folder: Path, ran: tuple[Path, Any]) -> None:
+    where, outcome = ran
+    found, settings, model, pairs = finished(where)
+    assert settings == small(penalties=(0.0, 2.0))
+    assert pairs == outcome.tokenizer
+    figures = found.module.judged(settings, model, pairs, Place(data=folder))
+    assert {**figures, "seconds": outcome.figures["seconds"]} == outcome.figures
+    assert {"test BLEU", "test exact", "held-out BLEU", PENALTY} <= set(figures)
+
+
+def test_the_test_set_is_searched_with_the_penalty_that_held_out_pairs_choose(
+    folder: Path, pairs: BytePairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, float]] = []
+
+    def searched(model: Transformer, pairs: BytePairs, sentences: Any, strategy: Any) -> list[str]:
+        """Right about a share of the sentences that says which penalty it was."""
+        asked.append((len(sentences), strategy.length_penalty))
+        right = {0.0: 2, 2.0: 5, 1.0: 3}[strategy.length_penalty]
+        truth = dict(zip(both.source, both.target, strict=True))
+        return [truth[each] if number < right else "x" for number, each in enumerate(sentences)]
+
+    settings = small(penalties=(0.0, 2.0, 1.0))
+    found = data(folder, settings)
+    both = Parallel((*found.held.source, *found.test.source), (*found.held.target, *found.test.target))
+    monkeypatch.setattr(translation, "translated", searched)
+    figures = translation.judged(settings, model_of(pairs), pairs, Place(data=folder))
+    assert asked == [(7, 0.0), (7, 2.0), (7, 1.0), (5, 2.0)]
+    assert (figures[PENALTY], figures["test BLEU"], figures["test exact"]) == (2.0, pytest.approx(100), 1.0)
+    assert 0 < figures["held-out BLEU"] < 100
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_alike(folder: Path, ran: tuple[Path, Any], tmp_path: Path) -> None:
+    def stop(phase: str, progress: Progress) -> None:
+        if progress.step == 4:
+            raise KeyboardInterrupt
+
+    settings = small(penalties=(0.0, 2.0))
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, Place(data=folder, folder=tmp_path, show=stop))
+    outcome = run(settings, Place(data=folder, folder=tmp_path, resume=True))
+    straight = ran[1]
+    assert {**outcome.figures, "seconds": 0} == {**straight.figures, "seconds": 0}
+    for one, other in zip(outcome.model.parameters(), straight.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_without_sacrebleu_or_plain_text_its_figure_is_left_out_with_a_word(
+    folder: Path, ran: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, settings, model, pairs = finished(ran[0])
+    said: list[str] = []
+    monkeypatch.setattr(translation, "translated", lambda m, p, sentences, s: ["drei hundert eins ."] * len(sentences))
+    monkeypatch.setattr(translation, "has_sacrebleu", lambda: False)
+    figures = translation.judged(settings, model, pairs, Place(data=folder, tell=said.append))
+    assert said == ["sacrebleu is not installed, so its figure is left out"]
+    assert "test sacreBLEU" not in figures
+    for file in folder.glob("*.lc.tok.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(translation, "has_sacrebleu", lambda: True)
+    figures = translation.judged(settings, model, pairs, Place(data=tmp_path, tell=said.append))
+    assert "left out, which is counted on plain text" in said[1]
+    assert "has neither test.en nor" in said[1]
+    assert "test sacreBLEU" not in figures
+
+
+def test_sacrebleu_gets_plain_text_and_the_references_as_they_were(
+    folder: Path, ran: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, settings, model, pairs = finished(ran[0])
+    monkeypatch.setattr(translation, "has_sacrebleu", lambda: True)
+    monkeypatch.setattr(translation, "translated", lambda m, p, sentences, s: ["drei hundert eins ."] * len(sentences))
+    asked: list[Any] = []
+    monkeypatch.setattr(translation, "sacrebleu", lambda *given, **more: asked.append((given, more)) or 12.5)
+    figures = translation.judged(settings, model, pairs, Place(data=folder))
+    assert figures["test sacreBLEU"] == 12.5
+    (((told, references), more),) = asked
+    assert (told[0], references[0], more) == ("drei hundert eins.", "Drei hundert eins.", {"lowercase": True})
+
+
+@pytest.mark.slow
+def test_the_built_in_default_translates_numbers_it_has_never_seen() -> None:
+    outcome = recipe("translation").run(built_in(), Place())
+    assert outcome.figures["test exact"] >= 0.99
+    assert outcome.figures["test BLEU"] >= 99

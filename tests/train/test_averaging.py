@@ -1,0 +1,101 @@
+"""Means of weights against their definitions."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError
+from regard.train.averaging import Averager, Exponential, LastK
+
+
+class Counted(nn.Module):
+    """One weight, tied under two names, a buffer that is averaged and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, 5))
+        self.tied = self.weight
+        self.register_buffer("running", torch.zeros(7))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def move(self, step: int) -> Tensor:
+        for tensor in (self.weight, self.running, self.calls):
+            tensor.fill_(step**2)
+        return torch.tensor(float(step**2))
+
+
+def test_the_last_states_are_averaged() -> None:
+    model = Counted()
+    averager = Averager(LastK(count=3, every=2), model)
+    for step in range(1, 12):
+        model.move(step)
+        averager.update(step)
+    mean = (6**2 + 8**2 + 10**2) / 3
+    with averager.in_place():
+        assert model.weight[0, 0].item() == pytest.approx(mean)
+        assert model.running[0].item() == pytest.approx(mean)
+        assert model.calls == 121, "what only counts is not averaged"
+    assert (model.weight == 121).all()
+    averager.settle()
+    assert model.tied[1, 2].item() == pytest.approx(mean)
+
+
+def test_the_mean_that_forgets_is_its_recurrence() -> None:
+    model, mean = Counted(), torch.zeros(())
+    averager = Averager(Exponential(decay=0.6), model)
+    for step in range(1, 30):
+        now = model.move(step)
+        keep = min(0.6, step / (step + 9)) if step > 1 else 0.0
+        mean = keep * mean + (1 - keep) * now
+        averager.update(step)
+    averager.settle()
+    torch.testing.assert_close(model.weight.detach(), mean.expand(3, 5))
+
+
+def test_before_anything_is_taken_the_weights_are_their_own() -> None:
+    model = Counted()
+    averager = Averager(LastK(count=2, every=50), model)
+    model.move(3)
+    averager.update(3)
+    with averager.in_place():
+        assert (model.weight == 9).all()
+    averager.settle()
+    assert (model.weight == 9).all()
+
+
+def test_own_weights_come_back_after_an_error() -> None:
+    model = Counted()
+    averager = Averager(Exponential(), model)
+    model.move(1)
+    averager.update(1)
+    model.move(4)
+    with suppress(KeyboardInterrupt), averager.in_place():
+        assert (model.weight == 1).all()
+        raise KeyboardInterrupt
+    assert (model.weight == 16).all()
+
+
+@pytest.mark.parametrize("plan", [LastK(count=12, every=1), Exponential(decay=0.9)], ids=["last", "exponential"])
+def test_what_is_kept_is_written_down_and_taken_up_again(plan: LastK | Exponential) -> None:
+    model, other = Counted(), Counted()
+    averager, again = Averager(plan, model), Averager(plan, other)
+    for step in range(1, 13):
+        model.move(step)
+        averager.update(step)
+    again.load({name: tensor.clone() for name, tensor in averager.tensors().items()})
+    for each, owner in ((averager, model), (again, other)):
+        owner.move(13)
+        each.update(13)
+        each.settle()
+    assert torch.equal(model.weight, other.weight)
+    assert torch.equal(model.running, other.running)
+
+
+def test_what_is_no_mean_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Exponential\(decay\) is from 0 to below 1, not 1"):
+        Exponential(decay=1)
+    with pytest.raises(ConfigError, match=r"LastK\(count\) is 0, but must be at least 1: it counts states"):
+        LastK(count=0)

@@ -1,0 +1,117 @@
+"""Which parameters get which rate and decay, Muon against its formula, and what optimisers remember."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError
+from regard.train.optimiser import AdamW, Muon, Optimisers, Rule, Stepper
+from tests.train.tiny import Tiny
+
+
+def groups(plan: Optimisers, model: nn.Module) -> dict[str, tuple[str, float, float]]:
+    """The optimiser, rate and decay of each parameter."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        names[id(p)]: (type(each).__name__, group["lr"], group["weight_decay"])
+        for each in plan.made([(name, p) for name, p in model.named_parameters() if p.requires_grad])
+        for group in each.param_groups
+        for p in group["params"]
+    }
+
+
+def test_the_first_rule_that_finds_a_name_counts_and_vectors_never_decay() -> None:
+    first, second = Rule(names=r"^blocks\.0", rate=0.5, decay=2.0), Rule(names="blocks", rate=0.25)
+    rules = (first, second, Rule(names="head", decay=0))
+    found = groups(AdamW(rate=0.1, decay=0.3, rules=rules), Tiny())
+    assert found == {
+        "embed.weight": ("AdamW", 0.1, 0.3),
+        "embed.bias": ("AdamW", 0.1, 0.0),
+        "blocks.0.0.weight": ("AdamW", 0.05, 0.6),
+        "blocks.0.0.bias": ("AdamW", 0.05, 0.0),
+        "blocks.1.0.weight": ("AdamW", 0.025, 0.3),
+        "blocks.1.0.bias": ("AdamW", 0.025, 0.0),
+        "head.weight": ("AdamW", 0.1, 0.0),
+    }
+
+
+def test_muon_takes_the_matrices_between_the_first_and_the_last() -> None:
+    found = groups(Muon(rate=0.2, decay=0.1, rest=AdamW(rate=0.01, decay=0.3)), Tiny())
+    assert {name for name, (kind, *_) in found.items() if kind == "Muon"} == {"blocks.0.0.weight", "blocks.1.0.weight"}
+    assert found["blocks.1.0.weight"] == ("Muon", 0.2, 0.1)
+    assert found["embed.weight"] == ("AdamW", 0.01, 0.3)
+    assert {kind for kind, *_ in groups(Muon(besides="."), Tiny()).values()} == {"AdamW"}
+
+
+def test_a_step_of_muon_is_orthogonal_whatever_the_gradient() -> None:
+    model = nn.Linear(9, 9, bias=False)
+    before = model.weight.detach().clone()
+    stepper = Stepper(Muon(rate=1.0), model)
+    (model.weight * torch.randn(9, 9)).sum().backward()
+    stepper.at(0.5)
+    stepper.step()
+    values = torch.linalg.svdvals((before - model.weight.detach()) / 0.5)
+    assert values.max() < 1.3
+    assert values[:-1].min() > 0.5, "the last one may be near to none, and stays so"
+
+
+def test_a_frozen_parameter_is_left_alone_and_a_frozen_model_refused() -> None:
+    model = Tiny()
+    model.embed.requires_grad_(False)
+    assert not [name for name in groups(AdamW(), model) if name.startswith("embed")]
+    with pytest.raises(ConfigError, match="the model has no parameter that learns: requires_grad is False for all"):
+        Stepper(AdamW(), model.requires_grad_(False))
+
+
+def stepped(stepper: Stepper, model: Tiny, count: int) -> None:
+    for number in range(count):
+        model(torch.linspace(-1, 1, 35).reshape(5, 7) * (number + 1)).square().sum().backward()
+        stepper.at(1 / (number + 1))
+        stepper.step()
+        stepper.forget_gradients()
+
+
+@pytest.mark.parametrize("plan", [AdamW(), Muon()], ids=["adamw", "muon"])
+def test_what_is_remembered_is_written_down_by_name_and_taken_up_again(plan: Optimisers) -> None:
+    first = Tiny()
+    stepper = Stepper(plan, first)
+    stepped(stepper, first, 3)
+    kept: dict[str, Tensor] = {name: tensor.clone() for name, tensor in stepper.tensors().items()}
+    assert {name.split("/")[0] for name in kept} == {name for name, _ in first.named_parameters()}
+    second = Tiny()
+    second.load_state_dict(first.state_dict())
+    again = Stepper(plan, second)
+    again.load(kept)
+    for each, model in ((stepper, first), (again, second)):
+        stepped(each, model, 2)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_the_rate_follows_the_share() -> None:
+    stepper = Stepper(AdamW(rate=0.25, rules=(Rule(names="head", rate=4),)), Tiny())
+    stepper.at(0.5)
+    assert {group["lr"] for group in stepper.param_groups} == {0.125, 0.5}
+    assert stepper.rate(0.5) == 0.125
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Rule(names="("), r"Rule\(names\) is '\(', which is not a regular expression: "),
+        (lambda: Rule(names="a", rate=-1), r"Rule\(rate\) is a share from 0 upwards, not -1"),
+        (lambda: AdamW(rate=0), r"AdamW\(rate\) must be above 0, not 0"),
+        (lambda: AdamW(decay=-0.1), r"AdamW\(decay\) must be 0 or above, not -0.1"),
+        (lambda: AdamW(betas=(0.9, 1.0)), r"AdamW\(betas\) are from 0 to below 1, not \(0.9, 1.0\)"),
+        (lambda: Muon(besides="["), r"Muon\(besides\) is '\[', which is not a regular expression: "),
+        (lambda: Muon(rate=-1), r"Muon\(rate\) must be above 0, not -1"),
+        (lambda: Muon(momentum=1), r"Muon\(momentum\) is from 0 to below 1, not 1"),
+        (lambda: Muon(decay=-1), r"Muon\(decay\) must be 0 or above, not -1"),
+        (
+            lambda: groups(AdamW(rules=(Rule(names="haed"),)), Tiny()),
+            r"Rule\(names='haed'\) finds no parameter; there are embed.weight, embed.bias, ",
+        ),
+    ],
+)
+def test_what_is_no_optimiser_is_refused(make: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()  # type: ignore[operator]

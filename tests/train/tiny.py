@@ -1,0 +1,103 @@
+"""A model, a task and plans so small that a run of twelve steps takes milliseconds."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.base.seeds import generator
+from regard.data.order import Order
+from regard.train.averaging import Averagings, Exponential, LastK
+from regard.train.objectives import IGNORED, cross_entropy
+from regard.train.optimiser import AdamW, Muon, Optimisers, Rule
+from regard.train.plan import Plan
+from regard.train.schedule import Cosine
+from regard.train.task import Loss
+
+WIDTH, CLASSES, RECORDS, BATCH = 13, 5, 57, 24
+
+
+class Tiny(nn.Module):
+    """Two blocks between two layers; a buffer that counts and one that does not learn but is averaged."""
+
+    def __init__(self, dropout: float = 0.0, seed: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Linear(7, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout), nn.Tanh()) for _ in range(2)
+        )
+        self.head = nn.Linear(WIDTH, CLASSES, bias=False)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+@dataclass
+class Points:
+    """Points in classes; every fourth target is left out, so that shares of a batch count unequally."""
+
+    batch_size: int = BATCH
+    order: Order = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order = Order(RECORDS, self.batch_size, seed=5)
+        self.x = torch.randn(RECORDS, 7, generator=generator(0))
+        self.y = (self.x @ torch.randn(7, CLASSES, generator=generator(1))).argmax(1)
+        self.seen = torch.where(torch.arange(RECORDS) % 4 == 0, IGNORED, self.y)
+
+    def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
+        rows = self.order.part(part, of).at(step)
+        return self.x[rows], self.seen[rows]
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        return cross_entropy(model(batch[0]), batch[1], smoothing=0.1)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        logits = model(self.x)
+        return {"likelihood": -nn.functional.cross_entropy(logits, self.y).item(), "drawn": torch.rand(()).item()}
+
+
+def adamw(rate: float = 3e-2) -> AdamW:
+    return AdamW(rate=rate, rules=(Rule(names=r"^head", rate=0.5, decay=0.0),))
+
+
+def plan(
+    *,
+    steps: int = 12,
+    accumulate: int = 1,
+    optimiser: Optimisers | None = None,
+    averaging: Averagings | None = None,
+    clip: float | None = 0.3,
+    evaluate_every: int | None = 6,
+    save_every: int = 4,
+    **more: Any,
+) -> Plan:
+    return Plan(
+        steps=steps,
+        batch=BATCH,
+        accumulate=accumulate,
+        optimiser=optimiser or adamw(),
+        schedule=Cosine(warmup=3, floor=0.1),
+        clip=clip,
+        averaging=averaging,
+        evaluate_every=evaluate_every,
+        save_every=save_every,
+        **more,
+    )
+
+
+# plans under which several processes must learn what one does, each with something that could go wrong
+PLANS = {
+    "accumulated": plan(accumulate=3, clip=0.05, averaging=Exponential(decay=0.7)),
+    "last": plan(averaging=LastK(count=3, every=2)),
+    "muon": plan(accumulate=2, optimiser=Muon(rate=0.03, rest=AdamW(rate=0.02))),
+    "float16": plan(precision="float16"),
+}

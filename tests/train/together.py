@@ -1,0 +1,123 @@
+"""What one of several processes does in the tests of regard.train.distributed.
+
+It is started by torchrun, or by `start` as torchrun would:
+
+together.py learn OUT        every plan both ways; the leader writes losses and weights
+together.py learn OUT FROM   two plans; and go on from the states that others wrote, and write them anew
+together.py die OUT          one process kills itself once, in the middle of a run
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from regard.train.checkpoint import Keeper
+from regard.train.distributed import Copies, joined
+from regard.train.loop import Fitted, _Run, fit
+from regard.train.task import Loss
+from regard.train.world import World
+from tests.train.tiny import PLANS, Points, Tiny
+
+STOP = 9  # the step before which interrupted runs end: their last state is after 8
+
+
+class StoppedError(Exception):
+    """The end of a run that others go on with."""
+
+
+class Stopping(Points):
+    """The task, until a step."""
+
+    def batch(self, step: int, part: int, of: int) -> Any:
+        if step == STOP:
+            raise StoppedError
+        return super().batch(step, part, of)
+
+
+class Deadly(Points):
+    """The task, which kills its process once."""
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__()
+        self.marker = marker
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        if model.module.calls == STOP and os.environ["RANK"] == "1" and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+
+
+def told(world: World, out: Path, name: str, fitted: Fitted) -> None:
+    if world.leads:
+        save_file({k: v.clone() for k, v in fitted.model.state_dict().items()}, out / f"{name}.safetensors")
+        (out / f"{name}.json").write_text(json.dumps({"losses": fitted.losses, "figures": fitted.figures}))
+
+
+def both() -> Iterator[tuple[str, World]]:
+    """Both ways, of the same processes."""
+    with joined("sharded", device="cpu") as world:
+        yield "data", Copies(world.rank, world.size, world.device)
+        yield "sharded", world
+
+
+def learn(out: Path, others: Path | None = None) -> None:
+    for way, world in both():
+        for name in [name for name in PLANS if others is None or name in ("accumulated", "last")]:
+            # only the leader's first weights count
+            told(world, out, f"{way}-{name}", fit(Tiny(seed=3 + world.rank), Points(), PLANS[name], world=world))
+        if others is not None:
+            resume(out, others, way, world)
+            continue
+        with suppress(StoppedError):
+            fit(Tiny(), Stopping(), PLANS["last"], folder=out / way, world=world)
+
+
+def resume(out: Path, others: Path, way: str, world: World) -> None:
+    for folder in sorted(each for each in others.iterdir() if each.is_dir()):
+        name, heard = f"{way}-from-{folder.name}", list[str]()
+        kept = _Run(Tiny(), Points(), PLANS["last"], folder, world, print, print).keeper
+        assert kept is not None
+        state = kept.newest()
+        assert state is not None
+        Keeper(out / f"{name}-again", world=world).write(state)
+        world.shared(partial(shutil.copytree, folder, out / name))
+        told(
+            world, out, name,
+            fit(Tiny(), Points(), PLANS["last"], folder=out / name, resume=True, world=world, tell=heard.append),
+        )  # fmt: skip
+        if world.leads:
+            (out / f"{name}.txt").write_text("\n".join(heard))
+
+
+def die(out: Path) -> None:
+    with joined("data", device="cpu") as world:
+        task = Deadly(out / "died")
+        told(world, out, "died", fit(Tiny(), task, PLANS["last"], folder=out / "run", resume=True, world=world))
+
+
+def worker(rank: int, size: int, port: int, *args: str) -> None:
+    """One process with what torchrun would have told it."""
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in told.items()})
+    main(*args)
+
+
+def main(what: str, *paths: str) -> None:
+    torch.set_num_threads(1)
+    {"learn": learn, "die": die}[what](*map(Path, paths))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
