@@ -10,7 +10,22 @@ import typer
 
 import regard
 from regard.base.errors import RegardError
-from regard.cli import ask, bench, check, count, explain, generate, lab, look, masks, tour, train, work
+from regard.cli import (
+    ask,
+    bench,
+    check,
+    count,
+    explain,
+    generate,
+    lab,
+    listen,
+    look,
+    masks,
+    tour,
+    train,
+    translate,
+    work,
+)
 
 P = ParamSpec("P")
 
@@ -44,6 +59,8 @@ for _name, _module in {
     "check": check,
     "train": train,
     "ask": ask,
+    "translate": translate,
+    "listen": listen,
     "bench": bench,
 }.items():
     app.command(_name)(clean(_module.command))

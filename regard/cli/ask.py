@@ -14,9 +14,7 @@ from regard.cli.train import Data, Device, Json, progress, show_figures
 
 def command(
     question: Annotated[str | None, typer.Argument(help='Such as "Where was Ada Lovelace born?"')] = None,
-    folder: Annotated[Path, typer.Option(help="A finished run of birthplaces")] = Path(
-        "runs/birthplaces"
-    ),
+    folder: Annotated[Path, typer.Option(help="A finished run of birthplaces")] = Path("runs/birthplaces"),
     store: Annotated[Path | None, typer.Option(help="The SQLite file of facts [facts.sqlite in the folder]")] = None,
     threshold: Annotated[
         float | None, typer.Option(help="The least confidence [what the run found for its precision]")

@@ -1,19 +1,21 @@
 """What a text asks by itself, without anybody's labels: four questions about its sentences, asked of BERT all at once.
 
 words   which words were hidden (Devlin et al. 2018, arXiv:1810.04805): chosen out of all tokens
-next    whether the second sentence follows the first, or stands elsewhere: a true pair (0) or a false one (1)
+next    which of eight sentences follows one, by the vectors of sentences that were read apart (Logeswaran and Lee
+        2018, arXiv:1803.02893)
 order   whether two sentences that follow each other stand in their order (0), or inverted (1) (Lan et al. 2019,
         arXiv:1909.11942)
-halves  which of eight second halves belongs to the first half of a sentence, by the vectors of halves that were read
-        apart (contrast after van den Oord et al. 2018, arXiv:1807.03748)
+halves  which of eight second halves belongs to the first half of a sentence, by the vectors of both
 
-The first token says which is asked.
+The first token says which is asked. Sentences follow each other inside a passage, never from one to the next. Were a
+text one chain, each sentence would come first as often as second, and nothing that one sentence says could tell.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -29,23 +31,31 @@ from regard.models.bert import BERTOutput
 from regard.train.objectives import IGNORED
 from regard.train.task import Loss
 
-CHOICES = 8  # halves to choose from
+CHOICES = 8  # sentences, or halves of them, to choose from
 SHARPNESS = 10.0  # of that choice: cosines are times this
-LEAST = 6  # words of a sentence: a shorter one is no question, and goes with the one after it
-END = re.compile(r"(?<=[.!?;:])\s+|\n\s*\n")
+WEIGHT = 4.0  # of an answer beside the words of an example: few examples ask for one
+LEAST = 6  # words of a sentence: a shorter one says little, and goes with the one after it
+PASSAGE = re.compile(r"\n\s*\n")
+END = re.compile(r"(?<=[.!?;:])\s+")
 
 
-def sentences_of(text: str) -> list[str]:
-    """The sentences of a text in their order, their words one blank apart."""
-    found: list[str] = []
-    begun: list[str] = []
-    for piece in END.split(text):
-        begun += piece.split()
-        if len(begun) >= LEAST:
-            found.append(" ".join(begun))
-            begun = []
-    if begun and found:
-        found[-1] = " ".join([found[-1], *begun])
+def passages(text: str) -> list[list[str]]:
+    """The sentences of each passage in their order, words one blank apart. Passages stand apart by empty lines.
+
+    A passage shorter than a sentence, such as a heading, is left out.
+    """
+    found = []
+    for passage in PASSAGE.split(text):
+        sentences: list[str] = []
+        begun: list[str] = []
+        for piece in END.split(passage):
+            begun += piece.split()
+            if len(begun) >= LEAST:
+                sentences.append(" ".join(begun))
+                begun = []
+        if sentences:
+            sentences[-1] = " ".join([sentences[-1], *begun])
+            found.append(sentences)
     return found
 
 
@@ -53,39 +63,44 @@ def sentences_of(text: str) -> list[str]:
 class Book:
     """Sentences as tokens, in their order, and how they are put before BERT.
 
+    pairs    the places of sentences that are followed by another in their passage
     context  the most tokens of an example: what does not fit is left out where two sentences are furthest apart
     """
 
     sentences: tuple[tuple[int, ...], ...]
+    pairs: tuple[int, ...]
     pieces: BytePairs
     context: int
 
     @staticmethod
     def of(text: str, pieces: BytePairs, context: int) -> "Book":
-        found = sentences_of(text)
-        if len(found) <= CHOICES:
+        found = passages(text)
+        last = set(accumulate(map(len, found)))  # one after the last sentence of each passage
+        count = max(last, default=0)
+        pairs = tuple(place for place in range(count) if place + 1 not in last)
+        if len(pairs) < CHOICES:
             raise DataError(
-                f"questions are asked about more than {CHOICES} sentences, of {LEAST} words or more each, and a text "
-                f"or its held-out part has {len(found)}; read a longer one"
+                f"questions need {CHOICES} sentences that others follow in the same passage, of {LEAST} words each, "
+                f"but a text, or a part of it that is held out, has {len(pairs)}; read a longer one"
             )
-        return Book(tuple(map(tuple, pieces.encode_many(found))), pieces, context)
-
-    @property
-    def pairs(self) -> int:
-        """How many sentences have one after them."""
-        return len(self.sentences) - 1
+        return Book(
+            tuple(map(tuple, pieces.encode_many([each for some in found for each in some]))), pairs, pieces, context
+        )
 
     @cached_property
     def marks(self) -> dict[str, int]:
         """The numbers of special tokens."""
         return {name: self.pieces.token(name) for name in SPECIAL}
 
-    def elsewhere(self, but: Sequence[int], draws: torch.Generator) -> int:
-        """The place of some sentence that is none of these."""
-        place = _below(len(self.sentences) - len(but), draws)
-        for taken in sorted(but):
-            place += place >= taken
-        return place
+    def others(self, number: int, draws: torch.Generator) -> list[int]:
+        """The place of a pair, by its number, and those of as many others as there is a choice from."""
+        chosen = [number]
+        while len(chosen) < CHOICES:
+            drawn = _below(len(self.pairs) - len(chosen), draws)
+            for taken in sorted(chosen):
+                drawn += drawn >= taken
+            chosen.append(drawn)
+        return [self.pairs[each] for each in chosen]
 
 
 class Example(NamedTuple):
@@ -97,33 +112,28 @@ class Example(NamedTuple):
     pair: int = IGNORED
 
 
-def words(book: Book, place: int, draws: torch.Generator) -> tuple[Example, ...]:
+def words(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
     """Two sentences that follow each other, of which words are to be hidden: see `hidden`."""
+    place = book.pairs[number]
     return (_pair(book, "words", book.sentences[place], book.sentences[place + 1], IGNORED),)
 
 
-def next_sentence(book: Book, place: int, draws: torch.Generator) -> tuple[Example, ...]:
-    """A sentence and the next one, or one from elsewhere."""
-    false = _below(2, draws)
-    second = book.elsewhere([place, place + 1], draws) if false else place + 1
-    return (_pair(book, "next", book.sentences[place], book.sentences[second], false),)
-
-
-def inverted_order(book: Book, place: int, draws: torch.Generator) -> tuple[Example, ...]:
+def inverted_order(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
     """Two sentences that follow each other, or the later one first."""
-    false = _below(2, draws)
+    place, false = book.pairs[number], _below(2, draws)
     return (_pair(book, "order", book.sentences[place + false], book.sentences[place + 1 - false], false),)
 
 
-def halves(book: Book, place: int, draws: torch.Generator) -> tuple[Example, ...]:
+def next_sentence(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
+    """A sentence and others from elsewhere, then those that follow them in the same order."""
+    places = book.others(number, draws)
+    return _choice(book, "next", [(book.sentences[each], book.sentences[each + 1]) for each in places])
+
+
+def halves(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
     """The first halves of a sentence and of others from elsewhere, then their second halves in the same order."""
-    places = [place]
-    while len(places) < CHOICES:
-        places.append(book.elsewhere(places, draws))
-    cut = [_halves(book.sentences[each], draws) for each in places]
-    room = book.context - 2
-    firsts = [_example(book, "halves", first[-room:]) for first, _ in cut]
-    return (*firsts, *(_example(book, "halves", second[:room]) for _, second in cut))
+    places = book.others(number, draws)
+    return _choice(book, "halves", [_halves(book.sentences[each], draws) for each in places])
 
 
 QUESTIONS: dict[str, Callable[[Book, int, torch.Generator], tuple[Example, ...]]] = {
@@ -132,7 +142,7 @@ QUESTIONS: dict[str, Callable[[Book, int, torch.Generator], tuple[Example, ...]]
     "order": inverted_order,
     "halves": halves,
 }
-TURNS = (*("words", "next", "order") * 5, "halves")  # what records ask in turn: halves are many to read
+TURNS = (*("words", "order") * 3, "next", "halves")  # what records ask in turn: a choice is much to read
 SPECIAL = ("pad", "mask", "between", *QUESTIONS)
 
 
@@ -154,14 +164,14 @@ def hidden(example: Example, share: float, book: Book, draws: torch.Generator) -
 
 
 class Examples(NamedTuple):
-    """Examples filled up to one length, and which of them are the halves of one choice."""
+    """Examples filled up to one length, and which of them belong to one choice."""
 
     tokens: Int[Tensor, "b n"]
     segments: Int[Tensor, "b n"]
     lengths: Int[Tensor, "b"]
     words: Int[Tensor, "b n"]
     pair: Int[Tensor, "b"]
-    halves: Int[Tensor, "g m"]
+    choices: Int[Tensor, "g m"]
 
 
 def together(records: Sequence[Sequence[Example]], book: Book) -> Examples:
@@ -203,15 +213,15 @@ class SentenceTask:
 
     @cached_property
     def _order(self) -> Order:
-        return Order(self.book.pairs, self.batch_size, self.seed)
+        return Order(len(self.book.pairs), self.batch_size, self.seed)
 
     def batch(self, step: int, part: int, of: int) -> Examples:
-        places = self._order.part(part, of).at(step).tolist()
+        pairs = self._order.part(part, of).at(step).tolist()
         records = []
         # what a record draws depends on its number alone, so shares of a batch make it up however many there are
-        for number, place in enumerate(places, step * self.batch_size + part * len(places)):
+        for number, pair in enumerate(pairs, step * self.batch_size + part * len(pairs)):
             draws = generator(self.seed, number, "sentences")
-            record = QUESTIONS[TURNS[number % len(TURNS)]](self.book, place, draws)
+            record = QUESTIONS[TURNS[number % len(TURNS)]](self.book, pair, draws)
             records.append([hidden(each, self.share, self.book, draws) for each in record])
         return together(records, self.book)
 
@@ -222,10 +232,11 @@ class SentenceTask:
         assert out.pair_logits is not None
         telling = batch.words != IGNORED
         costs = cross_entropy(out.logits.flatten(0, 1).float(), batch.words.flatten(), reduction="none")
-        total = (costs.view(telling.shape).sum(1) / telling.sum(1)).sum()
-        total = total + cross_entropy(out.pair_logits.float(), batch.pair, ignore_index=IGNORED, reduction="sum")
+        told = (costs.view(telling.shape).sum(1) / telling.sum(1)).sum()
         fits = fitting(out, batch)
-        return Loss(total + cross_entropy(fits.flatten(0, 1), _own(fits).flatten(), reduction="sum"), len(batch.pair))
+        answers = cross_entropy(out.pair_logits.float(), batch.pair, ignore_index=IGNORED, reduction="sum")
+        answers = answers + cross_entropy(fits.flatten(0, 1), _own(fits).flatten(), reduction="sum")
+        return Loss(told + WEIGHT * answers, len(batch.pair))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         found = answered(model, self.held, self.share, self.asked, self.seed)
@@ -248,11 +259,11 @@ def answered(
     found = {}
     device = next(model.parameters()).device
     for question, ask in QUESTIONS.items():
-        count = -(-asked // CHOICES) if question == "halves" else asked
+        count = -(-asked // CHOICES) if question in ("next", "halves") else asked
         records = []
         for number in range(count):
             draws = generator(seed, number, "held", question)
-            record = ask(book, number * book.pairs // count, draws)
+            record = ask(book, number * len(book.pairs) // count, draws)
             records.append([hidden(each, share, book, draws) if question == "words" else each for each in record])
         told, truth = [], []
         for start in range(0, count, at_once):
@@ -275,21 +286,21 @@ def said(model: nn.Module, batch: Examples) -> BERTOutput:
 
 
 def fitting(out: BERTOutput, batch: Examples) -> Float[Tensor, "g choices choices"]:
-    """How well each first half (row) fits each second half (column) of its choice."""
+    """How well each first part (row) fits each second part (column) of a choice."""
     assert out.pooled is not None
-    vectors = normalize(out.pooled.float(), dim=-1)[batch.halves]
+    vectors = normalize(out.pooled.float(), dim=-1)[batch.choices]
     first, second = vectors[:, :CHOICES], vectors[:, CHOICES:]
     return SHARPNESS * first @ second.transpose(1, 2)
 
 
 def _own(fits: Float[Tensor, "g choices choices"]) -> Int[Tensor, "g choices"]:
-    """The second halves that belong to the first ones: they stand in the same order."""
+    """The second parts that belong to the first ones: they stand in the same order."""
     return torch.arange(CHOICES, device=fits.device).expand(fits.shape[:2])
 
 
 def _answer(question: str, out: BERTOutput, batch: Examples) -> tuple[Tensor, Tensor]:
     """What is answered to a question, and what should be."""
-    if question == "halves":
+    if len(batch.choices):
         fits = fitting(out, batch)
         return fits.argmax(-1), _own(fits)
     logits = out.logits if question == "words" else out.pair_logits
@@ -303,6 +314,13 @@ def _pair(book: Book, question: str, first: Sequence[int], second: Sequence[int]
     shorter = min(len(first), len(second), room // 2)
     first = first[-(room - shorter) :] if len(first) >= len(second) else first[-shorter:]
     return _example(book, question, first, second[: room - len(first)], pair=pair)
+
+
+def _choice(book: Book, question: str, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Example, ...]:
+    """All first parts, then all second parts, each alone; what does not fit is what is furthest from the other."""
+    room = book.context - 2
+    firsts = [_example(book, question, first[-room:]) for first, _ in pairs]
+    return (*firsts, *(_example(book, question, second[:room]) for _, second in pairs))
 
 
 def _example(book: Book, question: str, *sentences: Sequence[int], pair: int = IGNORED) -> Example:

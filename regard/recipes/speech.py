@@ -5,7 +5,7 @@ joined. Speed, loudness, noise and masks (Park et al. 2019, arXiv:1904.08779) ch
 
 Expected: built-in at most 1 % of the digits of tones wrong, streamed; real (spoken digits) at least 98.5 % of single
 recordings right and under 2 % of the digits of strings of 3 to 10 wrong, streamed; latency at most 250 ms.
-Time: built-in three minutes on two cores; real ten minutes on one H200.
+Time: built-in two minutes on two cores; real ten minutes on one H200.
 Memory: built-in 1 GB; real 4 GB.
 """
 

@@ -29,6 +29,7 @@ from regard.recipes.sentences import (
     SHARPNESS,
     SPECIAL,
     TURNS,
+    WEIGHT,
     Book,
     Example,
     Examples,
@@ -39,8 +40,8 @@ from regard.recipes.sentences import (
     hidden,
     inverted_order,
     next_sentence,
+    passages,
     said as asked_of,
-    sentences_of,
     together,
     words,
 )
@@ -65,7 +66,7 @@ def settings(learner: str = "gpt", **changes: Any) -> Settings:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("text") / "some.txt"
-    file.write_text(python_text()[3000:11_000], encoding="utf-8")
+    file.write_text(python_text()[3000:20_000], encoding="utf-8")
     return file
 
 
@@ -151,23 +152,33 @@ def test_more_context_tells_more_and_what_was_read_is_told_best() -> None:
     assert counted[2].cost(found.train[:900]) < three - 0.2
 
 
-def test_sentences_stand_in_their_order_and_short_ones_go_with_the_next() -> None:
-    told = "ANN:\nYes. This is one whole sentence\nover lines.\n\nAnother one stands here, without an end\n\nAnd so on."
-    assert sentences_of(told) == [
-        "ANN: Yes. This is one whole sentence over lines.",
-        "Another one stands here, without an end And so on.",
+def test_passages_have_their_sentences_in_order_and_short_ones_go_with_the_next() -> None:
+    told = "A HEADING\n\nANN:\nYes. This is one whole sentence\nover lines. A second one; with a part. And so on.\n\n"
+    assert passages(told + "Another one stands here, without an end\n   \n") == [
+        ["ANN: Yes. This is one whole sentence over lines.", "A second one; with a part. And so on."],
+        ["Another one stands here, without an end"],
     ]
 
 
-def test_sentences_lose_no_word() -> None:
+def test_passages_lose_no_word_but_those_of_headings() -> None:
     told = python_text()[:50_000]
-    assert " ".join(sentences_of(told)).split() == told.split()
+    kept = [" ".join(sentences) for sentences in passages(told)]
+    everything = [" ".join(each.split()) for each in told.split("\n\n")]
+    assert kept == [each for each in everything if len(each.split()) >= 6]
 
 
-def test_a_text_with_too_few_sentences_is_told() -> None:
+def test_pairs_do_not_go_from_one_passage_to_the_next() -> None:
+    three = "{0} one has words enough here. {0} two has words enough here. {0} three has words enough here."
+    told = "\n\n".join(three.format(word) for word in ("ONE", "TWO", "SIX", "TEN"))
+    book = Book.of(told, BytePairs.trained(told, vocab=300, special=SPECIAL), 31)
+    assert len(book.sentences) == 12
+    assert book.pairs == (0, 1, 3, 4, 6, 7, 9, 10)
+
+
+def test_a_text_with_too_few_pairs_is_told() -> None:
     pieces = BytePairs.trained("a b", vocab=256 + len(SPECIAL), special=SPECIAL)
-    with pytest.raises(DataError, match=r"about more than 8 sentences, of 6 words or more each, and .* has 1; read"):
-        Book.of("There is but one sentence in here. The end.", pieces, 31)
+    with pytest.raises(DataError, match=r"need 8 sentences that others follow .* has 1; read a longer one"):
+        Book.of("There is but one sentence in here. And there is another one here.", pieces, 31)
 
 
 def said(book: Book, example: Example) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
@@ -201,41 +212,52 @@ def test_an_example_is_a_function_of_its_place_and_its_draws(book: Book, questio
         assert SPECIAL[one.tokens[0]] == question
 
 
-@pytest.mark.parametrize("question", ["next", "order"])
-def test_pairs_are_true_as_often_as_false(book: Book, question: str) -> None:
-    told = Counter(QUESTIONS[question](book, 5, draws(number))[0].pair for number in range(400))
+def test_the_order_is_inverted_as_often_as_not(book: Book) -> None:
+    told = Counter(inverted_order(book, 5, draws(number))[0].pair for number in range(400))
     assert set(told) == {0, 1}
     assert abs(told[0] - 200) < 40
 
 
 def test_words_are_hidden_in_two_sentences_that_follow_each_other(book: Book) -> None:
-    for place in range(book.pairs):
-        (example,) = words(book, place, draws(place))
+    for number, place in enumerate(book.pairs):
+        (example,) = words(book, number, draws(number))
         _, first, second = said(book, example)
         assert ends(book.sentences[place], first)
         assert starts(book.sentences[place + 1], second)
         assert example.pair == IGNORED
 
 
-def test_a_true_next_sentence_follows_and_a_false_one_stands_elsewhere(book: Book) -> None:
-    found = set()
-    for number in range(300):
-        place = number % book.pairs
-        (example,) = next_sentence(book, place, draws(number))
-        _, first, second = said(book, example)
-        assert ends(book.sentences[place], first)
-        assert example.pair == 1 or starts(book.sentences[place + 1], second)
-        if example.pair:
-            at = [at for at, each in enumerate(book.sentences) if starts(each, second)]
-            assert at not in ([place], [place + 1])
-            found.update(at)
-    assert len(found) > 60
+def apart(book: Book, record: tuple[Example, ...], question: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """First and second parts of a choice, each read alone."""
+    read = [each.tokens.tolist() for each in record]
+    assert len(read) == 2 * CHOICES == 16
+    for each, tokens in zip(record, read, strict=True):
+        assert (SPECIAL[tokens[0]], tokens[-1]) == (question, book.marks["between"])
+        assert len(tokens) <= book.context
+        assert not each.segments.any()
+        assert each.pair == IGNORED
+    bare = [tuple(each[1:-1]) for each in read]
+    return list(zip(bare[:CHOICES], bare[CHOICES:], strict=True))
+
+
+def test_a_sentence_and_the_next_one_are_among_others_that_follow_each_other(book: Book) -> None:
+    wide = replace(book, context=999)
+    found: Counter[int] = Counter()
+    for number, place in enumerate(book.pairs):
+        pairs = apart(wide, next_sentence(wide, number, draws(number)), "next")
+        places = [book.sentences.index(first) for first, _ in pairs]
+        assert places[0] == place
+        assert len(set(places)) == CHOICES
+        assert set(places) <= set(book.pairs)
+        assert [second for _, second in pairs] == [book.sentences[each + 1] for each in places]
+        found.update(places[1:])
+    assert len(found) > 0.9 * len(book.pairs)
 
 
 def test_inverted_sentences_are_the_same_two(book: Book) -> None:
     for number in range(100):
-        place = number % book.pairs
-        (example,) = inverted_order(book, place, draws(number))
+        place = book.pairs[number % len(book.pairs)]
+        (example,) = inverted_order(book, number % len(book.pairs), draws(number))
         _, first, second = said(book, example)
         earlier, later = book.sentences[place], book.sentences[place + 1]
         assert ends(later if example.pair else earlier, first)
@@ -245,40 +267,38 @@ def test_inverted_sentences_are_the_same_two(book: Book) -> None:
 def test_halves_in_their_order_make_up_sentences_from_all_over_the_text(book: Book) -> None:
     wide = replace(book, context=999)
     found = set()
-    for place in range(0, book.pairs, 3):
-        read = [each.tokens.tolist() for each in halves(wide, place, draws(place))]
-        assert len(read) == 2 * CHOICES == 16
-        assert {each[0] for each in read} == {book.marks["halves"]}
-        assert {each[-1] for each in read} == {book.marks["between"]}
-        whole = [tuple(first[1:-1] + second[1:-1]) for first, second in zip(read[:8], read[8:], strict=True)]
-        assert whole[0] == book.sentences[place]
-        assert len({book.sentences.index(each) for each in whole}) == CHOICES
-        found.update(book.sentences.index(each) for each in whole)
-        for first, each in zip(read, whole, strict=False):
-            assert len(each) // 4 < len(first) - 2 <= len(each) - len(each) // 4
-    assert len(found) > 0.9 * book.pairs
+    for number, place in enumerate(book.pairs):
+        pairs = apart(wide, halves(wide, number, draws(number)), "halves")
+        places = [book.sentences.index(first + second) for first, second in pairs]
+        assert places[0] == place
+        assert len(set(places)) == CHOICES
+        found.update(places)
+        for first, second in pairs:
+            size = len(first + second)
+            assert size // 4 < len(first) <= size - size // 4
+            assert second
+    assert len(found) > 0.9 * len(book.pairs)
 
 
-def test_halves_that_do_not_fit_are_cut_where_they_are_furthest_apart(book: Book) -> None:
-    long = replace(book, sentences=(tuple(range(50, 150)), *book.sentences[1:]))
-    read = [each.tokens.tolist()[1:-1] for each in halves(long, 0, draws(0))]
-    assert max(map(len, read)) == 29
-    assert read[0] == list(range(read[0][0], read[0][0] + 29))
-    assert read[8] == list(range(read[0][-1] + 1, read[0][-1] + 30))
+def test_parts_that_do_not_fit_are_cut_where_they_are_furthest_apart(book: Book) -> None:
+    long = replace(book, sentences=(tuple(range(50, 150)), *book.sentences[1:]), pairs=tuple(range(9)))
+    first, second = apart(long, halves(long, 0, draws(0)), "halves")[0]
+    assert first == tuple(range(first[0], first[0] + 29))
+    assert second == tuple(range(first[-1] + 1, first[-1] + 30))
 
 
-def test_elsewhere_is_any_other_place_as_likely(book: Book) -> None:
-    few = replace(book, sentences=book.sentences[:7])
-    told = Counter(few.elsewhere([4, 3], draws(number)) for number in range(1000))
-    assert set(told) == {0, 1, 2, 5, 6}
-    assert min(told.values()) > 150
+def test_others_are_any_but_the_one_as_likely(book: Book) -> None:
+    few = replace(book, pairs=tuple(range(3, 22, 2)))
+    told = Counter(each for number in range(1000) for each in few.others(4, draws(number))[1:])
+    assert set(told) == {3, 5, 7, 9, 13, 15, 17, 19, 21}
+    assert abs(min(told.values()) - 778) < 60 > abs(max(told.values()) - 778)
 
 
 def test_long_sentences_are_cut_where_they_are_furthest_apart(book: Book) -> None:
-    long = replace(book, sentences=(tuple(range(50, 90)), tuple(range(100, 140)), (30, 31, 32)))
+    long = replace(book, sentences=(tuple(range(50, 90)), tuple(range(100, 140)), (30, 31, 32)), pairs=(0, 1))
     assert said(long, *words(long, 0, draws(0))) == ("words", tuple(range(76, 90)), tuple(range(100, 114)))
     assert said(long, *words(long, 1, draws(0))) == ("words", tuple(range(115, 140)), (30, 31, 32))
-    short = replace(book, sentences=((30, 31, 32), tuple(range(100, 140))))
+    short = replace(book, sentences=((30, 31, 32), tuple(range(100, 140))), pairs=(0,))
     assert said(short, *words(short, 0, draws(0))) == ("words", (30, 31, 32), tuple(range(100, 125)))
 
 
@@ -286,7 +306,7 @@ def test_of_hidden_words_eight_of_ten_are_masked_one_is_another_and_one_stays(bo
     fates: Counter[str] = Counter()
     shown = 0
     for number in range(600):
-        (example,) = words(book, number % book.pairs, draws(number))
+        (example,) = words(book, number % len(book.pairs), draws(number))
         asked = hidden(example, 0.15, book, draws(number + 1000))
         telling = asked.words != IGNORED
         assert torch.equal(asked.tokens[~telling], example.tokens[~telling])
@@ -316,23 +336,25 @@ def sentence_task(book: Book, batch: int = 20) -> SentenceTask:
     return SentenceTask(book, book, batch, 0.15, 9, seed=4)
 
 
-def rows_of(whole: Examples, several: list[Examples]) -> None:
-    """That shares, one after the other, are the whole; the halves of a share are numbered in it."""
+def make_up(several: list[Examples], whole: Examples) -> None:
+    """That shares, one after the other, are the whole; the choices of a share are numbered in it."""
     for name in ("tokens", "segments", "lengths", "words", "pair"):
         assert torch.equal(getattr(whole, name), torch.cat([getattr(each, name) for each in several])), name
     before = [sum(len(each.tokens) for each in several[:number]) for number in range(len(several))]
-    assert torch.equal(whole.halves, torch.cat([each.halves + b for each, b in zip(several, before, strict=True)]))
+    assert torch.equal(whole.choices, torch.cat([each.choices + b for each, b in zip(several, before, strict=True)]))
 
 
 def test_shares_of_sentences_make_up_the_batch_and_questions_are_asked_in_turn(book: Book) -> None:
     task = sentence_task(book)
     whole = task.batch(3, 0, 1)
-    rows_of(whole, [task.batch(3, part, 4) for part in range(4)])
-    turns = [TURNS[number % 16] for number in range(60, 80)]
-    rows = [question for question in turns for _ in range(16 if question == "halves" else 1)]
+    make_up([task.batch(3, part, 4) for part in range(4)], whole)
+    turns = [TURNS[number % 8] for number in range(60, 80)]
+    assert set(turns) == set(QUESTIONS)
+    rows = [question for question in turns for _ in range(16 if question in ("next", "halves") else 1)]
     assert [SPECIAL[token] for token in whole.tokens[:, 0].tolist()] == rows
-    assert [SPECIAL[token] for token in whole.tokens[whole.halves.flatten(), 0].tolist()] == ["halves"] * 32
-    assert whole.halves.shape == (2, 16)
+    chosen = [SPECIAL[token] for token in whole.tokens[whole.choices.flatten(), 0].tolist()]
+    assert chosen == (["next"] * 16 + ["halves"] * 16) * (len(whole.choices) // 2)
+    assert len(chosen) == 16 * turns.count("next") + 16 * turns.count("halves") > 0
     assert not torch.equal(whole.tokens[0], task.batch(8, 0, 1).tokens[0])
 
 
@@ -341,7 +363,7 @@ def test_losses_of_shares_add_up_to_the_loss_of_the_batch(book: Book) -> None:
     model = made(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
     whole = task.loss(model, task.batch(3, 0, 1))
     shares = [task.loss(model, task.batch(3, part, 5)) for part in range(5)]
-    assert whole.count == sum(share.count for share in shares) == 18 + 2 * 16
+    assert whole.count == sum(share.count for share in shares) == 14 + 6 * 16
     assert whole.total.item() == pytest.approx(sum(share.total.item() for share in shares), rel=1e-5)
 
 
@@ -356,16 +378,16 @@ def test_a_batch_costs_the_means_over_hidden_words_its_pairs_and_its_choices(boo
         costs = [-said_words[place, token].item() for place, token in enumerate(told) if token != IGNORED]
         total += sum(costs) / len(costs)
         if pair != IGNORED:
-            total -= out.pair_logits[0].log_softmax(-1)[pair].item()
+            total -= WEIGHT * out.pair_logits[0].log_softmax(-1)[pair].item()
         vectors.append(out.pooled[0] / out.pooled[0].norm())
-    for group in batch.halves.tolist():
+    for group in batch.choices.tolist():
         for place in range(8):
             fits = torch.stack([SHARPNESS * vectors[group[place]] @ vectors[other] for other in group[8:]])
-            total -= fits.log_softmax(0)[place].item()
+            total -= WEIGHT * fits.log_softmax(0)[place].item()
     assert task.loss(model, batch).total.item() == pytest.approx(total, rel=1e-4)
 
 
-def test_a_batch_without_halves_is_no_trouble(book: Book) -> None:
+def test_a_batch_without_choices_is_no_trouble(book: Book) -> None:
     task = sentence_task(book, batch=2)
     model = made(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
     batch = task.batch(0, 0, 1)
@@ -385,10 +407,12 @@ class Knowing(nn.Module):
         pairs, pooled = torch.zeros(len(tokens), 2), torch.zeros(len(tokens), len(self.book.sentences))
         for row, record in enumerate(tokens):
             read = record[record != self.book.marks["pad"]]
-            if read[0] == self.book.marks["halves"]:
-                half = tuple(read[1:-1].tolist())
+            if not segments[row].any():
+                part, asked = tuple(read[1:-1].tolist()), SPECIAL[read[0]]
                 for place, each in enumerate(self.book.sentences):
-                    pooled[row, place] = float(not self.right or starts(each, half) or ends(each, half))
+                    followed = self.book.sentences[place - 1] if place - 1 in self.book.pairs else ()
+                    known = part in (each, followed) if asked == "next" else starts(each, part) or ends(each, part)
+                    pooled[row, place] = float(not self.right or known)
                 continue
             _, first, second = said(self.book, Example(read, segments[row, : len(read)], read))
             both = zip(self.book.sentences, self.book.sentences[1:], strict=False)
@@ -399,14 +423,14 @@ class Knowing(nn.Module):
 
 
 def test_answers_are_judged_beside_what_one_answer_for_all_would_get(book: Book) -> None:
-    wide = replace(book, context=999, sentences=book.sentences[:40])
+    wide = replace(book, context=999, pairs=book.pairs[:20:2])
     found = answered(Knowing(wide, right=True), wide, 0.15, 60, seed=0, at_once=7)
     assert [found[name].right for name in ("next", "order", "halves")] == [1.0, 1.0, 1.0]
     constant = answered(Knowing(wide, right=False), wide, 0.15, 60, seed=0, at_once=7)
-    for name in ("next", "order"):
-        assert max(constant[name].right, 1 - constant[name].right) == pytest.approx(constant[name].chance)
-        assert 0.5 <= constant[name].chance < 0.7
-    assert constant["halves"] == (1 / 8, 1 / 8)
+    order = constant["order"]
+    assert max(order.right, 1 - order.right) == pytest.approx(order.chance)
+    assert 0.5 <= order.chance < 0.7
+    assert constant["next"] == constant["halves"] == (1 / 8, 1 / 8)
     assert found["words"].right == 0
     assert 0 < found["words"].chance < 0.3
 
@@ -415,7 +439,7 @@ def test_examples_are_filled_up_to_the_context(book: Book) -> None:
     some = [words(book, 3, draws(0)), halves(book, 4, draws(1)), words(book, 5, draws(2))]
     batch = together(some, book)
     assert batch.tokens.shape == (18, 31)
-    assert batch.halves.tolist() == [list(range(1, 17))]
+    assert batch.choices.tolist() == [list(range(1, 17))]
     for row, each in enumerate(each for record in some for each in record):
         length = int(batch.lengths[row])
         assert torch.equal(batch.tokens[row, :length], each.tokens)
@@ -445,8 +469,8 @@ def test_faults_in_settings_are_told(changes: dict[str, Any], words: str) -> Non
 
 
 def test_a_context_longer_than_the_text_is_told(text: Path) -> None:
-    with pytest.raises(DataError, match=r"a context of 9999 tokens is longer than the text, which has 4800"):
-        language.run(settings(**{"gpt.model.context": 9999}), Place(data=text))
+    with pytest.raises(DataError, match=r"a context of 99999 tokens is longer than the text, which has 10200"):
+        language.run(settings(**{"gpt.model.context": 99_999}), Place(data=text))
 
 
 @pytest.mark.parametrize("form", [language.built_in, language.real])
