@@ -28,6 +28,7 @@ from regard.models.model import Model
 from regard.models.presets import made
 from regard.recipes.recipe import Outcome, Place
 from regard.recipes.sentences import SPECIAL, Book, SentenceTask, answered
+from regard.train.averaging import Exponential
 from regard.train.loop import fit
 from regard.train.objectives import cross_entropy
 from regard.train.optimiser import AdamW
@@ -119,40 +120,41 @@ def built_in() -> Settings:
             vocab=512, context=128, width=128, depth=4, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
         ),
         plan=Plan(
-            steps=1000, batch=32, optimiser=AdamW(rate=2e-3, decay=0.1), schedule=Cosine(warmup=50, floor=0.05),
-            evaluate_every=250, save_every=250,
+            steps=800, batch=16, optimiser=AdamW(rate=2e-3, decay=0.1), schedule=Cosine(warmup=50, floor=0.05),
+            evaluate_every=100, save_every=200,
         ),
         pieces=512,
     )  # fmt: skip
     bert = Reading(
         model=BERTConfig(
-            vocab=1024, context=64, width=128, depth=4, heads=4, eps=1e-5, dropout=0.0, attention_dropout=0.0
+            vocab=1024, context=48, width=96, depth=2, heads=4, eps=1e-5, dropout=0.0, attention_dropout=0.0
         ),
         plan=Plan(
-            steps=1000, batch=64, optimiser=AdamW(rate=1e-3, decay=0.01), schedule=Cosine(warmup=100, floor=0.05),
-            evaluate_every=250, save_every=250,
+            steps=1200, batch=16, optimiser=AdamW(rate=2e-3, decay=0.01), schedule=Cosine(warmup=100, floor=0.05),
+            evaluate_every=150, save_every=300,
         ),
     )  # fmt: skip
-    return Settings(gpt=gpt, bert=bert)
+    return Settings(gpt=gpt, bert=bert, held=0.1)
 
 
 def real() -> Settings:
     gpt = Writing(
         model=GPTConfig(
-            vocab=65, context=256, width=384, depth=6, heads=6, positions="rotary", bias=False, dropout=0.2,
-            attention_dropout=0.2,
+            vocab=65, context=256, width=384, depth=6, heads=6, positions="rotary", bias=False, dropout=0.25,
+            attention_dropout=0.25,
         ),
         plan=Plan(
-            steps=5000, batch=64, optimiser=AdamW(rate=1e-3, betas=(0.9, 0.99), decay=0.1),
-            schedule=Cosine(warmup=100, floor=0.1), precision="bfloat16", compile=True, evaluate_every=250,
-            save_every=1000, choose="best",
+            steps=4000, batch=64, optimiser=AdamW(rate=1e-3, betas=(0.9, 0.99), decay=0.1),
+            schedule=Cosine(warmup=100, floor=0.05), averaging=Exponential(decay=0.998), precision="bfloat16",
+            compile=True, evaluate_every=200, save_every=1000, choose="best",
         ),
     )  # fmt: skip
     bert = Reading(
-        model=BERTConfig(vocab=4096, context=128, width=384, depth=6, heads=6),
+        model=BERTConfig(vocab=4096, context=128, width=384, depth=6, heads=6, eps=1e-5),
         plan=Plan(
-            steps=20_000, batch=256, optimiser=AdamW(rate=5e-4, decay=0.01), schedule=Cosine(warmup=1000, floor=0.02),
-            precision="bfloat16", compile=True, evaluate_every=1000, save_every=2000, choose="best",
+            steps=10_000, batch=64, optimiser=AdamW(rate=5e-4, decay=0.01), schedule=Cosine(warmup=500, floor=0.02),
+            averaging=Exponential(decay=0.998), precision="bfloat16", compile=True, evaluate_every=500,
+            save_every=1000, choose="best",
         ),
         pieces=4096,
         asked=1000,

@@ -66,7 +66,7 @@ def settings(learner: str = "gpt", **changes: Any) -> Settings:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("text") / "some.txt"
-    file.write_text(python_text()[3000:20_000], encoding="utf-8")
+    file.write_text(python_text()[39_000:56_000], encoding="utf-8")
     return file
 
 
