@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from tests.peers import let_torchvision_load
+from tests.thinned import is_quick
 
 ROOT = Path(__file__).parent.parent
 SHAPES_CHECKED = importlib.util.find_spec("beartype") is not None
@@ -77,7 +78,11 @@ def pytest_configure() -> None:
     let_torchvision_load()
 
 
+@pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "[" in item.nodeid and not is_quick(item.nodeid):
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     for item in items:

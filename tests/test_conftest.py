@@ -10,6 +10,8 @@ import jaxtyping
 import pytest
 import torch
 
+from tests.thinned import THINNED, is_quick
+
 SOURCE = '''
 """A module with annotations, some of which lie."""
 
@@ -102,3 +104,10 @@ def test_checking_draws_no_number_of_the_tests(module: ModuleType) -> None:
 def test_nothing_is_checked_inside_a_compiled_function(module: ModuleType) -> None:
     run = torch.compile(lambda x: module.scaled(module.outer(x), 2), fullgraph=True, backend="eager")
     assert run(torch.ones(3, 5)).shape == (5, 3)
+
+
+@pytest.mark.parametrize("start", THINNED)
+def test_a_thinned_test_keeps_about_its_share_of_cases(start: str) -> None:
+    names = [f"{start}::test_something[case{number}]" for number in range(3000)]
+    assert sum(map(is_quick, names)) / 3000 == pytest.approx(1 / THINNED[start], abs=0.05)
+    assert is_quick("tests/core/test_cache.py::test_something[case1]")

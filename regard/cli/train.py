@@ -59,8 +59,9 @@ def command(
     from regard.train.distributed import joined
 
     chosen = recipe(name)
-    plain = chosen.settings(real=data is not None)
-    complete = overridden(plain, read_settings(settings or [], plain))
+    complete = chosen.settings(real=data is not None)
+    for text in settings or []:  # in turn: a later one may reach into what an earlier one has put there
+        complete = overridden(complete, read_settings([text], complete))
     if data is not None and not data.exists():
         raise ConfigError(f"--data {data} is not there")
     kept = folder or Path("runs") / name

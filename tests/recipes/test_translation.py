@@ -86,10 +86,10 @@ def task_of(pairs: BytePairs, **changes: Any) -> TranslationTask:
     )  # fmt: skip
 
 
-def model_of(pairs: BytePairs, seed: int = 3, dropout: float = 0.0) -> Transformer:
+def model_of(pairs: BytePairs, seed: int = 3, dropout: float = 0.0, context: int = CONTEXT) -> Transformer:
     """A model that says something else about each source."""
     config = TransformerConfig(
-        vocab=pairs.vocab, context=CONTEXT, width=12, depth=1, heads=3, ff_width=20, dropout=dropout
+        vocab=pairs.vocab, context=context, width=12, depth=1, heads=3, ff_width=20, dropout=dropout
     )  # fmt: skip
     model = made(config, seed=seed)
     assert isinstance(model, Transformer)
@@ -175,6 +175,7 @@ def test_a_batch_holds_pairs_and_the_target_a_token_later(pairs: BytePairs) -> N
     start, end = pairs.token("start"), pairs.token("end")
     assert len(rows(batch)) == 6
     for source, given, following in rows(batch):
+        assert pairs.token("pad") not in source
         assert given == [start, *following[:-1]]
         assert following[-1] == end
         assert pairs.decode(following) == wanted[pairs.decode(source)]
@@ -310,12 +311,15 @@ def test_losses_of_shares_make_up_that_of_the_batch(pairs: BytePairs) -> None:
 
 @pytest.mark.parametrize("strategy", [greedy(), beam(2, 0.7)], ids=["greedy", "beam"])
 def test_what_is_read_beside_a_sentence_changes_nothing(pairs: BytePairs, strategy: Any) -> None:
-    model, sentences = model_of(pairs), [english(number) for number in (101, 143, 110)]
+    model = model_of(pairs, context=60)  # beyond what is written about any of these
+    sentences = [english(101), f"{english(143)} {english(129)} {english(155)}", english(110)]
+    assert len({-(-len(pairs.encode(each)) // 8) for each in sentences}) > 1
     together = answers(model, pairs, sentences, strategy)
     split = answers(model, pairs, sentences, strategy, at_once=2)
     alone = [text for each in sentences for text in answers(model, pairs, [each], strategy)]
     assert [each.tokens for each in together] == [each.tokens for each in split] == [each.tokens for each in alone]
     assert len({each.tokens for each in together}) > 1
+    assert len({len(each.tokens) for each in together}) > 1
     assert translated(model, pairs, sentences, strategy) == [pairs.decode(each.body) for each in together]
 
 

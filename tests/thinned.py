@@ -1,0 +1,20 @@
+"""Tests of many like cases: a few of them are quick, and `make slow` runs the others."""
+
+import zlib
+
+# one case in so many is quick
+THINNED = {
+    "tests/core/test_truth.py": 3,
+    "tests/conform/test_mutants.py": 3,
+    "tests/work/test_exercises.py": 3,
+    "tests/train/test_loop.py": 4,
+    "tests/train/test_checkpoint.py": 3,
+    "tests/train/test_distributed.py": 4,
+    "tests/lab/test_every_claim.py::test_the_same_seed": 5,
+}
+
+
+def is_quick(name: str) -> bool:
+    """Whether a case of a thinned test is one of the few: by its name alone, so that it is always the same ones."""
+    share = next((share for start, share in THINNED.items() if name.startswith(start)), 1)
+    return zlib.crc32(name.encode()) % share == 0
