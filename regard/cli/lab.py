@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.base.errors import ConfigError
+from regard.base.errors import ConfigError, UnknownNameError
 from regard.cli.output import show, show_json, tell
 from regard.cli.settings import read_settings
 
@@ -203,10 +203,22 @@ def chosen_claims(ids: list[str]) -> "list[Claim]":
     from regard.lab.results import fingerprint
 
     known = claims()
+    if "all" in ids and len(set(ids)) > 1:
+        others = ", ".join(name for name in dict.fromkeys(ids) if name != "all")
+        raise ConfigError(f"all stands for every claim and goes alone, but {others} is named beside it; leave one out")
+    for name in {*ids} - {"all", *known}:
+        check_is_no_example(name)
     chosen = [known[name] for name in (known if "all" in ids else dict.fromkeys(ids))]
     for claim in chosen:
         fingerprint(claim)  # before anything runs, so that a file edited meanwhile is found to be another
     return chosen
+
+
+def check_is_no_example(name: str) -> None:
+    from regard.work.named import NAMED
+
+    if name in NAMED:
+        raise UnknownNameError(f"{name} is a worked example and no claim of the lab; see regard work {name}")
 
 
 def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result | None]]":

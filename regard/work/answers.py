@@ -1,5 +1,6 @@
 """A student's answer: some of the intermediate results, with the digits in which they were written."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -31,6 +32,14 @@ class Given:
 
     def matches(self, true: float) -> bool:
         return abs(self.value - true) <= self.slack
+
+    def cuts_off(self, true: float) -> bool:
+        """Whether this is the true number with its further digits left out."""
+        return bool(self.digits) and abs(self.value - _cut(true, self.digits or 0)) <= 1e-9 * max(1.0, abs(true))
+
+
+def _cut(true: float, digits: int) -> float:
+    return math.trunc(true * 10.0**digits) / 10.0**digits
 
 
 Sheet = tuple[tuple[Given | None, ...], ...]  # None where the student left a gap
@@ -67,7 +76,10 @@ def as_answer(found: Mapping[str, Any], solution: Solution, where: str = "the an
             raise ShapeError(f"{what} should be a list of {heads} matrices, one for each head")
         for at, each in enumerate(value, 1):
             answer[key, at] = _sheet(each, f"{what}, head {at}", _shape(solution, key, at))
-    return answer
+    written = {at: sheet for at, sheet in answer.items() if any(cell is not None for row in sheet for cell in row)}
+    if not written:
+        raise ConfigError(f"{where} holds nothing but gaps, so there is nothing to check; write some numbers")
+    return written
 
 
 def _check_step(key: str, solution: Solution, what: str) -> None:

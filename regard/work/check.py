@@ -16,7 +16,7 @@ from regard.work.findings import Finding, Review
 from regard.work.paper import Paper
 from regard.work.problem import Problem
 from regard.work.solution import Solution
-from regard.work.ways import EARLY, Way, mixed, mixing_ways, values_of, ways
+from regard.work.ways import Way, mixed, mixing_ways, values_of, ways
 
 Entries = list[tuple[int, int]]
 Terms = Callable[[int, int], Array | None]
@@ -71,7 +71,25 @@ class Trail:
         right = self.right(key)
         if not self.slipped:
             return Expected(right, np.zeros_like(right))
-        return Expected(right, self.left_open(key), (self.own(key), values_of(self.begin, {})[key]))
+        true = self.true(key)
+        # whoever laid the scores on their side may go on so, and take the softmax over the other axis rightly
+        turned = (true.T,) if self.turned and true.shape[0] == true.shape[1] and key in ("scaled", "weights") else ()
+        return Expected(right, self.left_open(key), (self.own(key), true, *turned))
+
+    def true(self, key: str) -> Array:
+        """The step as it should be, whatever came before."""
+        return values_of(self.begin, {})[key]
+
+    @property
+    def turned(self) -> bool:
+        """Whether the student's scores are the true ones on their side."""
+        slipped = self.slipped.get("scores")
+        return slipped is not None and np.array_equal(slipped, self.true("scores").T)
+
+    def follows(self, key: str, given: Paper) -> bool:
+        """Whether a step without a slip differs from the true one, as it follows from a slip before."""
+        true = self.true(key)
+        return bool(self.slipped) and not (given if given.shape == true.shape else given.turned).fits(true)
 
     def left_open(self, key: str) -> Array:
         """How far a step may move because wrong entries before it are known only in the digits written."""
@@ -103,6 +121,7 @@ def check(solution: Solution, answer: Answer) -> Review:
     """Every step of the answer judged in order."""
     problem = solution.problem
     right: list[str] = []
+    follows: list[str] = []
     findings: list[Finding] = []
     trails = []
     for number in range(len(problem.heads)):
@@ -111,17 +130,23 @@ def check(solution: Solution, answer: Answer) -> Review:
         for key in STAGES:
             if (key, head) not in answer:
                 continue
-            found = trail.judge(problem, key, head, _paper(problem, answer, key, head))
+            given = _paper(problem, answer, key, head)
+            found = trail.judge(problem, key, head, given)
             if found is None:
-                right.append(key if head is None else f"{key} of head {head}")
+                name = key if head is None else f"{key} of head {head}"
+                (follows if trail.follows(key, given) else right).append(name)
             else:
                 findings.append(found)
         trails.append(trail)
     if ("result", None) in answer:
-        verdict = _judged_result(problem, trails, _paper(problem, answer, "result", None))
-        findings += [verdict.finding] if verdict else []
-        right += [] if verdict else ["result"]
-    return Review(problem.name, tuple(right), tuple(findings))
+        given = _paper(problem, answer, "result", None)
+        verdict = _judged_result(problem, trails, given)
+        if verdict is None:
+            true = mixed(problem, [trail.true("output") for trail in trails])
+            (right if given.fits(true) or not findings else follows).append("result")
+        else:
+            findings.append(verdict.finding)
+    return Review(problem.name, tuple(right), tuple(follows), tuple(findings))
 
 
 def _paper(problem: Problem, answer: Answer, key: str, head: int | None) -> Paper:
@@ -131,7 +156,7 @@ def _paper(problem: Problem, answer: Answer, key: str, head: int | None) -> Pape
 
 def _judged_result(problem: Problem, trails: list[Trail], given: Paper) -> Verdict | None:
     outputs, own = [trail.right("output") for trail in trails], [trail.own("output") for trail in trails]
-    true = [values_of(trail.begin, {})["output"] for trail in trails]
+    true = [trail.true("output") for trail in trails]
     moved = np.concatenate([trail.left_open("output") for trail in trails], 1)
     if problem.mixing is not None:
         moved = moved @ abs(array(problem.mixing.weights, problem))
@@ -161,20 +186,16 @@ def judged(
         finding = Finding(key, head, row, column, float(right[wrong[0]]), first.text, name, words, tuple(also))
         if matrix is not None:
             return Verdict(finding, matrix, [])
-        slipped = right.copy()
-        for entry in wrong:
-            slipped[entry] = given.cell(entry).value
-        return Verdict(finding, slipped, wrong)
+        # entries that agree in the digits written may have gone on as others too
+        return Verdict(finding, given.over(right), [(r, c) for r, c, _ in given])
 
     if given.shape != right.shape:
-        return _on_its_side(problem, key, head, given.turned, right)
+        return _on_its_side(problem, key, head, given, right)
     wrong = sorted(expected.wrong(given), key=lambda entry: written_at(problem, entry))
     if not wrong:
         return None
     for way in known:
-        # rounding need not show everywhere; any other slip of a whole step does
-        early = way.name == EARLY and all(given.cell(entry).matches(float(way.matrix[entry])) for entry in wrong)
-        if early or given.fits(way.matrix):
+        if given.fits(way.matrix):  # entries that are right but not on this way speak against it
             return verdict(wrong, way.name, way.words, way.matrix)
     if given.turned.fits(right):
         return verdict(wrong, MIXED_UP, "rows stand where columns should", right.T)
@@ -184,17 +205,24 @@ def judged(
 MIXED_UP = "rows and columns mixed up"
 
 
-def _on_its_side(problem: Problem, key: str, head: int | None, straight: Paper, right: Array) -> Verdict | None:
+def _on_its_side(problem: Problem, key: str, head: int | None, given: Paper, right: Array) -> Verdict:
     """The verdict about a matrix whose very shape is that of the transposed one."""
+    straight = given.turned
     wrong = straight.wrong(right)
+    came, wanted = (" x ".join(map(str, written_shape(problem, shape))) for shape in (given.shape, right.shape))
     besides = ", and some numbers are off besides" if wrong else ""
-    r, c, cell = next(iter(straight), (0, 0, None))
-    if cell is None:
-        return None  # nothing but gaps
+    shared = [(r, c, cell) for r, c, cell in given if r < right.shape[0] and c < right.shape[1]]
+    differing = (each for each in shared if not each[2].matches(float(right[each[:2]])))
+    r, c, cell = next(differing, None) or next(iter(shared or straight))
     row, column = written_at(problem, (r, c))
-    words = f"rows stand where columns should{besides}"
+    words = f"this is {came}, but should be {wanted}: rows stand where columns should{besides}"
     finding = Finding(key, head, row, column, float(right[r, c]), cell.text, MIXED_UP, words, ())
     return Verdict(finding, straight.over(right) if wrong else right, wrong)
+
+
+def written_shape(problem: Problem, shape: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns as the student's matrix has them."""
+    return shape if problem.by_rows else shape[::-1]
 
 
 def written_at(problem: Problem, entry: tuple[int, int]) -> tuple[int, int]:
@@ -207,6 +235,8 @@ def _entry_slip(problem: Problem, given: Paper, right: Array, wrong: Entries, te
     """What a wrong entry looks like, where no slip explains the whole step."""
     if all(given.cell(at).matches(-float(right[at])) for at in wrong):
         return "sign", f"{'this entry has' if len(wrong) == 1 else 'these entries have'} the other sign"
+    if all(given.cell(at).cuts_off(float(right[at])) for at in wrong):
+        return "digits cut off", "the further digits were left out; round instead: up from a half on"
     first = wrong[0]
     cell, expected = given.cell(first), float(right[first])
     found = terms_of(*first)

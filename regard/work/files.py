@@ -93,6 +93,11 @@ def read_fields(path: Path, read_mask: MaskReader | None = None) -> Fields:
         found = _load_numpy(path)
     elif suffix == ".csv":
         found = {name: [list(row) for row in grid] for name, grid in _csv_blocks(path).items()}
+        settings = [name for name in SETTINGS if name in found and name != "mask"]
+        if settings:
+            raise ConfigError(
+                f"{path} has {', '.join(settings)}, but a .csv file holds matrices alone; use a .json file"
+            )
     elif suffix == ".npy":
         raise ConfigError(f"{path} holds one matrix; say which it is, for instance --q {path}")
     else:

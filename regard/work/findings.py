@@ -16,6 +16,8 @@ PLACES = {
     "result": "the result",
 }
 
+MOST_NAMED = 9  # further entries that are named one by one
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -38,16 +40,26 @@ class Finding:
         return f"{self.step}[{self.row},{self.column}]{head}"
 
     def __str__(self) -> str:
-        also = "".join(f" [{r},{c}]" for r, c in self.also)
+        also = "".join(f" [{r},{c}]" for r, c in self.also[:MOST_NAMED])
+        more = len(self.also) - MOST_NAMED
+        also += f" and {more} more" if more > 0 else ""
         return (
-            f"{self.place}: expected {decimal(self.expected)}{self._rounded()}, found {self.found}.\n"
+            f"{self.place}: expected {self._told()}{self._rounded()}, found {self.found}.\n"
             f"What it looks like: {self.name}. {self.words[0].upper()}{self.words[1:]}."
             + (f"\nAlso off in this step:{also}." if also else "")
         )
 
+    def _told(self) -> str:
+        """What was expected: 2.5 where that is all of it, six decimals otherwise."""
+        short = f"{self.expected:g}"
+        return short if float(short) == self.expected and "e" not in short else decimal(self.expected)
+
     def _rounded(self) -> str:
         digits = len(self.found.partition(".")[2])
-        return f" ({self.expected:.{digits}f} to {digits} digits)" if 0 < digits < 6 and "e" not in self.found else ""
+        rounded = f"{self.expected:.{digits}f}"
+        if not 0 < digits < 6 or "e" in self.found or float(rounded) == self.expected:
+            return ""
+        return f" ({rounded} to {digits} {'digit' if digits == 1 else 'digits'})"
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,7 @@ class Review:
 
     name: str
     right: tuple[str, ...]
+    follows: tuple[str, ...]  # steps without a slip of their own whose numbers come of an earlier one
     findings: tuple[Finding, ...]
 
     @property
@@ -65,9 +78,10 @@ class Review:
     def __str__(self) -> str:
         right = f"Right: {', '.join(self.right)}." if self.right else "Right: nothing so far."
         if self.ok:
-            return f"{self.name}: every step is right.\n{right}"
+            return f"{self.name}: every step that is written is right.\n{right}"
         first, *more = map(str, self.findings)
         parts = [f"{self.name}: the first slip is at {self.findings[0].place}.", first, right]
+        parts += [f"Follows from the slip: {', '.join(self.follows)}."] if self.follows else []
         parts += [f"A further slip, judged on the numbers above it:\n{each}" for each in more]
         return "\n".join(parts)
 
@@ -77,6 +91,7 @@ class Review:
             "problem": self.name,
             "ok": self.ok,
             "right": list(self.right),
+            "follows": list(self.follows),
             "slips": [
                 {
                     "step": each.step,

@@ -10,6 +10,7 @@ from regard.base.errors import ConfigError
 from regard.work.solution import Solution
 from regard.work.values import floats
 
+IMAGES = (".png", ".svg", ".pdf")
 _SHADES = " ░▒▓█"
 _CELL = 48  # of the drawing, in pixels
 _INK = (33, 82, 139)
@@ -108,6 +109,8 @@ def save(drawn: Sequence[Map], path: Path) -> None:
     """Write all maps as one image: .png, .svg or .pdf."""
     from matplotlib.figure import Figure
 
+    if path.suffix.lower() not in IMAGES:
+        raise ConfigError(f"cannot save {path}: end it in {', '.join(IMAGES)}")
     rows, columns = len(drawn[0].rows), len(drawn[0].columns)
     figure = Figure(figsize=(len(drawn) * (1.5 + 0.7 * columns), 1.5 + 0.7 * rows), layout="constrained")
     for ax, each in zip(figure.subplots(1, len(drawn), squeeze=False).flat, drawn, strict=True):

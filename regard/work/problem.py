@@ -209,16 +209,24 @@ def build(
     mixing = None
     if "wo" in matrices:
         mixing = Projection(_single("wo", matrices["wo"]), biases["bo"][0] if "bo" in biases else None)
-    return Problem(
-        name=name,
-        heads=tuple(Head(role("q", n), role("k", n), role("v", n)) for n in range(count)),
-        inputs=_single("inputs", matrices["inputs"]) if "inputs" in matrices else None,
-        mixing=mixing,
-        convention=convention,  # type: ignore[arg-type]  # checked where it is built
-        scaled=scaled,
-        mask=full() if mask is None else mask,
-        tokens=tokens,
-    )
+    try:
+        return Problem(
+            name=name,
+            heads=tuple(Head(role("q", n), role("k", n), role("v", n)) for n in range(count)),
+            inputs=_single("inputs", matrices["inputs"]) if "inputs" in matrices else None,
+            mixing=mixing,
+            convention=convention,  # type: ignore[arg-type]  # checked where it is built
+            scaled=scaled,
+            mask=full() if mask is None else mask,
+            tokens=tokens,
+        )
+    except ShapeError as error:
+        shared = [key for key, several in given.items() if len(several) < count]
+        if not shared or len(shared) == len(given):
+            raise
+        raise ShapeError(
+            f"{error}; {' and '.join(shared)} came once, to be cut into {count} heads: give one for each head"
+        ) from None
 
 
 def mask_of(rows: tuple[tuple[bool, ...], ...]) -> Mask:

@@ -97,7 +97,7 @@ def what_a_new_token_changes(draw: Random) -> Posed:
     before = draw.choice((23, 31, 47, 63))
     return Posed(
         f"One more token comes to masked attention over {before} tokens. Which is true?",
-        {"lengths": (before, 2 * before + 1)},
+        {"lengths": (before // 2, before)},
         choices=(
             said("new-token", 0),
             said("new-token", 1),

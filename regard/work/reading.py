@@ -32,7 +32,7 @@ def read_map(problem: Problem, weights: Sequence[Sequence[float]]) -> str:
         if any(own in group for group in groups):
             itself.append(problem.query_labels[i])
         said.setdefault(_gaze(problem, groups, visible), []).append(problem.query_labels[i])
-    sentences = [_sentence(who, gaze) for gaze, who in said.items()]
+    sentences = [_sentence(problem, who, gaze) for gaze, who in said.items()]
     if problem.queries == problem.keys:
         sentences.append(_about_themselves(itself, problem.query_labels))
     return " ".join(sentences)
@@ -43,19 +43,27 @@ def _gaze(problem: Problem, groups: list[list[int]], visible: Sequence[bool]) ->
     if not any(visible):
         return "at nothing, for all is hidden from it"
     if len(groups) == 1 and len(groups[0]) == sum(visible) > 1:
-        whom = "all tokens" if all(visible) else "all that it sees"
+        whom = f"all {_noun(problem, 'key', 2)}" if all(visible) else "all that it sees"
         return f"equally at {whom}"
     parts = []
     for place, group in enumerate(groups):
         names = _listed([problem.labels[j] for j in group])
-        word = "token" if len(group) == 1 else "tokens"
+        word = _noun(problem, "key", len(group))
         alike = "equally " if len(group) > 1 else ""
         parts.append(f"{'less ' if place else ''}{alike}at {word} {names}")
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def _sentence(who: list[str], gaze: str) -> str:
-    return f"Token {who[0]} looks {gaze}." if len(who) == 1 else f"Tokens {_listed(who)} look {gaze}."
+def _sentence(problem: Problem, who: list[str], gaze: str) -> str:
+    noun = _noun(problem, "query", len(who)).capitalize()
+    return f"{noun} {_listed(who)} {'looks' if len(who) == 1 else 'look'} {gaze}."
+
+
+def _noun(problem: Problem, role: str, count: int) -> str:
+    """`token` where queries and keys are tokens of one sequence; query 1 and key 1 are not one token otherwise."""
+    one_sequence = problem.queries == problem.keys or (problem.tokens is not None and problem.queries < problem.keys)
+    word = "token" if one_sequence else role
+    return word if count == 1 else {"query": "queries"}.get(word, f"{word}s")
 
 
 def _about_themselves(itself: list[str], everyone: Sequence[str]) -> str:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regard.work.chain import Array, Stage, Start, Values, softmax
 from regard.work.problem import ROLES
 
+Seen = NDArray[np.bool_]
 WORDS = {"q": "queries", "k": "keys", "v": "values"}
 
 
@@ -95,7 +97,7 @@ def _scores() -> Iterator[Slip]:
     yield Slip(
         "transposed product",
         "scores",
-        "keys times queries was computed instead of queries times keys, so rows and columns have changed places",
+        "the two factors have changed places, so that keys stand where queries should and queries where keys should",
         _product("k", "q"),
     )
     yield Slip("transposed product", "scores", "the keys were not turned over", _product("q", "k", turned=False))
@@ -106,6 +108,19 @@ def _scores() -> Iterator[Slip]:
             f"the {WORDS[left]} were multiplied with the {WORDS[right]} instead of the queries with the keys",
             _product(left, right),
         )
+
+    yield Slip(
+        "scaled too early",
+        "scores",
+        "these are the scaled scores, which are the next step",
+        lambda begin, values: values["q"] @ values["k"].T / np.sqrt(begin.width) if begin.scaled else None,
+    )
+    yield Slip(
+        "scale not asked for",
+        "scores",
+        "the scores were divided by the root of the width, which was not asked for",
+        lambda begin, values: None if begin.scaled else values["q"] @ values["k"].T / np.sqrt(begin.width),
+    )
 
 
 def _scales() -> Iterator[Slip]:
@@ -159,7 +174,7 @@ def _weights() -> Iterator[Slip]:
     def of(change: Callable[[Start, Array], Array | None]) -> Stage:
         return lambda begin, values: change(begin, values["scaled"])
 
-    def masked(change: Callable[[Start, Array], Array]) -> Stage:
+    def masked(change: Callable[[Start, Array], Array | None]) -> Stage:
         """A slip about a mask, which there must be."""
         return lambda begin, values: None if begin.visible.all() else change(begin, values["scaled"])
 
@@ -168,6 +183,18 @@ def _weights() -> Iterator[Slip]:
         "weights",
         "the weights of each key add up to 1, but those of each query should",
         of(lambda begin, s: softmax(s, begin.visible, axis=0)),
+    )
+    yield Slip(
+        "softmax over everything",
+        "weights",
+        "all weights together add up to 1, but those of each query should",
+        of(lambda begin, s: softmax(s.reshape(1, -1), begin.visible.reshape(1, -1)).reshape(s.shape)),
+    )
+    yield Slip(
+        "all weight to the largest",
+        "weights",
+        "the largest score of each query got all the weight; softmax gives every score a share",
+        of(_hardest),
     )
     yield Slip("no softmax", "weights", "these are the scores themselves", of(lambda begin, s: s))
     yield Slip(
@@ -199,6 +226,18 @@ def _weights() -> Iterator[Slip]:
         masked(lambda begin, s: softmax(s, ~begin.visible)),
     )
     yield Slip(
+        "mask turned over",
+        "weights",
+        "keys and queries have changed places in the mask",
+        masked(lambda begin, s: softmax(s, begin.visible.T) if s.shape[0] == s.shape[1] else None),
+    )
+    for words, moved in (
+        ("each query sees what the next one should", lambda seen: np.vstack([seen[1:], seen[-1:]])),
+        ("each query sees what the one before should", lambda seen: np.vstack([np.zeros_like(seen[:1]), seen[:-1]])),
+        ("each query sees what the one before should", lambda seen: np.vstack([seen[:1], seen[:-1]])),
+    ):
+        yield Slip("mask off by one", "weights", words, masked(_moved_mask(moved)))
+    yield Slip(
         "mask after softmax",
         "weights",
         "hidden weights were set to 0 after the softmax, so the others do not add up to 1",
@@ -210,6 +249,16 @@ def _weights() -> Iterator[Slip]:
         "hidden scores became 0, whose exponential is 1; they should become minus infinity",
         masked(lambda begin, s: softmax(np.where(begin.visible, s, 0.0), np.ones_like(begin.visible))),
     )
+
+
+def _hardest(begin: Start, scores: Array) -> Array:
+    seen = np.where(begin.visible, scores, -np.inf)
+    found: Array = ((np.arange(seen.shape[1]) == seen.argmax(1)[:, None]) & begin.visible).astype(np.float64)
+    return found
+
+
+def _moved_mask(moved: Callable[[Seen], Seen]) -> Callable[[Start, Array], Array]:
+    return lambda begin, scores: softmax(scores, moved(begin.visible))
 
 
 def _linear(begin: Start, scores: Array) -> Array | None:

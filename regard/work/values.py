@@ -26,9 +26,14 @@ ZERO, ONE = Fraction(0), Fraction(1)
 HIDDEN = -math.inf  # the score of a pair that a mask hides
 
 
+def is_nothing(value: Value) -> bool:
+    """Whether it is exactly 0; a float of 0.0 may be a number too small for float64."""
+    return isinstance(value, Fraction) and value == 0
+
+
 def times(a: Value, b: Value) -> Value:
     """The product; nothing times anything is nothing, exactly."""
-    if a == 0 or b == 0:
+    if is_nothing(a) or is_nothing(b):
         return ZERO
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a * b
@@ -39,8 +44,8 @@ def plus(a: Value, b: Value) -> Value:
     """The sum, exact while both are fractions."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a + b
-    if a == 0 or b == 0:
-        return b if a == 0 else a
+    if is_nothing(a) or is_nothing(b):
+        return b if is_nothing(a) else a
     return float(a) + float(b)
 
 
@@ -90,7 +95,7 @@ def divided(a: Value, b: Value) -> Value:
     """The quotient, exact while both are fractions."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a / b
-    return ZERO if a == 0 else float(a) / float(b)
+    return ZERO if is_nothing(a) else float(a) / float(b)
 
 
 def shown(value: Value) -> Expression:

@@ -80,6 +80,9 @@ def mixing_ways(problem: Problem, outputs: list[Array], own: list[Array], digits
             )
     if len(outputs) > 1 and len({part.shape for part in outputs}) == 1:
         yield Way("heads in another order", "the heads were joined in the other order", mixed(problem, outputs[::-1]))
+        interleaved = np.stack(outputs, 2).reshape(joined.shape)
+        words = "the numbers of the heads alternate; all of the first head come first, then all of the second"
+        yield Way("heads interleaved", words, mixed(problem, [interleaved]))
 
 
 def values_of(begin: Start, fixed: Values) -> dict[str, Array]:

@@ -105,7 +105,7 @@ def test_a_slip_ends_with_one_and_a_right_answer_with_none(tmp_path: Path) -> No
     assert result.exit_code == 1
     assert "the first slip is at output[3,1]" in result.stdout
     assert "early rounding" in result.stdout
-    assert "every step is right" in work("three-tokens", "--check", sheet(tmp_path, "[1.18, 0.20]"))
+    assert "every step that is written is right" in work("three-tokens", "--check", sheet(tmp_path, "[1.18, 0.20]"))
 
 
 def test_a_check_is_told_as_json(tmp_path: Path) -> None:

@@ -451,6 +451,81 @@ WRONG = [
     ),
 ]
 
+WRONG += [
+    (
+        "byte-pairs",
+        "merge",
+        "parts of symbols merged",
+        """
+        def merge(symbols, pair):
+            return tuple(" ".join(symbols).replace(" ".join(pair), "".join(pair)).split(" "))
+        """,
+    ),
+    (
+        "byte-pairs",
+        "learn",
+        "pairs that occur once left out",
+        """
+        def learn_merges(words, merges):
+            learned = []
+            while len(learned) < merges:
+                counts = count_pairs(words)
+                if not counts or max(counts.values()) == 1:
+                    return learned
+                learned.append(min(counts, key=lambda pair: (-counts[pair], pair)))
+                joined = {}
+                for symbols, times in words.items():
+                    left = merge(symbols, learned[-1])
+                    joined[left] = joined.get(left, 0) + times
+                words = joined
+            return learned
+        """,
+    ),
+    (
+        "decoding",
+        "sample",
+        "sum that only meets the draw",
+        """
+        def sample(probabilities, draw):
+            return int((np.cumsum(probabilities) >= draw).argmax())
+        """,
+    ),
+    (
+        "decoding",
+        "top-k",
+        "more than k where some are equal",
+        """
+        def top_k(probabilities, k):
+            kept = np.where(probabilities >= np.sort(probabilities)[-k], probabilities, 0)
+            return kept / kept.sum()
+        """,
+    ),
+    (
+        "decoding",
+        "nucleus",
+        "one more where the mass is met",
+        """
+        def nucleus(probabilities, mass):
+            order = np.argsort(-probabilities)
+            best = order[: (np.cumsum(probabilities[order]) <= mass).sum() + 1]
+            kept = np.zeros_like(probabilities)
+            kept[best] = probabilities[best]
+            return kept / kept.sum()
+        """,
+    ),
+    (
+        "two-heads",
+        "head",
+        "queries and keys exchanged",
+        """
+        def attend_head(X, head):
+            omega_q, omega_k, omega_v, beta_q, beta_k, beta_v = head
+            Q, K, V = omega_q @ X + beta_q, omega_k @ X + beta_k, omega_v @ X + beta_v
+            return V @ softmax_columns(Q.T @ K / np.sqrt(len(Q)))
+        """,
+    ),
+]
+
 
 @pytest.mark.parametrize(("exercises", "task", "slip", "source"), WRONG, ids=lambda each: str(each)[:30].strip())
 def test_a_typical_mistake_gets_the_hint_that_fits(exercises: str, task: str, slip: str, source: str) -> None:
@@ -462,6 +537,32 @@ def test_a_typical_mistake_gets_the_hint_that_fits(exercises: str, task: str, sl
 def test_every_set_is_tried_with_three_mistakes_at_least() -> None:
     tried = [exercises for exercises, *_ in WRONG]
     assert {name: tried.count(name) >= 3 for name in SETS} == dict.fromkeys(SETS, True)
+
+
+def test_whichever_of_equal_tokens_are_kept_is_right() -> None:
+    last = """
+    def top_k(probabilities, k):
+        best = np.argsort(probabilities, kind="stable")[-k:]
+        kept = np.zeros_like(probabilities)
+        kept[best] = probabilities[best]
+        return kept / kept.sum()
+    """
+    assert graded("decoding", "top-k", last).right
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        'position = self.positions.data; del self.positions; self.register_buffer("positions", position)',
+        "self.positions.requires_grad_(False)",
+    ],
+    ids=["buffer", "frozen"],
+)
+def test_what_would_never_be_learned_is_not_right(frozen: str) -> None:
+    source = f"class ViT(ViT):\n    def __init__(self, *a):\n        super().__init__(*a)\n        {frozen}"
+    found = graded("vit", "vit", source)
+    assert (found.right, found.slip) == (False, "not a parameter")
+    assert found.words == "positions would never be learned: it is no parameter; use nn.Parameter, not a buffer."
 
 
 # other ways to be right

@@ -1,6 +1,7 @@
 """The quiz: every answer comes out of a run, every student has questions of their own, and marks are fair."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -122,6 +123,13 @@ def test_wrong_answers_of_the_sheets_are_choices_and_never_right() -> None:
         sheets += len(found)
         assert not found or question.right not in found
     assert sheets >= 10
+
+
+def test_the_run_is_about_as_many_tokens_as_the_question() -> None:
+    for seed in range(3):
+        question = asked("what-a-new-token-changes", "ann", seed)
+        (before,) = re.findall(r"over (\d+) tokens", question.posed.text)
+        assert f"After {before} tokens" in question.outcome.verdict.sentence
 
 
 def test_the_reveal_explains() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regard.base.errors import ConfigError
 from regard.core.masks import causal
 from regard.work.answers import as_answer
 from regard.work.check import check
@@ -64,7 +65,7 @@ def test_a_right_answer_is_right_in_any_number_of_digits() -> None:
         }
         found = review(solution, {**steps, "result": rounded(floats(solution.output), digits)})
         assert found.ok, str(found)
-        assert "every step is right" in str(found)
+        assert "every step that is written is right" in str(found)
         assert len(found.right) == 15
 
 
@@ -120,6 +121,7 @@ PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
     ("transposed product", "q", lambda s: X @ W["q"].T + B["q"]),
     ("wrong factor", "k", lambda s: X @ W["v"] + B["v"]),
     ("missing bias", "v", lambda s: X @ W["v"]),
+    ("scaled too early", "scores", lambda s: s["q"] @ s["k"].T / 3**0.5),
     ("sign", "scores", lambda s: -(s["q"] @ s["k"].T)),
     ("transposed product", "scores", lambda s: s["k"] @ s["q"].T),
     ("wrong factor", "scores", lambda s: s["q"] @ s["q"].T),
@@ -128,6 +130,8 @@ PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
     ("scale upside down", "scaled", lambda s: s["scores"] * 3**0.5),
     ("scale from another width", "scaled", lambda s: s["scores"] / 5**0.5),
     ("softmax over the other axis", "weights", lambda s: softmax(s["scaled"], 0)),
+    ("softmax over everything", "weights", lambda s: np.exp(s["scaled"]) / np.exp(s["scaled"]).sum()),
+    ("all weight to the largest", "weights", lambda s: np.eye(5)[s["scaled"].argmax(1)]),
     ("no softmax", "weights", lambda s: s["scaled"]),
     ("no normalisation", "weights", lambda s: np.exp(s["scaled"] - s["scaled"].max(1, keepdims=True))),
     ("no exponentials", "weights", lambda s: s["scaled"] / s["scaled"].sum(1, keepdims=True)),
@@ -146,7 +150,9 @@ def test_a_planted_slip_is_found_under_its_name(
     steps = {each: rounded(value if by_rows else value.T) for each, value in forward(**{key: wrong}).items()}
     found = review(small(by_rows), steps)
     assert [(slip.name, slip.step) for slip in found.findings] == [(name, key)], str(found)
-    assert found.right == tuple(each for each in steps if each != key), "what follows is judged on the slip's numbers"
+    judged = {*found.right, *found.follows}
+    assert judged == {each for each in steps if each != key}, "what follows is judged on the slip's numbers"
+    assert not {*list(steps)[: list(steps).index(key)]} & {*found.follows}, "what stands before a slip does not follow"
 
 
 LATER = [(name, key, wrong) for name, key, wrong in PLANTED if key in ("scores", "scaled", "weights")]
@@ -154,6 +160,8 @@ LATER = [(name, key, wrong) for name, key, wrong in PLANTED if key in ("scores",
 
 @pytest.mark.parametrize(("name", "key", "wrong"), LATER, ids=[f"{key}: {name}" for name, key, _ in LATER])
 def test_a_slip_is_recognised_from_the_output_alone(name: str, key: str, wrong: Callable[[Steps], Any]) -> None:
+    if name == "scaled too early":
+        name = "scale by d instead of root d"  # scaled twice over: the same numbers
     if name == "rows and columns mixed up":
         name = "transposed product"  # weights turned over by themselves, or in the product: the same numbers
     found = review(small(), {"output": rounded(forward(**{key: wrong})["output"], 8)})
@@ -164,6 +172,9 @@ def test_a_slip_is_recognised_from_the_output_alone(name: str, key: str, wrong: 
 MASKED: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("mask forgotten", lambda s, seen: softmax(s)),
     ("mask the other way round", lambda s, seen: np.nan_to_num(softmax(np.where(~seen, s, -1e9))) * (~seen)),
+    ("mask turned over", lambda s, seen: softmax(np.where(seen.T, s, -1e9))),
+    ("mask off by one", lambda s, seen: softmax(np.where(np.tril(np.ones((5, 5)), 1) == 1, s, -1e9))),
+    ("mask off by one", lambda s, seen: softmax(np.where(np.tril(seen, -1), s, -1e9)) * np.tril(seen, -1)),
     ("mask after softmax", lambda s, seen: softmax(s) * seen),
     ("hidden scores set to zero", lambda s, seen: softmax(np.where(seen, s, 0.0))),
 ]
@@ -263,7 +274,8 @@ def test_a_second_slip_is_found_behind_the_first() -> None:
 
 def test_a_matrix_that_lies_on_its_side_is_noticed_by_its_shape() -> None:
     (slip,) = review(small(), {"q": rounded(forward()["q"].T)}).findings
-    assert (slip.name, slip.words) == ("rows and columns mixed up", "rows stand where columns should")
+    words = "this is 3 x 5, but should be 5 x 3: rows stand where columns should"
+    assert (slip.name, slip.words) == ("rows and columns mixed up", words)
     broken = forward()["q"].T.copy()
     broken[0, 1] += 1
     (slip,) = review(small(), {"q": rounded(broken)}).findings
@@ -281,6 +293,7 @@ def test_nonsense_is_called_unexplained() -> None:
         (lambda joined, mixing: joined, "missing mixing"),
         (lambda joined, mixing: mixing.T @ joined, "transposed product"),
         (lambda joined, mixing: mixing @ np.roll(joined, 4, 0), "heads in another order"),
+        (lambda joined, mixing: mixing @ joined.reshape(2, 4, 6).swapaxes(0, 1).reshape(8, 6), "heads interleaved"),
     ],
 )
 def test_slips_in_joining_heads_are_found(change: Callable[[Any, Any], Any], name: str) -> None:
@@ -306,3 +319,89 @@ def test_heads_that_are_only_joined_have_a_result_too() -> None:
     assert review(solution, {"result": rounded(joined)}).ok
     (slip,) = review(solution, {"result": rounded([row[::-1] for row in joined])}).findings
     assert slip.name == "heads in another order"
+
+
+def test_rounding_is_not_blamed_where_right_entries_speak_against_it() -> None:
+    scores = [[1.5, -2.5, 8], [-3.5, -3.5, 6], [8.5, 8, -13]]
+    (slip,) = review(named("three-tokens"), {"scores": scores}).findings
+    assert (slip.name, slip.place) == ("arithmetic", "scores[3,3]")
+
+
+def test_exchanged_factors_are_told_in_words_that_hold_in_both_conventions() -> None:
+    for by_rows in (True, False):
+        scores = forward()["scores"].T
+        (slip,) = review(small(by_rows), {"scores": rounded(scores if by_rows else scores.T)}).findings
+        assert slip.name == "transposed product"
+        assert slip.words.startswith("the two factors have changed places, so that keys stand where queries should")
+
+
+@pytest.mark.parametrize("by_rows", [True, False], ids=["rows", "columns"])
+def test_who_goes_on_with_scores_on_their_side_makes_no_second_slip(by_rows: bool) -> None:
+    steps = forward()
+    for key in ("scores", "scaled", "weights"):
+        steps[key] = steps[key].T
+    found = review(small(by_rows), {key: rounded(each if by_rows else each.T) for key, each in steps.items()})
+    assert [(slip.step, slip.name) for slip in found.findings] == [("scores", "transposed product")]
+    assert found.right == ("q", "k", "v", "output")
+    assert found.follows == ("scaled", "weights")
+
+
+def test_an_answer_of_nothing_but_gaps_is_refused_and_a_step_of_gaps_left_out() -> None:
+    gaps = [[None, None]] * 3
+    with pytest.raises(ConfigError, match="holds nothing but gaps, so there is nothing to check; write some numbers"):
+        review(named("three-tokens"), {"output": gaps})
+    assert review(named("three-tokens"), {"q": SHEET["q"], "output": gaps}).right == ("q",)
+
+
+@pytest.mark.parametrize("by_rows", [True, False], ids=["rows", "columns"])
+def test_a_matrix_on_its_side_is_shown_where_it_differs(by_rows: bool) -> None:
+    q = forward()["q"]
+    (slip,) = review(small(by_rows), {"q": rounded(q.T if by_rows else q)}).findings
+    written, right = (q.T, q) if by_rows else (q, q.T)
+    at = slip.row - 1, slip.column - 1
+    assert (slip.found, slip.expected) == (f"{written[at]:.6f}", right[at])
+    assert written[at] != right[at]
+    assert f"this is {' x '.join(map(str, written.shape))}, but should be" in slip.words
+
+
+def test_entries_that_agree_in_the_digits_written_may_have_gone_on_otherwise() -> None:
+    def spoiled(s: Steps) -> Any:
+        return softmax(s["scaled"]) + np.array([[0.3, 0.0004, -0.0003, 0.0002, 0.0001]] * 5)
+
+    steps = forward(weights=spoiled)
+    given = {key: rounded(value, 3 if key == "weights" else 6) for key, value in steps.items()}
+    found = review(small(), given)
+    assert [(slip.step, slip.column) for slip in found.findings] == [("weights", 1)], str(found)
+    assert found.follows == ("output",)
+
+
+def test_what_follows_from_a_slip_is_not_called_right() -> None:
+    steps = forward(q=lambda s: X @ W["q"])
+    found = review(small(), {key: rounded(value) for key, value in steps.items()})
+    assert found.right == ("k", "v")
+    assert found.follows == ("scores", "scaled", "weights", "output")
+    assert found.to_dict()["follows"] == ["scores", "scaled", "weights", "output"]
+    assert "Right: k, v.\nFollows from the slip: scores, scaled, weights, output." in str(found)
+
+
+def test_digits_that_were_cut_off_are_told_from_wrong_ones() -> None:
+    true = floats(named("three-tokens").step("output").values)
+    cut = [[float(np.trunc(value * 1e4) / 1e4) for value in row] for row in true]
+    (slip,) = review(named("three-tokens"), {"output": cut}).findings
+    assert slip.name == "digits cut off"
+
+
+def test_a_long_list_of_entries_is_cut_short() -> None:
+    (slip,) = review(small(), {"weights": rounded(np.arange(25).reshape(5, 5) / 7 + 2)}).findings
+    assert len(slip.also) == 24
+    assert str(slip).endswith("[2,5] and 15 more.")
+
+
+def test_one_digit_is_told_as_one() -> None:
+    (slip,) = review(named("three-tokens"), {"scores": altered(scores_3_3="-13.5")["scores"]}).findings
+    assert "(-13.2 to 1 digit)" in str(slip)
+
+
+def test_a_short_number_is_told_whole() -> None:
+    (slip,) = review(named("three-tokens"), {"q": altered(q_3_1="2.6")["q"]}).findings
+    assert "q[3,1]: expected 2.5, found 2.6." in str(slip)

@@ -107,6 +107,7 @@ def test_numpy_files_are_read(tmp_path: Path) -> None:
         ("a.json", '{"q": 3}', "q should be a matrix, a list of rows"),
         ("a.json", "[1]", "should hold an object"),
         ("a.json", '{"q": [[1]], "scaled": "yes"}', "scaled is true or false"),
+        ("a.csv", "q\n1\nscaled\n0\n", "a.csv has scaled, but a .csv file holds matrices alone; use a .json file"),
         ("a.json", '{"q": [[1]], "heads": 1.5}', "heads is a whole number"),
         ("a.json", '{"q": [[1]], "mask": [[2]]}', "mask is a matrix of 0"),
         ("a.json", '{"q": [[1]], "tokens": "ab"}', "tokens is a list of words"),

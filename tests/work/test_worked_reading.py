@@ -67,6 +67,19 @@ def test_names_of_tokens_are_used() -> None:
     assert words == "Token old looks at token the. Token cat looks at token cat."
 
 
+def test_queries_and_keys_of_two_sequences_are_not_called_tokens() -> None:
+    assert read_map(tokens(3, queries=2), [[0.9, 0.1, 0.0], [0.0, 0.5, 0.5]]) == (
+        "Query 1 looks at key 1. Query 2 looks equally at keys 2 and 3."
+    )
+    across = read_map(tokens(2, queries=3), [[0.5, 0.5]] * 3)
+    assert across == "Queries 1, 2 and 3 look equally at all keys."
+
+
+def test_an_image_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"map\.gif: end it in \.png, \.svg, \.pdf"):
+        save(maps(solve(tokens(2))), tmp_path / "map.gif")
+
+
 def test_looks_are_ordered_and_grouped() -> None:
     assert looks([0.2, 0.35, 0.35, 0.1], [True] * 4) == [[1, 2], [0]]
 

@@ -282,3 +282,9 @@ def test_heads_and_biases_of_other_sizes_are_refused() -> None:
         build("wrong", {"inputs": (grid("1", "2"),), **weights}, {"bq": ((Fraction(1), Fraction(2)),)})
     with pytest.raises(ShapeError, match="wk takes inputs of width 2, but they have width 1"):
         build("wrong", {"inputs": (grid("1"),), **weights, "wk": (grid("1", "2"),)})
+
+
+def test_what_was_cut_for_the_heads_is_said_where_it_does_not_fit() -> None:
+    wide, pair = ((1.0, 2.0), (3.0, 4.0)), ((1.0, 2.0),)
+    with pytest.raises(ShapeError, match=r"k has width 1, but q has width 2.*; k and v came once, to be cut into 2"):
+        build("cut", {"q": (pair, pair), "k": (wide,), "v": (wide,)})

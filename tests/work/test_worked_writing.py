@@ -1,6 +1,7 @@
 """Worked solutions in writing: text, Markdown, LaTeX and HTML of the same document."""
 
 import re
+from fractions import Fraction
 from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ from regard.core.masks import causal
 from regard.work.named import NAMED
 from regard.work.problem import build
 from regard.work.solution import Solution, solve
+from regard.work.values import Grid
 from regard.work.writing import FORMATS, SUFFIXES
 from regard.work.writing.document import document
 
@@ -72,6 +74,26 @@ def test_equal_is_only_said_of_what_is_equal() -> None:
     for line in lines:
         last = re.split(r" (?:=|≈) ", line)[-1]
         assert ("≈" in line) == ("." in last or "e-" in last), line
+
+
+def test_the_formula_of_the_whole_has_mask_heads_and_mixing() -> None:
+    assert "O = softmax(mask(Q Kᵀ)) V\n" in written("text", solved("three-tokens", mask=causal()), every_step=False)
+    heads = written("text", solved("three-tokens", heads=2), every_step=False)
+    for line in ("O⁽¹⁾ = softmax(Q⁽¹⁾ K⁽¹⁾ᵀ) V⁽¹⁾", "H = join(O⁽¹⁾, O⁽²⁾)"):
+        assert f"{line}\n" in heads
+    assert "R = Ω_c join(O⁽¹⁾, O⁽²⁾)\n" in written("text", solved("udl-12-2"), every_step=False)
+
+
+def test_a_number_too_small_for_a_float_is_never_said_to_be_nothing() -> None:
+    far = build("far", {"q": (((Fraction(1000),),),), "k": (column(1000, -1000),), "v": (column(1, 2),)}, scaled=False)
+    text = written("text", solve(far))
+    for line in ("t[1] = 1 + 0.000000 ≈ 1.000000", "A[1,2] = 0.000000/1.000000 ≈ 0.000000"):
+        assert line in text
+    assert "1 query and 2 keys" in text
+
+
+def column(*values: int) -> Grid:
+    return tuple((Fraction(value),) for value in values)
 
 
 def test_a_thousand_entries_have_to_be_asked_for_in_brief() -> None:

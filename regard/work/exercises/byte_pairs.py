@@ -62,8 +62,18 @@ def _merges() -> list[Case]:
     ]
 
 
+def _within_symbols() -> list[Case]:
+    """Pairs that stand in the text of longer symbols, where there is nothing to merge."""
+    return [(("ab", "c"), ("b", "c")), (("b", "cd"), ("b", "c")), (("ab", "cd", "b", "c"), ("b", "c"))]
+
+
 def _lessons() -> list[Case]:
     return [(counted(RHYME), 7), (counted(BANANA), 5), (counted(TIES), 3), ({("a", "b"): 2}, 4)]
+
+
+def _rare_pairs() -> list[Case]:
+    """Texts in which pairs are left that occur once."""
+    return [(counted("abcd ab"), 5), (counted("xyz"), 2)]
 
 
 def _tokenised() -> list[Case]:
@@ -143,6 +153,11 @@ def _either_way(symbols: tuple[str, ...], pair: Pair) -> tuple[str, ...]:
     return tuple(merged)
 
 
+def _in_the_text(symbols: tuple[str, ...], pair: Pair) -> tuple[str, ...]:
+    """The symbols written with spaces between them, and the pair replaced in that text."""
+    return tuple(" ".join(symbols).replace(" ".join(pair), "".join(pair)).split(" "))
+
+
 def _doubled(symbols: tuple[str, ...], pair: Pair) -> tuple[str, ...]:
     """The merged symbol is written, and the second of the pair again after it."""
     merged: list[str] = []
@@ -152,12 +167,14 @@ def _doubled(symbols: tuple[str, ...], pair: Pair) -> tuple[str, ...]:
 
 
 def _learned(words: Words, merges: int, *, last: bool = False, stale: bool = False, rarest: bool = False,
-             times: bool = True, first: bool = False) -> list[Pair]:  # fmt: skip
+             times: bool = True, first: bool = False, least: int = 1) -> list[Pair]:  # fmt: skip
     """Merges learned with one thing wrong."""
     learned: list[Pair] = []
     counts = _pairs(words, times=times)
     while len(learned) < merges and counts:
         best = (min if rarest else max)(counts.values())
+        if best < least:
+            break
         equal = [pair for pair in counts if counts[pair] == best]
         pair = equal[0] if first else max(equal) if last else min(equal)
         learned.append(pair)
@@ -268,7 +285,7 @@ def merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     raise NotImplementedError
 ''',
             solution=solutions.merge,
-            check=by_answers(_merges),
+            check=by_answers(_merges, _within_symbols),
             slips=(
                 Slip(
                     "merges that overlap",
@@ -295,6 +312,12 @@ def merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
                     "the pair was merged the other way round as well; 'b a' is not 'a b'.",
                     _either_way,
                 ),
+                Slip(
+                    "parts of symbols merged",
+                    "the pair was looked for in the text of the word: 'ab c' became 'abc' by the pair 'b c', though "
+                    "no symbol is 'b' there. Compare whole symbols.",
+                    _in_the_text,
+                ),
             ),
         ),
         Exercise(
@@ -313,7 +336,7 @@ def learn_merges(words: dict[tuple[str, ...], int], merges: int) -> list[tuple[s
     raise NotImplementedError
 ''',
             solution=solutions.learn_merges,
-            check=by_answers(_lessons),
+            check=by_answers(_lessons, _rare_pairs),
             slips=(
                 Slip(
                     "pairs not counted anew",
@@ -340,6 +363,12 @@ def learn_merges(words: dict[tuple[str, ...], int], merges: int) -> list[tuple[s
                     "frequency of words forgotten",
                     "each word counted once, however often it occurs.",
                     lambda words, merges: _learned(words, merges, times=False),
+                ),
+                Slip(
+                    "pairs that occur once left out",
+                    "learning stopped where the commonest pair occurs once; go on as often as asked, or until no pair "
+                    "is left.",
+                    lambda words, merges: _learned(words, merges, least=2),
                 ),
             ),
         ),

@@ -82,6 +82,31 @@ def by_answers(*stages: Callable[[], list[Case]]) -> Check:
     return check
 
 
+def in_any_order(cases: Callable[[], list[Case]]) -> Check:
+    """A check that compares what comes back as sorted numbers, for cases in which equals may change places."""
+
+    def ordered(make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *case: np.sort(np.asarray(make(*case), dtype=np.float64))
+
+    def check(exercise: Exercise, written: Any) -> Finding | None:
+        asked = cases()
+        given = [attempt(ordered(written), case) for case in asked]
+        slips = tuple(Slip(slip.name, slip.hint, ordered(slip.wrong)) for slip in exercise.slips)
+        return compared(given, asked, ordered(exercise.solution), slips)
+
+    return check
+
+
+def one_after_the_other(*checks: Check) -> Check:
+    """The finding of the first check that has one."""
+
+    def check(exercise: Exercise, written: Any) -> Finding | None:
+        found = (each(exercise, written) for each in checks)
+        return next((finding for finding in found if finding is not None), None)
+
+    return check
+
+
 def by_outputs(builds: Sequence[Case], cases: Callable[[], list[Case]]) -> Check:
     """A check for modules: one of each build is made, given the weights of the solution's, and called on its case.
 
@@ -144,6 +169,11 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
+def _learned(module: nn.Module) -> list[str]:
+    """The names of what an optimiser would change."""
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
 def _loaded(module: nn.Module, source: nn.Module) -> nn.Module:
     module.load_state_dict(source.state_dict())
     return module.requires_grad_(False)
@@ -153,7 +183,9 @@ def _other_parameters(exercise: Exercise, ours: nn.Module, theirs: nn.Module, bu
     """The finding about parameters that are missing, too many or of another shape."""
     wanted, came = _shapes(ours), _shapes(theirs)
     if wanted == came:
-        return None
+        fixed = [name for name in _learned(ours) if name not in _learned(theirs)]
+        words = f"{', '.join(fixed)} would never be learned: {'it is' if len(fixed) == 1 else 'they are'} no parameter"
+        return Finding("not a parameter", f"{words}; use nn.Parameter, not a buffer.") if fixed else None
     for slip in exercise.slips:
         if _shapes(_made(slip.wrong, build)) == came:
             return Finding(slip.name, slip.hint)

@@ -7,7 +7,7 @@ import numpy as np
 
 from regard.work.chain import Array
 from regard.work.exercises.byte_pairs import RHYME
-from regard.work.exercises.checks import Case, by_answers
+from regard.work.exercises.checks import Case, by_answers, in_any_order, one_after_the_other
 from regard.work.exercises.exercise import Exercise, Exercises, Slip
 from regard.work.exercises.solutions import decoding as solutions
 
@@ -57,6 +57,12 @@ def _drawn() -> list[Case]:
     return [(p, draw) for p in _distributions() for draw in (0.0, 0.07, 0.31, 0.52, 0.77, 0.999)]
 
 
+def _on_the_line() -> list[Case]:
+    """Draws that a sum meets exactly, in numbers that floats hold exactly."""
+    first, last = np.array([0.5, 0.25, 0.25]), np.array([0.0, 0.5, 0.5])
+    return [(last, 0.0), (last, 0.5), (first, 0.5), (first, 0.75)]
+
+
 def _ranked() -> list[Case]:
     return [(p, k) for p in _distributions() for k in (1, 2, 4)]
 
@@ -65,8 +71,18 @@ def _cut() -> list[Case]:
     return [(p, k) for p in _distributions() for k in (1, 2, 3, 5)]
 
 
+def _equals() -> list[Case]:
+    """Tokens that are equally likely, of which only some may be kept."""
+    return [(np.array([0.25, 0.125, 0.25, 0.25, 0.125]), k) for k in (1, 2, 4)]
+
+
 def _masses() -> list[Case]:
     return [(p, mass) for p in _distributions() for mass in (0.05, 0.3, 0.6, 0.9)]
+
+
+def _masses_met() -> list[Case]:
+    """Masses that a sum meets exactly, in numbers that floats hold exactly."""
+    return [(np.array([0.125, 0.5, 0.0625, 0.25, 0.0625]), mass) for mass in (0.5, 0.75, 0.875)]
 
 
 def _searches() -> list[Case]:
@@ -89,6 +105,8 @@ def _next(table: Array, tokens: list[int]) -> Array:
 def _sample(p: Array, draw: float, *, way: str) -> int:
     if way == "late":
         return int(np.searchsorted(np.cumsum(p), draw, side="right")) + 1
+    if way == "at the draw":
+        return int(np.searchsorted(np.cumsum(p), draw, side="left"))
     if way == "sorted":
         order = np.argsort(-p, kind="stable")
         return int(order[np.searchsorted(np.cumsum(p[order]), draw, side="right")])
@@ -116,6 +134,8 @@ def _rank(p: Array, k: int, *, way: str) -> float:
 def _top(p: Array, k: int, *, way: str) -> Array:
     order = np.argsort(-p, kind="stable")
     best = {"least": order[::-1][:k], "first": np.arange(k), "one more": order[: k + 1]}.get(way, order[:k])
+    if way == "threshold":
+        best = np.flatnonzero(p >= p[order[k - 1]])
     kept = np.zeros_like(p)
     kept[best] = p[best]
     if way == "not renormalised":
@@ -137,6 +157,8 @@ def _nucleus(p: Array, mass: float, *, way: str) -> Array:
         best = order[after <= mass]
     if way == "one more":
         best = order[: len(best) + 1]
+    if way == "one more where met":
+        best = order[before <= mass]
     if way == "threshold":
         best = np.flatnonzero(p >= mass)
     if way == "least":
@@ -191,7 +213,7 @@ def sample(probabilities: Float[Array, "w"], draw: float) -> int:
     raise NotImplementedError
 ''',
             solution=solutions.sample,
-            check=by_answers(_drawn),
+            check=by_answers(_drawn, _on_the_line),
             slips=(
                 Slip(
                     "always the likeliest",
@@ -222,6 +244,12 @@ def sample(probabilities: Float[Array, "w"], draw: float) -> int:
                     "nearest probability",
                     "this is the token whose probability is nearest to the draw; sum them up first.",
                     partial(_sample, way="nearest"),
+                ),
+                Slip(
+                    "sum that only meets the draw",
+                    "the sum meets the draw here, but does not exceed it: with `>=` a token of probability 0 can be "
+                    "drawn. Compare with `>`.",
+                    partial(_sample, way="at the draw"),
                 ),
             ),
         ),
@@ -272,7 +300,7 @@ def top_k(probabilities: Float[Array, "w"], k: int) -> Float[Array, "w"]:
     raise NotImplementedError
 ''',
             solution=solutions.top_k,
-            check=by_answers(_cut),
+            check=one_after_the_other(by_answers(_cut), in_any_order(_equals)),
             slips=(
                 Slip(
                     "top-k without renormalising",
@@ -300,6 +328,12 @@ def top_k(probabilities: Float[Array, "w"], k: int) -> Float[Array, "w"]:
                     partial(_top, way="equal"),
                 ),
                 Slip("one token too many", "k + 1 tokens were kept.", partial(_top, way="one more")),
+                Slip(
+                    "more than k where some are equal",
+                    "all tokens as likely as the k-th were kept, which can be more than k; keep exactly k, whichever "
+                    "of the equal ones.",
+                    partial(_top, way="threshold"),
+                ),
             ),
         ),
         Exercise(
@@ -316,13 +350,18 @@ def nucleus(probabilities: Float[Array, "w"], mass: float) -> Float[Array, "w"]:
     raise NotImplementedError
 ''',
             solution=solutions.nucleus,
-            check=by_answers(_masses),
+            check=by_answers(_masses, _masses_met),
             slips=(
                 Slip(
                     "crossing token dropped",
                     "the token with which the sum crosses the mass was left out, so that less than the mass is kept, "
                     "sometimes nothing. Keep a token if the sum *before* it is below the mass.",
                     partial(_nucleus, way="crossing dropped"),
+                ),
+                Slip(
+                    "one more where the mass is met",
+                    "the sum meets the mass exactly, and one token more was kept; at least the mass is enough.",
+                    partial(_nucleus, way="one more where met"),
                 ),
                 Slip(
                     "nucleus without renormalising",

@@ -77,18 +77,30 @@ def _drawn(draws: np.random.Generator, d: int, c: int) -> Head:
     return tuple(draws.normal(size=shape) for shape in shapes)
 
 
-def _head(X: Array, head: Head, *, scale: str = "head", axis: int = 0, biases: bool = True) -> Array:
+def _head(
+    X: Array, head: Head, *, scale: str = "head", axis: int = 0, biases: bool = True, exchanged: bool = False
+) -> Array:
     """One head with one thing wrong."""
     omega_q, omega_k, omega_v, beta_q, beta_k, beta_v = head
     Q, K, V = omega_q @ X + biases * beta_q, omega_k @ X + biases * beta_k, omega_v @ X + biases * beta_v
+    Q, K = (K, Q) if exchanged else (Q, K)
     scores = K.T @ Q / {"head": len(Q) ** 0.5, "none": 1.0, "model": len(X) ** 0.5, "width": len(Q)}[scale]
     weights = softmax_columns(scores) if axis == 0 else softmax_columns(scores.T).T
     return V @ weights
 
 
-def _stack(X: Array, first: Head, second: Head, *, order: str = "stacked", scale: str = "head", axis: int = 0) -> Array:
+def _stack(
+    X: Array,
+    first: Head,
+    second: Head,
+    *,
+    order: str = "stacked",
+    scale: str = "head",
+    axis: int = 0,
+    exchanged: bool = False,
+) -> Array:
     """Both heads with one thing wrong."""
-    above, below = (_head(X, head, scale=scale, axis=axis) for head in (first, second))
+    above, below = (_head(X, head, scale=scale, axis=axis, exchanged=exchanged) for head in (first, second))
     if order == "interleaved":
         return np.stack([above, below], axis=1).reshape(-1, X.shape[1])
     if order == "side by side":
@@ -129,7 +141,7 @@ def _cut(Q: Array, heads: int, *, way: str) -> Array:
 
 
 def _inside(wrong: Callable[..., Array]) -> tuple[Slip, ...]:
-    """Slips inside a head, of anything that takes `scale` and `axis` on to its heads."""
+    """Slips inside a head, of anything that takes `scale`, `axis` and `exchanged` on to its heads."""
     return (
         Slip(
             "missing scale",
@@ -152,6 +164,11 @@ def _inside(wrong: Callable[..., Array]) -> tuple[Slip, ...]:
             "each row of the weights adds up to one, but each column should: keys are in rows, and a query's weights "
             "in a column.",
             partial(wrong, axis=1),
+        ),
+        Slip(
+            "queries and keys exchanged",
+            "queries and keys have changed places: the scores are K.T @ Q, so that keys are in rows.",
+            partial(wrong, exchanged=True),
         ),
     )
 

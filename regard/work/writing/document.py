@@ -15,6 +15,7 @@ from regard.base.maths import (
     Product,
     Quotient,
     Root,
+    Sum,
     Symbol,
     Transposed,
     exactly_shown,
@@ -78,7 +79,7 @@ def document(solution: Solution, *, digits: int = DIGITS, every_step: bool = Tru
     problem = solution.problem
     blocks: list[Block] = [Heading(f"Worked solution: {problem.name}", 1), Words(_introduction(solution, digits))]
     blocks += _given(problem, digits)
-    blocks += [Formula(_whole(problem))]
+    blocks += _whole(problem)
     head: int | None = None
     for at, step in enumerate(solution.steps, 1):
         if step.head != head and step.head is not None:
@@ -94,7 +95,8 @@ def document(solution: Solution, *, digits: int = DIGITS, every_step: bool = Tru
 
 def _introduction(solution: Solution, digits: int) -> str:
     problem = solution.problem
-    tokens = f"{problem.queries} queries and {problem.keys} keys"
+    queries, keys = ("query" if problem.queries == 1 else "queries"), ("key" if problem.keys == 1 else "keys")
+    tokens = f"{problem.queries} {queries} and {problem.keys} {keys}"
     if problem.queries == problem.keys:
         tokens = "1 token" if problem.keys == 1 else f"{problem.keys} tokens"
     heads = "one head" if len(problem.heads) == 1 else f"{len(problem.heads)} heads"
@@ -148,12 +150,32 @@ def matrix(grid: Grid) -> Matrix:
     return Matrix(tuple(tuple(shown(value) for value in row) for row in grid))
 
 
-def _whole(problem: Problem) -> Chain:
-    q, k, v = (Symbol(letter) for letter in "QKV")
+def _whole(problem: Problem) -> Iterator[Block]:
+    """The whole in formulas: every head, then how they are joined and mixed."""
+    several = len(problem.heads) > 1
+    for number in range(len(problem.heads)):
+        yield Formula(_whole_head(problem, number, number + 1 if several else None))
+    last: Expression = Symbol("O")
+    if several:
+        last = Call("join", tuple(Symbol("O", above=number + 1) for number in range(len(problem.heads))))
+        if problem.mixing is None:
+            yield Formula(Chain((Symbol("H"), last), ("=",)))
+    if problem.mixing is not None:
+        letter = "o" if problem.by_rows else "c"
+        weights = weight_symbol(problem, letter, None)
+        mixed: Expression = Product((last, weights) if problem.by_rows else (weights, last), dot=False)
+        if problem.mixing.bias is not None:
+            mixed = Sum((mixed, bias_symbol(problem, letter, None)))
+        yield Formula(Chain((Symbol("R"), mixed), ("=",)))
+
+
+def _whole_head(problem: Problem, number: int, mark: int | None) -> Chain:
+    q, k, v, out = (Symbol(letter, above=mark) for letter in "QKVO")
     scores: Expression = Product((q, Transposed(k)) if problem.by_rows else (Transposed(k), q), dot=False)
-    scores = Quotient(scores, Root(Number(problem.width(0)))) if problem.scaled else scores
+    scores = Quotient(scores, Root(Number(problem.width(number)))) if problem.scaled else scores
+    scores = Call("mask", (scores,)) if problem.hides else scores
     weights = Call("softmax", (scores,))
-    return Chain((Symbol("O"), Product((weights, v) if problem.by_rows else (v, weights), dot=False)), ("=",))
+    return Chain((out, Product((weights, v) if problem.by_rows else (v, weights), dot=False)), ("=",))
 
 
 def _step(step: Step, at: int, digits: int, every_step: bool) -> Iterator[Block]:
