@@ -20,7 +20,7 @@ run: $(VENV)/.run  ## the tour
 test: check  ## all quick tests, with coverage of base and core
 	$(PYTEST) -n $(WORKERS) -m "not slow" tests/base tests/core \
 		--cov=regard/base --cov=regard/core --cov-branch --cov-report=term:skip-covered --cov-fail-under=95
-	$(PYTEST) -n $(WORKERS) -m "not slow" --ignore=tests/base --ignore=tests/core
+	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not slow" --ignore=tests/base --ignore=tests/core
 
 check: $(VENV)/.test  ## style, types and who imports whom
 	$(PY) -m ruff check $(CODE)

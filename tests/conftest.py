@@ -83,6 +83,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "[" in item.nodeid and not is_quick(item.nodeid):
             item.add_marker(pytest.mark.slow)
+        if item.nodeid.startswith("tests/lab/test_every_claim.py"):
+            # what is asked of one claim is asked in one process, which runs it once
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("[")[2]))
     if torch.cuda.is_available():
         return
     for item in items:

@@ -1,8 +1,12 @@
 """GPT and BERT, each from scratch on a text: what comes next, and what the text asks by itself.
 
-Expected: TODO
-Time: TODO
-Memory: TODO
+Expected: built-in GPT 1.34 nats per character on the test part (1.93 bits), against 1.85 by trigrams and 3.25 by
+    single characters. Built-in BERT (learner=bert) on the test part: the sentence that follows 40 % and the other half
+    37 % of the time out of eight (chance 12.5 %), hidden words 14 % (the commonest 3 %); the order of two sentences
+    stays at chance on so short a text. One seed each. Real text, not yet measured: about 1.47 nats per character on
+    tinyshakespeare is known for a model of this size.
+Time: built-in 190 seconds of one core for GPT and 260 for BERT; real minutes on one GPU, not yet measured.
+Memory: built-in 0.7 GB.
 """
 
 import math

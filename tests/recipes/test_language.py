@@ -522,3 +522,24 @@ def test_untrained_models_tell_nothing(text: Path) -> None:
     assert found.figures["test nats per character"] == pytest.approx(math.log(alphabet), abs=0.05)
     assert found.figures["test bits per character"] == pytest.approx(math.log2(alphabet), abs=0.07)
     assert found.figures["test nats by trigrams"] < found.figures["test nats by single characters"] < math.log(alphabet)
+
+
+@pytest.mark.slow
+def test_the_built_in_gpt_tells_characters_far_better_than_trigrams() -> None:
+    figures = language.run(language.built_in(), Place()).figures
+    for part in ("test", "held-out"):
+        assert figures[f"{part} nats per character"] < figures[f"{part} nats by trigrams"] - 0.4
+        assert figures[f"{part} nats by trigrams"] < figures[f"{part} nats by single characters"] - 1
+    assert figures["test nats per character"] < 1.45
+
+
+@pytest.mark.slow
+def test_the_built_in_bert_answers_better_than_chance() -> None:
+    """But for the order of sentences, which so short a text does not teach in minutes."""
+    figures = language.run(overridden(language.built_in(), {"learner": "bert"}), Place()).figures
+    for part in ("test", "held-out"):
+        assert figures[f"{part} next by chance"] == figures[f"{part} halves by chance"] == 1 / 8
+        assert figures[f"{part} next"] > 0.3
+        assert figures[f"{part} halves"] > 0.22
+        assert figures[f"{part} words"] > 2.5 * figures[f"{part} words by chance"]
+        assert 0.4 < figures[f"{part} order"] < 0.7
