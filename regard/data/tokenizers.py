@@ -1,5 +1,6 @@
 """Text as tokens and back."""
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,13 +104,17 @@ class Loaded:
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer in a `tokenizer.json`, as Hugging Face keeps them, or in a folder that has one."""
+    """The tokenizer in a `tokenizer.json`, ours or as Hugging Face keeps them, or in a folder that has one."""
     file = Path(path)
     if file.is_dir():
         file = file / FILE
     if not file.is_file():
         raise CheckpointError(f"{file} is not there; a tokenizer is read from a {FILE}, or from a folder with one")
-    return Loaded(file)
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        about = None  # what is wrong with it is told below
+    return tokenizer_from_json(about) if isinstance(about, dict) and "kind" in about else Loaded(file)
 
 
 def tokenizer_from_json(data: Mapping[str, Any]) -> Tokenizer:

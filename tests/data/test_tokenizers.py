@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, processors, trainers
 
 from regard.base.errors import CheckpointError, ConfigError, UnknownNameError
+from regard.data.characters import Characters
 from regard.data.tokenizers import Bytes, Loaded, Tokenizer, Unfolding, load_tokenizer
 
 TEXTS = ["", "plain", "Grüße, naïve café", "日本語と漢字", "🙂👩‍👩‍👧 mixed a\tb\nc", "e\u0301 \u200d \x00 end"]
@@ -135,3 +136,11 @@ def test_a_file_that_is_none_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json holds no tokenizer: "):
         Loaded(tmp_path / "tokenizer.json")
+
+
+def test_our_own_are_read_from_a_folder_too(tmp_path: Path) -> None:
+    letters = Characters.of("the rain", special=("pad",))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(letters.to_json()))
+    found = load_tokenizer(tmp_path)
+    assert found == letters
+    assert found.decode(found.encode("the rain")) == "the rain"
