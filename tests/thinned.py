@@ -4,9 +4,15 @@ import zlib
 
 # one case in so many is quick
 THINNED = {
-    "tests/core/test_truth.py": 3,
+    "tests/core/test_truth.py": 5,
+    "tests/core/test_transforms.py": 2,
+    "tests/models/": 2,
+    "tests/see/": 2,
     "tests/conform/test_mutants.py": 3,
-    "tests/work/test_exercises.py": 3,
+    "tests/conform/test_silence.py": 2,
+    "tests/conform/test_examples.py": 2,
+    "tests/recipes/": 2,
+    "tests/work/": 3,
     "tests/train/test_loop.py": 4,
     "tests/train/test_checkpoint.py": 3,
     "tests/train/test_distributed.py": 4,
