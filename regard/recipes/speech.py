@@ -3,9 +3,9 @@
 It is trained by CTC on strings of digits that are made anew for every step: tones, or recordings of single digits
 joined. Speed, loudness, noise and masks (Park et al. 2019, arXiv:1904.08779) change each string on the model's device.
 
-Expected: built-in at most 1 % of the digits of tones wrong, streamed. Spoken digits are not yet measured; the aim is 98.5 %
-of single recordings right and under 2 % of the digits of strings of 3 to 10 wrong, streamed. Latency is 175 ms built-in
-and 215 ms for speech, by the settings.
+Expected: built-in at most 1 % of the digits of tones wrong, streamed. Spoken digits are not yet measured: the aim is
+98.5 % of single recordings right and under 2 % of the digits of strings of 3 to 10 wrong, streamed. Latency is 175 ms
+built-in and 215 ms for speech, by the settings.
 Time: built-in two minutes on two cores; real about ten minutes on one H200, by estimate.
 Memory: built-in 1 GB; real about 4 GB, by estimate.
 """
