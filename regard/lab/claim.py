@@ -16,7 +16,7 @@ A file of the lab has
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -29,6 +29,7 @@ from torch import Tensor
 from regard.base.config import overridden
 from regard.base.errors import ConfigError
 from regard.base.registry import Registry
+from regard.lab.repeats import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,6 +55,18 @@ class Verdict:
 def judged(holds: bool, sentence: str) -> Verdict:
     """Supported or refuted."""
     return Verdict(SUPPORTED if holds else REFUTED, sentence)
+
+
+def weighed(holds: bool, margins: Iterable[Estimate], sentence: str) -> Verdict:
+    """Supported, refuted, or unclear where an interval over seeds is too wide to tell.
+
+    holds    whatever is no mean over seeds: counted, exact, or the worst of them all
+    margins  by how much each mean is on the side that the claim says
+    """
+    given = list(margins)
+    if not holds or any(margin.below for margin in given):
+        return Verdict(REFUTED, sentence)
+    return Verdict(SUPPORTED if all(margin.above for margin in given) else UNCLEAR, sentence)
 
 
 @dataclass(frozen=True)

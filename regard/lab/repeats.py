@@ -1,6 +1,8 @@
-"""Results over several seeds: how far their mean may be from the truth."""
+"""Results over several seeds: how far their mean may be from the truth, and what follows from it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot
 from statistics import stdev
 
 
@@ -9,3 +11,47 @@ def interval(values: Sequence[float]) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(len(values) - 1, 0.975) * stdev(values) / len(values) ** 0.5)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, and half of its interval. What is added or taken away is as uncertain as both are."""
+
+    mean: float
+    half: float = 0.0
+
+    def __add__(self, other: "Estimate | float") -> "Estimate":
+        more = other if isinstance(other, Estimate) else Estimate(other)
+        return Estimate(self.mean + more.mean, hypot(self.half, more.half))
+
+    def __sub__(self, other: "Estimate | float") -> "Estimate":
+        return self + (-other)
+
+    def __rsub__(self, other: float) -> "Estimate":
+        return -self + other
+
+    def __neg__(self) -> "Estimate":
+        return Estimate(-self.mean, self.half)
+
+    def __rmul__(self, factor: float) -> "Estimate":
+        return Estimate(factor * self.mean, abs(factor) * self.half)
+
+    @property
+    def above(self) -> bool:
+        """Whether all of the interval lies above 0."""
+        return self.mean > self.half
+
+    @property
+    def below(self) -> bool:
+        """Whether nothing of the interval lies above 0."""
+        return self.mean <= -self.half
+
+    def share(self) -> str:
+        """The mean and its interval in percent, of which a share has none below 0 and none above 100."""
+        low, high = max(self.mean - self.half, 0.0), min(self.mean + self.half, 1.0)
+        return f"{self.mean:.0%} ({low:.0%} to {high:.0%})"
+
+
+def estimates(means: Mapping[str, float], halves: Mapping[str, float]) -> dict[str, Estimate]:
+    """Means by name with their intervals."""
+    return {name: Estimate(mean, halves[name]) for name, mean in means.items()}

@@ -26,19 +26,23 @@ if TYPE_CHECKING:
 SUMMARY = "torch's flex_attention with a block mask worked out from the algebra"
 COARSE = 128  # flex's own block size, and the only one its gradient takes
 FINE = 64  # wastes less of a sparse mask
-# for sparse masks: short rows of blocks want small tiles (measured on an H200, docs/log.md)
-_TILES = {
-    "fwd_BLOCK_M": 64,
-    "fwd_BLOCK_N": 64,
-    "fwd_num_warps": 4,
-    "fwd_num_stages": 3,
-    "bwd_BLOCK_M1": 32,
-    "bwd_BLOCK_N1": 64,
-    "bwd_BLOCK_M2": 64,
-    "bwd_BLOCK_N2": 32,
-    "bwd_num_warps": 4,
-    "bwd_num_stages": 3,
-}
+
+
+def _tiles(width: int) -> dict[str, int]:
+    """For sparse masks: short rows of blocks want small tiles (measured on an H200, docs/log.md)."""
+    short = 64 if width <= 64 else 32  # of a gradient's tile; wider heads do not leave room for more
+    return {
+        "fwd_BLOCK_M": 64,
+        "fwd_BLOCK_N": 64,
+        "fwd_num_warps": 4,
+        "fwd_num_stages": 3,
+        "bwd_BLOCK_M1": short,
+        "bwd_BLOCK_N1": 64,
+        "bwd_BLOCK_M2": 64,
+        "bwd_BLOCK_N2": short,
+        "bwd_num_warps": 4,
+        "bwd_num_stages": 3,
+    }
 
 
 def refusals(call: Call) -> list[str]:
@@ -202,7 +206,7 @@ def _planned(call: Call) -> Plan:
     sparse = _sparse(call)
     divisible = i % COARSE == 0 and j % COARSE == 0
     function = _compiled((_structure(call), sparse, divisible))
-    options = {"IS_DIVISIBLE": divisible, **(_TILES if sparse else {})}
+    options = {"IS_DIVISIBLE": divisible, **(_tiles(max(call.q.shape[-1], call.v.shape[-1])) if sparse else {})}
     if isinstance(mask, Full):
         return Plan(None, None, None, function, options)
     table = block_table(mask, i, j, FINE if sparse and not _training(call) else COARSE, places=places)

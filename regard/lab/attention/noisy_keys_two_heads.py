@@ -4,8 +4,9 @@ Claim: Yes, steadily: with q1 = s mu_a and q2 = s mu_b, the heads' mean is near 
     out draws where k_a points away from q1, c1 is within 1 % of v_a in 89.5 % of them (s = 20, n = 10), and c2 is v_b
     in all. The reason is that each head asks for one key alone, which leads by s gamma, and not that two outputs are
     averaged: two heads that both ask for both keys jump as one does.
-Measures: The weights of the two heads over many draws of keys, and the spread of the averaged output for this pair of
-    queries, for one head that asks for both, and for two such heads averaged.
+Measures: The weights of the two heads over many draws of keys, whose lengths are drawn evenly over their law, and the
+    spread of the averaged output for this pair of queries, for one head that asks for both, and for two such heads
+    averaged.
 Budget: 5 seconds
 Source: 001 1d
 """
@@ -51,7 +52,9 @@ SMOKE = Setup(draws=20_000)
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = generator(setup.seed)
     mu = torch.eye(setup.width, dtype=torch.float64)[: setup.keys]
-    gamma = 1 + setup.variance**0.5 * torch.randn(setup.draws, generator=draws, dtype=torch.float64)
+    # one draw from each of as many equally likely parts: shares come out to the digits that the law has
+    even = (torch.arange(setup.draws) + torch.rand(setup.draws, generator=draws, dtype=torch.float64)) / setup.draws
+    gamma = 1 + setup.variance**0.5 * torch.special.ndtri(even)
     k = torch.randn(setup.draws, 1, *mu.shape, generator=draws, dtype=torch.float64).mul_(setup.noise**0.5).add_(mu)
     k[:, 0, 0] += (gamma - 1)[:, None] * mu[0]
     one_hot = torch.eye(setup.keys, dtype=torch.float64).expand(setup.draws, 1, -1, -1)

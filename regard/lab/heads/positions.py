@@ -29,10 +29,10 @@ from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.core.positions import Rotary
 from regard.core.scores import alibi
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged, weighed
 from regard.lab.drawing import COLOURS, MARKS, figure
 from regard.lab.fitting import fit
-from regard.lab.repeats import interval
+from regard.lab.repeats import Estimate, interval
 from regard.layers.attention import Attention as AttentionLayer
 from regard.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from regard.layers.initial import constant, fan_in, initialise, normal
@@ -74,7 +74,7 @@ class Setup:
             )
 
 
-SMOKE = Setup(lengths=(16, 48), batch=16, steps=50, repeats=2, trials=16)
+SMOKE = Setup(vocab=5, length=12, lengths=(12, 36), batch=16, steps=50, repeats=3, trials=48)
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
@@ -195,13 +195,17 @@ def _matching(distance: int, attention: Attention, term: Any = None) -> float:
 
 
 def verdict(numbers: Numbers) -> Verdict:
-    relative, absolute, long = numbers["right"]["relative"], numbers["right"]["absolute"], numbers["lengths"][-1]
-    blind = max(relative["none"][0], absolute["none"][0]) < 0.6
-    carried = all(relative[name][0] > 0.9 and relative[name][-1] > 0.8 for name in ("t5", "rotary"))
-    lost = relative["learned"][0] > 0.9 and max(relative[name][-1] for name in ("learned", "alibi")) < 0.6
-    partly = relative["sinusoidal"][-1] < min(relative[name][-1] for name in ("t5", "rotary")) - 0.1
-    named = all(absolute[name][0] > 0.9 for name in ("learned", "sinusoidal"))
-    cannot = all(absolute[name][0] < 0.6 for name in ("alibi", "t5", "rotary"))
+    relative, absolute = (
+        {name: [*map(Estimate, rows, numbers["interval"][task][name])] for name, rows in numbers["right"][task].items()}
+        for task in TASKS
+    )
+    blind = [0.6 - task["none"][0] for task in (relative, absolute)]
+    carried = [relative[name][at] - least for name in ("t5", "rotary") for at, least in ((0, 0.9), (-1, 0.8))]
+    lost = [relative["learned"][0] - 0.9, *(0.6 - relative[name][-1] for name in ("learned", "alibi"))]
+    partly = [relative[name][-1] - relative["sinusoidal"][-1] - 0.1 for name in ("t5", "rotary")]
+    named = [absolute[name][0] - 0.9 for name in ("learned", "sinusoidal")]
+    cannot = [0.6 - absolute[name][0] for name in ("alibi", "t5", "rotary")]
+    long = numbers["lengths"][-1]
     alike = abs(numbers["weight near"] - numbers["weight far"]) < 1e-12
     told = [
         f"{task}: "
@@ -209,8 +213,9 @@ def verdict(numbers: Numbers) -> Verdict:
         for task in TASKS
     ]
     widest = max(max(rows) for task in TASKS for rows in numbers["interval"][task].values())
-    return judged(
-        blind and carried and lost and partly and named and cannot and alike,
+    return weighed(
+        alike,
+        [*blind, *carried, *lost, *partly, *named, *cannot],
         f"Share of right guesses at the trained length {numbers['trained on']} and at new places up to {long} (chance "
         f"{numbers['chance']:.2f}, {numbers['repeats']} seeds, at most ± {widest:.2f}). {'; '.join(told)}. Without "
         f"positions a matching key weighs {numbers['weight near']:.3f} next to the query and "

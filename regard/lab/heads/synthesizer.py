@@ -27,10 +27,10 @@ from regard.core.attend import attend
 from regard.core.kernels import observing
 from regard.core.kernels.call import Call
 from regard.core.masks import window
-from regard.lab.claim import Attention, Numbers, Verdict, judged
+from regard.lab.claim import Attention, Numbers, Verdict, weighed
 from regard.lab.drawing import COLOURS, figure
 from regard.lab.fitting import fit
-from regard.lab.repeats import interval
+from regard.lab.repeats import estimates, interval
 from regard.layers.embeddings import TokenEmbedding
 from regard.layers.initial import constant, fan_in, initialise, normal
 from regard.layers.synthesizer import Synthesizer
@@ -71,7 +71,7 @@ class Setup:
         return 2 * self.pairs
 
 
-SMOKE = Setup(pairs=4, names=8, steps=80, batch=16, repeats=2)
+SMOKE = Setup(pairs=4, names=8, steps=80, batch=16, repeats=3)
 
 
 def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] = Synthesizer) -> Numbers:
@@ -161,16 +161,18 @@ def _weights(model: _Matcher, setup: Setup, attention: Attention) -> tuple[float
 
 
 def verdict(numbers: Numbers) -> Verdict:
-    right, guess, n = numbers["right"], numbers["right by the commonest value"], numbers["length"]
+    right = estimates(numbers["right"], numbers["interval"])
+    guess, n = numbers["right by the commonest value"], numbers["length"]
     moved = numbers["weights moved by other tokens"]
     blind = moved["dense"] == moved["random"] == 0 and moved["dot"] > 0.01
-    cannot = max(right["dense"], right["random"]) < guess + 0.1
+    cannot = [guess + 0.1 - right[part] for part in ("dense", "random")]
     square = all(count == n * n for count in numbers["weights made"].values())
-    told = ", ".join(f"{part} {right[part]:.2f} ± {numbers['interval'][part]:.2f}" for part in PARTS)
-    return judged(
-        blind and cannot and square and right["dot"] > 0.9,
-        f"Partners told right: {told}, by the commonest value {guess:.2f} ({numbers['repeats']} seeds, chance "
-        f"{numbers['chance']:.2f}). Other tokens move a row's weights by {moved['dot']:.2f} (dot), {moved['dense']:g} "
+    told = ", ".join(f"{part} {right[part].share()}" for part in PARTS)
+    return weighed(
+        blind and square,
+        [*cannot, right["dot"] - 0.9],
+        f"Partners told right: {told}, by the commonest value {guess:.0%} ({numbers['repeats']} seeds, chance "
+        f"{numbers['chance']:.0%}). Other tokens move a row's weights by {moved['dot']:.2f} (dot), {moved['dense']:g} "
         f"(dense) and {moved['random']:g} (random); each makes {numbers['weights made']['dense']} weights for {n} "
         "tokens.",
     )

@@ -28,10 +28,10 @@ from regard.base.errors import ConfigError
 from regard.base.numbers import whole
 from regard.base.seeds import generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
+from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged, weighed
 from regard.lab.drawing import COLOURS, MARKS, figure, lines
 from regard.lab.fitting import fit
-from regard.lab.repeats import interval
+from regard.lab.repeats import Estimate, interval
 from regard.layers.attention import Attention as AttentionLayer, merge_heads, split_heads
 from regard.layers.initial import fan_in, initialise, normal
 from regard.models.count import counting_flops
@@ -88,7 +88,7 @@ class Setup:
         return self.values + self.noise + 1  # and one that says start
 
 
-SMOKE = Setup(lengths=(8, 64), distances=(1, 10), steps=60, rate=0.02, repeats=2)
+SMOKE = Setup(lengths=(8, 64), distances=(1, 10), values=6, batch=16, steps=50, rate=0.03, repeats=3)
 
 
 def run(
@@ -294,8 +294,12 @@ def _exchanged(model: Any, setup: Setup, seed: int) -> float:
     return float((logits - model(other, other_target)).abs().max())
 
 
+def _right(numbers: Numbers, kind: str, at: int) -> Estimate:
+    return Estimate(numbers["right"][kind][at], numbers["interval"][kind][at])
+
+
 def verdict(numbers: Numbers) -> Verdict:
-    lengths, distances, right = numbers["lengths"], numbers["distances"], numbers["right"]
+    lengths, distances = numbers["lengths"], numbers["distances"]
     short, long = numbers["shortest way"], numbers["longest way"]
     same = all(len(set(ways["attention"])) == 1 and ways["attention"][0] > 0 for ways in (short, long))
     # at least one operation for each token between
@@ -311,53 +315,44 @@ def verdict(numbers: Numbers) -> Verdict:
         8 * n * d * d for n in lengths
     ]
     alike = max(numbers["parameters"].values()) < 1.25 * min(numbers["parameters"].values())
-    near, far = ({kind: right[kind][at] for kind in KINDS} for at in (0, -1))
+    near, far = ({kind: _right(numbers, kind, at) for kind in KINDS} for at in (0, -1))
     chance = numbers["chance"]
-    learned = min(near.values()) > 0.8 and far["transformer"] > 0.8
-    forgot = far["recurrent"] < chance + 0.2
-    bridged = far["recurrent with attention"] > far["recurrent"] + 0.2
-    told = "; ".join(
-        f"{kind} {near[kind]:.2f} and {far[kind]:.2f} ± {numbers['interval'][kind][-1]:.2f}" for kind in KINDS
-    )
+    learned = [share - 0.8 for share in (*near.values(), far["transformer"])]
+    forgot = chance + 0.2 - far["recurrent"]
+    bridged = far["recurrent with attention"] - far["recurrent"] - 0.2
+    told = "; ".join(f"{kind} {near[kind].share()} and {far[kind].share()}" for kind in KINDS)
     ways = {kind: f"{several[0]} and {several[-1]}" for kind, several in short.items()}
-    return judged(
-        same
-        and grows
-        and reached
-        and costs
-        and alike
-        and taken["attention"] < taken["recurrent"]
-        and learned
-        and forgot
-        and bridged,
+    return weighed(
+        same and grows and reached and costs and alike and taken["attention"] < taken["recurrent"],
+        [*learned, forgot, bridged],
         f"Between the first token and the last output of {lengths[0]} and {lengths[-1]} tokens stand "
         f"{ways['attention']} operations with attention, {ways['recurrent']} in a recurrent layer; of width {d} they "
         f"take {taken['attention'] * 1e3:.2f} and {taken['recurrent'] * 1e3:.2f} ms for all lengths. A token told "
-        f"after {distances[0]} and after {distances[-1]} others (chance {chance:.2f}, {numbers['repeats']} seeds): "
+        f"after {distances[0]} and after {distances[-1]} others (chance {chance:.0%}, {numbers['repeats']} seeds): "
         f"{told}.",
     )
 
 
 def _new_with_transformers(numbers: Numbers) -> Verdict:
-    near, gap = numbers["right"]["recurrent"][0], numbers["difference once encodings are exchanged"]["recurrent"]
-    return judged(
-        near < numbers["chance"] + 0.2 or gap > 1e-6,
-        f"A recurrent encoder and decoder tell {near:.0%} right after noise of length {numbers['distances'][0]}, and "
-        f"all that decoder knows of the source is its encoding: given another source's, it is {gap:g} off what it says "
-        "of that one.",
+    near, gap = _right(numbers, "recurrent", 0), numbers["difference once encodings are exchanged"]["recurrent"]
+    sentence = (
+        f"A recurrent encoder and decoder tell {near.share()} right after noise of length {numbers['distances'][0]}, "
+        f"and all that decoder knows of the source is its encoding: given another source's, it is {gap:g} off what it "
+        "says of that one."
     )
+    return judged(True, sentence) if gap > 1e-6 else weighed(True, [numbers["chance"] + 0.2 - near], sentence)
 
 
 def _without_attention(numbers: Numbers) -> Verdict:
     kind = "recurrent with attention"
     calls, weight = numbers["attention calls"][kind], numbers["weight of the token to tell"][kind]
-    with_it, without = (numbers["right"][each][-1] for each in (kind, "recurrent"))
-    return judged(
-        calls == 0 or with_it < without + 0.1,
+    with_it, without = (_right(numbers, each, -1) for each in (kind, "recurrent"))
+    sentence = (
         f"A recurrent decoder that asks for attention {calls} time a token gives {weight:.2f} of it to the token to "
-        f"tell, and tells {with_it:.0%} right after {numbers['distances'][-1]} tokens of noise; without attention it "
-        f"is {without:.0%}.",
+        f"tell, and tells {with_it.share()} right after {numbers['distances'][-1]} tokens of noise; without attention "
+        f"it is {without.share()}."
     )
+    return judged(True, sentence) if calls == 0 else weighed(True, [without + 0.1 - with_it], sentence)
 
 
 SHEET = (

@@ -24,10 +24,10 @@ from torch.nn import functional
 
 from regard.base.numbers import whole
 from regard.base.seeds import generator
-from regard.lab.claim import Numbers, Sheet, Verdict, judged
+from regard.lab.claim import Numbers, Sheet, Verdict, weighed
 from regard.lab.drawing import COLOURS, figure
 from regard.lab.fitting import fit
-from regard.lab.repeats import interval
+from regard.lab.repeats import Estimate, estimates, interval
 from regard.layers.initial import constant, fan_in, initialise, normal
 from regard.models.bert import BERT, BERTConfig
 
@@ -84,7 +84,7 @@ class Setup:
         return self.kinds * (self.nouns + 1) + 2 * self.verbs
 
 
-SMOKE = Setup(kinds=2, nouns=1, verbs=2, batch=6, steps=110, rate=0.01, trials=300, repeats=2)
+SMOKE = Setup(kinds=2, nouns=1, verbs=2, batch=6, steps=110, rate=0.01, trials=300, repeats=3)
 
 
 class Examples(NamedTuple):
@@ -212,31 +212,35 @@ def _told(model: Any, given: Examples) -> tuple[Tensor, Tensor]:
 
 
 def verdict(numbers: Numbers) -> Verdict:
-    right, same, spread = numbers["right"], numbers["right by one answer"], numbers["interval"]
-    learned = all(right[task] > same[task] + 0.2 for task in (*FREE, LABELLED))
-    nothing = abs(right[UNLABELLED] - 0.5) < 0.1
+    right, same = estimates(numbers["right"], numbers["interval"]), numbers["right by one answer"]
+    learned = [right[task] - same[task] - 0.2 for task in (*FREE, LABELLED)]
+    nothing = [right[UNLABELLED] - 0.4, 0.6 - right[UNLABELLED]]
     generative = [task for task in TASKS if numbers["choices"][task] == numbers["words"]]
-    told = ", ".join(f"{task} {right[task]:.2f} ± {spread[task]:.2f} ({same[task]:.2f})" for task in TASKS)
-    return judged(
-        learned and nothing and generative == [WORDS],
+    told = ", ".join(f"{task} {right[task].share()} against {same[task]:.0%}" for task in TASKS)
+    return weighed(
+        generative == [WORDS],
+        [*learned, *nothing],
         f"Right on fresh text, and with one answer for all: {told}; {numbers['repeats']} seeds. Hidden words are "
         f"chosen out of {numbers['words']}, the other answers out of 2.",
     )
 
 
 def _logic_without_labels(numbers: Numbers) -> Verdict:
-    right = numbers["right"][UNLABELLED]
-    return judged(
-        right > 0.6, f"With the answers that a text without labels has, logic is told right in {right:.2f} of pairs."
+    right = Estimate(numbers["right"][UNLABELLED], numbers["interval"][UNLABELLED])
+    return weighed(
+        True,
+        [right - 0.6],
+        f"With the answers that a text without labels has, logic is told right in {right.share()} of pairs.",
     )
 
 
 SHEET = (
     Sheet(
         source="003 12.6",
-        says="Logical inference between sentences can be used to pre-train a language model on plain text.",
+        says="Telling whether one sentence follows from another by logic is a task to pre-train on.",
         verdict=_logic_without_labels,
-        right="It needs somebody's labels. The order of sentences, or of words, is in the text itself.",
+        right="Pre-training has text and no labels, and this needs somebody's. The order of sentences, or of words, is "
+        "in the text itself.",
     ),
 )
 

@@ -22,10 +22,10 @@ from torch.nn import functional
 
 from regard.base.numbers import whole
 from regard.base.seeds import generator
-from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.drawing import figure, heat
 from regard.lab.fitting import fit
-from regard.lab.repeats import interval
+from regard.lab.repeats import Estimate, interval
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.see.watch import watch
 
@@ -76,7 +76,9 @@ def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transfor
         before.append(_looked_at(model, setup, seed + 500))
         _train(model, setup, seed)
         after.append(_looked_at(model, setup, seed + 500))
-    reversed_mass = [each["cross mass on the reversed order"] for each in after]
+    order = "cross mass on the reversed order"
+    reversed_mass = [each[order] for each in after]
+    gained = [late[order] - early[order] for early, late in zip(before, after, strict=True)]
     return {
         "length": setup.length,
         "repeats": setup.repeats,
@@ -92,10 +94,14 @@ def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transfor
         "encoder's first row moved by the last source token": min(each["encoder moved"] for each in after),
         "logits moved by the source": min(each["logits moved by the source"] for each in after),
         "earlier logits moved by the last target token": max(each["earlier logits moved"] for each in before + after),
-        "cross mass on the reversed order before": fmean(each["cross mass on the reversed order"] for each in before),
+        "cross mass on the reversed order before": fmean(each[order] for each in before),
         "cross mass on the reversed order": fmean(reversed_mass),
         "interval": interval(reversed_mass),
+        "gained by training": fmean(gained),
+        "interval of gain": interval(gained),
         "rows whose largest cross weight is there": fmean(each["rows at the reversed order"] for each in after),
+        "interval of rows": interval([each["rows at the reversed order"] for each in after]),
+        "interval of right": interval([each["right"] for each in after]),
         "maps": after[0]["maps"],
     }
 
@@ -167,21 +173,21 @@ def verdict(numbers: Numbers) -> Verdict:
     reached = min(moved, numbers["logits moved by the source"]) > 1e-4
     later = numbers["earlier logits moved by the last target token"]
     masked = pairs["decoder"] == [n * (n + 1) // 2] and above["decoder"] == [0.0, 0.0] and later == 0.0
-    first, mass, spread = (
-        numbers[name]
-        for name in ("cross mass on the reversed order before", "cross mass on the reversed order", "interval")
-    )
-    rows = numbers["rows whose largest cross weight is there"]
-    crossing = mass - spread > first + 0.2 and mass > 0.5 and rows > 0.9
+    first = numbers["cross mass on the reversed order before"]
+    mass = Estimate(numbers["cross mass on the reversed order"], numbers["interval"])
+    gained = Estimate(numbers["gained by training"], numbers["interval of gain"])
+    rows = Estimate(numbers["rows whose largest cross weight is there"], numbers["interval of rows"])
+    right = Estimate(numbers["right"], numbers["interval of right"])
     shown = {name: " or ".join(map(str, found)) for name, found in pairs.items()}
-    return judged(
-        all_seen and reached and masked and crossing and numbers["right"] > 0.95,
+    return weighed(
+        all_seen and reached and masked,
+        [gained - 0.2, mass - 0.5, rows - 0.9, right - 0.95],
         f"Of {n * n} pairs the encoder uses {shown['encoder']} and the decoder {shown['decoder']}; at least "
         f"{above['encoder'][0]:.2f} of the encoder's mass lies above the diagonal and at most {above['decoder'][1]:g} "
         f"of the decoder's. The last source token moves the encoder's first row by {moved:.2g} or more, the last "
-        f"target token earlier logits by {later:g}. The reversed order has {first:.2f} of the cross attention before "
-        f"training and {mass:.2f} ± {spread:.2f} after ({numbers['repeats']} seeds), the largest weight in {rows:.0%} "
-        f"of rows, and {numbers['right']:.0%} of tokens are right.",
+        f"target token earlier logits by {later:g}. The reversed order has {first:.0%} of the cross attention before "
+        f"training and {mass.share()} after ({numbers['repeats']} seeds), the largest weight in {rows.share()} of "
+        f"rows, and {right.share()} of tokens are right.",
     )
 
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from regard.base.numbers import whole
 from regard.data.biographies import ENDINGS, Biographies, Question, biographies, customary
 from regard.data.corruption import PAD, encoded, prompt
-from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.drawing import COLOURS, figure, lines
-from regard.lab.repeats import interval
+from regard.lab.repeats import Estimate, interval
 from regard.lab.transformers.pretraining_knowledge import Reader, Training
 from regard.models.generation import Text, generate
 from regard.models.gpt import GPT, GPTConfig
@@ -36,6 +36,7 @@ MATHS = (
     r"\mathrm{accuracy}(c) = \frac{\mathrm{right}}{\mathrm{answered}}, \mathrm{confidence} \ge c"
 )
 COVERAGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+FEW = 2  # the coverage that all answers are compared with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Setup:
     tellings: int = 10
     telling: float = 0.9
     training: Training = field(default_factory=lambda: Training(questions=0.1))
-    repeats: int = 3
+    repeats: int = 7
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ SMOKE = Setup(
     places=8,
     telling=0.8,
     training=Training(width=48, batch=8, steps=105, rate=0.012, questions=0.1, salient=True),
-    repeats=2,
+    repeats=3,
 )
 
 
@@ -97,8 +98,8 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT, writer: Callable[..
         reader = Reader.trained(world, setup.training, seed, gpt)
         known = _answers(reader, world.evaluation, writer)
         strange = _answers(reader, world.strangers, writer)
-        rows.append(_told(known, strange, world))
         curves.append(_curve(known, strange))
+        rows.append(_told(known, strange, world) | {"gained by silence": curves[-1][FEW] - curves[-1][-1]})
     return {
         "repeats": setup.repeats,
         "telling": setup.telling,
@@ -127,6 +128,7 @@ def _told(known: Sequence[Answer], strange: Sequence[Answer], world: Biographies
     commonest, _ = Counter(person.place for person in world.people[: len(world.training) * 2]).most_common(1)[0]
     right = [answer for answer in (*known, *strange) if answer.right]
     wrong = [answer for answer in (*known, *strange) if not answer.right]
+    sure, unsure = (fmean(answer.confidence for answer in several) for several in (known, strange))
     return {
         "known right": fmean(answer.right for answer in known),
         "strangers right": fmean(answer.right for answer in strange),
@@ -134,8 +136,11 @@ def _told(known: Sequence[Answer], strange: Sequence[Answer], world: Biographies
         "strangers given what their ending says": fmean(_by_custom(answer, world) for answer in strange),
         "by chance": 1 / len(ENDINGS),
         "strangers given the commonest place": fmean(answer.said == commonest for answer in strange),
-        "confidence with known": fmean(answer.confidence for answer in known),
-        "confidence with strangers": fmean(answer.confidence for answer in strange),
+        "confidence with known": sure,
+        "confidence with strangers": unsure,
+        # differences seed by seed, which vary less than what they are between
+        "surer with known": sure - unsure,
+        "surer than right with strangers": unsure - fmean(answer.right for answer in strange),
         "right is surer than wrong": _separated(right, wrong),
     }
 
@@ -163,29 +168,32 @@ def _curve(known: Sequence[Answer], strange: Sequence[Answer]) -> list[float]:
 
 
 def verdict(numbers: Numbers) -> Verdict:
-    answered = numbers["strangers given a place"]
-    by_form, chance = numbers["strangers given what their ending says"], numbers["by chance"]
-    known, strange = numbers["known right"], numbers["strangers right"]
-    sure, unsure = numbers["confidence with known"], numbers["confidence with strangers"]
-    few, every = numbers["accuracy by coverage"][2], numbers["accuracy by coverage"][-1]
-    holds = (
-        answered > 0.75
-        and by_form > 1.8 * chance
-        and known > strange + 0.2
-        and strange < 0.5
-        and sure > unsure > strange + 0.1
-        and numbers["right is surer than wrong"] > 0.65
-        and few > every + 0.1
-    )
-    return judged(
-        holds,
-        f"Strangers get a place in {answered:.0%} of answers, right in {strange:.0%} ± "
-        f"{100 * numbers['interval']['strangers right']:.0f}, and people read of in {known:.0%}; {by_form:.0%} fit the "
-        f"ending of the name ({chance:.0%} by chance), {numbers['strangers given the commonest place']:.0%} are the "
-        f"commonest place. Confidence is {unsure:.2f} with strangers and {sure:.2f} with the others; a right answer is "
-        f"surer than a wrong one in "
-        f"{numbers['right is surer than wrong']:.0%}. All answered, {every:.0%} are right; of the surest "
-        f"{numbers['coverages'][2]:.0%}, {few:.0%} ({numbers['repeats']} seeds).",
+    def told(name: str) -> Estimate:
+        return Estimate(numbers[name], numbers["interval"][name])
+
+    answered, by_form = told("strangers given a place"), told("strangers given what their ending says")
+    known, strange, chance = told("known right"), told("strangers right"), numbers["by chance"]
+    sure, unsure = told("confidence with known"), told("confidence with strangers")
+    surer, gained = told("right is surer than wrong"), told("gained by silence")
+    few, every = numbers["accuracy by coverage"][FEW], numbers["accuracy by coverage"][-1]
+    return weighed(
+        True,
+        [
+            answered - 0.5,
+            by_form - chance,
+            known - strange - 0.2,
+            0.5 - strange,
+            told("surer with known"),
+            told("surer than right with strangers"),
+            surer - 0.5,
+            gained,
+        ],
+        f"Strangers get a place in {answered.share()} of answers, right in {strange.share()}, and people read of in "
+        f"{known.share()}; {by_form.share()} fit the ending of the name ({chance:.0%} by chance), "
+        f"{numbers['strangers given the commonest place']:.0%} are the commonest place. Confidence is "
+        f"{unsure.share()} with strangers and {sure.share()} with the others; a right answer is surer than a wrong one "
+        f"in {surer.share()}. All answered, {every:.0%} are right; of the surest {numbers['coverages'][FEW]:.0%}, "
+        f"{few:.0%} ({numbers['repeats']} seeds).",
     )
 
 

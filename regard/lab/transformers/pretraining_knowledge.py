@@ -26,10 +26,10 @@ from regard.base.numbers import real, whole
 from regard.base.seeds import generator
 from regard.data.biographies import Biographies, Question, biographies
 from regard.data.corruption import IGNORED, PHRASE, Gapped, alphabet, asked, batch, corrupted
-from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.drawing import COLOURS, figure
 from regard.lab.fitting import fit
-from regard.lab.repeats import interval
+from regard.lab.repeats import estimates, interval
 from regard.layers.initial import constant, fan_in, initialise, normal
 from regard.models.gpt import GPT, GPTConfig
 
@@ -86,11 +86,11 @@ class Setup:
 
 
 SMOKE = Setup(
-    people=10,
+    people=8,
     strangers=12,
     places=12,
-    training=Training(width=48, depth=1, batch=16, steps=80, rate=0.01, questions=0.1, salient=True),
-    repeats=2,
+    training=Training(width=48, depth=1, batch=16, steps=70, rate=0.01, questions=0.1, salient=True),
+    repeats=3,
 )
 
 
@@ -124,6 +124,7 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
         "right": {name: fmean(shares) for name, shares in right.items()},
         "interval": {name: interval(shares) for name, shares in right.items()},
         "right in training": {name: fmean(shares) for name, shares in trained_on.items()},
+        "interval in training": {name: interval(shares) for name, shares in trained_on.items()},
         "facts in texts alone": fmean(only_in_texts),
     }
 
@@ -220,17 +221,19 @@ def _only_in_texts(world: Biographies) -> float:
 
 
 def verdict(numbers: Numbers) -> Verdict:
-    right, by_heart = numbers["right"], numbers["right in training"]
-    known = right["read"] > 0.6 and right["read"] > right["not read"] + 0.4
-    guessed = right["not read"] < right["commonest"] + 0.2
-    unknown = right["read"] > right["strangers"] + 0.4
-    told = {name: f"{right[name]:.0%} ± {100 * numbers['interval'][name]:.0f}" for name in right}
-    return judged(
-        known and guessed and unknown and min(by_heart.values()) > 0.8 and numbers["facts in texts alone"] == 1.0,
+    right = estimates(numbers["right"], numbers["interval"])
+    by_heart = estimates(numbers["right in training"], numbers["interval in training"])
+    known = [right["read"] - 0.6, right["read"] - right["not read"] - 0.4]
+    guessed = right["commonest"] + 0.2 - right["not read"]
+    unknown = right["read"] - right["strangers"] - 0.4
+    told = {name: share.share() for name, share in right.items()}
+    return weighed(
+        numbers["facts in texts alone"] == 1.0,
+        [*known, guessed, unknown, *(share - 0.8 for share in by_heart.values())],
         f"Questions about people never asked about in training are answered right for {told['read']} after reading and "
         f"{told['not read']} without ({numbers['repeats']} seeds), though those of training are for "
-        f"{by_heart['read']:.0%} and {by_heart['not read']:.0%}; the commonest place is right for {told['commonest']}. "
-        f"About strangers the reader is right for {told['strangers']}.",
+        f"{by_heart['read'].mean:.0%} and {by_heart['not read'].mean:.0%}; the commonest place is right for "
+        f"{told['commonest']}. About strangers the reader is right for {told['strangers']}.",
     )
 
 

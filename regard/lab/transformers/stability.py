@@ -26,10 +26,10 @@ from torch.nn import functional
 
 from regard.base.numbers import whole
 from regard.base.seeds import generator
-from regard.lab.claim import Numbers, Verdict, judged
+from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.drawing import COLOURS, figure, lines
 from regard.lab.fitting import fit
-from regard.lab.repeats import interval
+from regard.lab.repeats import Estimate, estimates, interval
 from regard.layers.attention import Attention
 from regard.layers.blocks import Block, through
 from regard.layers.embeddings import LearnedPositions, TokenEmbedding
@@ -67,6 +67,7 @@ TRAINED = {
     "norm first, no warm-up": Design(order="pre", warm_up=False),
 }
 LACKING = ("no sums", "no norms", "no scale", "no warm-up")
+WHOLE = ("all four", "norm first, no warm-up")
 # the learning rate is nothing that the start could show
 AT_THE_START = {
     "all four": Design(),
@@ -104,7 +105,7 @@ class Setup:
         whole("length", self.length, 2, "tokens, which are compared")
 
 
-SMOKE = Setup(letters=4, length=3, depth=5, batch=8, steps=36, rate=0.01, warm_up=18, repeats=2)
+SMOKE = Setup(letters=4, length=3, depth=5, batch=8, steps=46, rate=0.01, warm_up=22, repeats=3)
 
 
 def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[..., Any] = Block) -> Numbers:
@@ -115,6 +116,13 @@ def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[...
         for name, design in AT_THE_START.items()
     }
     losses = {name: [_trained(setup, design, layer, block, seed) for seed in seeds] for name, design in TRAINED.items()}
+    times = {
+        whole: {
+            name: [math.log(loss / least) for loss, least in zip(losses[name], losses[whole], strict=True)]
+            for name in LACKING
+        }
+        for whole in WHOLE
+    }
     return {
         "depth": setup.depth,
         "deep": setup.deep,
@@ -129,6 +137,13 @@ def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[...
         "largest weight": {name: fmean(start["largest"] for start in several) for name, several in starts.items()},
         "loss": {name: fmean(several) for name, several in losses.items()},
         "interval": {name: interval(several) for name, several in losses.items()},
+        # seed by seed: how many times that of a whole design, of which losses differ by orders of magnitude
+        "logarithm of times the loss": {
+            whole: {name: fmean(several) for name, several in times[whole].items()} for whole in WHOLE
+        },
+        "interval of logarithm": {
+            whole: {name: interval(several) for name, several in times[whole].items()} for whole in WHOLE
+        },
         # seed by seed: how much worse than with all four, at the least
         "loss added, at least": {
             name: min(loss - best for loss, best in zip(losses[name], losses["all four"], strict=True))
@@ -231,20 +246,32 @@ def verdict(numbers: Numbers) -> Verdict:
         and largest["no scale"] > 1.5 * largest["all four"]
         and fmean(gradients["norm first"]) < 0.7 * fmean(gradients["all four"])
     )
-    loss, spread = numbers["loss"], numbers["interval"]
-    needed = all(loss[name] > 3 * loss["all four"] and numbers["loss added, at least"][name] > 0 for name in LACKING)
-    free = 3 * loss["norm first, no warm-up"] < min(loss[name] for name in LACKING)
-    told = ", ".join(f"{name} {loss[name]:.2f} ± {spread[name]:.2f}" for name in TRAINED)
-    return judged(
-        start and needed and free,
+    worse = all(numbers["loss added, at least"][name] > 0 for name in LACKING)
+    times = {
+        whole: estimates(numbers["logarithm of times the loss"][whole], numbers["interval of logarithm"][whole])
+        for whole in WHOLE
+    }
+    told = ", ".join(
+        f"{name} {numbers['loss'][name]:.2f}" + (f" ({_span(times['all four'][name])})" if name in LACKING else "")
+        for name in TRAINED
+    )
+    return weighed(
+        start and worse,
+        [many - math.log(3) for whole in WHOLE for many in times[whole].values()],
         f"Loss after {numbers['steps']} steps of {numbers['depth']} blocks ({numbers['repeats']} seeds, a guess has "
-        f"{numbers['loss of a guess']:.2f}): {told}. At the start of {numbers['deep']} blocks the largest gradient of "
-        f"one is {usual:.1f} with all four and {grown:.0f} without norms; without norms and sums the first block has "
+        f"{numbers['loss of a guess']:.2f}; in brackets how many times that with all four): {told}. At the "
+        f"start of {numbers['deep']} blocks the largest gradient of one is {usual:.1f} with all four and {grown:.0f} "
+        "without norms; without norms and sums the first block has "
         f"{faded:.0e} of the last one's. Tokens at the top have a cosine of {alike['all four']:.2f}, without sums "
         f"{alike['no sums']:.3f}; the largest weight of a row is {largest['all four']:.2f}, without scale "
         f"{largest['no scale']:.2f}. With the norm first the mean gradient of a block is "
         f"{fmean(gradients['norm first']):.1f}, after each sum {fmean(gradients['all four']):.1f}.",
     )
+
+
+def _span(logarithm: Estimate) -> str:
+    low, high = (math.exp(logarithm.mean + half) for half in (-logarithm.half, logarithm.half))
+    return f"{low:.2g} to {high:.2g}"
 
 
 def draw(numbers: Numbers) -> "Figure":
