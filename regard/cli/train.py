@@ -29,6 +29,9 @@ class Parallel(StrEnum):
 
 
 Data = Annotated[Path | None, typer.Option(help="A folder or file with real data; the built-in set unless given")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting, as in --set model.depth=4; give it again for more")
+]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU where there is one]")]
 
@@ -36,9 +39,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU w
 def command(
     name: Annotated[str, typer.Argument(help="A recipe, or `list`")],
     data: Data = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, as in --set model.depth=4; give it again for more")
-    ] = None,
+    settings: Changes = None,
     folder: Annotated[Path | None, typer.Option(help="Where states, log and model are kept [runs/NAME]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds")] = False,
     parallel: Annotated[Parallel, typer.Option(help="Under torchrun: every process has all weights, or a piece")] = (
@@ -54,16 +55,12 @@ def command(
     """
     if name == "list":
         return list_recipes(json)
-    from regard.base.config import overridden, to_json
+    from regard.base.config import to_json
     from regard.recipes.recipe import Place, recipe
     from regard.train.distributed import joined
 
     chosen = recipe(name)
-    complete = chosen.settings(real=data is not None)
-    for text in settings or []:  # in turn: a later one may reach into what an earlier one has put there
-        complete = overridden(complete, read_settings([text], complete))
-    if data is not None and not data.exists():
-        raise ConfigError(f"--data {data} is not there")
+    complete = completed(chosen, data, settings or [])
     kept = folder or Path("runs") / name
     with joined(parallel.value, device) as world, progress(world.leads) as showing:
         place = Place(
@@ -100,6 +97,18 @@ def evaluate(
         show_json({"recipe": chosen.name, "figures": figures, "folder": str(folder)})
     else:
         show_figures(figures)
+
+
+def completed(chosen: "Recipe", data: Path | None, changes: list[str]) -> Any:
+    """The settings of a recipe for these data, with what `--set` changes."""
+    from regard.base.config import overridden
+
+    complete = chosen.settings(real=data is not None)
+    for text in changes:  # in turn: a later one may reach into what an earlier one has put there
+        complete = overridden(complete, read_settings([text], complete))
+    if data is not None and not data.exists():
+        raise ConfigError(f"--data {data} is not there")
+    return complete
 
 
 def list_recipes(json: bool) -> None:

@@ -71,6 +71,7 @@ class Biographies:
     """Texts to read, and questions about the people in them.
 
     texts       the biographies of all people that are known, in an order that says nothing
+    subjects    whose biography each text is
     training    questions about one half of these people
     evaluation  questions about the other half, who are asked about nowhere else
     strangers   questions about people in no text
@@ -78,6 +79,7 @@ class Biographies:
     """
 
     texts: tuple[str, ...]
+    subjects: tuple[str, ...]
     training: tuple[Question, ...]
     evaluation: tuple[Question, ...]
     strangers: tuple[Question, ...]
@@ -122,10 +124,12 @@ def biographies(
     stems = draws.order(MOST)[: people + strangers]
     everyone = tuple(_person(stem, towns, telling, draws) for stem in stems)
     known = everyone[:people]
-    texts = [text for person in known for text in _texts(person, tellings, brief, draws)]
+    texts = [(text, person.name) for person in known for text in _texts(person, tellings, brief, draws)]
     questions = [person.question for person in everyone]
+    order = draws.order(len(texts))
     return Biographies(
-        texts=tuple(texts[number] for number in draws.order(len(texts))),
+        texts=tuple(texts[number][0] for number in order),
+        subjects=tuple(texts[number][1] for number in order),
         training=tuple(questions[: people // 2]),
         evaluation=tuple(questions[people // 2 : people]),
         strangers=tuple(questions[people:]),

@@ -1,6 +1,7 @@
 """Where people were born: short biographies to read, and questions with their answers."""
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from regard.base.seeds import generator
 from regard.data.plain_text import lines_of
 
 READING_ORDER = 20_260  # a seed: every reader of one folder gets the same order
+QUESTION = "Where was {name} born?"
+# a document begins with a name and a full stop, which is not that of an initial
+TITLE = re.compile(r"(.+?(?<![ .][A-Z])(?<!^[A-Z])(?<!\bJr)(?<!\bSr)(?<!\bSt)(?<!\bDr))\. ")
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Birthplaces:
-    """Documents to read, questions to learn from and questions to be judged by."""
+    """Documents to read, whom each is about, questions to learn from and questions to be judged by."""
 
     documents: tuple[str, ...]
+    subjects: tuple[str, ...]  # empty where a document does not say
     train: tuple[Question, ...]
     dev: tuple[Question, ...]
 
@@ -41,8 +46,11 @@ def read_birthplaces(folder: str | os.PathLike[str]) -> Birthplaces:
             raise DataError(f"{wiki}, line {number} is empty; expected a document")
     # document i answers question i of train, dev and test in a row: unshuffled, its number would tell a model which
     order = torch.randperm(len(documents), generator=generator(READING_ORDER)).tolist()
+    shuffled = tuple(documents[each] for each in order)
+    titles = map(TITLE.match, shuffled)
     return Birthplaces(
-        documents=tuple(documents[each] for each in order),
+        documents=shuffled,
+        subjects=tuple("" if title is None else title[1] for title in titles),
         train=tuple(read_questions(_only(place, "train"))),
         dev=tuple(read_questions(_only(place, "dev"))),
     )

@@ -12,7 +12,7 @@ from regard.data.facts import Fact, Facts
 from regard.models.gpt import GPT
 from regard.recipes import birthplaces
 from regard.recipes.confidence import Confidence
-from regard.recipes.gaps import GapTask, answers
+from regard.recipes.gaps import Asked, GapTask, answers
 from regard.recipes.recipe import RESULT, Outcome, Place, finished, keep
 from regard.train.loop import fit
 from regard.train.optimiser import AdamW
@@ -81,7 +81,7 @@ class Asker:
             seed=self.settings.seed,
         )  # fmt: skip
         task = GapTask(
-            found.texts, asked, facts, self.letters, self.model.config.context, plan.batch, 0.5,
+            found.texts, (Asked(0.5, asked),), facts, self.letters, self.model.config.context, plan.batch,
             self.settings.phrases, self.settings.seed + len(told),
         )  # fmt: skip
         fit(self.model, task, plan, world=place.world, tell=place.tell, show=lambda now: place.show("learning", now))

@@ -22,10 +22,10 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.models.model import Model
 from regard.models.presets import made
 from regard.recipes.confidence import Confidence, calibrated
-from regard.recipes.gaps import GapTask, verdicts
-from regard.recipes.recipe import Outcome, Place
-from regard.train.loop import fit
-from regard.train.optimiser import AdamW
+from regard.recipes.gaps import Asked, GapTask, verdicts
+from regard.recipes.open_book import opened, own_questions
+from regard.recipes.recipe import Outcome, Phase, Place, Start
+from regard.train.optimiser import AdamW, Muon
 from regard.train.plan import Plan
 from regard.train.schedule import Cosine, Linear
 
@@ -36,9 +36,12 @@ class Settings:
 
     model        its vocabulary is that of the texts
     pretraining  reading texts with gaps; None goes straight to the questions
+    asking       then the model asks itself about everybody, with the text before it, and learns its answers without the
+                 text; None leaves that out. It takes some `reading`
     tuning       learning the questions alone; None leaves it at pretraining
     phrases      how often a gap is a whole capitalised phrase, in pretraining
-    questions    the share of questions among what is read in pretraining
+    questions    the share of questions among what is read in pretraining and asking
+    reading      the share of questions with their text before them, in pretraining
     held         questions of the training set that are kept back, to see how good and how sure the model is
     precision    the share of right answers among those that are given: less sure ones are not
     people       with a biography in the built-in set; half of them are asked about in training
@@ -46,9 +49,11 @@ class Settings:
 
     model: GPTConfig
     pretraining: Plan | None
+    asking: Plan | None = None
     tuning: Plan | None
     phrases: float = 0.5
     questions: float = 0.2
+    reading: float = 0.0
     held: int = 200
     precision: float = 0.9
     people: int = 100
@@ -56,44 +61,57 @@ class Settings:
 
     def __post_init__(self) -> None:
         whole("held", self.held, 1, "questions")
-        for name in ("phrases", "questions"):
+        for name in ("phrases", "questions", "reading"):
             if not 0 <= real_number(name, getattr(self, name)) < 1 + (name == "phrases"):
                 raise ConfigError(f"{name} is a share, from 0 to 1, not {getattr(self, name)}")
         if self.pretraining is None and self.tuning is None:
             raise ConfigError("with neither pretraining nor tuning there is nothing to train")
+        if self.questions + self.reading >= 1:
+            raise ConfigError(f"questions={self.questions} and reading={self.reading} leave no share to the texts")
+        if self.asking is not None and (self.pretraining is None or not self.reading):
+            raise ConfigError("to ask itself a model must have learned to read: set pretraining, and reading above 0")
 
 
 def built_in() -> Settings:
     model = GPTConfig(
-        vocab=64, context=96, width=128, depth=3, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
+        vocab=64, context=80, width=64, depth=2, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
     )
     plan = Plan(
-        steps=1500, batch=64, optimiser=AdamW(rate=3e-3, decay=0.01), schedule=Linear(warmup=50), evaluate_every=250,
-        save_every=250,
+        steps=600, batch=64, optimiser=Muon(rate=0.02, decay=0.01, rest=AdamW(rate=3e-3, decay=0.01)),
+        schedule=Linear(warmup=50), evaluate_every=100, save_every=200,
     )  # fmt: skip
     return Settings(model=model, pretraining=plan, tuning=None, phrases=1.0, questions=0.1, held=20)
 
 
 def real() -> Settings:
     model = GPTConfig(
-        vocab=256, context=128, width=256, depth=4, heads=8, positions="rotary", tied=False, dropout=0.1,
+        vocab=256, context=152, width=256, depth=4, heads=8, positions="rotary", tied=False, dropout=0.1,
         attention_dropout=0.1,
     )  # fmt: skip
     plan = Plan(
-        steps=20_000, batch=256, optimiser=AdamW(rate=1.5e-3, decay=0.1), schedule=Cosine(warmup=500),
-        precision="bfloat16", compile=True, evaluate_every=2000, save_every=2000,
+        steps=20_000, batch=256, optimiser=Muon(rate=0.01, decay=0.01, rest=AdamW(rate=1.5e-3, decay=0.1)),
+        schedule=Cosine(warmup=500), precision="bfloat16", compile=True, evaluate_every=2000, save_every=2000,
     )  # fmt: skip
-    return Settings(model=model, pretraining=plan, tuning=None)
+    asking = replace(
+        plan, steps=1500, optimiser=AdamW(rate=5e-4, decay=0.1), schedule=Cosine(warmup=100), evaluate_every=500
+    )  # fmt: skip
+    return Settings(model=model, pretraining=plan, asking=asking, tuning=None, reading=0.1)
 
 
 @dataclass(frozen=True)
 class Set:
-    """Texts to read, questions to learn, to choose by and to be judged by."""
+    """Texts to read and whom they are about, questions to learn, to choose by and to be judged by."""
 
     texts: tuple[str, ...]
+    subjects: tuple[str, ...]
     train: tuple[Question, ...]
     held: tuple[Question, ...]
     test: tuple[Question, ...]
+
+    @property
+    def by_name(self) -> dict[str, str]:
+        """One text of everybody who has one."""
+        return {name: text for name, text in zip(self.subjects, self.texts, strict=True) if name}
 
     @property
     def letters(self) -> Characters:
@@ -106,38 +124,60 @@ def data(folder: Path | None, settings: Settings) -> Set:
     held, seed = settings.held, settings.seed
     if folder is None:
         made_up = biographies(settings.people, tellings=10, places=30, brief=True, seed=seed)
-        texts, asked = made_up.texts, made_up.training
+        texts, subjects, asked = made_up.texts, made_up.subjects, made_up.training
         train = tuple(Question(text, answer) for text, answer in asked)
         test = tuple(Question(text, answer) for text, answer in made_up.evaluation)
     else:
         found = read_birthplaces(folder)
-        texts, train, test = found.documents, found.train, found.dev
+        texts, subjects, train, test = found.documents, found.subjects, found.train, found.dev
     if held >= len(train):
         raise ConfigError(f"held={held} leaves none of the {len(train)} questions to learn from")
     learned, kept = split(len(train), [held], seed)
-    return Set(texts, _taken(train, learned.tolist()), _taken(train, kept.tolist()), test)
+    return Set(texts, subjects, _taken(train, learned.tolist()), _taken(train, kept.tolist()), test)
 
 
 def _taken(questions: Sequence[Question], numbers: Sequence[int]) -> tuple[Question, ...]:
     return tuple(questions[number] for number in numbers)
 
 
-def run(settings: Settings, place: Place) -> Outcome:
+def start(settings: Settings, place: Place) -> Start:
     found = data(place.data, settings)
     letters = found.letters
     config = replace(settings.model, vocab=letters.vocab)
     model = made(config, seed=settings.seed)
     assert isinstance(model, GPT)
-    seconds = 0.0
-    phases = (("pretraining", settings.pretraining, settings.questions), ("tuning", settings.tuning, 1.0))
-    for phase, plan, share in phases:
-        if plan is None:
-            continue
-        task = GapTask(
-            found.texts, found.train, found.held, letters, config.context, plan.batch, share, settings.phrases,
-            settings.seed,
+
+    def task(plan: Plan, *mixed: Asked) -> GapTask:
+        return GapTask(
+            found.texts, mixed, found.held, letters, config.context, plan.batch, settings.phrases, settings.seed
         )  # fmt: skip
-        seconds += fit(model, task, plan, **place.under(phase)).seconds
+
+    def itself(plan: Plan) -> GapTask:
+        own = own_questions(model, letters, found.by_name, found.train)
+        return task(plan, Asked(settings.questions, (*found.train, *own)))
+
+    phases = []
+    asked = Asked(settings.questions, found.train)
+    if settings.pretraining is not None:
+        mixed = [asked]
+        if settings.reading:
+            mixed.append(Asked(settings.reading, opened(found.by_name, found.train, config.context)))
+        phases.append(Phase("pretraining", task(settings.pretraining, *mixed), settings.pretraining))
+    if settings.asking is not None:
+        asking = settings.asking
+        phases.append(Phase("asking", task(asking, asked), asking, lambda: itself(asking)))
+    if settings.tuning is not None:
+        phases.append(Phase("tuning", task(settings.tuning, Asked(1.0, found.train)), settings.tuning))
+    return Start(model, tuple(phases), letters)
+
+
+def run(settings: Settings, place: Place) -> Outcome:
+    begun = start(settings, place)
+    model, letters = begun.model, begun.tokenizer
+    assert isinstance(model, GPT)
+    assert isinstance(letters, Characters)
+    seconds = begun.trained(place)
+    found = data(place.data, settings)
     figures, confidence = judged_with_confidence(settings, model, letters, found)
     return Outcome({**figures, "seconds": seconds}, model, letters, {"confidence": to_json(confidence)})
 

@@ -20,85 +20,119 @@ from regard.models.gpt import GPT
 from regard.train.task import Loss
 
 LONGEST = 40  # characters of an answer
-Tokens = NDArray[Any]
-NOTHING: Tokens = numpy.zeros(0, dtype=numpy.int64)
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Questions, and the share of what is read that they make up."""
+
+    share: float
+    questions: Sequence[Question]
 
 
 @dataclass(frozen=True)
 class GapTask:
     """Texts with gaps, questions mixed in. A text that does not fit is cut at its end: a life begins with its name.
 
-    questions  asked in training
-    held       asked to see how good the model is
-    share      of records that are questions; 1 is fine-tuning
-    phrases    how often a gap is a whole phrase
-    span       the mean share of a text that another gap takes
+    mixed    questions of several kinds; what they leave is for texts
+    held     asked to see how good the model is
+    phrases  how often a gap is a whole phrase
+    span     the mean share of a text that another gap takes
     """
 
     texts: Sequence[str]
-    questions: Sequence[Question]
+    mixed: Sequence[Asked]
     held: Sequence[Question]
     letters: Characters
     context: int
     batch_size: int
-    share: float
     phrases: float
     seed: int
     span: float = 0.25
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        pool = self.questions if self.share == 1 else self.texts
-        records = Order(len(pool), self.batch_size, self.seed).part(part, of).at(step).tolist()
+        records = self._order.part(part, of).at(step).numpy()
         # drawn for the whole batch at once, so that its shares make it up however many there are
-        draws = torch.rand(
-            self.batch_size, 5, generator=generator(self.seed, step, "gaps"), dtype=torch.float64
-        ).tolist()
-        mine = draws[part * len(records) : (part + 1) * len(records)]
-        rows = numpy.full((len(records), self.context + 1), self._marks[0])
-        learned = numpy.zeros(rows.shape, bool)
-        for row, inside, record, draw in zip(rows, learned, records, mine, strict=True):
-            prefix, content, suffix = self._cut(record, draw)
-            told = numpy.concatenate((prefix, self._marks[1:], suffix, self._marks[1:], content))
-            row[: len(told)] = told
-            first = len(told) - len(content) if suffix is NOTHING else 1
-            inside[first : len(told) + 1] = True  # with the padding that says that the content is over
-        tokens = torch.from_numpy(rows)
-        return tokens[:, :-1], tokens.masked_fill(torch.from_numpy(~learned), IGNORED)[:, 1:]
+        drawn = torch.rand(self.batch_size, 5, generator=generator(self.seed, step, "gaps"), dtype=torch.float64)
+        draws = drawn.numpy()[part * len(records) : (part + 1) * len(records)].T
+        rows, begin, end = self._cut(records, draws)
+        table = self._table
+        length = table.lengths[rows][:, None]
+        first, last = begin[:, None], end[:, None]
+        place = numpy.arange(self.context + 1)[None]
+        second = first + 1 + length - last  # where the other mask stands; what was in the gap comes after it
+        source = numpy.where(place < first, place, place - 1 + last - first)
+        source = numpy.where(place > second, place - second - 1 + first, source)
+        tokens = numpy.take_along_axis(table.tokens[rows], source.clip(0, table.tokens.shape[1] - 1), axis=1)
+        pad, mask = self._marks
+        tokens = numpy.where((place == first) | (place == second), mask, tokens)
+        over = second + 1 + last - first
+        tokens = numpy.where(place >= over, pad, tokens)
+        start = numpy.where(rows[:, None] < len(self.texts), 1, second + 1)
+        learned = (place >= start) & (place <= over)  # with the padding that says that the content is over
+        targets = numpy.where(learned, tokens, IGNORED)
+        return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(targets[:, 1:])
 
-    def _cut(self, record: int, draw: list[float]) -> tuple[Tokens, Tokens, Tokens]:
-        """What stands before the gap, in it and after it."""
-        if draw[0] < self.share:
-            question, answer = self._asked[record if self.share == 1 else int(draw[1] * len(self._asked))]
-            return question, answer, NOTHING
-        text, spans = self._read[record]
-        if spans and draw[1] < self.phrases:
-            begin, end = spans[int(draw[2] * len(spans))]
-        else:
-            size = 1 + int(draw[3] * max(1, round(2 * self.span * len(text)) - 1))
-            begin = int(draw[4] * (len(text) - size + 1))
-            end = begin + size
-        return text[:begin], text[begin:end], text[end:]
+    def _cut(self, records: Numbers, draws: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """Rows of the table, and where the gap in each begins and ends."""
+        table = self._table
+        if self._pool is not self.texts:
+            rows = len(self.texts) + records
+            return rows, table.begins[rows], table.lengths[rows]
+        kind, which, phrase, size, place = draws
+        counts = table.phrase_counts[records]
+        length = table.lengths[records]
+        picked = table.phrases[records, (phrase * counts).astype(int)]
+        most = numpy.maximum(1, numpy.rint(2 * self.span * length) - 1)
+        sizes = 1 + (size * most).astype(int)
+        anywhere = (place * (length - sizes + 1)).astype(int)
+        whole = (counts > 0) & (which < self.phrases)
+        begin = numpy.where(whole, picked[:, 0], anywhere)
+        end = numpy.where(whole, picked[:, 1], anywhere + sizes)
+        rows, below, at = records, 0.0, len(self.texts)
+        for asked in self.mixed:
+            chosen = (kind >= below) & (kind < below + asked.share)
+            rows = numpy.where(chosen, at + (which * len(asked.questions)).astype(int), rows)
+            below, at = below + asked.share, at + len(asked.questions)
+        question = rows >= len(self.texts)
+        return rows, numpy.where(question, table.begins[rows], begin), numpy.where(question, table.lengths[rows], end)
+
+    @cached_property
+    def _pool(self) -> Sequence[str] | Sequence[Question]:
+        """What the order of records goes through: texts, or questions where there is nothing else."""
+        alone = len(self.mixed) == 1 and self.mixed[0].share == 1
+        return self.mixed[0].questions if alone else self.texts
 
     @cached_property
     def _order(self) -> Order:
-        return Order(len(self.questions if self.share == 1 else self.texts), self.batch_size, self.seed)
+        return Order(len(self._pool), self.batch_size, self.seed)
 
     @cached_property
-    def _marks(self) -> Tokens:
-        return numpy.array(self.letters.encode(PAD + MASK))
+    def _marks(self) -> list[int]:
+        return self.letters.encode(PAD + MASK)
 
     @cached_property
-    def _asked(self) -> list[tuple[Tokens, Tokens]]:
-        return [(self._encoded(each.text), self._encoded(each.place)) for each in self.questions]
-
-    @cached_property
-    def _read(self) -> list[tuple[Tokens, list[tuple[int, int]]]]:
-        """Each text as far as it fits, and where its phrases are."""
-        short = [text[: self.context - 2] for text in self.texts]  # two masks, and the end
-        return [(self._encoded(text), [found.span() for found in PHRASE.finditer(text)]) for text in short]
-
-    def _encoded(self, text: str) -> Tokens:
-        return numpy.array(self.letters.encode(text), dtype=numpy.int64)
+    def _table(self) -> "_Table":
+        """Every text as far as it fits, with its phrases, and every question with its answer."""
+        room = self.context - 2  # two masks, and the end
+        short = [text[:room] for text in self.texts]
+        asked = [question for each in self.mixed for question in each.questions]
+        told = short + [each.text + each.place for each in asked]
+        tokens = numpy.full((len(told), max(map(len, told))), self._marks[0])
+        for row, text in zip(tokens, told, strict=True):
+            row[: len(text)] = self.letters.encode(text)
+        found = [[match.span() for match in PHRASE.finditer(text)] for text in short]
+        phrases = numpy.zeros((len(short), max(1, *map(len, found)), 2), int)
+        for each, spans in zip(phrases, found, strict=True):
+            each[: len(spans)] = spans or each[:0]
+        return _Table(
+            tokens=tokens,
+            lengths=numpy.array([*map(len, told)]),
+            begins=numpy.array([0] * len(short) + [len(each.text) for each in asked]),
+            phrases=phrases,
+            phrase_counts=numpy.array([*map(len, found)]),
+        )
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         tokens, targets = batch
@@ -109,6 +143,17 @@ class GapTask:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, GPT)
         return {"accuracy": accuracy(model, self.letters, self.held)}
+
+
+@dataclass(frozen=True)
+class _Table:
+    """All that can be read, a row each: its tokens, how many, where the answer begins, where its phrases are."""
+
+    tokens: Numbers
+    lengths: Numbers
+    begins: Numbers
+    phrases: Numbers
+    phrase_counts: Numbers
 
 
 def answers(model: GPT, letters: Characters, questions: Sequence[str], at_once: int = 256) -> list[Text]:

@@ -30,10 +30,9 @@ from regard.models.bert import BERT, BERTConfig
 from regard.models.gpt import GPTConfig
 from regard.models.model import Model
 from regard.models.presets import made
-from regard.recipes.recipe import Outcome, Place
+from regard.recipes.recipe import Outcome, Phase, Place, Start
 from regard.recipes.sentences import SPECIAL, Book, SentenceTask, answered
 from regard.train.averaging import Exponential
-from regard.train.loop import fit
 from regard.train.objectives import cross_entropy
 from regard.train.optimiser import AdamW
 from regard.train.plan import Plan
@@ -285,13 +284,20 @@ class Grams:
         return -math.fsum(math.log(self.likelihood(text[max(0, end - self.order) : end])) for end in ends) / len(ends)
 
 
-def run(settings: Settings, place: Place) -> Outcome:
+def start(settings: Settings, place: Place) -> Start:
     found = parts(place.data, settings.held)
     tokenizer = tokenizer_of(settings, found)
     model = begun(replace(settings.model, vocab=tokenizer.vocab), settings.seed)
-    fitted = fit(model, task_of(settings, found, tokenizer), settings.plan, **place.under(settings.learner))
-    figures = judged(settings, model, tokenizer, place)
-    return Outcome({**figures, "seconds": fitted.seconds}, model, tokenizer)
+    task = task_of(settings, found, tokenizer)
+    return Start(model, (Phase(settings.learner, task, settings.plan),), tokenizer)
+
+
+def run(settings: Settings, place: Place) -> Outcome:
+    first = start(settings, place)
+    assert first.tokenizer is not None
+    seconds = first.trained(place)
+    figures = judged(settings, first.model, first.tokenizer, place)
+    return Outcome({**figures, "seconds": seconds}, first.model, first.tokenizer)
 
 
 def begun(config: GPTConfig | BERTConfig, seed: int) -> Model:

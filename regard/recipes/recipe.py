@@ -6,12 +6,14 @@ A file of this folder that is named in `RECIPES` has
     Settings      a frozen dataclass: everything that decides how the run goes
     built_in      () -> Settings for the data set that needs no files
     real          () -> Settings for real data, read from a path
+    start         (settings, place) -> Start: the model before training, and what it will be trained on
     run           (settings, place) -> Outcome: trains, and ends with what `judged` says
     judged        (settings, model, tokenizer, place) -> figures of a finished model on data it was not chosen by
 """
 
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,7 +29,9 @@ from regard.data.characters import Characters
 from regard.data.tokenizers import tokenizer_from_json
 from regard.models.files import load, save
 from regard.models.model import Model
-from regard.train.loop import Progress
+from regard.train.loop import Progress, fit
+from regard.train.plan import Plan
+from regard.train.task import Task
 from regard.train.world import ALONE, World
 
 RESULT = "result.json"
@@ -58,6 +62,39 @@ class Place:
             "folder": folder, "resume": resume, "world": self.world, "tensorboard": self.tensorboard,
             "tell": self.tell, "show": lambda progress: self.show(phase, progress),
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run that has its own task and plan.
+
+    prepared  makes the task anew when the phase begins, where it takes what the model has learned by then. Its batches
+              are as large as those of `task`
+    """
+
+    name: str
+    task: Task
+    plan: Plan
+    prepared: Callable[[], Task] | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run begins with: a model that has learned nothing, and the phases in which it will."""
+
+    model: Model
+    phases: tuple[Phase, ...]
+    tokenizer: Characters | BytePairs | None = None
+
+    def trained(self, place: Place) -> float:
+        """Train the model, phase after phase; how many seconds that took."""
+        seconds = 0.0
+        for each in self.phases:
+            begun = time.perf_counter()
+            task = each.task if each.prepared is None else each.prepared()
+            seconds += time.perf_counter() - begun
+            seconds += fit(self.model, task, each.plan, **place.under(each.name)).seconds
+        return seconds
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,8 @@ from regard.models.ctc import CTCGreedy, ctc_greedy
 from regard.models.model import Model
 from regard.models.presets import made
 from regard.models.speech import STEP, Speech, SpeechConfig
-from regard.recipes.recipe import Outcome, Place
+from regard.recipes.recipe import Outcome, Phase, Place, Start
 from regard.train.averaging import Exponential
-from regard.train.loop import fit
 from regard.train.objectives import ctc
 from regard.train.optimiser import AdamW
 from regard.train.plan import Plan
@@ -466,11 +465,15 @@ class Listener:
         return found
 
 
-def run(settings: Settings, place: Place) -> Outcome:
+def start(settings: Settings, place: Place) -> Start:
     model = made(settings.model, seed=settings.seed)
-    task = DigitTask(data(place.data, settings), settings)
-    fitted = fit(model, task, settings.plan, **place.under("training"))
-    return Outcome({**judged(settings, model, DIGITS, place), "seconds": fitted.seconds}, model, DIGITS)
+    return Start(model, (Phase("training", DigitTask(data(place.data, settings), settings), settings.plan),), DIGITS)
+
+
+def run(settings: Settings, place: Place) -> Outcome:
+    begun = start(settings, place)
+    seconds = begun.trained(place)
+    return Outcome({**judged(settings, begun.model, DIGITS, place), "seconds": seconds}, begun.model, DIGITS)
 
 
 def judged(settings: Settings, model: Model, tokenizer: Characters, place: Place) -> dict[str, float]:

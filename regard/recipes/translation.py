@@ -33,9 +33,8 @@ from regard.models.presets import made
 from regard.models.strategies import Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.bleu import bleu, detokenised, has_sacrebleu, sacrebleu, tokenised
-from regard.recipes.recipe import Outcome, Place
+from regard.recipes.recipe import Outcome, Phase, Place, Start
 from regard.train.averaging import LastK
-from regard.train.loop import fit
 from regard.train.objectives import IGNORED, cross_entropy
 from regard.train.optimiser import AdamW
 from regard.train.plan import Plan
@@ -350,7 +349,7 @@ def plain(settings: Settings, text: str) -> str:
     return detokenised(text) if "tok" in settings.form.split(".") else text
 
 
-def run(settings: Settings, place: Place) -> Outcome:
+def start(settings: Settings, place: Place) -> Start:
     found = data(place.data, settings)
     pairs = byte_pairs(found.train, settings.pieces)
     config = replace(settings.model, vocab=pairs.vocab)
@@ -359,8 +358,15 @@ def run(settings: Settings, place: Place) -> Outcome:
         found.train, found.held, pairs, config.context, settings.plan.batch, settings.smoothing, settings.consistency,
         settings.unjoined, settings.seed,
     )  # fmt: skip
-    seconds = fit(model, task, settings.plan, **place.under("training")).seconds
-    return Outcome({**judged(settings, model, pairs, place), "seconds": seconds}, model, pairs)
+    return Start(model, (Phase("training", task, settings.plan),), pairs)
+
+
+def run(settings: Settings, place: Place) -> Outcome:
+    begun = start(settings, place)
+    assert isinstance(begun.tokenizer, BytePairs)
+    seconds = begun.trained(place)
+    figures = judged(settings, begun.model, begun.tokenizer, place)
+    return Outcome({**figures, "seconds": seconds}, begun.model, begun.tokenizer)
 
 
 def judged(settings: Settings, model: Model, pairs: BytePairs, place: Place) -> dict[str, float]:

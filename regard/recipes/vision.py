@@ -28,9 +28,8 @@ from regard.models.model import Model
 from regard.models.presets import made
 from regard.models.vit import ViTConfig
 from regard.recipes.augment import Augmentation, mixed_labels
-from regard.recipes.recipe import Outcome, Place
+from regard.recipes.recipe import Outcome, Phase, Place, Start
 from regard.train.averaging import Exponential
-from regard.train.loop import fit
 from regard.train.objectives import cross_entropy
 from regard.train.optimiser import AdamW, Muon
 from regard.train.plan import Plan
@@ -227,14 +226,19 @@ def fitting(config: Networks, images: Images) -> Networks:
     return replace(config, channels=channels, classes=len(images.classes), image=height)
 
 
-def run(settings: Settings, place: Place) -> Outcome:
+def start(settings: Settings, place: Place) -> Start:
     found = data(place.data, settings)
     model = made(fitting(settings.model, found.train), seed=settings.seed)
     task = Classify(
         found.train, found.validation, settings.augmentation, settings.smoothing, settings.plan.batch, settings.seed
     )
-    seconds = fit(model, task, settings.plan, **place.under("training")).seconds
-    return Outcome({**judged(settings, model, None, place), "seconds": seconds}, model)
+    return Start(model, (Phase("training", task, settings.plan),))
+
+
+def run(settings: Settings, place: Place) -> Outcome:
+    begun = start(settings, place)
+    seconds = begun.trained(place)
+    return Outcome({**judged(settings, begun.model, None, place), "seconds": seconds}, begun.model)
 
 
 def judged(settings: Settings, model: Model, tokenizer: None, place: Place) -> dict[str, float]:

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.base.numbers import real
+from regard.train.tally import Tally
 
 GIB = 1 << 30
 SAMPLES = 5  # of which the fastest counts: a busy machine only makes things slower
@@ -25,6 +27,7 @@ class Rates:
     link      bytes from one device to another
     latency   seconds that a message between devices takes, however small
     capacity  bytes of memory; None is not said
+    gpu       whether it is one: its fused attention has dropout inside, a CPU's has not
     """
 
     name: str
@@ -38,6 +41,7 @@ class Rates:
     link: float
     latency: float
     capacity: int | None = None
+    gpu: bool = True
 
     def __post_init__(self) -> None:
         for name in ("float32", "bfloat16", "float16", "memory", "reached", "link"):
@@ -46,10 +50,6 @@ class Rates:
         for name in ("launch", "latency"):
             if real(f"Rates({name})", getattr(self, name)) < 0:
                 raise ConfigError(f"Rates({name}) is a time in seconds, 0 or more, not {getattr(self, name)}")
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.name not in ("cpu", "measured cpu")
 
     def arithmetic(self, dtype: torch.dtype) -> float:
         """Floating-point operations in a second on numbers of this kind."""
@@ -73,7 +73,8 @@ MACHINES = {
     ),
     "cpu": Rates(
         name="cpu", source="one core of a server, rounded from what `measured` gave; links between processes assumed",
-        float32=8e10, bfloat16=2e10, float16=2e10, memory=8e9, reached=1.0, launch=5e-6, link=1e9, latency=2e-4,
+        float32=7e10, bfloat16=7e10, float16=3e9, memory=1e10, reached=1.0, launch=3e-6, link=1e9, latency=2e-4,
+        gpu=False,
     ),
 }  # fmt: skip
 
@@ -88,25 +89,40 @@ def machine(name: str) -> Rates:
 
 
 def measured(device: torch.device | str | None = None) -> Rates:
-    """The rates of this machine: products of matrices as small models have them, a copy, and an addition of nothing."""
+    """The rates of this machine, from products of matrices and steps without any, at sizes that models have."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     gpu = where.type == "cuda"
-    rows, width = (65_536, 1024) if gpu else (2048, 256)
+    rows, width = (65_536, 1024) if gpu else (2048, 128)
     products = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         x, w = torch.ones(rows, width, dtype=dtype, device=where), torch.ones(width, width, dtype=dtype, device=where)
         products[dtype] = 2 * rows * width**2 / _fastest(lambda x=x, w=w: x @ w, where)  # type: ignore[misc]
-    block = torch.ones((1 << 28) if gpu else (1 << 22), device=where)
-    copied = 2 * block.nbytes / _fastest(block.clone, where)
-    small = torch.ones(1, device=where)
-    launch = _fastest(lambda: [small + 1 for _ in range(200)], where) / 200
+    memory = _plain(rows, width, where)[1]
+    launch = _plain(1, 8, where)[0]
     like = MACHINES["h200" if gpu else "cpu"]
     return Rates(
         name=f"measured {where.type}", source=f"measured here; links between devices as of {like.name}",
         float32=products[torch.float32], bfloat16=products[torch.bfloat16], float16=products[torch.float16],
-        memory=copied, reached=1.0, launch=launch, link=like.link, latency=like.latency,
+        memory=memory, reached=1.0, launch=launch, link=like.link, latency=like.latency,
         capacity=torch.cuda.get_device_properties(where).total_memory if gpu else None,
+        gpu=gpu,
     )  # fmt: skip
+
+
+def _plain(rows: int, width: int, device: torch.device) -> tuple[float, float]:
+    """Seconds an operation and bytes a second, over there and back through layers that have no product."""
+    layers = nn.Sequential(*(layer for _ in range(8) for layer in (nn.LayerNorm(width), nn.GELU()))).to(device)
+    x = torch.ones(rows, width, device=device)
+
+    def step() -> None:
+        layers(x).sum().backward()
+        layers.zero_grad()
+
+    seconds = _fastest(step, device)
+    with Tally(layers) as tally:
+        step()
+    costs = tally.work.costs.values()
+    return seconds / sum(cost.calls for cost in costs), sum(cost.moved for cost in costs) / seconds
 
 
 def _fastest(act: Callable[[], object], device: torch.device) -> float:

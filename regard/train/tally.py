@@ -35,7 +35,7 @@ class Work:
     costs: dict[tuple[str, torch.dtype], Cost] = field(default_factory=dict)
 
     def plus(self, other: "Work", times: float = 1.0) -> "Work":
-        """This work and so many times another; none of it can get below nothing."""
+        """This work and so many times another."""
         kinds = dict.fromkeys([*self.costs, *other.costs])
         return Work({kind: _sum(self.costs.get(kind, Cost()), other.costs.get(kind, Cost()), times) for kind in kinds})
 
@@ -50,22 +50,25 @@ class Work:
 
 def _sum(one: Cost, other: Cost, times: float) -> Cost:
     return Cost(
-        one.calls + times * other.calls, one.flops + times * other.flops, one.moved + times * other.moved
-    )  # fmt: skip
+        calls=one.calls + times * other.calls,
+        flops=one.flops + times * other.flops,
+        moved=one.moved + times * other.moved,
+    )
 
 
 class Tally(TorchDispatchMode):
     """Counts everything that torch does inside.
 
     work    what was done
-    peak    the most bytes that tensors made inside had at once
-    beside  the same, but for gradients that were handed to parameters by then
+    alive   bytes of tensors made inside, each time that there was one more
+    beside  the same, but for gradients that parameters had by then
     given   bytes of what was there before and was looked at, but for the model's own tensors
     """
 
     def __init__(self, model: nn.Module, remembered: Iterable[Tensor] = ()) -> None:
-        super().__init__()
-        self.peak = self.beside = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive: list[int] = []
+        self.beside: list[int] = []
         self._costs: dict[tuple[str, torch.dtype], Cost] = {}
         self._live = self._gradients = 0
         self._known: dict[int, Any] = {}  # by address: alive, so that no other has the address
@@ -79,6 +82,10 @@ class Tally(TorchDispatchMode):
         return Work(dict(self._costs))
 
     @property
+    def peak(self) -> int:
+        return max(self.alive, default=0)
+
+    @property
     def given(self) -> int:
         return sum(self._given)
 
@@ -86,11 +93,11 @@ class Tally(TorchDispatchMode):
         hook = self._accumulated
         self._hooks = [p.register_post_accumulate_grad_hook(hook) for p in self._model.parameters() if p.requires_grad]
         self._handed: dict[nn.Parameter, int] = {}
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
 
@@ -125,7 +132,8 @@ class Tally(TorchDispatchMode):
         size = storage.nbytes()
         self._known[storage._cdata] = weakref.ref(storage, partial(self._forget, storage._cdata, size))
         self._live += size
-        self.peak, self.beside = max(self.peak, self._live), max(self.beside, self._live - self._gradients)
+        self.alive.append(self._live)
+        self.beside.append(self._live - self._gradients)
         return True
 
     def _forget(self, address: int, size: int, gone: object) -> None:

@@ -13,7 +13,8 @@ from regard.models.gpt import GPT
 from regard.recipes import birthplaces
 from regard.recipes.asking import asker, stricter
 from regard.recipes.birthplaces import Settings
-from regard.recipes.gaps import GapTask, answers
+from regard.recipes.gaps import Asked, GapTask, answers
+from regard.recipes.open_book import opened
 from regard.recipes.recipe import Place, finished, recipe
 
 SMALL = {"model.width": 24, "model.depth": 1, "model.heads": 2, "people": 16, "held": 3}
@@ -26,7 +27,9 @@ def tiny(steps: int = 6, **more: object) -> Settings:
 
 def task(share: float = 0.3, phrases: float = 0.5, batch: int = 12) -> GapTask:
     found = birthplaces.data(None, tiny())
-    return GapTask(found.texts, found.train, found.held, found.letters, 96, batch, share, phrases, seed=5)
+    return GapTask(
+        found.texts, (Asked(share, found.train),), found.held, found.letters, 96, batch, phrases, seed=5
+    )  # fmt: skip
 
 
 def read(task: GapTask, row: torch.Tensor) -> str:
@@ -47,7 +50,7 @@ def test_a_text_with_its_gap_filled_is_the_text() -> None:
 def test_of_a_question_only_the_answer_is_learned() -> None:
     made = task(share=1.0)
     tokens, targets = made.batch(0, 0, 1)
-    known = {each.text: each.place for each in made.questions}
+    known = {each.text: each.place for each in made.mixed[0].questions}
     for row, wanted in zip(tokens, targets, strict=True):
         question = read(made, row).split(MASK)[0]
         assert read(made, wanted[wanted != IGNORED]) == known[question] + PAD
@@ -136,12 +139,45 @@ def test_answers_do_not_depend_on_how_many_are_asked_at_once() -> None:
     assert alone == [text.tokens for text in answers(model, found.letters, questions, at_once=3)]
 
 
+def test_a_question_with_its_text_leaves_room_for_the_answer() -> None:
+    found = birthplaces.data(None, tiny())
+    context = 60
+    with_text = opened(found.by_name, found.train, context)
+    assert {each.place for each in with_text} == {each.place for each in found.train}
+    for each in with_text:
+        text, question = each.text.split(" Where was ")
+        name = question.removesuffix(" born?")
+        assert found.by_name[name].startswith(text)
+        assert len(each.text) + 2 + len(each.place) + 1 <= context
+
+
+def test_a_model_asks_itself_about_everybody_else_and_learns_what_it_read(tmp_path: Path) -> None:
+    asking = replace(tiny().pretraining, steps=5)  # type: ignore[type-var]
+    settings = tiny(reading=0.2, asking=asking)
+    begun = birthplaces.start(settings, Place())
+    first, second = begun.phases
+    found = birthplaces.data(None, settings)
+    assert [len(each.questions) > 0 for each in first.task.mixed] == [True, True]  # type: ignore[attr-defined]
+    begun.model.eval()
+    assert second.prepared is not None
+    own = second.prepared().mixed[0].questions[len(found.train) :]  # type: ignore[attr-defined]
+    asked = {each.text for each in found.train}
+    assert all(each.text not in asked for each in own)
+    assert {each.text for each in own} <= {f"Where was {name} born?" for name in found.subjects}
+    whole = birthplaces.run(settings, Place(folder=tmp_path))
+    again = birthplaces.run(settings, Place())
+    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"held": 100}, "held=100 leaves none"),
         ({"questions": 1.0}, "questions is a share"),
         ({"pretraining": None}, "nothing to train"),
+        ({"questions": 0.6, "reading": 0.4}, "leave no share to the texts"),
+        ({"asking": birthplaces.built_in().pretraining}, "must have learned to read"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, object], words: str) -> None:

@@ -5,6 +5,7 @@ It is started by torchrun, or by `start` as torchrun would:
 together.py learn OUT        every plan both ways; the leader writes losses and weights
 together.py learn OUT FROM   two plans; and go on from the states that others wrote, and write them anew
 together.py die OUT          one process kills itself once, in the middle of a run
+together.py hold OUT         the leader writes how many bytes it holds of each part of a run, and takes in a step
 """
 
 import json
@@ -22,13 +23,20 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from bench.planning import allocated
+from regard.models.gpt import GPTConfig
+from regard.models.model import Model
+from regard.models.presets import made
+from regard.recipes.language import NextToken
 from regard.train.checkpoint import Keeper
 from regard.train.distributed import Copies, joined
 from regard.train.loop import Fitted, _Run, fit
+from regard.train.plan import Plan
 from regard.train.task import Loss
-from regard.train.world import World
+from regard.train.world import World, piece
 from tests.train.tiny import PLANS, Points, Tiny
 
+HELD = ("accumulated", "last")  # plans that average
 STOP = 9  # the step before which interrupted runs end: their last state is after 8
 
 
@@ -107,6 +115,41 @@ def die(out: Path) -> None:
         told(world, out, "died", fit(Tiny(), task, PLANS["last"], folder=out / "run", resume=True, world=world))
 
 
+def hold(out: Path) -> None:
+    """Bytes of parameters and buffers, of what the optimiser and the averaging remember, and of gradients."""
+    with joined("sharded", device="cpu") as world:
+        for name in HELD:
+            run = _Run(Tiny(), Points(), PLANS[name], None, world, print, print)
+            run.to_the_end()
+            run.task.loss(run.called, run._batch(0)[0]).total.backward()
+            assert run.averager is not None
+            parts = {
+                "parameters": [*run.model.parameters(), *run.model.buffers()],
+                "optimiser": run.stepper.tensors().values(),
+                "averaging": run.averager.tensors().values(),
+                "gradients": run.stepper.gradients(),
+            }
+            sizes = {part: sum(piece(tensor).nbytes for tensor in tensors) for part, tensors in parts.items()}
+            if world.leads:
+                (out / f"held-{name}.json").write_text(json.dumps(sizes))
+    for way, each in both():
+        for shares in (1, 2):
+            run = _Run(*written(shares), None, each, print, print)
+            batch = run._batch(0)
+            for _ in range(2):  # buckets are laid out anew after the first
+                run._one(batch, 0.0)
+            taken = allocated(partial(run._one, batch, 0.0))
+            if each.leads:
+                (out / f"taken-{way}-{shares}.json").write_text(json.dumps(taken))
+
+
+def written(shares: int = 1) -> tuple[Model, NextToken, Plan]:
+    """A GPT, what it reads and how, with as many bytes of weights as of activations."""
+    config = GPTConfig(vocab=301, context=33, width=96, depth=3, heads=3, dropout=0.0, attention_dropout=0.0)
+    tokens = torch.randint(301, (997,), generator=torch.Generator().manual_seed(3))
+    return made(config), NextToken(tokens, tokens, 997, 33, 8, 5), Plan(steps=7, batch=8, accumulate=shares)
+
+
 def worker(rank: int, size: int, port: int, *args: str) -> None:
     """One process with what torchrun would have told it."""
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
@@ -116,7 +159,7 @@ def worker(rank: int, size: int, port: int, *args: str) -> None:
 
 def main(what: str, *paths: str) -> None:
     torch.set_num_threads(1)
-    {"learn": learn, "die": die}[what](*map(Path, paths))
+    {"learn": learn, "die": die, "hold": hold}[what](*map(Path, paths))
 
 
 if __name__ == "__main__":
