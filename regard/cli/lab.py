@@ -208,7 +208,10 @@ def chosen_claims(ids: list[str]) -> "list[Claim]":
         raise ConfigError(f"all stands for every claim and goes alone, but {others} is named beside it; leave one out")
     for name in {*ids} - {"all", *known}:
         check_is_no_example(name)
-    chosen = [known[name] for name in (known if "all" in ids else dict.fromkeys(ids))]
+    try:
+        chosen = [known[name] for name in (known if "all" in ids else dict.fromkeys(ids))]
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{error} (regard lab lists them)") from None
     for claim in chosen:
         fingerprint(claim)  # before anything runs, so that a file edited meanwhile is found to be another
     return chosen

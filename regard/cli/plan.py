@@ -9,7 +9,7 @@ from rich.table import Table
 
 from regard.base.errors import ConfigError
 from regard.cli.output import show, show_json
-from regard.cli.train import Changes, Data, Json, Parallel, completed
+from regard.cli.train import Changes, Data, Form, Json, Parallel, completed
 
 if TYPE_CHECKING:
     from regard.train.prediction import Prediction
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def command(
     name: Annotated[str, typer.Argument(help="A recipe")],
     data: Data = None,
+    form: Form = None,
     settings: Changes = None,
     devices: Annotated[int, typer.Option(help="How many share the run")] = 1,
     memory: Annotated[
@@ -40,7 +41,7 @@ def command(
     if memory is not None and not memory > 0:
         raise ConfigError(f"--memory is a number of GiB above 0, not {memory:g}")
     chosen = recipe(name)
-    complete = completed(chosen, data, settings or [])
+    complete = completed(chosen, data, form, settings or [])
     rates = rates_of(machine)
     limit = None if memory is None else round(memory * GIB)
     start = chosen.module.start(complete, Place(data=data))

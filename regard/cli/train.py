@@ -32,6 +32,7 @@ Data = Annotated[Path | None, typer.Option(help="A folder or file with real data
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="A setting, as in --set model.depth=4; give it again for more")
 ]
+Form = Annotated[str | None, typer.Option(help="Another way to run it; `regard train list` says which there are")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU where there is one]")]
 
@@ -39,6 +40,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU w
 def command(
     name: Annotated[str, typer.Argument(help="A recipe, or `list`")],
     data: Data = None,
+    form: Form = None,
     settings: Changes = None,
     folder: Annotated[Path | None, typer.Option(help="Where states, log and model are kept [runs/NAME]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds")] = False,
@@ -60,7 +62,7 @@ def command(
     from regard.train.distributed import joined
 
     chosen = recipe(name)
-    complete = completed(chosen, data, settings or [])
+    complete = completed(chosen, data, form, settings or [])
     kept = folder or Path("runs") / name
     with joined(parallel.value, device) as world, progress(world.leads) as showing:
         place = Place(
@@ -99,11 +101,11 @@ def evaluate(
         show_figures(figures)
 
 
-def completed(chosen: "Recipe", data: Path | None, changes: list[str]) -> Any:
-    """The settings of a recipe for these data, with what `--set` changes."""
+def completed(chosen: "Recipe", data: Path | None, form: str | None, changes: list[str]) -> Any:
+    """The settings of a recipe for these data, in one of its forms, with what `--set` changes."""
     from regard.base.config import overridden
 
-    complete = chosen.settings(real=data is not None)
+    complete = chosen.settings(real=data is not None, form=form)
     for text in changes:  # in turn: a later one may reach into what an earlier one has put there
         complete = overridden(complete, read_settings([text], complete))
     if data is not None and not data.exists():
@@ -117,7 +119,7 @@ def list_recipes(json: bool) -> None:
     found = [recipe(name) for name in RECIPES]
     if json:
         names = ("name", "title", "expected", "time", "memory")
-        show_json([{name: getattr(each, name) for name in names} for each in found])
+        show_json([{**{name: getattr(each, name) for name in names}, "forms": _forms(each)} for each in found])
         return
     for each in found:
         show(_told(each))
@@ -130,7 +132,13 @@ def _told(recipe: "Recipe") -> Any:
     for name, text in (("", recipe.title), ("expected", recipe.expected), ("time", recipe.time)):
         table.add_row(name, text)
     table.add_row("memory", recipe.memory)
+    for name, text in _forms(recipe).items():
+        table.add_row(f"--form {name}", text)
     return table
+
+
+def _forms(recipe: "Recipe") -> dict[str, str]:
+    return {name: " ".join((make.__doc__ or "").split()) for name, make in recipe.forms.items()}
 
 
 def show_figures(figures: dict[str, float]) -> None:

@@ -98,6 +98,30 @@ def real() -> Settings:
     return Settings(model=model, pretraining=plan, asking=asking, tuning=None, reading=0.1)
 
 
+def course(settings: Settings) -> Settings:
+    """Pretraining on the texts alone, by span corruption; then the questions alone."""
+    assert settings.pretraining is not None
+    return replace(settings, questions=0.0, reading=0.0, asking=None, tuning=_tuning(settings.pretraining))
+
+
+def unread(settings: Settings) -> Settings:
+    """Without pretraining: the questions alone."""
+    assert settings.pretraining is not None
+    return replace(settings, reading=0.0, asking=None, pretraining=None, tuning=_tuning(settings.pretraining))
+
+
+def _tuning(plan: Plan) -> Plan:
+    """Short, and gentle: what was read is soon forgotten."""
+    steps = max(1, plan.steps // 40)
+    return replace(
+        plan, steps=steps, optimiser=AdamW(rate=5e-4, decay=0.01), schedule=Linear(warmup=steps // 10),
+        evaluate_every=max(1, steps // 5),
+    )  # fmt: skip
+
+
+FORMS = {"course": course, "unread": unread}
+
+
 @dataclass(frozen=True)
 class Set:
     """Texts to read and whom they are about, questions to learn, to choose by and to be judged by."""

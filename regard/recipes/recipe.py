@@ -6,6 +6,7 @@ A file of this folder that is named in `RECIPES` has
     Settings      a frozen dataclass: everything that decides how the run goes
     built_in      () -> Settings for the data set that needs no files
     real          () -> Settings for real data, read from a path
+    FORMS         may be left out: {name: (settings) -> settings}, other ways to run it, each with a docstring
     start         (settings, place) -> Start: the model before training, and what it will be trained on
     run           (settings, place) -> Outcome: trains, and ends with what `judged` says
     judged        (settings, model, tokenizer, place) -> figures of a finished model on data it was not chosen by
@@ -122,8 +123,19 @@ class Recipe:
     memory: str
     module: ModuleType
 
-    def settings(self, *, real: bool) -> Any:
-        return self.module.real() if real else self.module.built_in()
+    @property
+    def forms(self) -> dict[str, Callable[[Any], Any]]:
+        """Other ways to run it."""
+        return getattr(self.module, "FORMS", {})
+
+    def settings(self, *, real: bool, form: str | None = None) -> Any:
+        settings = self.module.real() if real else self.module.built_in()
+        if form is None:
+            return settings
+        if form not in self.forms:
+            there = f"there are {', '.join(self.forms)}" if self.forms else "it has one form alone"
+            raise UnknownNameError(f"{self.name} has no form {form!r}; {there}")
+        return self.forms[form](settings)
 
     def run(self, settings: Any, place: Place) -> Outcome:
         """Train, evaluate, and leave the model in the folder."""

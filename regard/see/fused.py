@@ -97,7 +97,7 @@ def passed(call: Call, lse: Float[Tensor, "b h i"] | None) -> Passed:
     _, high = _band(call)
     passes.gather[(-(-j // KEYS), b * h)](
         _in_tiles(q, known["WIDTH"]), k, _in_bits(lse), sums, best, received, cells, span, *sizes, *k.stride(),
-        **known, BACK=high is not None and high <= 0,
+        **{**known, **_three_at_once(known["WIDTH"], q)}, BACK=high is not None and high <= 0,
     )  # fmt: skip
     largest, where = torch.empty(b, h, i, device=device), torch.empty(b, h, i, device=device, dtype=torch.int32)
     few = {**known, "BM": 16, "num_warps": 4, "num_stages": 1}
@@ -144,6 +144,13 @@ def _arguments(call: Call) -> tuple[tuple[int | float, ...], dict[str, Any]]:
         "BM": ROWS, "BN": KEYS, "num_warps": WARPS, "num_stages": STAGES if call.q.element_size() == 2 else 2,
     }  # fmt: skip
     return (i, j, shift, low or 0, high or 0, call.beta * math.log2(math.e)), known
+
+
+def _three_at_once(width: int, q: Tensor) -> dict[str, int]:
+    """So few registers and stages that a multiprocessor has room for three programs, where that takes no spilling."""
+    if q.element_size() != 2 or width > 128:
+        return {}
+    return {"maxnreg": 168} if width <= 64 else {"maxnreg": 168, "num_stages": 2}
 
 
 def _band(call: Call) -> tuple[int | None, int | None]:

@@ -6,6 +6,8 @@ Visible is what lies in a band: low <= column - row - shift <= high. Scores are 
 import triton
 import triton.language as tl
 
+GROUPS = tl.constexpr(4)  # neighbouring keys of a tile that the place of the largest weight is told apart by
+
 
 @triton.jit
 def _scores(
@@ -106,36 +108,45 @@ def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constex
 
 
 @triton.jit
+def _products(Q, k, b, h, start, BM: tl.constexpr, WIDTH: tl.constexpr):
+    """q . k of the rows from `start` on."""
+    q = tl.reshape(Q.load([b.to(tl.int32), h.to(tl.int32), start, 0]), [BM, WIDTH])
+    return tl.dot(q, k, input_precision="ieee")
+
+
+@triton.jit
 def _tile(
-    Q, k, LSE, SUMS, BEST, b, h, number, start, given, passed, i, j, shift, low, high, scale,
+    logs, SUMS, BEST, number, start, given, i, j, shift, low, high,
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
     """One tile's part in every statistic."""
     rows, columns = start + tl.arange(0, BM), number * BN + tl.arange(0, BN)
-    q = tl.reshape(Q.load([b.to(tl.int32), h.to(tl.int32), start, 0]), [BM, WIDTH])
-    lse = tl.load(LSE + rows, mask=rows < i, other=float("inf")) if CUT else tl.load(LSE + rows)
-    logs = tl.dot(q, k, input_precision="ieee") * scale - lse[:, None]
     weights = tl.exp2(logs)
     if CUT:
         weights = tl.where(_in_band(rows, columns, j, shift, low, high, LOW, HIGH), weights, 0.0)
         logs = tl.where(weights > 0, logs, 0.0)
-    given += weights
-    # a column is 8 x + 2 y + z: a thread of the tensor cores has all x and z of one y, so sums over them stay in it
-    even, odd = tl.split(tl.reshape(weights, [BM, BN // 8, 4, 2]))
-    pairs = even + odd
-    mass = tl.sum(pairs, 1)
-    passed += mass
+    # a row is 16 w + 8 u + g, a column 8 x + 2 y + z: a thread of the tensor cores has all u, x and z of one w, g and y
+    parts = tl.reshape(weights, [BM // 16, 2, 8, BN // 8, 4, 2])
+    given += tl.sum(parts, 1)
     if CUT and not BACK:
         far = tl.sum(weights * tl.abs((rows + shift)[:, None] - columns[None, :]).to(tl.float32), 1)
     else:
-        # sum w (i - j) without a distance for each pair: such a tile lies on one side of the diagonal
-        behind = (rows + shift - number * BN).to(tl.float32)[:, None] - (2 * tl.arange(0, 4)).to(tl.float32)[None, :]
-        eights = tl.sum(pairs * tl.arange(0, BN // 8).to(tl.float32)[None, :, None], 1)
-        far = tl.abs(tl.sum(behind * mass - 8.0 * eights - tl.sum(odd, 1), 1))
-    best = tl.max(weights, 1)
+        # such a tile lies on one side of the diagonal; i - j is the thread's own number plus what the compiler knows
+        own = start + shift - number * BN + 16 * tl.arange(0, BM // 16)
+        own = (own[:, None, None] + tl.arange(0, 8)[None, :, None] - 2 * tl.arange(0, 4)[None, None, :]).to(tl.float32)
+        known = 8 * tl.arange(0, 2)[:, None, None] - 8 * tl.arange(0, BN // 8)[None, :, None]
+        known = (known - tl.arange(0, 2)[None, None, :]).to(tl.float32)
+        apart = own[:, None, :, None, :, None] + known[None, :, None, :, None, :]
+        far = tl.abs(tl.sum(tl.reshape(tl.sum(tl.sum(parts * apart, 3), 4), [BM, 4]), 1))
+    # weights are not negative, so their bits are in their order, and of integers the larger of three is one instruction
+    groups = tl.reshape(weights.to(tl.int32, bitcast=True), [BM, GROUPS, BN // 8 // GROUPS, 4, 2])
+    groups = tl.max(tl.max(groups, 2), 3)
+    # the last bits tell the group, and let the earlier of equals win
+    groups = (groups & -GROUPS) | (tl.arange(0, GROUPS) ^ (GROUPS - 1))[None, :, None]
+    best = tl.max(tl.max(groups, 1), 1)
     # the larger weight wins, among equals the earlier tile
-    packed = (best.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - number).to(tl.int64)
+    packed = (best.to(tl.int64) << 32) | (0x7FFFFFFF - number).to(tl.int64)
     sums = tl.join(tl.sum(weights * logs, 1), far)
     at = SUMS + rows[:, None] * 2 + tl.arange(0, 2)[None, :]
     if CUT:
@@ -144,7 +155,41 @@ def _tile(
     else:
         tl.atomic_add(at, sums, sem="relaxed")
         tl.atomic_max(BEST + rows, packed, sem="relaxed")
-    return given, passed
+    return given
+
+
+@triton.jit
+def _cell(CELLS, given, before, row, SPAN):
+    """What these keys were given since the last look goes to the row's span; what they have been given by now."""
+    now = tl.sum(tl.sum(given, 4), 2)
+    tl.atomic_add(CELLS + (row // SPAN).to(tl.int64) * tl.num_programs(0), tl.sum(now - before), sem="relaxed")
+    return now
+
+
+@triton.jit
+def _edge(
+    Q, k, LSE, SUMS, BEST, CELLS, SPAN, b, h, number, begin, end, given, before, i, j, shift, low, high, scale,
+    C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Rows from `begin` to `end`, of which some do not see all of these keys, or have them on both sides."""
+    for row in tl.range(begin, end, BM):
+        rows = row + tl.arange(0, BM)
+        lse = tl.load(LSE + rows, mask=rows < i, other=float("inf"))
+        logs = _products(Q, k, b, h, row, BM, WIDTH) * scale - lse[:, None]
+        given = _tile(
+            logs, SUMS, BEST, number, row, given, i, j, shift, low, high, C, WIDTH, LOW, HIGH, BACK, BM, BN, True
+        )
+        if ((row + BM) % SPAN == 0) | (row + BM >= end):
+            before = _cell(CELLS, given, before, row, SPAN)
+    return given, before
+
+
+@triton.jit
+def _row(turn, tiles, before, first, gap, BM: tl.constexpr):
+    """Where the tile of this turn begins, of tiles that lie before and after a gap."""
+    tile = tl.where(turn >= tiles, turn - tiles, turn)
+    return first + tile * BM + tl.where(tile >= before, gap, 0)
 
 
 @triton.jit
@@ -166,48 +211,47 @@ def gather(
     at = K + b * k_b + h // GROUP * k_h + columns[None, :].to(tl.int64) * k_n + features[:, None] * k_c
     k = tl.load(at, mask=(columns[None, :] < j) & (features[:, None] < C), other=0.0)
     lines = both * i
+    lses, sums, best = LSE + lines, SUMS + lines * 2, BEST + lines
+    cells = CELLS + both * tl.cdiv(i, SPAN) * tl.num_programs(0) + number
     begin, inner, outer, end = _between(number, i, j, shift, low, high, LOW, HIGH, BM, BN)
     near, beyond = outer, outer
     if not BACK:
         near = tl.minimum(tl.maximum(tl.maximum(number * BN - shift, 0) // BM * BM, inner), outer)
         beyond = tl.minimum(tl.maximum((tl.maximum(number * BN + BN - shift, 0) + BM - 1) // BM * BM, near), outer)
-    given = tl.zeros([BM, BN], tl.float32)
-    spans = tl.cdiv(i, SPAN)
-    first = begin // SPAN
-    count = tl.maximum(tl.cdiv(end, SPAN) - first, 0)
-    for turn in tl.range(0, count):
-        span = first + (turn + number) % count  # neighbours begin elsewhere, so that they seldom meet on a row
-        start, stop = tl.maximum(span * SPAN, begin), tl.minimum(span * SPAN + SPAN, end)
-        passed = tl.zeros([BM, 4], tl.float32)
-        for row in tl.range(start, tl.minimum(inner, stop), BM):
-            given, passed = _tile(
-                Q, k, LSE + lines, SUMS + lines * 2, BEST + lines, b, h, number, row, given, passed,
-                i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
-            )  # fmt: skip
-        for row in tl.range(tl.maximum(start, inner), tl.minimum(near, stop), BM):
-            given, passed = _tile(
-                Q, k, LSE + lines, SUMS + lines * 2, BEST + lines, b, h, number, row, given, passed,
-                i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN, False,
-            )  # fmt: skip
-        if not BACK:
-            # around the diagonal a row has keys on both sides
-            for row in tl.range(tl.maximum(start, near), tl.minimum(beyond, stop), BM):
-                given, passed = _tile(
-                    Q, k, LSE + lines, SUMS + lines * 2, BEST + lines, b, h, number, row, given, passed,
-                    i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
-                )  # fmt: skip
-            for row in tl.range(tl.maximum(start, beyond), tl.minimum(outer, stop), BM):
-                given, passed = _tile(
-                    Q, k, LSE + lines, SUMS + lines * 2, BEST + lines, b, h, number, row, given, passed,
-                    i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN, False,
-                )  # fmt: skip
-        for row in tl.range(tl.maximum(start, outer), stop, BM):
-            given, passed = _tile(
-                Q, k, LSE + lines, SUMS + lines * 2, BEST + lines, b, h, number, row, given, passed,
-                i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN, True,
-            )  # fmt: skip
-        tl.store(CELLS + (both * spans + span) * tl.num_programs(0) + number, tl.sum(tl.sum(passed, 1), 0))
-    tl.store(RECEIVED + both * j + columns, tl.sum(given, 0), mask=columns < j)
+    given = tl.zeros([BM // 16, 8, BN // 8, 4, 2], tl.float32)
+    before = tl.zeros([BM // 16, 8, 4], tl.float32)
+    given, before = _edge(
+        Q, k, lses, sums, best, cells, SPAN, b, h, number, begin, tl.minimum(inner, end), given, before,
+        i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN,
+    )  # fmt: skip
+    if not BACK:
+        # around the diagonal a row has keys on both sides
+        given, before = _edge(
+            Q, k, lses, sums, best, cells, SPAN, b, h, number, near, beyond, given, before,
+            i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN,
+        )  # fmt: skip
+    given, before = _edge(
+        Q, k, lses, sums, best, cells, SPAN, b, h, number, tl.maximum(begin, outer), end, given, before,
+        i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN,
+    )  # fmt: skip
+    early = (near - inner) // BM
+    tiles = early + (outer - beyond) // BM
+    if tiles > 0:
+        turn = number * (SPAN // BM) % tiles  # neighbours begin elsewhere, so that they seldom meet on a row
+        row = _row(turn, tiles, early, inner, beyond - near, BM)
+        stop = (row // SPAN + 1) * SPAN
+        for now in tl.range(turn, turn + tiles):
+            row = _row(now, tiles, early, inner, beyond - near, BM)
+            then = _row(now + 1, tiles, early, inner, beyond - near, BM)
+            lse = tl.load(lses + row + tl.arange(0, BM))
+            logs = _products(Q, k, b, h, row, BM, WIDTH) * scale - lse[:, None]
+            given = _tile(
+                logs, sums, best, number, row, given, i, j, shift, low, high, C, WIDTH, LOW, HIGH, BACK, BM, BN, False
+            )
+            if (then >= stop) | (then <= row) | (now + 1 == turn + tiles):
+                before = _cell(cells, given, before, row, SPAN)
+                stop = (then // SPAN + 1) * SPAN
+    tl.store(RECEIVED + both * j + columns, tl.sum(tl.reshape(given, [BM // 2, BN]), 0), mask=columns < j)
 
 
 @triton.jit
@@ -244,21 +288,23 @@ def locate(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The key of each row's largest weight, looked for in the one tile that has it."""
+    """The key of each row's largest weight, looked for in the one group of keys that has it."""
     both = tl.program_id(1).to(tl.int64)
     b, h = both // H, both % H
     rows, features = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, WIDTH)
     real = rows < i
     best = tl.load(BEST + both * i + rows, mask=real, other=0)
     awake = best > 0
-    first = tl.where(awake, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32), 0) * BN
+    weight = (best >> 32).to(tl.int32)
+    group = (weight & (GROUPS - 1)) ^ (GROUPS - 1)
+    first = tl.where(awake, (0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)) * BN + group * (BN // GROUPS), 0)
     inside = real[:, None] & (features[None, :] < C)
     at = Q + b * q_b + h * q_h + rows[:, None].to(tl.int64) * q_n + features[None, :] * q_c
     q = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     where = tl.full([BM], -1, tl.int32)
     keys = K + b * k_b + h // GROUP * k_h
-    for step in tl.range(0, BN):
+    for step in tl.range(0, BN // GROUPS):
         column = first + step
         known = inside & (column < j)[:, None]
         k = tl.load(keys + column[:, None].to(tl.int64) * k_n + features[None, :] * k_c, mask=known, other=0.0)
@@ -272,5 +318,5 @@ def locate(
         better = visible & (score > top)
         top = tl.where(better, score, top)
         where = tl.where(better, column, where)
-    tl.store(LARGEST + both * i + rows, (best >> 32).to(tl.int32).to(tl.float32, bitcast=True), mask=real)
+    tl.store(LARGEST + both * i + rows, (weight & -GROUPS).to(tl.float32, bitcast=True), mask=real)
     tl.store(WHERE + both * i + rows, where, mask=real)
