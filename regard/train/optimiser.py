@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
 from regard.base.numbers import real
+from regard.train.muon import Muon as BatchedMuon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Muon:
         rest = self.rest.made([(name, p) for name, p in named if id(p) not in chosen])
         if not matrices:
             return rest
-        first = torch.optim.Muon(matrices, lr=self.rate, momentum=self.momentum, weight_decay=self.decay)
+        first = BatchedMuon(matrices, lr=self.rate, momentum=self.momentum, weight_decay=self.decay)
         return [first, *rest]
 
 

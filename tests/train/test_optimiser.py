@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
+from regard.train.muon import Muon as BatchedMuon
 from regard.train.optimiser import AdamW, Muon, Optimisers, Rule, Stepper
 from tests.train.tiny import Tiny
 
@@ -69,6 +70,24 @@ def stepped(stepper: Stepper, model: Tiny, count: int) -> None:
         stepper.at(1 / (number + 1))
         stepper.step()
         stepper.forget_gradients()
+
+
+def test_matrices_that_are_turned_together_end_as_those_turned_one_by_one() -> None:
+    draws = torch.Generator().manual_seed(3)
+    shapes = [(9, 5), (5, 9), (9, 5), (7, 7), (5, 9), (3, 3)]
+    ours, theirs = ([nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
+    rules = {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.2}
+    together, apart = BatchedMuon(ours, **rules), torch.optim.Muon(theirs, **rules)
+    for turn in range(3):
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            one.grad = None if number == turn else torch.randn(one.shape, generator=draws)
+            other.grad = None if one.grad is None else one.grad.clone()
+        together.step()
+        apart.step()
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, atol=0.01)  # bfloat16
+        assert not torch.equal(one, torch.ones_like(one))
+    assert {p.shape for p in together.state} == {p.shape for p in ours}
 
 
 @pytest.mark.parametrize("plan", [AdamW(), Muon()], ids=["adamw", "muon"])
