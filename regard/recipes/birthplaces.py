@@ -1,9 +1,9 @@
 """Where was somebody born? A decoder reads biographies with gaps in them, and answers questions about other people.
 
-Expected: not yet measured; the aim is, built-in, 90 % of questions about people never asked in training, and under 10 %
-    without pretraining; on the real set 85 % with rotary positions.
-Time: not yet measured; the aim is, built-in, five minutes on two cores, and fifteen on one GPU for the real set.
-Memory: not yet measured.
+Expected: built-in all of 50 questions about people never asked in training (98 % and more), and 2 % without pretraining
+(--form unread); for the real set the aim is 85 % with rotary positions, where 75 % were seen so far.
+Time: built-in one minute on one core; the real set is made for less than 15 minutes on one H200.
+Memory: built-in under 1 GB; the real set 4 GB of the GPU's, by estimate.
 """
 
 from collections.abc import Sequence
@@ -107,12 +107,12 @@ def course(settings: Settings) -> Settings:
 def unread(settings: Settings) -> Settings:
     """Without pretraining: the questions alone."""
     assert settings.pretraining is not None
-    return replace(settings, reading=0.0, asking=None, pretraining=None, tuning=_tuning(settings.pretraining))
+    return replace(settings, reading=0.0, asking=None, pretraining=None, tuning=settings.pretraining)
 
 
 def _tuning(plan: Plan) -> Plan:
     """Short, and gentle: what was read is soon forgotten."""
-    steps = max(1, plan.steps // 40)
+    steps = max(200, plan.steps // 40)
     return replace(
         plan, steps=steps, optimiser=AdamW(rate=5e-4, decay=0.01), schedule=Linear(warmup=steps // 10),
         evaluate_every=max(1, steps // 5),

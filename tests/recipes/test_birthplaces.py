@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.base.config import overridden
-from regard.base.errors import ConfigError
+from regard.base.errors import ConfigError, UnknownNameError
 from regard.data.corruption import IGNORED, MASK, PAD
 from regard.models.gpt import GPT
 from regard.recipes import birthplaces
@@ -185,11 +185,23 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, object], wor
         birthplaces.run(overridden(birthplaces.built_in(), {**SMALL, **changes}), Place())
 
 
+def test_forms_change_what_is_learned_from() -> None:
+    course = recipe("birthplaces").settings(real=True, form="course")
+    first, second = birthplaces.start(replace(course, model=tiny().model, held=3), Place()).phases
+    assert [(each.share, len(each.questions) > 0) for each in first.task.mixed] == [(0.0, True)]  # type: ignore[attr-defined]
+    assert [each.share for each in second.task.mixed] == [1.0]  # type: ignore[attr-defined]
+    unread = recipe("birthplaces").settings(real=False, form="unread")
+    assert [each.name for each in birthplaces.start(unread, Place()).phases] == ["tuning"]
+    with pytest.raises(UnknownNameError, match="birthplaces has no form 'cours'; there are course, unread"):
+        recipe("birthplaces").settings(real=False, form="cours")
+    with pytest.raises(UnknownNameError, match="vision has no form 'x'; it has one form alone"):
+        recipe("vision").settings(real=False, form="x")
+
+
 @pytest.mark.slow
 def test_the_built_in_run_reaches_its_figures() -> None:
     outcome = birthplaces.run(birthplaces.built_in(), Place())
     assert outcome.figures["test accuracy"] >= 0.9
     assert outcome.figures["seconds"] < 300
-    plan = birthplaces.built_in().pretraining
-    without = birthplaces.run(replace(birthplaces.built_in(), pretraining=None, tuning=plan), Place())
+    without = birthplaces.run(birthplaces.unread(birthplaces.built_in()), Place())
     assert without.figures["test accuracy"] < 0.1
