@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 DIGITS = 6  # decimals of a rounded number, unless told otherwise
-LONGEST = 100_000  # a fraction with a larger numerator or denominator is shown as a decimal
+LONGEST = 100_000  # a fraction with a larger numerator or denominator is shown as a decimal, a whole number never
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _GREEK = {"Ω": r"\Omega", "β": r"\beta"}
@@ -168,18 +168,19 @@ def exactly_shown(value: int | Fraction | float, digits: int = DIGITS) -> bool:
 
 
 def decimal(value: int | Fraction | float, digits: int = DIGITS) -> str:
-    """The number rounded to so many decimals; in powers of ten where they would not show it."""
+    """The number rounded to so many decimals; in powers of ten where they would show too little of it."""
     number = float(value)
     if math.isinf(number):
         return "-∞" if number < 0 else "∞"
-    if number and not 0.5 * 10**-digits <= abs(number) < 1e9:
-        return f"{number:.{min(digits, 3)}e}"
+    # of a smaller one fewer than four digits would be left, and steps would not follow from what is shown
+    if number and not 10.0 ** min(-1, 3 - digits) <= abs(number) < 1e9:
+        return f"{number:.{digits}e}"
     rounded = f"{number:.{digits}f}"
     return rounded.removeprefix("-") if float(rounded) == 0 else rounded
 
 
 def _is_short(value: Fraction) -> bool:
-    return abs(value.numerator) <= LONGEST and value.denominator <= LONGEST
+    return value.denominator == 1 or (abs(value.numerator) <= LONGEST and value.denominator <= LONGEST)
 
 
 def _parts(value: int | Fraction | float, digits: int) -> tuple[bool, str, str]:

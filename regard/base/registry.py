@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from regard.base.errors import UnknownNameError
 
 T = TypeVar("T")
+MOST_LISTED = 30  # of more names a reader finds the right one no sooner than by asking again
 
 
 class Registry(Generic[T]):
@@ -27,10 +28,17 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._things:
-            near = get_close_matches(name, self._things, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnknownNameError(f"unknown {self.kind} {name!r}{hint} (there are: {', '.join(self._things)})")
+            raise UnknownNameError(f"unknown {self.kind} {name!r}{self._near(name)}")
         return self._things[name]
+
+    def _near(self, name: str) -> str:
+        """What may have been meant: the nearest of few names and all of them, or those of many that are near."""
+        few = len(self._things) <= MOST_LISTED
+        near = get_close_matches(name, self._things, n=1 if few else 3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        if few:
+            return f"{hint} (there are: {', '.join(self._things)})"
+        return hint or f" (there are {len(self._things)}, from {min(self._things)!r} to {max(self._things)!r})"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._things)

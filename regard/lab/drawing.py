@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, told apart by colour-blind eyes and in grey
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", ":", "-.")
 
 
 def figure(columns: int = 1, rows: int = 1, *, width: float = 4.2, height: float = 3.2) -> "tuple[Figure, list[Axes]]":
@@ -23,11 +24,27 @@ def figure(columns: int = 1, rows: int = 1, *, width: float = 4.2, height: float
     return made, list(axes.flat)
 
 
-def lines(axes: "Axes", x: Sequence[float], curves: Mapping[str, Sequence[float]], **options: Any) -> None:
-    """Curves by name, each with its colour and mark."""
+def lines(
+    axes: "Axes",
+    x: Sequence[float],
+    curves: Mapping[str, Sequence[float]],
+    *,
+    over: bool = False,
+    legend: bool = True,
+    **options: Any,
+) -> None:
+    """Curves by name, each with its colour and mark.
+
+    over    where curves lie on one another: each has its own dashes, and every other one large open marks
+    legend  whether the axes get one; a figure may have it beside them
+    """
     for number, (name, y) in enumerate(curves.items()):
-        axes.plot(x, y, label=name, color=COLOURS[number % 7], marker=MARKS[number % 7], markersize=4, **options)
-    if len(curves) > 1:
+        look: dict[str, Any] = {"color": COLOURS[number % 7], "marker": MARKS[number % 7], "markersize": 4}
+        if over:
+            look["linestyle"] = DASHES[number % 4]
+            look |= {"markersize": 8, "markerfacecolor": "none"} if number % 2 == 0 else {}
+        axes.plot(x, y, label=name, **look, **options)
+    if len(curves) > 1 and legend:
         axes.legend(frameon=False)
 
 

@@ -37,8 +37,10 @@ def inline_svg(claim: Claim, numbers: Numbers) -> Markup:
     text = svg(claim, numbers)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", text, flags=re.S)
-    # several figures share a page: every name gets its claim in front, so that none means another's
-    text = re.sub(r'\bid="', f'id="{claim.id}-', text)
+    # several figures share a page: every name gets its claim in front, so that none means another's, and names that
+    # nothing refers to go, since two pictures alike share one
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    text = re.sub(r'\sid="([^"]*)"', lambda name: f' id="{claim.id}-{name[1]}"' if name[1] in used else "", text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{claim.id}-", text).replace("xlink:href", "href")
     opening, rest = text.split(">", 1)
     opening = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", opening)

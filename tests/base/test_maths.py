@@ -37,8 +37,8 @@ X = Symbol("X")
         (HALF, "-1/2", r"-\tfrac{1}{2}"),
         (Number(0.25), "0.250000", "0.250000"),
         (Number(-math.inf), "-∞", r"-\infty"),
-        (Number(2.5e-10), "2.500e-10", r"2.500 \times 10^{-10}"),
-        (Number(Fraction(1, 3_000_017)), "3.333e-07", r"3.333 \times 10^{-7}"),
+        (Number(2.5e-10), "2.500000e-10", r"2.500000 \times 10^{-10}"),
+        (Number(Fraction(1, 3_000_017)), "3.333314e-07", r"3.333314 \times 10^{-7}"),
         (Symbol("W", "Q", 2), "W_Q⁽²⁾", "W_{Q}^{(2)}"),
         (Symbol("Ω", "q"), "Ω_q", r"\Omega_{q}"),
         (Entry(Symbol("Q", above=12), (1, 3)), "Q⁽¹²⁾[1,3]", "Q_{1,3}^{(12)}"),
@@ -88,8 +88,22 @@ def test_digits_are_chosen_where_a_tree_is_written() -> None:
     assert maths.decimal(-0.0) == "0.000000"
 
 
+def test_small_numbers_have_as_many_digits_as_others_so_that_steps_follow_from_what_is_shown() -> None:
+    top, bottom = math.exp(-10.5), 1.0015309657
+    shown = [maths.decimal(value) for value in (top, bottom, top / bottom)]
+    assert shown == ["2.753645e-05", "1.001531", "2.749436e-05"]
+    assert maths.decimal(float(shown[0]) / float(shown[1])) == shown[2]
+    assert [maths.decimal(value) for value in (0.001, -0.0009, 0.06)] == ["0.001000", "-9.000000e-04", "0.060000"]
+    assert maths.decimal(0.06, 1) == "6.0e-02"
+
+
+def test_a_whole_number_stays_whole_however_large() -> None:
+    assert maths.text(Number(Fraction(-(10**12)))) == "-1000000000000"
+
+
 @pytest.mark.parametrize(
-    ("value", "exact"), [(3, True), (Fraction(1, 3), True), (0.5, False), (Fraction(1, 10**6 + 3), False)]
+    ("value", "exact"),
+    [(3, True), (-(10**7), True), (Fraction(1, 3), True), (0.5, False), (Fraction(1, 10**6 + 3), False)],
 )
 def test_what_is_rounded_is_known(value: int | Fraction | float, exact: bool) -> None:
     assert maths.exactly_shown(value) is exact

@@ -54,6 +54,22 @@ def test_a_name_that_is_far_off_gets_the_list(fruits):
     assert str(unknown.value) == "unknown fruit 'xyzzy' (there are: pear, apple, cherry)"
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("noisy", "unknown claim 'noisy'; did you mean 'noisy-3' or 'noisy-2' or 'noisy-1'?"),
+        ("xyzzy", "unknown claim 'xyzzy' (there are 43, from 'blue-0' to 'noisy-3')"),
+    ],
+)
+def test_of_many_names_only_those_are_told_that_are_near(name, words):
+    many: Registry[int] = Registry("claim")
+    for number, each in enumerate([f"blue-{number}" for number in range(40)] + ["noisy-1", "noisy-2", "noisy-3"]):
+        many.add(each)(number)
+    with pytest.raises(UnknownNameError) as unknown:
+        many[name]
+    assert str(unknown.value) == words
+
+
 def test_what_is_none_is_there_too():
     registry: Registry[None] = Registry("thing")
     registry.add("nothing")(None)

@@ -207,6 +207,7 @@ def test_settings_and_seed_reach_the_run(four: Registry[Claim]) -> None:
     ("words", "told"),
     [
         (["run", "holdin"], "unknown claim 'holdin'; did you mean 'holding'?"),
+        (["run", "xyzzy"], "(regard lab lists them)"),
         (["run", "holding", "all"], "all stands for every claim and goes alone, but holding is named beside it"),
         (["run", "three-tokens"], "three-tokens is a worked example and no claim of the lab; see regard work"),
         (["show", "udl-12-1"], "see regard work udl-12-1"),

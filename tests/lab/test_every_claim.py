@@ -1,7 +1,11 @@
 """What holds of every claim of the lab, whatever it is about."""
 
 import json
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,8 +79,6 @@ SEVERAL_SEEDS = (
     "pretraining-knowledge",
     "made-up-answers",
 )
-# a run of seconds is too short for their seeds to agree
-UNDECIDED_WHEN_SHORT = {"made-up-answers", "vit-positions"}
 BROKEN = {
     *test_attention.FAULTS,
     *(name for chapter in (test_heads, test_transformers, test_language_claims) for name, _ in chapter.FAULTS),
@@ -95,8 +97,7 @@ def test_every_claim_has_a_fault_that_turns_its_verdict() -> None:
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_short_run_supports_the_claim(name: str) -> None:
-    expected = (SUPPORTED, UNCLEAR) if name in UNDECIDED_WHEN_SHORT else (SUPPORTED,)
-    assert outcome(name).verdict.word in expected, outcome(name).verdict.sentence
+    assert outcome(name).verdict.word == SUPPORTED, outcome(name).verdict.sentence
 
 
 def widened(found: Any) -> Any:
@@ -113,9 +114,9 @@ def test_what_seeds_do_not_agree_on_is_unclear(name: str) -> None:
     assert claims()[name].module.verdict(numbers(name) | wide).word == UNCLEAR
 
 
-def test_all_claims_with_an_interval_heed_it() -> None:
-    """Those that repeat over seeds, and no others, count how many."""
-    assert {name for name in CLAIMS if "repeats" in numbers(name)} == set(SEVERAL_SEEDS)
+@pytest.mark.parametrize("name", CLAIMS)
+def test_these_claims_repeat_over_seeds_and_no_others(name: str) -> None:
+    assert ("repeats" in numbers(name)) == (name in SEVERAL_SEEDS)
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -124,6 +125,12 @@ def test_every_wrong_answer_of_the_sheets_is_refuted(name: str) -> None:
     assert [verdict.word for _, verdict in found] == [REFUTED] * CLAIMS[name]
     assert all(sheet.source.split()[0] in claims()[name].source for sheet, _ in found)
     assert all(sheet.says and sheet.right for sheet, _ in found)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_sentences_have_no_lists_of_python_in_them(name: str) -> None:
+    sentences = [outcome(name).verdict.sentence, *(verdict.sentence for _, verdict in outcome(name).sheet)]
+    assert [found for told in sentences for found in re.findall(r"\[[^a-zA-Z]*\]|\{|0e\+00", told)] == []
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -153,14 +160,31 @@ def test_the_same_seed_gives_the_same_numbers_but_for_the_clock(name: str) -> No
     assert untimed(claim.run(claim.setup(smoke=True)).numbers) == untimed(numbers(name))
 
 
+SHORT_RUNS = """
+import json, time, torch
+from regard.lab.claim import claims
+
+torch.set_num_threads(1)
+taken = {}
+for name in claims():
+    for _ in range(2):  # the first may import what it needs
+        start = time.process_time()
+        claims()[name].run(claims()[name].setup(smoke=True))
+        taken[name] = min(time.process_time() - start, taken.get(name, 60.0))
+        if taken[name] < 2:
+            break
+print(json.dumps(taken))
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CLAIMS)
-def test_a_short_run_takes_three_seconds_of_one_core_at_most(name: str) -> None:
-    claim = claims()[name]
-    outcome(name)  # and what it imports is there
-    start = time.process_time()
-    claim.run(claim.setup(smoke=True))
-    assert time.process_time() - start < 4  # three, and what it takes to check all shapes
+def test_a_short_run_takes_three_seconds_of_one_core_at_most(root: Path) -> None:
+    """In a process that checks no shapes, as it runs for users."""
+    done = subprocess.run([sys.executable, "-c", SHORT_RUNS], cwd=root, capture_output=True, text=True, check=True)
+    taken = json.loads(done.stdout)
+    assert set(taken) == set(CLAIMS)
+    # a core that is shared with others counts more seconds for the same work
+    assert {name: seconds for name, seconds in taken.items() if seconds > 4} == {}
 
 
 def untimed(found: dict[str, Any]) -> dict[str, Any]:

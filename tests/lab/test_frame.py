@@ -387,8 +387,8 @@ def test_a_page_needs_nothing_else(beta: Claim, result: Result) -> None:
 
 
 def test_links_and_references_of_a_page_lead_to_one_place(beta: Claim, result: Result) -> None:
-    diffuse = claims()["diffuse"]
-    text = page([(beta, result), (diffuse, result_of(diffuse.run(diffuse.module.SMOKE)))])
+    maps = claims()["four-kinds"]  # whose scales of colours are one picture, four times
+    text = page([(beta, result), (maps, result_of(maps.run(maps.module.SMOKE)))])
     read = Reader(text)
     names = Counter(attributes["id"] for _, attributes in read.elements if "id" in attributes)
     assert max(names.values()) == 1, names.most_common(3)

@@ -76,8 +76,8 @@ def verdict(numbers: Numbers) -> Verdict:
     return judged(
         formula and near,
         f"With {numbers['keys']} keys and s={numbers['sizes'][at]:g} the two weigh {numbers['weight of a'][at]:.5f} "
-        f"and {numbers['weight of b'][at]:.5f}, and the output is {numbers['off the mean of two'][at]:.0e} from their "
-        f"mean; at s={numbers['sizes'][-1]:g} {numbers['off the mean of two'][-1]:.0e}. The formula says "
+        f"and {numbers['weight of b'][at]:.5f}, and the output is {numbers['off the mean of two'][at]:.0g} from their "
+        f"mean; at s={numbers['sizes'][-1]:g} {numbers['off the mean of two'][-1]:.0g}. The formula says "
         f"{numbers['by formula'][at]:.5f}.",
     )
 
@@ -90,7 +90,7 @@ def _others_are_opposite(numbers: Numbers) -> Verdict:
     )
     return judged(
         lowest < -0.5 * s and lead > 1.5 * s,
-        f"At s={s:g} the lowest score of another key is {abs(lowest):.0e}, and its weight lies e^{lead:.1f} below that "
+        f"At s={s:g} the lowest score of another key is {abs(lowest):.0g}, and its weight lies e^{lead:.1f} below that "
         f"of the two: e^s, as for a score of 0. Opposite keys would score -{s:g} and lie e^{2 * s:g} below.",
     )
 

@@ -116,7 +116,7 @@ def verdict(numbers: Numbers) -> Verdict:
         f"Scores {shown} copy but for {numbers['lost']:.1e}, with any constant added too. At a lead of ln((n - 1) / "
         f"eps) the error is {min(ratios):.2f} to {max(ratios):.2f} eps; {numbers['short']:g} below it, at least "
         f"{min(missed):.2f} eps. At beta={numbers['beta']:g} three different queries give the identity within "
-        f"{numbers['different queries off the identity']:.0e}, three equal ones are "
+        f"{numbers['different queries off the identity']:.0g}, three equal ones are "
         f"{numbers['equal queries off the identity']:.0f} off it.",
     )
 

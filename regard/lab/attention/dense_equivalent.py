@@ -95,8 +95,8 @@ def verdict(numbers: Numbers) -> Verdict:
     tied = numbers["dense parameters"] == n**2 and numbers["dense inputs"] == n
     return judged(
         equal and follows and tied and numbers["queries answered at the longer"] == n,
-        f"Identity weights copy within {numbers['copy off']:.0e}, 1/{n} averages within {numbers['average off']:.0e}. "
-        f"When tokens move, attention's output changes by {numbers['attention after the move off']:.0e} and that of "
+        f"Identity weights copy within {numbers['copy off']:.0g}, 1/{n} averages within {numbers['average off']:.0g}. "
+        f"When tokens move, attention's output changes by {numbers['attention after the move off']:.0g} and that of "
         f"the layer with the same weights by {numbers['dense after the move off']:.2f}. The layer has "
         f"{numbers['dense parameters']} parameters and takes {numbers['dense inputs']} tokens; attention took "
         f"{numbers['longer']} as well.",

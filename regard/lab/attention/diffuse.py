@@ -4,7 +4,7 @@ Claim: As beta goes to 0: every weight becomes 1/m and the output the mean of th
     are. What is hidden stays out: it is the mean of the visible.
 Measures: How far the weights of random queries are from 1/m, from beta = 1000 down to 0; the output at 0 against the
     mean of the values, with and without a causal mask.
-Budget: 1 second
+Budget: 2 seconds
 Source: 000 1.1d
 """
 
@@ -68,10 +68,10 @@ def verdict(numbers: Numbers) -> Verdict:
     exact = at_zero < 1e-15 and numbers["off the mean"] < 1e-14 and numbers["off the mean so far"] < 1e-14
     return judged(
         falls and exact and nearly < 1e-2,
-        f"With {numbers['keys']} keys no weight is farther from 1/{numbers['keys']} than {nearly:.0e} at "
-        f"beta={small:g} and {at_zero:.0e} at 0, where the output is the mean of the values within "
-        f"{numbers['off the mean']:.0e}, and under a causal mask the mean so far within "
-        f"{numbers['off the mean so far']:.0e}.",
+        f"With {numbers['keys']} keys no weight is farther from 1/{numbers['keys']} than {nearly:.0g} at "
+        f"beta={small:g} and {at_zero:.0g} at 0, where the output is the mean of the values within "
+        f"{numbers['off the mean']:.0g}, and under a causal mask the mean so far within "
+        f"{numbers['off the mean so far']:.0g}.",
     )
 
 

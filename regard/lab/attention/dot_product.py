@@ -70,8 +70,8 @@ def verdict(numbers: Numbers) -> Verdict:
         sizes and exact,
         f"With {n} queries, {m} keys and values {t} wide, A is {' x '.join(map(str, numbers['size of A']))} and H is "
         f"{' x '.join(map(str, numbers['size of H']))}. Rows differ from transposed columns by "
-        f"{numbers['difference of H']:.0e}, and the columns of A sum to 1 within "
-        f"{numbers['column sums off one by']:.0e}.",
+        f"{numbers['difference of H']:.0g}, and the columns of A sum to 1 within "
+        f"{numbers['column sums off one by']:.0g}.",
     )
 
 

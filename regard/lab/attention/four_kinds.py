@@ -85,7 +85,7 @@ def verdict(numbers: Numbers) -> Verdict:
         for kind in numbers["kinds"]
     )
     return judged(
-        holds, f"{told}. At beta={numbers['betas'][-1]:g} soft is {numbers['soft off hard'][-1]:.0e} from hard."
+        holds, f"{told}. At beta={numbers['betas'][-1]:g} soft is {numbers['soft off hard'][-1]:.0g} from hard."
     )
 
 

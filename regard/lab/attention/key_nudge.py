@@ -10,17 +10,16 @@ Budget: 2 seconds
 Source: 000 1.1e, 002 1.1e
 """
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from regard.base.seeds import generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
+from regard.lab.nudges import Nudging, first_order, length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,30 +28,15 @@ MATHS = r"k_1 \to k_1 + \epsilon: \Delta h_i = \beta a_{1i} (v_1 - h_i)(\epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Sizes, standard deviations of the entries of eps from large to small, and how many inputs to take medians of."""
-
-    queries: int = 5
-    keys: int = 11
-    width: int = 8
-    value_width: int = 3
-    sizes: tuple[float, ...] = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
-    inputs: int = 201
-    seed: int = 0
+class Setup(Nudging):
+    """Inputs and nudges; it is the first key that moves."""
 
 
 SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
-
-    def normal(*sizes: int) -> Tensor:
-        return torch.randn(setup.inputs, 1, *sizes, generator=draws, dtype=torch.float64)
-
-    q, k = normal(setup.queries, setup.width), normal(setup.keys, setup.width)
-    v, direction = normal(setup.keys, setup.value_width), normal(1, setup.width)
-    one_hot = torch.eye(setup.keys, dtype=torch.float64).expand(setup.inputs, 1, -1, -1)
+    q, k, v, direction, one_hot = setup.drawn()
     nudge = torch.cat([direction, torch.zeros_like(k[:, :, 1:])], 2)  # only the first key moves
     h, a = attention(q, k, v), attention(q, k, one_hot)
     beta = setup.width**-0.5
@@ -61,21 +45,12 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def moved(size: float) -> Tensor:
         return attention(q, k + size * nudge, v) - h
 
-    def length(change: Tensor) -> Tensor:
-        return change.square().flatten(1).sum(1).sqrt()
-
-    errors = {size: length(moved(size) - size * slope) for size in setup.sizes}
-    relative = {size: errors[size] / length(size * slope) for size in setup.sizes}
-    smaller, smallest = setup.sizes[-2:]
-    order = (errors[smaller] / errors[smallest]).log() / math.log(smaller / smallest)
     large, small = setup.sizes[0], setup.sizes[-1]
     shift = attention(q, k + small * nudge, one_hot) - a
     # additive weights would be those of the keys plus those of a set of keys that holds the nudge alone
     added = a + attention(q, large * nudge, one_hot)
     return {
-        "sizes": list(setup.sizes),
-        "relative error": [relative[size].median().item() for size in setup.sizes],
-        "order of the error": order.median().item(),
+        **first_order(setup.sizes, moved, slope),
         "columns": setup.queries,
         "columns moved": int((moved(small).abs().amax(-1) > 0).sum(2).min()),
         "weights": setup.queries * setup.keys,
@@ -96,7 +71,7 @@ def verdict(numbers: Numbers) -> Verdict:
     )
     return judged(
         error < 1e-4 and abs(order - 2) < 0.05 and everywhere,
-        f"With eps of size {numbers['sizes'][-1]:g} the prediction is off by {error:.0e} of the change, and its error "
+        f"With eps of size {numbers['sizes'][-1]:g} the prediction is off by {error:.0g} of the change, and its error "
         f"grows as eps to the power {order:.2f}. {numbers['columns moved']} of {numbers['columns']} columns and "
         f"{numbers['weights moved']} of {numbers['weights']} weights move.",
     )

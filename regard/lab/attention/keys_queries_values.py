@@ -78,16 +78,16 @@ def verdict(numbers: Numbers) -> Verdict:
     second, first = numbers["matrices: c2 off u_b"], numbers["matrices: c1 off u_b - u_c"]
     return judged(
         itself < 1e-9 and never > 1 and second < 1e-9 and first < 1e-9,
-        f"With the tokens themselves c2 is u_a within {itself:.0e} of its length, and never nearer to u_b than "
-        f"{never:.2f} lengths whatever is added. With the three matrices c2 is u_b within {second:.0e} and c1 is u_b - "
-        f"u_c within {first:.0e}.",
+        f"With the tokens themselves c2 is u_a within {itself:.0g} of its length, and never nearer to u_b than "
+        f"{never:.2f} lengths whatever is added. With the three matrices c2 is u_b within {second:.0g} and c1 is u_b - "
+        f"u_c within {first:.0g}.",
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
     made, (axes,) = figure()
     curves = {"u_d added to x2": numbers["off u_b with u_d"], "u_c added to x2": numbers["off u_b with u_c"]}
-    lines(axes, numbers["multiples"], curves, alpha=0.7)
+    lines(axes, numbers["multiples"], curves, over=True)
     axes.axhline(numbers["matrices: c2 off u_b"], color="#000000", linestyle="--", label="with Q, K and V")
     axes.legend(frameon=False)
     axes.set(

@@ -3,8 +3,8 @@
 Claim: With tiny noise alike in all directions it does: the query s (mu_a + mu_b) gives the mean. When the length
     gamma of k_a varies, gamma ~ N(1, 1/2), it does not: a weighs sigma(s (gamma - 1)), so that at s = 20 the output is
     near v_a in about 37 % of draws, near v_b in about 37 %, and between them in the rest.
-Measures: The weights that `attend` gives to many draws of keys, against that formula; the shares of draws whose weight
-    is within 1 % of v_a and of v_b.
+Measures: The weights that `attend` gives to many draws of keys, whose lengths are drawn evenly over their law, against
+    that formula; the shares of draws whose weight is within 1 % of v_a and of v_b.
 Budget: 5 seconds
 Source: 001 1c
 """
@@ -15,12 +15,11 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from regard.base.seeds import generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import COLOURS, figure
+from regard.lab.noisy_keys import Noisy, histograms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,17 +28,8 @@ MATHS = r"k_a = \gamma \mu_a, \gamma \sim N(1, \frac{1}{2}): a_a = \frac{1}{1 + 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """How many keys, the scale s of the query, the variances of the noise and of the length, and how many draws."""
-
-    keys: int = 10
-    width: int = 11
-    size: float = 20.0
-    noise: float = 1e-12
-    variance: float = 0.5
-    draws: int = 100_000
-    bins: int = 21
-    seed: int = 0
+class Setup(Noisy):
+    """Keys, the scale s of the query that asks for two of them, and how many draws."""
 
 
 SMOKE = Setup(draws=20_000)
@@ -47,19 +37,11 @@ SMOKE = Setup(draws=20_000)
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = generator(setup.seed)
-    mu = torch.eye(setup.width, dtype=torch.float64)[: setup.keys]
+    mu, one_hot = setup.means, setup.one_hot
     q = (setup.size * (mu[0] + mu[1])).expand(setup.draws, 1, 1, -1)
-    one_hot = torch.eye(setup.keys, dtype=torch.float64).expand(setup.draws, 1, -1, -1)
-
-    def keys() -> Tensor:
-        noise = torch.randn(setup.draws, 1, *mu.shape, generator=draws, dtype=torch.float64)
-        return noise.mul_(setup.noise**0.5).add_(mu)
-
-    steady = attention(q, keys(), one_hot, beta=1.0)[:, 0, 0]
-    gamma = 1 + setup.variance**0.5 * torch.randn(setup.draws, generator=draws, dtype=torch.float64)
-    varied = keys()
-    varied[:, 0, 0] += (gamma - 1)[:, None] * mu[0]
-    weights = attention(q, varied, one_hot, beta=1.0)[:, 0, 0]
+    steady = attention(q, setup.drawn(draws), one_hot, beta=1.0)[:, 0, 0]
+    gamma = setup.lengths(draws)
+    weights = attention(q, setup.varied(gamma, draws), one_hot, beta=1.0)[:, 0, 0]
     predicted = torch.sigmoid(setup.size * (gamma - 1))
     near_a, near_b = (weights[:, at] > 0.99 for at in (0, 1))
     return {
@@ -72,31 +54,29 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "near b": near_b.double().mean().item(),
         "between": (~near_a & ~near_b).double().mean().item(),
         "spread of the weight": weights[:, 0].std().item(),
-        "histogram": torch.histc(weights[:, 0], setup.bins, 0, 1).div(setup.draws).tolist(),
-        "steady histogram": torch.histc(steady[:, 0], setup.bins, 0, 1).div(setup.draws).tolist(),
+        "histogram": setup.histogram(weights[:, 0]),
+        "steady histogram": setup.histogram(steady[:, 0]),
     }
 
 
 def verdict(numbers: Numbers) -> Verdict:
     steady = numbers["steady: off one half"] < 1e-3
     law = numbers["by the normal law"]
-    margin = 5 * math.sqrt(law * (1 - law) / numbers["draws"])  # five standard deviations
+    margin = 5 / numbers["draws"]  # lengths are drawn evenly: a share is off by few of them
     jumps = law > 0.25 and all(abs(numbers[near] - law) < margin for near in ("near a", "near b"))
     return judged(
         steady and jumps and numbers["off the formula"] < 1e-3,
-        f"With tiny noise both weights stay within {numbers['steady: off one half']:.0e} of one half. With a varying "
+        f"With tiny noise both weights stay within {numbers['steady: off one half']:.0g} of one half. With a varying "
         f"length and s={numbers['size']:g} the output is within 1 % of v_a in {numbers['near a']:.1%} and of v_b in "
         f"{numbers['near b']:.1%} of {numbers['draws']} draws, {law:.1%} by the normal law; sigma(s (gamma - 1)) is "
-        f"off by at most {numbers['off the formula']:.0e}.",
+        f"off by at most {numbers['off the formula']:.0g}.",
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
-    bins = len(numbers["histogram"])
-    edges = [at / bins for at in range(bins + 1)]
-    axes.stairs(numbers["histogram"], edges, fill=True, color=COLOURS[0], label="length of k_a varies")
-    axes.stairs(numbers["steady histogram"], edges, color=COLOURS[1], linewidth=2, label="tiny noise")
-    made.legend(frameon=False, loc="outside lower center", ncols=2)
-    axes.set(xlabel="weight of a", ylabel="share of draws", title=f"One head, s = {numbers['size']:g}")
-    return made
+    return histograms(
+        {"length of k_a varies": numbers["histogram"]},
+        {"tiny noise": numbers["steady histogram"]},
+        xlabel="weight of a",
+        title=f"One head, s = {numbers['size']:g}",
+    )

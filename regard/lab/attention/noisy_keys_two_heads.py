@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.base.seeds import generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import COLOURS, figure
+from regard.lab.noisy_keys import Noisy, histograms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,17 +33,8 @@ MATHS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """How many keys, the scale s of the queries, the variances of the noise and of the length, and how many draws."""
-
-    keys: int = 10
-    width: int = 11
-    size: float = 20.0
-    noise: float = 1e-12
-    variance: float = 0.5
-    draws: int = 100_000
-    bins: int = 21
-    seed: int = 0
+class Setup(Noisy):
+    """Keys, the scale s of the queries, and how many draws."""
 
 
 SMOKE = Setup(draws=20_000)
@@ -51,13 +42,9 @@ SMOKE = Setup(draws=20_000)
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = generator(setup.seed)
-    mu = torch.eye(setup.width, dtype=torch.float64)[: setup.keys]
-    # one draw from each of as many equally likely parts: shares come out to the digits that the law has
-    even = (torch.arange(setup.draws) + torch.rand(setup.draws, generator=draws, dtype=torch.float64)) / setup.draws
-    gamma = 1 + setup.variance**0.5 * torch.special.ndtri(even)
-    k = torch.randn(setup.draws, 1, *mu.shape, generator=draws, dtype=torch.float64).mul_(setup.noise**0.5).add_(mu)
-    k[:, 0, 0] += (gamma - 1)[:, None] * mu[0]
-    one_hot = torch.eye(setup.keys, dtype=torch.float64).expand(setup.draws, 1, -1, -1)
+    mu, one_hot = setup.means, setup.one_hot
+    gamma = setup.lengths(draws)
+    k = setup.varied(gamma, draws)
 
     def heads(*queries: Tensor) -> Tensor:
         """The weights of each head: both share the keys, as grouped heads do."""
@@ -88,21 +75,21 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "spread of c1 alone": first.std().item(),
         "spread of c, one head": alike[towards, 0, 0].std().item(),
         "spread of c, two equal heads": alike.mean(1)[towards, 0].std().item(),
-        "histogram": torch.histc(mean[towards, 0], setup.bins, 0, 1).div(int(towards.sum())).tolist(),
-        "histogram of one head": torch.histc(alike[towards, 0, 0], setup.bins, 0, 1).div(int(towards.sum())).tolist(),
+        "histogram": setup.histogram(mean[towards, 0]),
+        "histogram of one head": setup.histogram(alike[towards, 0, 0]),
     }
 
 
 def verdict(numbers: Numbers) -> Verdict:
     near, two, one = numbers["c1 near v_a"], numbers["spread of c, two heads"], numbers["spread of c, one head"]
     law = numbers["by the normal law"]
-    margin = 5 * math.sqrt(law * (1 - law) / (numbers["draws"] * numbers["draws kept"]))  # five standard deviations
+    margin = 5 / numbers["draws"]  # lengths are drawn evenly: a share is off by few of them
     steady = numbers["c2 off v_b"] < 1e-6 and two < one / 4
     return judged(
         steady and abs(near - law) < margin and numbers["off the formula"] < 1e-3,
         f"With s={numbers['size']:g} and {numbers['keys']} keys, c1 is within 1 % of v_a in {near:.1%} of the draws "
         f"where k_a points its way, {law:.1%} by the normal law ({numbers['c1 near v_a, all draws']:.1%} of all), and "
-        f"c2 is never more than {numbers['c2 off v_b']:.0e} off v_b. The weight of a in their mean has a standard "
+        f"c2 is never more than {numbers['c2 off v_b']:.0g} off v_b. The weight of a in their mean has a standard "
         f"deviation of {two:.3f}, in one head that asks for both {one:.3f}.",
     )
 
@@ -127,11 +114,9 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
-    bins = len(numbers["histogram"])
-    edges = [at / bins for at in range(bins + 1)]
-    axes.stairs(numbers["histogram"], edges, fill=True, color=COLOURS[0], label="two heads, a key each")
-    axes.stairs(numbers["histogram of one head"], edges, color=COLOURS[1], linewidth=2, label="one head, both keys")
-    made.legend(frameon=False, loc="outside lower center", ncols=2)
-    axes.set(xlabel="weight of a in c", ylabel="share of draws", title=f"Two heads hold still, s = {numbers['size']:g}")
-    return made
+    return histograms(
+        {"two heads, a key each": numbers["histogram"]},
+        {"one head, both keys": numbers["histogram of one head"]},
+        xlabel="weight of a in c",
+        title=f"Two heads hold still, s = {numbers['size']:g}",
+    )

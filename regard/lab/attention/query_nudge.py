@@ -8,17 +8,16 @@ Budget: 2 seconds
 Source: 002 1.1f
 """
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from regard.base.seeds import generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
+from regard.lab.nudges import Nudging, first_order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,34 +26,19 @@ MATHS = r"q_i \to q_i + \epsilon: \Delta h_i = \beta \sum_j a_{ji} (v_j - h_i)(k
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Sizes, which query moves, standard deviations of the entries of eps, and how many inputs to take medians of."""
+class Setup(Nudging):
+    """Inputs and nudges, and which query moves."""
 
-    queries: int = 5
-    keys: int = 11
-    width: int = 8
-    value_width: int = 3
     query: int = 2
-    sizes: tuple[float, ...] = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
-    inputs: int = 201
-    seed: int = 0
 
 
 SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
-
-    def normal(*sizes: int) -> Tensor:
-        return torch.randn(setup.inputs, 1, *sizes, generator=draws, dtype=torch.float64)
-
-    q, k = normal(setup.queries, setup.width), normal(setup.keys, setup.width)
-    v, direction = normal(setup.keys, setup.value_width), normal(1, setup.width)
-    one_hot = torch.eye(setup.keys, dtype=torch.float64).expand(setup.inputs, 1, -1, -1)
+    q, k, v, direction, one_hot = setup.drawn()
     h, a = attention(q, k, v), attention(q, k, one_hot)
-    own = slice(setup.query, setup.query + 1)
-    beta = setup.width**-0.5
+    own, beta = slice(setup.query, setup.query + 1), setup.width**-0.5
     spread = torch.einsum("bhj,bhje,bhjc->bhec", a[:, :, setup.query], v - h[:, :, own], k)  # Cov_a(v, k)
     slope = beta * torch.einsum("bhec,bhic->bhie", spread, direction)
 
@@ -63,21 +47,12 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         nudged[:, :, own] += size * direction
         return attention(nudged, k, v) - h
 
-    def length(change: Tensor) -> Tensor:
-        return change.square().flatten(1).sum(1).sqrt()
-
-    errors = {size: length(moved(size)[:, :, own] - size * slope) for size in setup.sizes}
-    relative = [(errors[size] / length(size * slope)).median().item() for size in setup.sizes]
-    smaller, smallest = setup.sizes[-2:]
-    order = (errors[smaller] / errors[smallest]).log() / math.log(smaller / smallest)
     change = moved(setup.sizes[0])
     by_key = k.clone()
     by_key[:, :, :1] += setup.sizes[0] * direction
     others = torch.arange(setup.queries) != setup.query
     return {
-        "sizes": list(setup.sizes),
-        "relative error": relative,
-        "order of the error": order.median().item(),
+        **first_order(setup.sizes, lambda size: moved(size)[:, :, own], slope),
         "columns": setup.queries,
         "own change": change[:, :, own].abs().amax((1, 2, 3)).median().item(),
         "change of other columns": change[:, :, others].abs().max().item(),
@@ -93,8 +68,8 @@ def verdict(numbers: Numbers) -> Verdict:
     return judged(
         error < 1e-4 and abs(order - 2) < 0.05 and alone and numbers["columns moved by a key"] == numbers["columns"],
         f"A nudge of size {numbers['sizes'][0]:g} moves the query's own column by {numbers['own change']:.2f} and the "
-        f"others by {numbers['change of other columns']:.0e}; a key moves {numbers['columns moved by a key']} of "
-        f"{numbers['columns']} columns. At size {numbers['sizes'][-1]:g} the prediction is off by {error:.0e} of the "
+        f"others by {numbers['change of other columns']:.0g}; a key moves {numbers['columns moved by a key']} of "
+        f"{numbers['columns']} columns. At size {numbers['sizes'][-1]:g} the prediction is off by {error:.0g} of the "
         f"change; its error grows as eps to the power {order:.2f}.",
     )
 

@@ -17,6 +17,7 @@ from regard.base.seeds import generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import figure, heat
+from regard.lab.words import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,11 +85,15 @@ def verdict(numbers: Numbers) -> Verdict:
     return judged(
         raw and rows and read and alone,
         f"Rows of scores sum to between {lowest:.1f} and {highest:.1f}, with {numbers['negative scores']} negative "
-        f"entries; rows of weights to 1 within {numbers['rows off one by']:.0e}, with {numbers['negative weights']}. "
+        f"entries; rows of weights to 1 within {numbers['rows off one by']:.0g}, with {numbers['negative weights']}. "
         f"Columns of weights sum to between {low:.2f} and {high:.2f}. {found} of {n} tokens are seen along their row "
-        f"to look where they were made to, and query {numbers['changed']} changes rows "
-        f"{numbers['rows changed by a query']}.",
+        f"to look where they were made to, and query {numbers['changed']} changes "
+        f"{_rows(numbers['rows changed by a query'])}.",
     )
+
+
+def _rows(changed: list[int]) -> str:
+    return "no row" if not changed else f"row{'s' * (len(changed) > 1)} {listed(changed)}"
 
 
 def draw(numbers: Numbers) -> "Figure":
@@ -98,5 +103,5 @@ def draw(numbers: Numbers) -> "Figure":
     heat(middle, numbers["weights"])
     middle.set(xlabel="key token j", ylabel="query token i", title="Weights: each row sums to 1")
     heat(right, numbers["looking"], high=1.0)
-    right.set(xlabel="key token j", ylabel="query token i", title=f"Made to look at {numbers['looks at']}")
+    right.set(xlabel="key token j", ylabel="query token i", title=f"Made to look at {listed(numbers['looks at'])}")
     return made

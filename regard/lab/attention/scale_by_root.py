@@ -105,7 +105,7 @@ def _clips_against_explosion(numbers: Numbers) -> Verdict:
     to_q, mean = numbers["gradient of q, plain"], numbers["mean gradient of q, plain"]
     return judged(
         plain[-1] > scaled[-1] and to_q[-1] > to_q[0],
-        f"Undivided, the median gradient at the scores is {plain[-1]:.0e} at width {last}, divided {scaled[-1]:.0e}; "
+        f"Undivided, the median gradient at the scores is {plain[-1]:.0g} at width {last}, divided {scaled[-1]:.0g}; "
         f"undivided at q it falls from {to_q[0]:.1e} to {to_q[-1]:.1e}: for most queries it vanishes, while the few "
         f"near a tie lift the mean at q from {mean[0]:.1f} to {mean[-1]:.1f}. Nothing is clipped: divided scores reach "
         f"{numbers['largest scaled score'][-1]:.1f}.",
@@ -118,7 +118,7 @@ def _prevents_overflow(numbers: Numbers) -> Verdict:
     return judged(
         largest > holds and (finite < 1 or off > 1e-2),
         f"At undivided scores up to {largest:.0f}, where exp in float32 holds up to {holds:.0f}, {finite:.0%} of "
-        f"outputs are finite and at most {off:.0e} from float64: the largest score is subtracted first.",
+        f"outputs are finite and at most {off:.0g} from float64: the largest score is subtracted first.",
     )
 
 

@@ -87,7 +87,7 @@ def verdict(numbers: Numbers) -> Verdict:
         f"The largest of the 25 derivatives is {largest:.1e}, e to the gap of the two largest inputs {gap:.1e}. For "
         f"the winner floats give y (1 - y) = {numbers['y (1 - y) of the winner in floats']:g}, where the others sum to "
         f"{numbers['derivative of the winner']:.1e}. A step of {numbers['step']:g} in any input changes no output by "
-        f"more than {numbers['largest change after a step']:.0e}. With inputs divided by {numbers['divided by']:g} the "
+        f"more than {numbers['largest change after a step']:.0g}. With inputs divided by {numbers['divided by']:g} the "
         f"largest derivative is {numbers['largest derivative, divided']:.2f}.",
     )
 
@@ -96,7 +96,7 @@ def _very_sensitive(numbers: Numbers) -> Verdict:
     change = numbers["largest change after a step"]
     return judged(
         change > 0.01,
-        f"A step of {numbers['step']:g} in any input changes no output by more than {change:.0e}: that is insensitive.",
+        f"A step of {numbers['step']:g} in any input changes no output by more than {change:.0g}: that is insensitive.",
     )
 
 

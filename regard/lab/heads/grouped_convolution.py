@@ -113,7 +113,7 @@ def verdict(numbers: Numbers) -> Verdict:
     return judged(
         exact and alike and numbers["smallest error with a group a channel"] > 0.1,
         f"With groups={numbers['heads']}, the number of heads, and a 1 x 1 convolution for W_o the outputs differ by "
-        f"{numbers['error']:.0e}. A head's channel reads {numbers['channels read by a head']} channels, as one of such "
+        f"{numbers['error']:.0g}. A head's channel reads {numbers['channels read by a head']} channels, as one of such "
         f"a group does; with a group for each channel it reads {numbers['channels read with a group a channel']}, and "
         f"{numbers['smallest error with a group a channel']:.0%} of the output cannot be met.",
     )

@@ -17,6 +17,7 @@ import torch
 
 from regard.lab.claim import Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
+from regard.lab.words import listed
 from regard.layers.attention import Attention as AttentionLayer
 from regard.models.count import counting_flops
 
@@ -71,17 +72,18 @@ def verdict(numbers: Numbers) -> Verdict:
     grows = numbers["weights at full width"] == [heads * width**2 for heads in numbers["heads"]]
     return judged(
         steady and grows,
-        f"With {numbers['heads']} heads of width {width}/H a projection has {numbers['weights']} weights, and "
-        f"{length} tokens cost {numbers['multiply-adds']} multiply-adds. With heads that keep width {width} it has "
-        f"{numbers['weights at full width']}.",
+        f"With {listed(numbers['heads'])} heads of width {width}/H a projection has {listed(numbers['weights'])} "
+        f"weights, and {length} tokens cost {listed(numbers['multiply-adds'])} multiply-adds. With heads that keep "
+        f"width {width} it has {listed(numbers['weights at full width'])}.",
     )
 
 
 def _fewer(numbers: Numbers) -> Verdict:
     said = [heads * (numbers["width"] // heads) ** 2 for heads in numbers["heads"]]
-    would, are = (", ".join(f"{count:,}" for count in counts) for counts in (said, numbers["weights"]))
     return judged(
-        numbers["weights"] == said, f"With {numbers['heads']} heads that would be {would} weights; there are {are}."
+        numbers["weights"] == said,
+        f"With {listed(numbers['heads'])} heads that would be {listed(said)} weights; there are "
+        f"{listed(numbers['weights'])}.",
     )
 
 

@@ -100,7 +100,7 @@ def verdict(numbers: Numbers) -> Verdict:
         f"{numbers['betas'][-1]}, {numbers['error of permutation']:g} for a permutation, and "
         f"{numbers['difference if two share a key']:.2f} if two queries share a key. Orthonormal tokens give "
         f"themselves {numbers['own weight of orthonormal tokens']:.3f}; zero scores leave the mean, to "
-        f"{numbers['distance to the mean at zero scores']:.0e}.",
+        f"{numbers['distance to the mean at zero scores']:.0g}.",
     )
 
 

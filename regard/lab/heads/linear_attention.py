@@ -161,7 +161,7 @@ def verdict(numbers: Numbers) -> Verdict:
     return judged(
         counts and grows and features and formed and signs,
         f"At N={n}, D={d} softmax takes {numbers['softmax'] / 1e6:.1f} M multiply-adds and the sums "
-        f"{numbers['linear'] / 1e6:.2f} M, with the same outputs to {numbers['error']:.0e} as with all weights formed "
+        f"{numbers['linear'] / 1e6:.2f} M, with the same outputs to {numbers['error']:.0g} as with all weights formed "
         f"and no tensor larger than {numbers['largest tensor']:,} numbers. They grow as N^{softmax:.2f} and "
         f"N^{linear:.2f} (on the clock N^{seconds[0]:.1f} and N^{seconds[1]:.1f}). The least weight is "
         f"{numbers['least weight']:.1e}, and {numbers['least weight with g(x) = x']:.1e} where g may be negative.",

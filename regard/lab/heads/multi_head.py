@@ -82,8 +82,8 @@ def verdict(numbers: Numbers) -> Verdict:
     parallel = numbers["other heads moved"] == 0 and numbers["channels moved before W_o"] == width // heads
     return judged(
         exact and parallel and numbers["channels moved after W_o"] == width,
-        f"Done part by part the layer comes out to {numbers['error']:.0e}, head by head to "
-        f"{numbers['error of heads one by one']:.0e}. Other values in one head move {numbers['other heads moved']} "
+        f"Done part by part the layer comes out to {numbers['error']:.0g}, head by head to "
+        f"{numbers['error of heads one by one']:.0g}. Other values in one head move {numbers['other heads moved']} "
         f"other heads; they move {numbers['channels moved before W_o']} of {width} channels before W_o and "
         f"{numbers['channels moved after W_o']} after it.",
     )
@@ -91,7 +91,7 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _no_projection(numbers: Numbers) -> Verdict:
     off = numbers["difference without W_o"]
-    return judged(off < 1e-9, f"Without W_o the output is off by {off:.2f}, with it by {numbers['error']:.0e}.")
+    return judged(off < 1e-9, f"Without W_o the output is off by {off:.2f}, with it by {numbers['error']:.0g}.")
 
 
 def _stacked(numbers: Numbers) -> Verdict:

@@ -111,7 +111,7 @@ def verdict(numbers: Numbers) -> Verdict:
     return judged(
         steps and anew and kept and still and felt,
         f"Another new token changes earlier rows by {numbers['change of earlier rows']:g}; its own row comes from one "
-        f"query to {numbers['error of the step']:.0e}. After {lengths[-1]} tokens a step takes "
+        f"query to {numbers['error of the step']:.0g}. After {lengths[-1]} tokens a step takes "
         f"{numbers['multiply-adds of a step'][-1]:,} multiply-adds and {numbers['cache bytes'][-1]:,} bytes of keys "
         f"and values, all anew {numbers['multiply-adds anew'][-1]:,}; on the clock "
         f"{numbers['seconds of a step'][-1] * 1e3:.2f} ms against {numbers['seconds anew'][-1] * 1e3:.2f} ms.",
@@ -127,7 +127,7 @@ def _recompute(numbers: Numbers) -> Verdict:
     off, cost = numbers["error of the step"], numbers["multiply-adds of a step"][-1]
     return judged(
         off > 1e-9,
-        f"One query and {cost:,} multiply-adds give the new row to {off:.0e}; {numbers['multiply-adds anew'][-1]:,} "
+        f"One query and {cost:,} multiply-adds give the new row to {off:.0g}; {numbers['multiply-adds anew'][-1]:,} "
         "would be needed to make all rows anew.",
     )
 

@@ -19,6 +19,7 @@ from torch import nn
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
+from regard.lab.words import listed
 from regard.layers.attention import Attention as AttentionLayer, split_heads
 
 if TYPE_CHECKING:
@@ -81,12 +82,17 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _three_biases(numbers: Numbers) -> Verdict:
     came, widths = numbers["biases"], numbers["widths"]
-    return judged(all(count == 3 for count in came), f"Layers of width {widths} have {came} biases, not 3.")
+    return judged(
+        all(count == 3 for count in came), f"Layers of width {listed(widths)} have {listed(came)} biases, not 3."
+    )
 
 
 def _square_biases(numbers: Numbers) -> Verdict:
     came, squares = numbers["dense biases"], [n * n for n in numbers["lengths"]]
-    return judged(came == squares, f"For N={numbers['lengths']} the dense layers have {came} biases, not {squares}.")
+    return judged(
+        came == squares,
+        f"For N of {listed(numbers['lengths'])} the dense layers have {listed(came)} biases, not {listed(squares)}.",
+    )
 
 
 SHEET = (

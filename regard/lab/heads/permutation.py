@@ -84,8 +84,8 @@ def verdict(numbers: Numbers) -> Verdict:
     exact = max(numbers[name] for name in ("error", "error of weights", "error of the sums of columns"))
     return judged(
         exact < 1e-13 and numbers["difference with positions"] > 1e-3,
-        f"Sa[XP] and Sa[X]P differ by {numbers['error']:.0e}, softmax[P'SP] and P' softmax[S] P by "
-        f"{numbers['error of weights']:.0e}; with positions added the outputs differ by "
+        f"Sa[XP] and Sa[X]P differ by {numbers['error']:.0g}, softmax[P'SP] and P' softmax[S] P by "
+        f"{numbers['error of weights']:.0g}; with positions added the outputs differ by "
         f"{numbers['difference with positions']:.2f}.",
     )
 

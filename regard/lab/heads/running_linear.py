@@ -4,7 +4,7 @@ Claim: When every token looks at itself alone, A = I: then H = W_v C, the same l
     convolution of kernel 1. To add one number to all scores does not do that, nor anything else.
 Measures: Attention with one-hot positions as queries and keys and hard weights, in whole numbers so that no sum is
     rounded, against conv1d with a kernel of 1; and the weights before and after 1 is added to every score.
-Budget: 1 second
+Budget: 2 seconds
 Source: 000 1.3d
 """
 
@@ -66,7 +66,7 @@ def verdict(numbers: Numbers) -> Verdict:
         numbers["error"] == 0 and numbers["largest output"] > 0 and numbers["change of weights by a bias of 1"] < 1e-12,
         f"With A = I attention and conv1d of kernel 1 differ by {numbers['error']:g}, over outputs up to "
         f"{numbers['largest output']:g}. A bias of 1 on every score changes the weights by "
-        f"{numbers['change of weights by a bias of 1']:.0e}.",
+        f"{numbers['change of weights by a bias of 1']:.0g}.",
     )
 
 

@@ -24,6 +24,7 @@ from regard.core.attend import attend
 from regard.core.masks import blocks, dilated, full, global_tokens, window
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
+from regard.lab.words import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,8 +139,8 @@ def verdict(numbers: Numbers) -> Verdict:
     return judged(
         exact and linear and ways and same and abs(growth["blocks, then strides"] - 1.5) < 0.01,
         f"Visible pairs at N={n}: {shown}. At N={numbers['small']} attention gives weight to "
-        f"{list(numbers['pairs that attention sees there'].values())} pairs, where the masks have "
-        f"{list(numbers['pairs at the small N'].values())}. Milliseconds: {clock}.",
+        f"{listed(numbers['pairs that attention sees there'].values())} pairs, where the masks have "
+        f"{listed(numbers['pairs at the small N'].values())}. Milliseconds: {clock}.",
     )
 
 
@@ -164,12 +165,12 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2, width=5.0, height=3.8)
+    made, (left, right) = figure(2, width=5.0, height=4.0)
     for axes, what in ((left, "pairs"), (right, "seconds")):
-        lines(axes, numbers["lengths"], numbers[what])
-        axes.legend(frameon=False, fontsize="x-small")
+        lines(axes, numbers["lengths"], numbers[what], over=True, legend=False)
         axes.set_xscale("log", base=2)
         axes.set(yscale="log", xlabel="patches N", ylabel=what)
     left.set_title("Visible pairs, counted")
     right.set_title("Time of attention")
+    made.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
     return made

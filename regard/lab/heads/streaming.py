@@ -26,6 +26,7 @@ from regard.core.algebra import Mask
 from regard.core.masks import chunks, full, window
 from regard.lab.claim import Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
+from regard.lab.words import listed
 from regard.layers.attention import Attention as AttentionLayer
 from regard.layers.blocks import Block, BlockStream
 from regard.layers.feedforward import FeedForward
@@ -176,11 +177,11 @@ def verdict(numbers: Numbers) -> Verdict:
     bounded = numbers["kept after half"] == numbers["kept after all"]
     return judged(
         waits == expected and reached and bounded and numbers["error"] < 1e-12,
-        f"With chunks of {chunk} a row waits for {waits['chunks']} tokens at depths {depths}, with a look-ahead of "
-        f"{ahead} for {waits['chunks with look-ahead']}; a window that slides with look-ahead {ahead} makes it "
-        f"{waits['sliding look-ahead']}, and no bound {waits['everything']} of {numbers['length']}. Streamed rows "
-        f"equal one pass to {numbers['error']:.0e}, and {numbers['kept after all']:,} numbers are kept however long it "
-        "is.",
+        f"With chunks of {chunk} a row waits for {listed(waits['chunks'])} tokens at depths {listed(depths)}, with a "
+        f"look-ahead of {ahead} for {listed(waits['chunks with look-ahead'])}; a window that slides with look-ahead "
+        f"{ahead} makes it {listed(waits['sliding look-ahead'])}, and no bound {listed(waits['everything'])} of "
+        f"{numbers['length']}. Streamed rows equal one pass to {numbers['error']:.0g}, and "
+        f"{numbers['kept after all']:,} numbers are kept however long it is.",
     )
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 from regard.base.seeds import generator
 from regard.lab.claim import Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
+from regard.lab.words import listed
 from regard.layers.attention import Attention as AttentionLayer
 from regard.layers.initial import fan_in, initialise, normal
 
@@ -101,9 +102,9 @@ def verdict(numbers: Numbers) -> Verdict:
     added, taken = ([at for at, fit in zip(outputs, numbers[by], strict=True) if fit] for by in ("adds", "stacks"))
     return judged(
         only and kept[-1] > 0.5 * kept[0] and lost[-1] < 1e-3 * lost[0],
-        f"A layer of width {width} gives out {numbers['own output']}. Of the output widths {outputs} the sum takes "
-        f"{added} and the next layer {taken}. Through {numbers['depths'][-1]} layers the gradient is {kept[-1]:.2g} "
-        f"with sums and {lost[-1]:.2g} without.",
+        f"A layer of width {width} gives out {numbers['own output']}. Of the output widths {listed(outputs)} the sum "
+        f"takes {listed(added) or 'none'} and the next layer {listed(taken) or 'none'}. Through "
+        f"{numbers['depths'][-1]} layers the gradient is {kept[-1]:.2g} with sums and {lost[-1]:.2g} without.",
     )
 
 

@@ -142,7 +142,7 @@ def verdict(numbers: Numbers) -> Verdict:
         f"From {pixels[0]} to {pixels[-1]} pixels the perceptron goes from {theirs[0]:,} to {theirs[-1]:,} parameters "
         f"and the Transformer from {ours[0]:,} to {ours[-1]:,}; of {sizes} sizes of images each perceptron takes "
         f"{max(taken[1])} and each Transformer {min(taken[0])}. Tokens alone come out of the feed-forward part as "
-        f"together, to {numbers['difference of tokens alone']:.0e}. Between two inputs attention weights differ by "
+        f"together, to {numbers['difference of tokens alone']:.0g}. Between two inputs attention weights differ by "
         f"{moved:.2f}, what the perceptron's first layer weighs pixels by differs by {fixed:g}.",
     )
 

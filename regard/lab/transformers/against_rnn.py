@@ -65,7 +65,7 @@ class Setup:
     noise: int = 4
     width: int = 32
     batch: int = 32
-    steps: int = 250
+    steps: int = 200
     rate: float = 0.01
     repeats: int = 4
     trials: int = 256

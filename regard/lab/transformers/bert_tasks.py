@@ -84,7 +84,7 @@ class Setup:
         return self.kinds * (self.nouns + 1) + 2 * self.verbs
 
 
-SMOKE = Setup(kinds=2, nouns=1, verbs=2, batch=6, steps=110, rate=0.01, trials=300, repeats=3)
+SMOKE = Setup(kinds=2, nouns=1, verbs=2, batch=6, steps=120, rate=0.007, trials=300, repeats=3)
 
 
 class Examples(NamedTuple):

@@ -54,7 +54,7 @@ class Setup:
     letters: int = 8
     sharpness: float = 0.6
     length: int = 5
-    prompts: int = 24
+    prompts: int = 16
     draws: int = 1000
     top_k: int = 3
     top_p: float = 0.8
@@ -62,7 +62,7 @@ class Setup:
     depth: int = 2
     batch: int = 32
     training_length: int = 32
-    steps: int = 600
+    steps: int = 300
     rate: float = 0.005
     seed: int = 0
 

@@ -6,7 +6,7 @@ Claim: Every token of the encoder sees every token of the source. A token of the
 Measures: A small encoder-decoder trained to reverse sequences, over seeds. Its maps, read from the running model: the
     pairs in use, the mass above the diagonal, and how much of the cross attention lies on the reversed order, before
     training and after. And how far outputs move when the last token of the source, or of the target, is another one.
-Budget: 20 seconds
+Budget: 30 seconds
 Source: 004 2d
 """
 

@@ -93,7 +93,7 @@ def verdict(numbers: Numbers) -> Verdict:
         own > 1e-3 and others == 0 and attended > 1e-6 and alike < 1e-12,
         f"Token {numbers['token']} replaced, its own output moves by {own:.2f} and the others by {others:g} at most; "
         f"in self-attention every other one moves, by {attended:.1e} at least. Alone or in another order tokens come "
-        f"out the same, to {alike:.0e}.",
+        f"out the same, to {alike:.0g}.",
     )
 
 

@@ -23,6 +23,7 @@ from regard.base.numbers import whole
 from regard.base.seeds import generator
 from regard.lab.claim import Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
+from regard.lab.words import listed
 from regard.layers.initial import constant, fan_in, initialise
 from regard.layers.norms import norm
 
@@ -148,11 +149,11 @@ def verdict(numbers: Numbers) -> Verdict:
     shown = [f"{row[-1]:.1e}" for row in lost[1]], [f"{row[-1]:.2f}" for row in kept[1]]
     return judged(
         per_token and alone and same and divided and across and held and gone,
-        f"Every token has mean 0 to {numbers['largest mean']:.0e} and variance 1 to "
-        f"{numbers['largest error of variance']:.0e}, others move by {numbers['change of other tokens']:g} when one is "
+        f"Every token has mean 0 to {numbers['largest mean']:.0g} and variance 1 to "
+        f"{numbers['largest error of variance']:.0g}, others move by {numbers['change of other tokens']:g} when one is "
         f"replaced, and there are {numbers['parameters']} parameters for width {d}. Input times {factor:g} divides the "
-        f"gradient by {numbers['gradient divided by']:.3f}. Through {depth} layers of gains {gains} the gradient comes "
-        f"to {', '.join(shown[0])} without norms and to {', '.join(shown[1])} with them.",
+        f"gradient by {numbers['gradient divided by']:.3f}. Through {depth} layers of gains {listed(gains)} the "
+        f"gradient comes to {', '.join(shown[0])} without norms and to {', '.join(shown[1])} with them.",
     )
 
 

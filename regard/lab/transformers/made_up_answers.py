@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from regard.base.numbers import whole
-from regard.data.biographies import ENDINGS, Biographies, Question, biographies, customary
+from regard.data.biographies import ENDINGS, PLACES, Biographies, Question, biographies, customary
 from regard.data.corruption import PAD, encoded, prompt
 from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.drawing import COLOURS, figure, lines
@@ -43,12 +43,12 @@ FEW = 2  # the coverage that all answers are compared with
 class Setup:
     """How many people, strangers and places there are, how telling surnames are, the training, and its repeats."""
 
-    people: int = 40
+    people: int = 24
     strangers: int = 60
     places: int = 12
-    tellings: int = 10
+    tellings: int = 6
     telling: float = 0.9
-    training: Training = field(default_factory=lambda: Training(questions=0.1))
+    training: Training = field(default_factory=lambda: Training(steps=250, questions=0.2))
     repeats: int = 7
     seed: int = 0
 
@@ -60,10 +60,11 @@ class Setup:
 SMOKE = Setup(
     people=16,
     strangers=30,
-    places=8,
-    telling=0.8,
-    training=Training(width=48, batch=8, steps=105, rate=0.012, questions=0.1, salient=True),
-    repeats=3,
+    places=12,
+    tellings=4,
+    telling=1.0,
+    training=Training(width=48, batch=12, steps=90, rate=0.015, questions=0.2),
+    repeats=5,
 )
 
 
@@ -123,8 +124,7 @@ def _answers(reader: Reader, questions: Sequence[Question], writer: Callable[...
 
 def _told(known: Sequence[Answer], strange: Sequence[Answer], world: Biographies) -> dict[str, float]:
     """One repeat in numbers."""
-    places = set(world.places)
-    named = [answer for answer in strange if answer.said in places]
+    named = [answer for answer in strange if answer.said in PLACES]
     commonest, _ = Counter(person.place for person in world.people[: len(world.training) * 2]).most_common(1)[0]
     right = [answer for answer in (*known, *strange) if answer.right]
     wrong = [answer for answer in (*known, *strange) if not answer.right]
@@ -181,7 +181,7 @@ def verdict(numbers: Numbers) -> Verdict:
         [
             answered - 0.5,
             by_form - chance,
-            known - strange - 0.2,
+            known - strange - 0.3,
             0.5 - strange,
             told("surer with known"),
             told("surer than right with strangers"),

@@ -6,7 +6,7 @@ Claim: What it has read, and nothing else. Trained on questions about some peopl
 Measures: Generated biographies and questions (`regard.data.biographies`); a small GPT over characters that fills gaps
     in the texts and answers questions about one half of the people, and one that has the questions alone; exact answers
     about the other half, about strangers, and the commonest place, over seeds.
-Budget: 90 seconds
+Budget: 60 seconds
 Source: 001 3a
 """
 
@@ -52,14 +52,14 @@ class Training:
     """
 
     width: int = 64
-    depth: int = 2
+    depth: int = 1
     heads: int = 4
-    batch: int = 32
-    steps: int = 600
-    rate: float = 0.005
-    questions: float = 0.05
+    batch: int = 24
+    steps: int = 350
+    rate: float = 0.01
+    questions: float = 0.1
     phrases: float = 1.0
-    salient: bool = False
+    salient: bool = True
 
     def __post_init__(self) -> None:
         whole("batch", self.batch, 1)
@@ -77,7 +77,7 @@ class Setup:
     places: int = 30
     tellings: int = 10
     training: Training = Training()
-    repeats: int = 3
+    repeats: int = 4
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -89,8 +89,8 @@ SMOKE = Setup(
     people=8,
     strangers=12,
     places=12,
-    training=Training(width=48, depth=1, batch=16, steps=70, rate=0.01, questions=0.1, salient=True),
-    repeats=3,
+    training=Training(width=48, batch=12, steps=80),
+    repeats=4,
 )
 
 
@@ -112,7 +112,8 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
         reader = Reader.trained(world, setup.training, seed, gpt)
         other = Reader.trained(world, setup.training, seed, gpt, reading=False)
         right["read"].append(reader.right(world.evaluation))
-        right["not read"].append(other.right(world.evaluation))
+        # to one who has read nothing, all that were not asked about in training are strangers
+        right["not read"].append(other.right(_others(world)))
         right["strangers"].append(reader.right(world.strangers))
         right["commonest"].append(_commonest(world))
         trained_on["read"].append(reader.right(world.training))
@@ -207,7 +208,11 @@ class Reader:
 def _commonest(world: Biographies) -> float:
     """How many questions the commonest answer of training gets right."""
     guess, _ = Counter(question.answer for question in world.training).most_common(1)[0]
-    return fmean(question.answer == guess for question in world.evaluation)
+    return fmean(question.answer == guess for question in _others(world))
+
+
+def _others(world: Biographies) -> list[Question]:
+    return [*world.evaluation, *world.strangers]
 
 
 def _only_in_texts(world: Biographies) -> float:
@@ -223,9 +228,9 @@ def _only_in_texts(world: Biographies) -> float:
 def verdict(numbers: Numbers) -> Verdict:
     right = estimates(numbers["right"], numbers["interval"])
     by_heart = estimates(numbers["right in training"], numbers["interval in training"])
-    known = [right["read"] - 0.6, right["read"] - right["not read"] - 0.4]
+    known = [right["read"] - 0.5, right["read"] - right["not read"] - 0.2]
     guessed = right["commonest"] + 0.2 - right["not read"]
-    unknown = right["read"] - right["strangers"] - 0.4
+    unknown = right["read"] - right["strangers"] - 0.2
     told = {name: share.share() for name, share in right.items()}
     return weighed(
         numbers["facts in texts alone"] == 1.0,

@@ -7,7 +7,7 @@ Claim: One layer links any two of n tokens directly, where a recurrent layer tak
 Measures: Multiply-adds of attention, of its projections and of a recurrent layer as torch counts them at lengths
     around D, and where the lines cross; seconds of all three, of which only the smallest n is judged: where lines
     cross on the clock differs from machine to machine, and is told; whether the first token moves the last output.
-Budget: 10 seconds
+Budget: 20 seconds
 Source: 000 1.4b
 """
 

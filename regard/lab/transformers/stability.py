@@ -105,7 +105,7 @@ class Setup:
         whole("length", self.length, 2, "tokens, which are compared")
 
 
-SMOKE = Setup(letters=4, length=3, depth=5, batch=8, steps=46, rate=0.01, warm_up=22, repeats=3)
+SMOKE = Setup(letters=4, length=3, depth=5, deep=10, batch=8, steps=40, rate=0.007, warm_up=20, repeats=3)
 
 
 def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[..., Any] = Block) -> Numbers:
@@ -257,12 +257,12 @@ def verdict(numbers: Numbers) -> Verdict:
     )
     return weighed(
         start and worse,
-        [many - math.log(3) for whole in WHOLE for many in times[whole].values()],
+        [many for whole in WHOLE for many in times[whole].values()],
         f"Loss after {numbers['steps']} steps of {numbers['depth']} blocks ({numbers['repeats']} seeds, a guess has "
         f"{numbers['loss of a guess']:.2f}; in brackets how many times that with all four): {told}. At the "
         f"start of {numbers['deep']} blocks the largest gradient of one is {usual:.1f} with all four and {grown:.0f} "
         "without norms; without norms and sums the first block has "
-        f"{faded:.0e} of the last one's. Tokens at the top have a cosine of {alike['all four']:.2f}, without sums "
+        f"{faded:.0g} of the last one's. Tokens at the top have a cosine of {alike['all four']:.2f}, without sums "
         f"{alike['no sums']:.3f}; the largest weight of a row is {largest['all four']:.2f}, without scale "
         f"{largest['no scale']:.2f}. With the norm first the mean gradient of a block is "
         f"{fmean(gradients['norm first']):.1f}, after each sum {fmean(gradients['all four']):.1f}.",
@@ -276,9 +276,9 @@ def _span(logarithm: Estimate) -> str:
 
 def draw(numbers: Numbers) -> "Figure":
     made, (left, right) = figure(2, width=5.4)
-    lines(left, list(range(1, numbers["deep"] + 1)), numbers["gradients"])
+    lines(left, list(range(1, numbers["deep"] + 1)), numbers["gradients"], legend=False)
     left.set(yscale="log", xlabel="block", ylabel="norm of its gradient", title="Gradients at the start")
-    left.legend(frameon=False, fontsize="x-small", loc="lower right")
+    made.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower left", ncols=3)
     names = list(numbers["loss"])
     right.barh(
         names,

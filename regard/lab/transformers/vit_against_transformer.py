@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.base.seeds import generator
 from regard.lab.claim import Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import COLOURS, bars, figure
+from regard.lab.drawing import COLOURS, figure
 from regard.models.transformer import PRESETS as TRANSFORMERS, Transformer, TransformerConfig
 from regard.models.vit import PRESETS as VITS, ViT, ViTConfig
 
@@ -168,8 +168,8 @@ def verdict(numbers: Numbers) -> Verdict:
         alone and seen and order and gelu and extras and ratio and near,
         f"ViT has {crossings[0]} blocks that look at a memory ({crossings[1]} in the Transformer), {tokens[0]} token "
         f"more than patches, {learned[0]} parameters for positions ({learned[1]}), and {active[0]:.3f} for an "
-        f"activation at -1 ({active[1]:g}); the last token moves the first by {first[0]:.0e} ({first[1]:g}); variances "
-        f"after a block are up to {given[0]:.2f} from 1 ({given[1]:.0e}). Feed-forward widths are {hidden['vit-b/16']} "
+        f"activation at -1 ({active[1]:g}); the last token moves the first by {first[0]:.0g} ({first[1]:g}); variances "
+        f"after a block are up to {given[0]:.2f} from 1 ({given[1]:.0g}). Feed-forward widths are {hidden['vit-b/16']} "
         f"and {hidden['transformer-base']}. Millions of parameters, published in brackets: {shown}; ViT-L with patches "
         f"of 32 has {millions['vit-l/32']:.1f}.",
     )
@@ -199,9 +199,19 @@ SHEET = (
 def draw(numbers: Numbers) -> "Figure":
     made, (left, right) = figure(2, width=5.6)
     names = {name: name.replace("transformer-", "transformer\n") for name in PUBLISHED}
-    bars(left, {shown: numbers["millions"][name] for name, shown in names.items()})
+    counted = left.bar(list(names.values()), [numbers["millions"][name] for name in names], color=COLOURS[0])
+    left.bar_label(counted, fmt="%.0f", label_type="center", color="white")
     left.set(ylabel="million parameters", title="Parameters, counted")
-    left.scatter(list(names.values()), list(PUBLISHED.values()), color=COLOURS[1], zorder=3, label="published")
+    left.scatter(
+        list(names.values()),
+        list(PUBLISHED.values()),
+        s=60,
+        facecolors="none",
+        edgecolors=COLOURS[1],
+        linewidths=2,
+        zorder=3,
+        label="published",
+    )
     left.legend(frameon=False)
     drawn = right.bar(list(names.values()), [numbers["feed-forward widths"][name] for name in names], color=COLOURS[0])
     right.bar_label(drawn, fmt="%d")  # widths to the last digit

@@ -167,7 +167,7 @@ def verdict(numbers: Numbers) -> Verdict:
         and heads
         and trunk == 0
         and tokens[0] == tokens[1] + 1,
-        f"Logits are those of the normalised class token, or of the mean, to {error:.0e}; without the norm they are "
+        f"Logits are those of the normalised class token, or of the mean, to {error:.0g}; without the norm they are "
         f"{numbers['difference without the norm']:.2f} off. Patches count {max(gradients['linear'][1:]):g} beside the "
         f"class token and {min(gradients['mean']):.2f} each when averaged. Between two images that token differs by "
         f"{inside:g} going in and {outside:.2f} coming out, and every patch moves it by {moved:.2f} at least. The head "

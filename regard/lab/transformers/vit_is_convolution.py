@@ -20,13 +20,15 @@ from torch.nn import functional
 from regard.base.numbers import whole
 from regard.base.seeds import generator
 from regard.lab.claim import Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import bars, figure
+from regard.lab.drawing import bars, figure, lines
 from regard.layers.embeddings import PatchEmbedding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = r"y_{rc} = b + \sum_{k u v} W_{k u v} x_{k, P r + u, P c + v}"
+
+FEATURES = 12  # of one patch, to be drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,8 @@ def run(setup: Setup, patches: Callable[[int, int, int], Any] = PatchEmbedding) 
             out = made(image)
             cut = functional.linear(_cut(image, setup.patch), matrix, bias)
             convolved = functional.conv2d(image, weight, bias, stride=setup.patch).permute(0, 2, 3, 1)
+            ways = {"patch embedding": out, "matrix on flattened patches": cut, "convolution": convolved}
+            numbers["features of a patch"] = {way: each[0, 0, 0, :FEATURES].tolist() for way, each in ways.items()}
             numbers[f"error of the matrix on {name}"] = float((out - cut).abs().max())
             numbers[f"error of the convolution on {name}"] = float((out - convolved).abs().max())
             numbers[f"convolution against matrix on {name}"] = float((cut - convolved).abs().max())
@@ -94,8 +98,8 @@ def verdict(numbers: Numbers) -> Verdict:
     return judged(
         errors == [0.0, 0.0] and rounding < 1e-10 and same and by_patch < 1e-10 and by_pixel > 1e-3,
         f"On whole numbers the patch embedding differs from a matrix on flattened patches by {errors[0]:g} and from a "
-        f"convolution of kernel and stride {p} by {errors[1]:g}, on random ones by {rounding:.0e}; each has "
-        f"{numbers['parameters']:,} parameters. An image moved by a patch moves the patches, to {by_patch:.0e}; moved "
+        f"convolution of kernel and stride {p} by {errors[1]:g}, on random ones by {rounding:.0g}; each has "
+        f"{numbers['parameters']:,} parameters. An image moved by a patch moves the patches, to {by_patch:.0g}; moved "
         f"by a pixel it changes them by {by_pixel:.1f}.",
     )
 
@@ -121,14 +125,10 @@ SHEET = (
 
 def draw(numbers: Numbers) -> "Figure":
     made, (left, right) = figure(2)
-    bars(
-        left,
-        {
-            "matrix on\npatches": numbers["error of the matrix on whole numbers"],
-            "convolution": numbers["error of the convolution on whole numbers"],
-        },
-    )
-    left.set(ylabel="difference to the patch embedding", title="Three names of one operation", ylim=(0, 1))
+    ways = numbers["features of a patch"]
+    lines(left, range(len(ways["convolution"])), ways, over=True, legend=False)
+    made.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower left", ncols=3)
+    left.set(xlabel="feature of a patch", ylabel="value", title="Three names of one operation")
     bars(right, {name: numbers[f"change if moved by {name}"] for name in ("a patch", "a pixel")})
     right.set(ylabel="distance to patches moved by one", title="An image moved by")
     return made

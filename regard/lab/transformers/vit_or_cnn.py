@@ -6,7 +6,7 @@ Claim: The convolutional network, by far; with more images the Vision Transforme
 Measures: A small network of each kind with about as many parameters, trained for as many steps on growing parts of
     scikit-learn's digits, over seeds: the share of 400 others told right, the same images for both; and for the
     fewest images the same of the convolutional network where all images have their pixels in another order.
-Budget: 60 seconds
+Budget: 90 seconds
 Source: 002 1.5d
 """
 

@@ -1,0 +1,73 @@
+"""Keys drawn around means that stand at right angles, one of them of a length that varies."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.lab.drawing import COLOURS, figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noisy:
+    """How many keys, the scale s of queries, the variances of the noise and of the length, and how many draws."""
+
+    keys: int = 10
+    width: int = 11
+    size: float = 20.0
+    noise: float = 1e-12
+    variance: float = 0.5
+    draws: int = 100_000
+    bins: int = 21
+    seed: int = 0
+
+    @property
+    def means(self) -> Float[Tensor, "j c"]:
+        return torch.eye(self.width, dtype=torch.float64)[: self.keys]
+
+    @property
+    def one_hot(self) -> Float[Tensor, "b 1 j j"]:
+        """Values of which the outputs are the weights."""
+        return torch.eye(self.keys, dtype=torch.float64).expand(self.draws, 1, -1, -1)
+
+    def drawn(self, draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
+        """Keys with the noise that is alike in all directions."""
+        noise = torch.randn(self.draws, 1, self.keys, self.width, generator=draws, dtype=torch.float64)
+        return noise.mul_(self.noise**0.5).add_(self.means)
+
+    def lengths(self, draws: torch.Generator) -> Float[Tensor, "b"]:
+        """gamma ~ N(1, variance), drawn evenly over its law.
+
+        One draw comes from each of as many equally likely parts, so that shares have the digits that the law has.
+        """
+        even = torch.arange(self.draws) + torch.rand(self.draws, generator=draws, dtype=torch.float64)
+        gamma: Tensor = 1 + self.variance**0.5 * torch.special.ndtri(even / self.draws)
+        return gamma
+
+    def varied(self, gamma: Float[Tensor, "b"], draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
+        """Keys of which the first has its mean times gamma."""
+        keys = self.drawn(draws)
+        keys[:, 0, 0] += (gamma - 1)[:, None] * self.means[0]
+        return keys
+
+    def histogram(self, weights: Float[Tensor, "m"]) -> list[float]:
+        """The share of weights in each of `bins` parts from 0 to 1."""
+        shares: list[float] = torch.histc(weights, self.bins, 0, 1).div(len(weights)).tolist()
+        return shares
+
+
+def histograms(filled: dict[str, list[float]], outlined: dict[str, list[float]], xlabel: str, title: str) -> "Figure":
+    """A histogram of weights, and another one over it."""
+    made, (axes,) = figure()
+    for number, (named, fill) in enumerate(((filled, True), (outlined, False))):
+        for name, shares in named.items():
+            edges = [at / len(shares) for at in range(len(shares) + 1)]
+            axes.stairs(shares, edges, fill=fill, color=COLOURS[number], linewidth=2, label=name)
+    made.legend(frameon=False, loc="outside lower center", ncols=2)
+    axes.set(xlabel=xlabel, ylabel="share of draws", title=title)
+    return made
