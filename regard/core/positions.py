@@ -270,7 +270,8 @@ def _(places: Tensor, frequencies: Tensor, exact: torch.dtype) -> tuple[Tensor, 
 
 def _in_compiled_code() -> bool:
     """Where code is made for this process alone; an exported program must do with torch's operators."""
-    return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+    # up to torch 2.11 compiled code takes is_exporting() for true, whatever happens
+    return torch.compiler.is_dynamo_compiling() and not torch.compiler._is_exporting_flag
 
 
 def rotary(

@@ -354,3 +354,25 @@ def test_a_refusal_says_what_came_and_what_to_do(text: str) -> None:
     error, call = REFUSALS[text]
     with pytest.raises(error, match=text):
         call()
+
+
+def test_compiled_code_works_rotations_out_once_and_an_exported_program_has_no_operators_of_ours() -> None:
+    class Turned(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                x = rotary()(x) + rotary()(2 * x)
+            return x
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def kept(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    x = torch.randn(2, 3, 5, 8)
+    compiled = torch.compile(Turned(), fullgraph=True, backend=kept)(x)
+    assert torch.equal(compiled, Turned()(x))
+    assert any("regard" in str(node.target) for node in graphs[0].graph.nodes)
+    exported = torch.export.export(Turned(), (x,), strict=True)
+    assert not any("regard" in str(node.target) for node in exported.graph.nodes)
+    assert torch.equal(exported.module()(x), compiled)
