@@ -23,7 +23,7 @@ from regard.models.model import Model
 from regard.models.presets import made
 from regard.recipes.confidence import Confidence, calibrated
 from regard.recipes.gaps import Asked, GapTask, verdicts
-from regard.recipes.open_book import opened, own_questions
+from regard.recipes.open_book import Library
 from regard.recipes.recipe import Outcome, Phase, Place, Start
 from regard.train.optimiser import AdamW, Muon
 from regard.train.plan import Plan
@@ -85,7 +85,7 @@ def built_in() -> Settings:
 
 def real() -> Settings:
     model = GPTConfig(
-        vocab=256, context=152, width=256, depth=4, heads=8, positions="rotary", tied=False, dropout=0.1,
+        vocab=256, context=192, width=256, depth=4, heads=8, positions="rotary", dropout=0.1,
         attention_dropout=0.1,
     )  # fmt: skip
     plan = Plan(
@@ -171,13 +171,15 @@ def start(settings: Settings, place: Place) -> Start:
     model = made(config, seed=settings.seed)
     assert isinstance(model, GPT)
 
+    library = Library(found.by_name, config.context, max(len(each.place) for each in found.train))
+
     def task(plan: Plan, *mixed: Asked) -> GapTask:
         return GapTask(
             found.texts, mixed, found.held, letters, config.context, plan.batch, settings.phrases, settings.seed
         )  # fmt: skip
 
     def itself(plan: Plan) -> GapTask:
-        own = own_questions(model, letters, found.by_name, found.train)
+        own = library.own_questions(model, letters, found.train)
         return task(plan, Asked(settings.questions, (*found.train, *own)))
 
     phases = []
@@ -185,7 +187,7 @@ def start(settings: Settings, place: Place) -> Start:
     if settings.pretraining is not None:
         mixed = [asked]
         if settings.reading:
-            mixed.append(Asked(settings.reading, opened(found.by_name, found.train, config.context)))
+            mixed.append(Asked(settings.reading, library.opened(found.train)))
         phases.append(Phase("pretraining", task(settings.pretraining, *mixed), settings.pretraining))
     if settings.asking is not None:
         asking = settings.asking

@@ -5,6 +5,7 @@ learn its own answers as if it had been told them: what it could read it knows b
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from regard.data.birthplaces import QUESTION, Question
 from regard.data.characters import Characters
@@ -15,28 +16,36 @@ MARKS = 4  # characters besides text, question and answer: a blank, two masks an
 AT_ONCE = 1024  # questions that are answered together
 
 
-def opened(texts: Mapping[str, str], questions: Sequence[Question], context: int) -> list[Question]:
-    """The questions about people with a text (by name), each with as much of it as leaves room for the answer."""
-    answer = max(len(each.place) for each in questions)
-    places = {each.text: each.place for each in questions}
-    asked = {QUESTION.format(name=name): text for name, text in texts.items()}
-    return [Question(_after(asked[each], each, context, answer), places[each]) for each in asked if each in places]
+@dataclass(frozen=True)
+class Library:
+    """Texts by whom they are about, for a model that reads so many characters at once.
 
+    longest  characters that an answer may have
+    """
 
-def own_questions(
-    model: GPT, letters: Characters, texts: Mapping[str, str], questions: Sequence[Question]
-) -> list[Question]:
-    """Questions about everybody with a text (by name) who is in no question yet, and the answers the model reads."""
-    answer = max(len(each.place) for each in questions)
-    known = {each.text for each in questions}
-    asked = {QUESTION.format(name=name): text for name, text in texts.items()}
-    new = [each for each in asked if each not in known]
-    prompts = [_after(asked[each], each, model.config.context, answer) for each in new]
-    told = [letters.decode(text.body) for text in answers(model, letters, prompts, AT_ONCE)]
-    # nothing, or a run of letters without an end, is no answer
-    return [Question(each, place) for each, place in zip(new, told, strict=True) if 0 < len(place) <= answer]
+    texts: Mapping[str, str]
+    context: int
+    longest: int
 
+    def opened(self, questions: Sequence[Question]) -> list[Question]:
+        """The questions about people with a text, each after as much of it as leaves room for the answer."""
+        places = {each.text: each.place for each in questions}
+        asked = {name: QUESTION.format(name=name) for name in self.texts}
+        return [Question(self._after(name, each), places[each]) for name, each in asked.items() if each in places]
 
-def _after(text: str, question: str, context: int, answer: int) -> str:
-    room = context - MARKS - len(question) - answer
-    return f"{text[: max(0, room)]} {question}"
+    def own_questions(self, model: GPT, letters: Characters, known: Sequence[Question]) -> list[Question]:
+        """Questions about everybody else, and the answers that the model reads."""
+        told = {each.text for each in known}
+        asked = {name: QUESTION.format(name=name) for name in self.texts}
+        new = {name: each for name, each in asked.items() if each not in told}
+        read = answers(model, letters, [self._after(name, each) for name, each in new.items()], AT_ONCE)
+        places = [letters.decode(text.body) for text in read]
+        # nothing, or a run of letters without an end, is no answer
+        found = zip(new.values(), places, strict=True)
+        return [Question(each, place) for each, place in found if 0 < len(place) <= self.longest]
+
+    def _after(self, name: str, question: str) -> str:
+        """The question after its text. A title is left out: the question says the name too, and room is scarce."""
+        text = self.texts[name].removeprefix(f"{name}. ")
+        room = self.context - MARKS - len(question) - self.longest
+        return f"{text[: max(0, room)]} {question}"

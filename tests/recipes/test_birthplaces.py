@@ -8,13 +8,14 @@ import torch
 
 from regard.base.config import overridden
 from regard.base.errors import ConfigError, UnknownNameError
+from regard.data.birthplaces import Question
 from regard.data.corruption import IGNORED, MASK, PAD
 from regard.models.gpt import GPT
 from regard.recipes import birthplaces
 from regard.recipes.asking import asker, stricter
 from regard.recipes.birthplaces import Settings
 from regard.recipes.gaps import Asked, GapTask, answers
-from regard.recipes.open_book import opened
+from regard.recipes.open_book import Library
 from regard.recipes.recipe import Place, finished, recipe
 
 SMALL = {"model.width": 24, "model.depth": 1, "model.heads": 2, "people": 16, "held": 3}
@@ -141,14 +142,19 @@ def test_answers_do_not_depend_on_how_many_are_asked_at_once() -> None:
 
 def test_a_question_with_its_text_leaves_room_for_the_answer() -> None:
     found = birthplaces.data(None, tiny())
-    context = 60
-    with_text = opened(found.by_name, found.train, context)
+    context, longest = 60, max(len(each.place) for each in found.train)
+    with_text = Library(found.by_name, context, longest).opened(found.train)
     assert {each.place for each in with_text} == {each.place for each in found.train}
     for each in with_text:
         text, question = each.text.split(" Where was ")
         name = question.removesuffix(" born?")
         assert found.by_name[name].startswith(text)
         assert len(each.text) + 2 + len(each.place) + 1 <= context
+    titled = Library({"Ada Lo": "Ada Lo. Ada Lo is from Bern."}, context, longest)
+    assert (
+        titled.opened([Question("Where was Ada Lo born?", "Bern")])[0].text
+        == "Ada Lo is from Bern. Where was Ada Lo born?"
+    )
 
 
 def test_a_model_asks_itself_about_everybody_else_and_learns_what_it_read(tmp_path: Path) -> None:
