@@ -12,6 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from regard.lab.claim import REFUTED, SUPPORTED, UNCLEAR, claims
+from regard.lab.results import shipped
 from tests.lab import test_attention, test_heads, test_language_claims, test_transformers
 from tests.lab.quick import TRAINING, numbers, outcome
 
@@ -201,3 +202,12 @@ def test_the_full_run_comes_out_as_the_short_one_within_its_budget(name: str) ->
     assert time.process_time() - start < 2 * claim.budget <= 240, "budgets are of two cores, and two minutes at most"
     assert came.verdict.word == SUPPORTED, came.verdict.sentence
     assert all(verdict.word == REFUTED for _, verdict in came.sheet)
+
+
+def test_what_comes_with_the_package_is_of_these_very_claims_and_supports_them() -> None:
+    found = shipped()
+    assert set(found) == set(claims())
+    for name, result in found.items():
+        assert (result.fresh(claims()[name]), result.verdict.word) == (True, SUPPORTED), (
+            f"{name}: `regard lab run {name} --save-shipped` makes it anew"
+        )
