@@ -73,7 +73,7 @@ class Muon:
     rate: float = 0.02
     momentum: float = 0.95
     decay: float = 0.0
-    besides: str = r"embed|positions|head|class_token"
+    besides: str = r"token|position|segment|embed|head|pair"
     rest: AdamW = field(default_factory=AdamW)
 
     def __post_init__(self) -> None:

@@ -1,10 +1,16 @@
 """Which parameters get which rate and decay, Muon against its formula, and what optimisers remember."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
+from regard.models.bert import BERT, BERTConfig
+from regard.models.gpt import GPT, GPTConfig
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.vit import ViT, ViTConfig
 from regard.train.muon import Muon as BatchedMuon
 from regard.train.optimiser import AdamW, Muon, Optimisers, Rule, Stepper
 from tests.train.tiny import Tiny
@@ -70,6 +76,20 @@ def stepped(stepper: Stepper, model: Tiny, count: int) -> None:
         stepper.at(1 / (number + 1))
         stepper.step()
         stepper.forget_gradients()
+
+
+def test_muon_leaves_tables_and_last_layers_of_our_models_alone() -> None:
+    sizes = {"width": 8, "depth": 1, "heads": 2}
+    models = [
+        GPT(GPTConfig(vocab=11, context=5, tied=False, **sizes)),
+        BERT(BERTConfig(vocab=11, context=5, **sizes)),
+        Transformer(TransformerConfig(vocab=11, context=5, **sizes)),
+        ViT(ViTConfig(image=4, patch=2, classes=3, **sizes)),
+    ]
+    for model in models:
+        turned = {name for name, (kind, *_) in groups(Muon(), model).items() if kind == "Muon"}
+        inner = re.compile(r"(^|\.)blocks\.|^pooler|^words\.dense")
+        assert turned == {name for name, p in model.named_parameters() if p.ndim == 2 and inner.search(name)}
 
 
 def test_matrices_that_are_turned_together_end_as_those_turned_one_by_one() -> None:
