@@ -67,9 +67,11 @@ def learn_facts(
 ) -> None:
     from regard.recipes.asking import asker
     from regard.recipes.recipe import Place
+    from regard.recipes.runs import data_of
     from regard.train.distributed import joined
 
     asking = asker(folder, store)
+    data = data_of(folder, data)
     with joined("data", device) as world, progress(world.leads) as showing:
         new, figures = asking.learn(Place(data=data, world=world, tell=tell, show=showing), steps)
     if json:

@@ -1,6 +1,7 @@
 """Settings typed on the command line: name=value, in the types that the setting has."""
 
 import ast
+import dataclasses
 import math
 from typing import Any
 
@@ -35,12 +36,26 @@ def read_value(text: str, hint: Any) -> Any:
 
     if hint is str:
         return text
+    named = {
+        kind.__name__.lower(): kind
+        for kind in typing.get_args(hint)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    }
+    if text.lower() in named:
+        return _with_defaults(named[text.lower()])
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         if typing.get_origin(inner) is not tuple:
             parts = [part.strip() for part in text.strip("()[]").split(",")]
             return tuple(read_value(part, inner) for part in parts if part)
     return literal(text)
+
+
+def _with_defaults(kind: Any) -> Any:
+    try:
+        return kind()
+    except TypeError as error:
+        raise ConfigError(f"{kind.__name__} cannot be made of nothing: {error}") from None
 
 
 def literal(text: str) -> Any:

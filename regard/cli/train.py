@@ -1,5 +1,6 @@
 """`regard train` and `regard eval`: a recipe from data to figures, and the figures of a finished run."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,6 +62,8 @@ def command(
     from regard.recipes.recipe import Place, recipe
     from regard.train.distributed import joined
 
+    # a worker that torchrun starts again goes on
+    resume = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     chosen = recipe(name)
     complete = completed(chosen, data, form, settings or [])
     kept = folder or Path("runs") / name
@@ -89,12 +92,14 @@ def evaluate(
 ) -> None:
     """The figures of a finished run, worked out again."""
     from regard.recipes.recipe import Place, finished
+    from regard.recipes.runs import data_of
     from regard.train.distributed import joined
 
     chosen, settings, model, tokenizer = finished(folder)
     with joined("data", device) as world:
         model.to(world.device)
-        figures = chosen.module.judged(settings, model, tokenizer, Place(data=data, world=world, tell=tell))
+        place = Place(data=data_of(folder, data), world=world, tell=tell)
+        figures = chosen.module.judged(settings, model, tokenizer, place)
     if json:
         show_json({"recipe": chosen.name, "figures": figures, "folder": str(folder)})
     else:

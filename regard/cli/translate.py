@@ -48,15 +48,20 @@ def sentences(text: str | None, file: Path | None) -> list[str]:
         raise ConfigError("say what to translate in one way: a sentence, - for lines from stdin, or --file")
     if file is None:
         assert text is not None
-        found = (sys.stdin.read() if text == "-" else text).splitlines()
+        found = lines_in(sys.stdin.read() if text == "-" else text)
     else:
         try:
-            found = file.read_text(encoding="utf-8").splitlines()
+            found = lines_in(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{file} cannot be read: {error}") from None
     if not any(line.strip() for line in found):
         raise DataError("there is nothing to translate: every line is empty")
     return found
+
+
+def lines_in(text: str) -> list[str]:
+    """Lines end at a line feed alone, so that what comes out lines up with what went in."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 @dataclass(frozen=True)

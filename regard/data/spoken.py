@@ -26,6 +26,7 @@ from regard.data.splits import split
 from regard.data.tones import checked_length
 
 NAME = re.compile(r"(\d)_([^_]+)_(\d+)")
+FASTEST = 1_000_000  # samples a second
 ARRAYS = ("samples", "offsets", "digit", "speaker", "index", "speakers", "sample_rate")
 PAUSE = (0.05, 0.2)  # seconds of silence between digits
 
@@ -90,6 +91,8 @@ def read_wav(file: str | os.PathLike[str]) -> tuple[Float32[Tensor, "_"], int]:
     try:
         with wave.open(os.fspath(file), "rb") as opened:
             channels, width, rate, frames = opened.getparams()[:4]
+            if not 0 < rate < FASTEST:
+                raise DataError(f"{file} says that it has {rate} samples a second, which no sound has")
             data = opened.readframes(frames)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from None

@@ -1,6 +1,5 @@
 """Questions to a model that knows when it does not know: then a store of facts is asked, and whoever is there."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,12 +7,14 @@ from regard.base.config import from_json, to_json
 from regard.base.errors import ConfigError, RegardError
 from regard.data.birthplaces import Question
 from regard.data.characters import Characters
+from regard.data.corruption import MASK, PAD
 from regard.data.facts import Fact, Facts
 from regard.models.gpt import GPT
 from regard.recipes import birthplaces
 from regard.recipes.confidence import Confidence
 from regard.recipes.gaps import Asked, GapTask, answers
 from regard.recipes.recipe import RESULT, Outcome, Place, finished, keep
+from regard.recipes.runs import read
 from regard.train.loop import fit
 from regard.train.optimiser import AdamW
 from regard.train.plan import Plan
@@ -58,10 +59,13 @@ class Asker:
     def guess(self, question: str) -> tuple[str | None, float]:
         """The model's likeliest answer and how sure it is, whatever the threshold."""
         try:
-            (text,) = answers(self.model, self.letters, [question.strip()])
+            (text,) = answers(self.model, self.letters, [as_learned(question)])
         except RegardError:  # a character it never saw, or more of them than fit
             return None, 0.0
-        return self.letters.decode(text.body), self.confidence.of(text.log_probability)
+        told = self.letters.decode(text.body)
+        if not told or PAD in told or MASK in told:  # the model has lost its way
+            return None, 0.0
+        return told, self.confidence.of(text.log_probability)
 
     def learn(self, place: Place, steps: int = 300, rate: float = 3e-4) -> tuple[list[Fact], dict[str, float]]:
         """Train on with all facts that were told, and leave the model in the folder; which were new, and figures.
@@ -96,12 +100,17 @@ class Asker:
         return not set(text) - set(self.letters.alphabet) and len(text) + 3 <= self.model.config.context
 
 
+def as_learned(question: str) -> str:
+    """A question as the model has seen questions: one blank between words, and a mark at the end."""
+    return " ".join(question.split()).rstrip("?!. ") + "?"
+
+
 def asker(folder: Path, store: Path | None = None) -> Asker:
     """Whom to ask: the finished run in a folder, and the store in `facts.sqlite` there unless another is named."""
     recipe, settings, model, letters = finished(folder)
     if recipe.name != "birthplaces" or not isinstance(model, GPT) or not isinstance(letters, Characters):
         raise ConfigError(f"{folder} holds a run of {recipe.name!r}; questions are answered by one of 'birthplaces'")
-    about = json.loads((folder / RESULT).read_text())
+    about = read(folder / RESULT)
     confidence = from_json(f"{folder / RESULT}: confidence", Confidence, about["confidence"])
     return Asker(folder, settings, model.eval(), letters, confidence, Facts(store or folder / "facts.sqlite"))
 

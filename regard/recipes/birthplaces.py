@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regard.base.config import to_json
-from regard.base.errors import ConfigError
+from regard.base.errors import ConfigError, DataError
 from regard.base.numbers import real as real_number, whole
 from regard.data.biographies import biographies
 from regard.data.birthplaces import Question, read_birthplaces
@@ -22,7 +22,7 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.models.model import Model
 from regard.models.presets import made
 from regard.recipes.confidence import Confidence, calibrated
-from regard.recipes.gaps import Asked, GapTask, verdicts
+from regard.recipes.gaps import LONGEST, Asked, GapTask, verdicts
 from regard.recipes.open_book import Library
 from regard.recipes.recipe import Outcome, Phase, Place, Start
 from regard.train.optimiser import AdamW, Muon
@@ -171,6 +171,7 @@ def start(settings: Settings, place: Place) -> Start:
     model = made(config, seed=settings.seed)
     assert isinstance(model, GPT)
 
+    _check_room(found, config.context)
     library = Library(found.by_name, config.context, max(len(each.place) for each in found.train))
 
     def task(plan: Plan, *mixed: Asked) -> GapTask:
@@ -187,7 +188,7 @@ def start(settings: Settings, place: Place) -> Start:
     if settings.pretraining is not None:
         mixed = [asked]
         if settings.reading:
-            mixed.append(Asked(settings.reading, library.opened(found.train)))
+            mixed.append(Asked(settings.reading, _opened(library, found)))
         phases.append(Phase("pretraining", task(settings.pretraining, *mixed), settings.pretraining))
     if settings.asking is not None:
         asking = settings.asking
@@ -195,6 +196,28 @@ def start(settings: Settings, place: Place) -> Start:
     if settings.tuning is not None:
         phases.append(Phase("tuning", task(settings.tuning, Asked(1.0, found.train)), settings.tuning))
     return Start(model, tuple(phases), letters)
+
+
+def _check_room(found: Set, context: int) -> None:
+    """Raise where a question with its answer does not fit: it would be cut, and learned wrongly."""
+    for each in (*found.train, *found.held, *found.test):
+        size = len(each.text) + len(each.place) + 3  # two masks and the end
+        if size > context or len(each.place) > LONGEST:
+            raise DataError(
+                f"the question {each.text[:60]!r} and its answer take {size} characters, and the answer "
+                f"{len(each.place)}; model.context={context} and {LONGEST} are the most"
+            )
+
+
+def _opened(library: Library, found: Set) -> list[Question]:
+    questions = library.opened(found.train)
+    if not questions:
+        name = next(iter(found.by_name), None)
+        raise DataError(
+            f"no question asks about somebody with a text: {found.train[0].text!r}, say, and the first text is about "
+            f"{name!r}; texts begin with a name and a full stop. Without such questions set reading=0 and asking=none"
+        )
+    return questions
 
 
 def run(settings: Settings, place: Place) -> Outcome:

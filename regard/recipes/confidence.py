@@ -62,4 +62,7 @@ def _fitted(log_probabilities: Sequence[float], right: Sequence[bool]) -> tuple[
     x = numpy.array([*log_probabilities, low, high])[:, None]
     y = numpy.array([*right, False, True])
     model = LogisticRegression(C=1e3).fit(x, y)
-    return max(0.0, float(model.coef_[0, 0])), float(model.intercept_[0])
+    slope, offset = float(model.coef_[0, 0]), float(model.intercept_[0])
+    if slope > 0:
+        return slope, offset
+    return 0.0, math.log(y.sum() / (len(y) - y.sum()))  # likelier answers are not better: all are right as often

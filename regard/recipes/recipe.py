@@ -22,14 +22,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from safetensors import SafetensorError
+
 from regard.base.atomic import write_atomically
 from regard.base.config import from_json, to_json
-from regard.base.errors import CheckpointError, ConfigError, UnknownNameError
+from regard.base.errors import CheckpointError, ConfigError, TrainingError, UnknownNameError
 from regard.data.byte_pairs import BytePairs
 from regard.data.characters import Characters
 from regard.data.tokenizers import tokenizer_from_json
 from regard.models.files import load, save
 from regard.models.model import Model
+from regard.recipes.runs import begun, read
 from regard.train.loop import Progress, fit
 from regard.train.plan import Plan
 from regard.train.task import Task
@@ -139,6 +142,10 @@ class Recipe:
 
     def run(self, settings: Any, place: Place) -> Outcome:
         """Train, evaluate, and leave the model in the folder."""
+        folder = place.folder
+        if folder is not None:
+            told = to_json(settings)
+            place.world.shared(lambda: begun(folder, self.name, told, place.data, resume=place.resume))
         outcome: Outcome = self.module.run(settings, place)
         if place.folder is not None and place.world.leads:
             keep(self.name, settings, outcome, place.folder)
@@ -150,11 +157,16 @@ def finished(folder: Path) -> tuple[Recipe, Any, Model, Any]:
     file = folder / RESULT
     if not file.is_file():
         raise CheckpointError(f"{folder} holds no finished run: there is no {RESULT} in it")
-    about = json.loads(file.read_text())
+    about = read(file)
+    missing = {"recipe", "settings"} - set(about)
+    if missing:
+        raise CheckpointError(f"{file} is damaged: it does not say {min(missing)}; the run has to be made again")
     found = recipe(about["recipe"])
     settings = from_json(f"{file}: settings", found.module.Settings, about["settings"])
     tokens = folder / "model" / "tokenizer.json"
-    tokenizer = tokenizer_from_json(json.loads(tokens.read_text())) if tokens.is_file() else None
+    if about.get("tokenizer", False) and not tokens.is_file():
+        raise CheckpointError(f"{tokens} is gone, without which the model cannot read; the run has to be made again")
+    tokenizer = tokenizer_from_json(read(tokens)) if tokens.is_file() else None
     return found, settings, load(folder / "model"), tokenizer
 
 
@@ -173,10 +185,19 @@ def recipe(name: str) -> Recipe:
 
 def keep(name: str, settings: Any, outcome: Outcome, folder: Path) -> None:
     """Leave the finished model, its tokenizer and what the run was and came to."""
-    save(outcome.model, folder / "model")
-    if outcome.tokenizer is not None:
-        text = json.dumps(outcome.tokenizer.to_json()) + "\n"
-        write_atomically(folder / "model" / "tokenizer.json", lambda path: path.write_text(text))
-    about = {"recipe": name, "settings": to_json(settings), "figures": outcome.figures, **outcome.more}
+    about = {
+        "recipe": name, "settings": to_json(settings), "figures": outcome.figures,
+        "tokenizer": outcome.tokenizer is not None, **outcome.more,
+    }  # fmt: skip
     told = json.dumps(about, indent=1) + "\n"
-    write_atomically(folder / RESULT, lambda path: path.write_text(told))
+    try:
+        save(outcome.model, folder / "model")
+        if outcome.tokenizer is not None:
+            text = json.dumps(outcome.tokenizer.to_json()) + "\n"
+            write_atomically(folder / "model" / "tokenizer.json", lambda path: path.write_text(text))
+        write_atomically(folder / RESULT, lambda path: path.write_text(told))
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(
+            f"the finished model could not be written into {folder}: {error}; make room there, and --resume goes on "
+            "from the last state"
+        ) from None

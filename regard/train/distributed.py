@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.base.errors import ConfigError
-from regard.train.world import World, alone
+from regard.train.world import World, alone, known_device
 
 T = TypeVar("T")
 WAYS = ("data", "sharded")
@@ -66,7 +66,7 @@ def _own(device: str | None) -> torch.device:
     """The device of this process."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind != "cuda":
-        return torch.device(kind)
+        return known_device(kind)
     mine, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if mine >= there:
         raise ConfigError(
@@ -131,6 +131,20 @@ class Pieces(Several):
         # in pieces again after each pass, since an evaluation has no backward pass that would do it
         fully_shard(cut, mesh=self.mesh, reshard_after_forward=True)
         return cut
+
+    @contextmanager
+    def opened(self, trained: nn.Module) -> Iterator[None]:
+        # methods do not fetch weights as calls do, so all are whole for the while
+        parts = [each for each in trained.modules() if isinstance(each, FSDPModule)]
+        for each in parts:
+            each.unshard()
+            each.set_reshard_after_forward(False, recurse=False)
+        try:
+            yield
+        finally:
+            for each in parts:
+                each.set_reshard_after_forward(True, recurse=False)
+                each.reshard()
 
     def hand_back(self, trained: nn.Module, model: nn.Module) -> None:
         model.load_state_dict({name: _whole(tensor) for name, tensor in trained.state_dict().items()})

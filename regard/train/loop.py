@@ -160,6 +160,8 @@ class _Run:
                     if evaluating or saving:
                         self._save()
                     since, told = time.perf_counter(), self.step
+        if self.step < self.plan.steps:
+            self.tell(f"stopped after step {self.step}: the score was best {self.waited} evaluations ago")
         self._choose()
         return Fitted(self.given, self.step, self.losses, self.figures, before + time.perf_counter() - start)
 
@@ -231,15 +233,16 @@ class _Run:
         return total / count
 
     def _stopped(self, why: str) -> TrainingError:
-        kept = "nothing was kept" if self.folder is None else f"the last good state is kept in {self.folder / STATES}"
+        there = self.folder is not None and self.keeper is not None and self.keeper.steps()
+        kept = f"the last good state is kept in {self.folder}" if there else "no state was kept before"
         return TrainingError(
-            f"{why}, and {kept}; a lower rate, a longer warm-up or a smaller clip usually helps, and "
-            "precision='float32' tells whether rounding is to blame"
+            f"{why}, and {kept}; begin again in another folder: a lower rate, a longer warm-up or a smaller clip "
+            "usually helps, and precision='float32' tells whether rounding is to blame"
         )
 
     def _evaluate(self) -> None:
         averaged = nullcontext() if self.averager is None else self.averager.in_place()
-        with _aside(self.model, self.world.device), averaged, self._lowered():
+        with _aside(self.model, self.world.device), averaged, self.world.opened(self.model), self._lowered():
             own = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
         figures = self.world.shared(lambda: own)  # all must stop at the same step
         if not figures:

@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from regard.base.errors import ConfigError
+
 T = TypeVar("T")
 
 
@@ -36,6 +38,10 @@ class World:
     def called(self, trained: nn.Module) -> nn.Module:
         """The model that learns, as a task calls it."""
         return trained
+
+    def opened(self, trained: nn.Module) -> AbstractContextManager[None]:
+        """While a task uses methods of the model besides calling it, as generation does."""
+        return nullcontext()
 
     def hand_back(self, trained: nn.Module, model: nn.Module) -> None:
         """Give the model that was handed in what was learned, where a copy of it was trained."""
@@ -77,5 +83,15 @@ def piece(tensor: Tensor) -> Tensor:
 @contextmanager
 def alone(device: str | None = None) -> Iterator[World]:
     """One process, on the device asked for, or a GPU where there is one."""
-    found = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    yield World(device=torch.device(found))
+    yield World(device=known_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+
+
+def known_device(name: str) -> torch.device:
+    """The device of that name, if it is there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"there is no device {name!r}; there are cpu, cuda and cuda:NUMBER") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name!r} is not here: torch sees {torch.cuda.device_count()} GPUs")
+    return device

@@ -58,3 +58,9 @@ def test_a_precision_is_a_share(precision: float) -> None:
 def test_answers_without_verdicts_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 answers and 1 verdicts"):
         calibrated([-1.0, -2.0], [True], 0.9)
+
+
+def test_where_likelier_answers_are_not_better_all_are_as_sure_as_the_share_that_is_right() -> None:
+    sure = [-0.01 * number for number in range(100)]
+    found = calibrated(sure, [number >= 36 for number in range(100)], 0.9)
+    assert found.of(sure[0]) == found.of(sure[-1]) == pytest.approx(0.64, abs=0.01)

@@ -283,7 +283,7 @@ def test_weights_spoilt_by_the_very_step_before_a_state_are_not_written(tmp_path
 
 
 def test_without_a_folder_nothing_is_said_to_be_kept() -> None:
-    with pytest.raises(TrainingError, match="nothing was kept; a lower rate"):
+    with pytest.raises(TrainingError, match="no state was kept before; begin again"):
         fit(Tiny(), Spoilt(2, float("nan")), plan())
 
 

@@ -1,0 +1,79 @@
+"""What a folder says of the run in it: the recipe, its settings and its data, from the first moment on."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from regard.base.atomic import write_atomically
+from regard.base.errors import CheckpointError, ConfigError, DataError, TrainingError
+
+RUN = "run.json"
+
+
+def begun(folder: Path, recipe: str, settings: Any, data: Path | None, *, resume: bool) -> None:
+    """Keep what the run is, or see that it is the one that the folder holds.
+
+    settings  as JSON has them
+    """
+    wanted = {"recipe": recipe, "settings": settings, "data": None if data is None else fingerprint(data)}
+    where = None if data is None else str(data.resolve())
+    kept = read(folder / RUN) if (folder / RUN).is_file() else None
+    if kept is not None and not resume:
+        raise ConfigError(f"{folder} holds a run already; go on with it by --resume, or choose another --folder")
+    if kept is not None:
+        changed = sorted(differences(kept, wanted))
+        if changed:
+            raise ConfigError(
+                f"the run in {folder} is another one: {'; '.join(changed[:4])}; go on with what it began with, or "
+                "choose another --folder"
+            )
+    text = json.dumps({**wanted, "data at": where}, indent=1) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / RUN, lambda path: path.write_text(text))
+    except OSError as error:
+        raise TrainingError(f"a run cannot be kept in {folder}: {error}; choose another --folder") from None
+
+
+def differences(kept: Any, wanted: Any, name: str = "") -> list[str]:
+    """Where two trees of settings differ, and how."""
+    if isinstance(kept, dict) and isinstance(wanted, dict):
+        names = dict.fromkeys([*wanted, *(each for each in kept if each != "data at")])
+        inner = ((f"{name}.{each}".removeprefix("."), kept.get(each), wanted.get(each)) for each in names)
+        return [text for path, one, other in inner for text in differences(one, other, path)]
+    if kept == wanted:
+        return []
+    name = name.removeprefix("settings.")
+    return ["its data are others"] if name == "data" else [f"{name} was {kept!r} and is {wanted!r}"]
+
+
+def data_of(folder: Path, given: Path | None) -> Path | None:
+    """The data of the run in a folder: what is given, else where they were when it began."""
+    if given is not None or not (folder / RUN).is_file():
+        return given
+    kept = read(folder / RUN)
+    if kept["data"] is None:
+        return None
+    where = Path(kept["data at"])
+    if not where.exists():
+        raise DataError(f"the run in {folder} has its data from {where}, which is not there any more; give --data")
+    return where
+
+
+def fingerprint(data: Path) -> str:
+    """A word for the files of a data set: their names and sizes."""
+    files = sorted(file for file in data.rglob("*") if file.is_file()) if data.is_dir() else [data]
+    told = [(file.relative_to(data).as_posix(), file.stat().st_size) for file in files]
+    return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A file of JSON that a run left."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}; the run has to be made again") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} is damaged: it holds no names; the run has to be made again")
+    return found

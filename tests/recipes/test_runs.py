@@ -1,0 +1,52 @@
+"""A folder knows which run is in it, and where its data came from."""
+
+from pathlib import Path
+
+import pytest
+
+from regard.base.errors import CheckpointError, ConfigError, DataError, TrainingError
+from regard.recipes.recipe import RESULT, finished
+from regard.recipes.runs import RUN, begun, data_of
+
+SETTINGS = {"seed": 1, "plan": {"steps": 5}}
+
+
+def test_a_folder_is_begun_once_and_gone_on_with_as_it_was(tmp_path: Path) -> None:
+    begun(tmp_path, "vision", SETTINGS, None, resume=False)
+    begun(tmp_path, "vision", SETTINGS, None, resume=True)
+    with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
+        begun(tmp_path, "vision", SETTINGS, None, resume=False)
+    with pytest.raises(ConfigError, match=r"is another one: plan.steps was 5 and is 6; seed was 1 and is 2; go on"):
+        begun(tmp_path, "vision", {"seed": 2, "plan": {"steps": 6}}, None, resume=True)
+    with pytest.raises(ConfigError, match="recipe was 'vision' and is 'speech'"):
+        begun(tmp_path, "speech", SETTINGS, None, resume=True)
+
+
+def test_data_are_remembered_and_recognised(tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    (data / "a.txt").write_text("one")
+    begun(folder, "vision", SETTINGS, data, resume=False)
+    assert data_of(folder, None) == data
+    assert data_of(folder, tmp_path) == tmp_path
+    moved = data.rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="which is not there any more; give --data"):
+        data_of(folder, None)
+    begun(folder, "vision", SETTINGS, moved, resume=True)
+    assert data_of(folder, None) == moved
+    (moved / "a.txt").write_text("other")
+    with pytest.raises(ConfigError, match="its data are others"):
+        begun(folder, "vision", SETTINGS, moved, resume=True)
+    assert data_of(tmp_path, None) is None
+
+
+def test_a_folder_that_cannot_be_written_and_files_that_are_damaged_are_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match=r"a run cannot be kept in .*file.run"):
+        begun(tmp_path / "file" / "run", "vision", SETTINGS, None, resume=False)
+    (tmp_path / RUN).write_text('{"recipe": "vis')
+    with pytest.raises(CheckpointError, match=f"{RUN} is damaged: "):
+        begun(tmp_path, "vision", SETTINGS, None, resume=True)
+    (tmp_path / RESULT).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"{RESULT} is damaged: it does not say recipe"):
+        finished(tmp_path)
