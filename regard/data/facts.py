@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from regard.base.errors import DataError
 
@@ -40,9 +41,8 @@ class Facts:
 
     def answer(self, question: str) -> str | None:
         """What was told about a question, whatever its capitals, spaces and final mark."""
-        with self._opened() as store:
-            found = store.execute("SELECT answer FROM facts WHERE question = ?", (compared(question),)).fetchone()
-        return None if found is None else str(found[0])
+        found = self._read("SELECT answer FROM facts WHERE question = ?", compared(question))
+        return str(found[0][0]) if found else None
 
     def keep(self, question: str, answer: str) -> None:
         """Remember an answer; a newer one takes the place of an older, and has to be learned anew."""
@@ -57,8 +57,7 @@ class Facts:
 
     def all(self) -> list[Fact]:
         """All facts, in the order of their questions."""
-        with self._opened() as store:
-            rows = store.execute("SELECT asked, answer, learned FROM facts ORDER BY question").fetchall()
+        rows = self._read("SELECT asked, answer, learned FROM facts ORDER BY question")
         return [Fact(asked, answer, bool(learned)) for asked, answer, learned in rows]
 
     def mark_learned(self, facts: list[Fact]) -> None:
@@ -66,6 +65,19 @@ class Facts:
         pairs = [(compared(fact.question), fact.answer) for fact in facts]
         with self._opened() as store:
             store.executemany("UPDATE facts SET learned = 1 WHERE question = ? AND answer = ?", pairs)
+
+    def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        """Rows of a store, which is neither made nor changed for it."""
+        if not self.file.exists():
+            return []
+        try:
+            connection = sqlite3.connect(f"{self.file.resolve().as_uri()}?mode=ro", uri=True, timeout=PATIENCE)
+            try:
+                return connection.execute(query, values).fetchall()
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise DataError(f"{self.file} is not a store of facts, or cannot be read: {error}") from None
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:

@@ -8,7 +8,7 @@ from regard.base.errors import ConfigError, RegardError
 from regard.data.birthplaces import Question
 from regard.data.characters import Characters
 from regard.data.corruption import MASK, PAD
-from regard.data.facts import Fact, Facts
+from regard.data.facts import Fact, Facts, facts
 from regard.models.gpt import GPT
 from regard.recipes import birthplaces
 from regard.recipes.confidence import Confidence
@@ -68,35 +68,43 @@ class Asker:
         return told, self.confidence.of(text.log_probability)
 
     def learn(self, place: Place, steps: int = 300, rate: float = 3e-4) -> tuple[list[Fact], dict[str, float]]:
-        """Train on with all facts that were told, and leave the model in the folder; which were new, and figures.
+        """Train on with all facts that were told, and leave the model in the folder; what it knows now, and figures.
 
         Texts and old questions are read along, so that what is new does not drive out what was known.
         """
-        told = [fact for fact in self.store.all() if self._readable(fact)]
+        kept = self.store.all()
+        told = [fact for fact in kept if self._readable(fact)]
+        for fact in kept:
+            if not self._readable(fact):
+                place.tell(f"cannot be learned, for its letters or its length: {fact.question} {fact.answer}")
         new = [fact for fact in told if not fact.learned]
         if not new:
             raise ConfigError(f"{self.store.file} holds nothing that {self.folder / 'model'} has not learned and could")
         found = birthplaces.data(place.data, self.settings)
-        facts = [Question(fact.question, fact.answer) for fact in told]
+        asked_for = [Question(as_learned(fact.question), fact.answer) for fact in told]
         # a fact comes about as often as all old questions together have turns
-        asked = [*found.train, *facts * max(1, len(found.train) // len(facts))]
+        asked = [*found.train, *asked_for * max(1, len(found.train) // len(asked_for))]
         plan = Plan(
             steps=steps, batch=32, optimiser=AdamW(rate=rate, decay=0.01), schedule=Linear(warmup=steps // 10),
             seed=self.settings.seed,
         )  # fmt: skip
         task = GapTask(
-            found.texts, (Asked(0.5, asked),), facts, self.letters, self.model.config.context, plan.batch,
+            found.texts, (Asked(0.5, asked),), asked_for, self.letters, self.model.config.context, plan.batch,
             self.settings.phrases, self.settings.seed + len(told),
         )  # fmt: skip
         fit(self.model, task, plan, world=place.world, tell=place.tell, show=lambda now: place.show("learning", now))
         figures, confidence = birthplaces.judged_with_confidence(self.settings, self.model, self.letters, found)
         outcome = Outcome(figures, self.model, self.letters, {"confidence": to_json(confidence)})
         keep("birthplaces", self.settings, outcome, self.folder)
-        self.store.mark_learned(new)
-        return new, figures
+        known = [fact for fact in new if self.guess(fact.question)[0] == fact.answer]
+        for fact in new:
+            if fact not in known:
+                place.tell(f"not learned yet, give it more --steps: {fact.question} {fact.answer}")
+        self.store.mark_learned(known)
+        return known, figures
 
     def _readable(self, fact: Fact) -> bool:
-        text = fact.question + fact.answer
+        text = as_learned(fact.question) + fact.answer
         return not set(text) - set(self.letters.alphabet) and len(text) + 3 <= self.model.config.context
 
 
@@ -112,7 +120,7 @@ def asker(folder: Path, store: Path | None = None) -> Asker:
         raise ConfigError(f"{folder} holds a run of {recipe.name!r}; questions are answered by one of 'birthplaces'")
     about = read(folder / RESULT)
     confidence = from_json(f"{folder / RESULT}: confidence", Confidence, about["confidence"])
-    return Asker(folder, settings, model.eval(), letters, confidence, Facts(store or folder / "facts.sqlite"))
+    return Asker(folder, settings, model.eval(), letters, confidence, facts(store or folder / "facts.sqlite"))
 
 
 def stricter(asking: Asker, threshold: float) -> Asker:

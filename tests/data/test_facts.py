@@ -81,3 +81,15 @@ def test_a_writer_that_fails_leaves_nothing_half_done(tmp_path: Path) -> None:
         half()
     assert store.answer("Where?") == "Here"
     assert sqlite3.connect(store.file).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_asking_makes_no_file_and_needs_none_to_be_written(tmp_path: Path) -> None:
+    store = facts(tmp_path / "facts.sqlite")
+    assert (store.answer("Where?"), store.all()) == (None, [])
+    assert not store.file.exists()
+    store.keep("Where?", "Here")
+    store.file.chmod(0o444)
+    assert store.answer("where") == "Here"
+    (tmp_path / "text").write_text("no store, but long enough to be taken for one" * 40)
+    with pytest.raises(DataError, match="is not a store of facts, or cannot be read"):
+        facts(tmp_path / "text").answer("Where?")
