@@ -4,6 +4,7 @@ A binary record is one label byte (CIFAR-10), or a coarse and a fine one (CIFAR-
 then green, then blue, each row by row. Python batches are pickles; they are read as plain values.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,19 @@ def read_cifar(bundle: Bundle, split: str = "train") -> Images:
     if not names:
         raise DataError(f"{bundle.place} has no CIFAR files; expected some such as data_batch_1.bin or train")
     chosen = of_split(bundle.place, names, split)
+    _check_numbers(bundle.place, chosen)
     classes = _classes(bundle)
     return joined(
         [_read(bundle.where(name), bundle.read(name), classes) for name in chosen],
         [bundle.where(name) for name in chosen],
     )
+
+
+def _check_numbers(place: Path, names: list[str]) -> None:
+    """Raise where a numbered batch is missing, or there twice."""
+    found = sorted(int(number[1]) for name in names if (number := re.search(r"data_batch_(\d+)", name)))
+    if found != [*range(1, len(found) + 1)]:
+        raise DataError(f"{place} has the batches {', '.join(map(str, found))}; expected each from 1 on, and once")
 
 
 def read_file(file: Path) -> Images:

@@ -167,7 +167,7 @@ def _whole_numbers(data: bytes, width: int) -> "np.ndarray[Any, np.dtype[np.int3
 
 
 def _read_folder(place: Path, rate: int | None) -> Recordings:
-    files = sorted(place.glob("*.wav"))
+    files = sorted(file for file in place.iterdir() if file.suffix.lower() == ".wav")
     if not files:
         raise DataError(f"{place} has no .wav and no .npz files; expected files such as 7_ann_0.wav")
     sounds, labels, speakers, takes = [], [], [], []

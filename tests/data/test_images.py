@@ -88,6 +88,15 @@ def test_cifar_10_is_read_as_it_is_distributed(form: str, place: Path) -> None:
     check(read_images(place, "test"), *some(2, 5), TEN)
     with pytest.raises(DataError, match=r"nothing for split='val'; it has: data_batch_1.*, test_batch"):
         read_images(place, "val")
+    batch_2 = next(file for file in place.iterdir() if "data_batch_2" in file.name)
+    copied = batch_2.with_name(batch_2.name.replace("2", "2 (1)")) if form == "binary" else place / "data_batch_2_1"
+    copied.write_bytes(batch_2.read_bytes())
+    with pytest.raises(DataError, match=r"has the batches 1, 2, 2, 3, 4, 5; expected each from 1 on, and once"):
+        read_images(place)
+    copied.unlink()
+    batch_2.unlink()
+    with pytest.raises(DataError, match=r"has the batches 1, 3, 4, 5; expected each from 1 on, and once"):
+        read_images(place)
 
 
 @pytest.mark.parametrize("form", ["binary", "python"])

@@ -46,6 +46,16 @@ def spoken(folder: Path, rate: int = 8000) -> dict[str, np.ndarray]:
     return made
 
 
+def test_a_rate_that_no_sound_has_is_refused_and_capitals_in_a_name_are_read(tmp_path: Path) -> None:
+    write_wav(tmp_path / "7_ann_0.WAV", np.ones((50, 1)), 8_000)
+    assert len(read_spoken(tmp_path).sounds) == 1
+    data = bytearray((tmp_path / "7_ann_0.WAV").read_bytes())
+    data[24:28] = bytes(4)
+    (tmp_path / "7_ann_0.WAV").write_bytes(data)
+    with pytest.raises(DataError, match=r"7_ann_0\.WAV says that it has 0 samples a second"):
+        read_spoken(tmp_path)
+
+
 def test_a_folder_of_wav_files_tells_digit_speaker_and_take(tmp_path: Path) -> None:
     made = spoken(tmp_path)
     found = read_spoken(tmp_path)
