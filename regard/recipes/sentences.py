@@ -1,14 +1,16 @@
 """What a text asks by itself, without anybody's labels: four questions about its sentences, asked of BERT all at once.
 
 words   which words were hidden (Devlin et al. 2018, arXiv:1810.04805): chosen out of all tokens
-next    which of eight sentences follows one, by the vectors of sentences that were read apart (Logeswaran and Lee
-        2018, arXiv:1803.02893)
+next    whether a sentence follows another (0), or comes from elsewhere (1) (the same)
 order   whether two sentences that follow each other stand in their order (0), or inverted (1) (Lan et al. 2019,
         arXiv:1909.11942)
-halves  which of eight second halves belongs to the first half of a sentence, by the vectors of both
+halves  which of eight second halves belongs to the first half of a sentence, by the vectors of both, which are read
+        apart (after Logeswaran and Lee 2018, arXiv:1803.02893)
 
-The first token says which is asked. Sentences follow each other inside a passage, never from one to the next. Were a
-text one chain, each sentence would come first as often as second, and nothing that one sentence says could tell.
+A sentence is what stands between two stops, commas among them, and has six words or more. The first token says what is
+asked. Whether is asked both ways, so that one answer for all is right half of the time. Sentences follow each other
+inside a passage, never from one to the next: were a text one chain, each sentence would come first as often as second,
+and nothing that one sentence says could tell.
 """
 
 import re
@@ -31,12 +33,11 @@ from regard.models.bert import BERTOutput
 from regard.train.objectives import IGNORED
 from regard.train.task import Loss
 
-CHOICES = 8  # sentences, or halves of them, to choose from
+CHOICES = 8  # halves of sentences to choose from
 SHARPNESS = 10.0  # of that choice: cosines are times this
-WEIGHT = 4.0  # of an answer beside the words of an example: few examples ask for one
 LEAST = 6  # words of a sentence: a shorter one says little, and goes with the one after it
 PASSAGE = re.compile(r"\n\s*\n")
-END = re.compile(r"(?<=[.!?;:])\s+")
+END = re.compile(r"(?<=[.!?;:,])\s+")
 
 
 def passages(text: str) -> list[list[str]]:
@@ -78,10 +79,12 @@ class Book:
         last = set(accumulate(map(len, found)))  # one after the last sentence of each passage
         count = max(last, default=0)
         pairs = tuple(place for place in range(count) if place + 1 not in last)
-        if len(pairs) < CHOICES:
+        places = sum(len(sentences) > 1 for sentences in found)
+        if len(pairs) < CHOICES or places < 2:
             raise DataError(
-                f"questions need {CHOICES} sentences that others follow in the same passage, of {LEAST} words each, "
-                f"but a text, or a part of it that is held out, has {len(pairs)}; read a longer one"
+                f"questions need {CHOICES} sentences that others follow in the same passage, of {LEAST} words each, in "
+                f"2 passages, but a text, or a part of it that is held out, has {len(pairs)} in {places}; read a "
+                "longer one, whose passages stand apart by empty lines"
             )
         return Book(
             tuple(map(tuple, pieces.encode_many([each for some in found for each in some]))), pairs, pieces, context
@@ -91,6 +94,24 @@ class Book:
     def marks(self) -> dict[str, int]:
         """The numbers of special tokens."""
         return {name: self.pieces.token(name) for name in SPECIAL}
+
+    @cached_property
+    def _together(self) -> tuple[range, ...]:
+        """The numbers of the pairs in the same passage, for each pair."""
+        found: list[range] = []
+        for number, place in enumerate(self.pairs):
+            follows = number > 0 and place == self.pairs[number - 1] + 1
+            found.append(range(found[-1].start if follows else number, number + 1))
+        for number in range(len(found) - 2, -1, -1):
+            if found[number + 1].start == found[number].start:
+                found[number] = found[number + 1]
+        return tuple(found)
+
+    def elsewhere(self, number: int, draws: torch.Generator) -> int:
+        """The place of a pair in another passage."""
+        here = self._together[number]
+        drawn = _below(len(self.pairs) - len(here), draws)
+        return self.pairs[drawn + len(here) * (drawn >= here.start)]
 
     def others(self, number: int, draws: torch.Generator) -> list[int]:
         """The place of a pair, by its number, and those of as many others as there is a choice from."""
@@ -118,16 +139,20 @@ def words(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...
     return (_pair(book, "words", book.sentences[place], book.sentences[place + 1], IGNORED),)
 
 
-def inverted_order(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
-    """Two sentences that follow each other, or the later one first."""
-    place, false = book.pairs[number], _below(2, draws)
-    return (_pair(book, "order", book.sentences[place + false], book.sentences[place + 1 - false], false),)
-
-
 def next_sentence(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
-    """A sentence and others from elsewhere, then those that follow them in the same order."""
-    places = book.others(number, draws)
-    return _choice(book, "next", [(book.sentences[each], book.sentences[each + 1]) for each in places])
+    """A sentence and the one that follows it; and the same with one from elsewhere, which follows another there."""
+    here, there = book.pairs[number], book.elsewhere(number, draws)
+    return tuple(
+        _pair(book, "next", book.sentences[here], book.sentences[each + 1], false)
+        for false, each in enumerate((here, there))
+    )
+
+
+def inverted_order(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
+    """Two sentences that follow each other; and the later one first."""
+    place = book.pairs[number]
+    both = book.sentences[place], book.sentences[place + 1]
+    return _pair(book, "order", *both, 0), _pair(book, "order", *both[::-1], 1)
 
 
 def halves(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
@@ -142,7 +167,8 @@ QUESTIONS: dict[str, Callable[[Book, int, torch.Generator], tuple[Example, ...]]
     "order": inverted_order,
     "halves": halves,
 }
-TURNS = (*("words", "order") * 3, "next", "halves")  # what records ask in turn: a choice is much to read
+# what records ask in turn: words are hidden in all of them, and a choice is much to read
+TURNS = (*("next", "order") * 7, "next", "words", *("next", "order") * 7, "halves", "order")
 SPECIAL = ("pad", "mask", "between", *QUESTIONS)
 
 
@@ -184,7 +210,7 @@ def together(records: Sequence[Sequence[Example]], book: Book) -> Examples:
         here = slice(len(each.tokens))
         tokens[row, here], segments[row, here], told[row, here] = each.tokens, each.segments, each.words
     rows = torch.arange(len(examples)).split([len(record) for record in records])
-    chosen = [some for some in rows if len(some) > 1]
+    chosen = [some for some in rows if len(some) == 2 * CHOICES]
     return Examples(
         tokens,
         segments,
@@ -197,11 +223,11 @@ def together(records: Sequence[Sequence[Example]], book: Book) -> Examples:
 
 @dataclass(frozen=True)
 class SentenceTask:
-    """The four questions about a text, asked in turn; words are hidden in every example.
+    """The four questions about a text, in turn; words are hidden in every example.
 
     held   what the questions are asked about to see how good the model is
     share  of words that are hidden
-    asked  how often each question is asked then
+    asked  the most sentences that each question is asked about then
     """
 
     book: Book
@@ -236,7 +262,7 @@ class SentenceTask:
         fits = fitting(out, batch)
         answers = cross_entropy(out.pair_logits.float(), batch.pair, ignore_index=IGNORED, reduction="sum")
         answers = answers + cross_entropy(fits.flatten(0, 1), _own(fits).flatten(), reduction="sum")
-        return Loss(told + WEIGHT * answers, len(batch.pair))
+        return Loss(told + answers, len(batch.pair))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         found = answered(model, self.held, self.share, self.asked, self.seed)
@@ -246,36 +272,53 @@ class SentenceTask:
 
 
 class Answered(NamedTuple):
-    """The share of right answers to a question, and what one answer for all would get."""
+    """The share of right answers to a question, what one answer for all would get, and how sure the first is.
+
+    interval  half of that in which the share lies 95 times of 100, were records drawn anew
+    """
 
     right: float
     chance: float
+    interval: float
 
 
 def answered(
     model: nn.Module, book: Book, share: float, asked: int, seed: int, at_once: int = 16
 ) -> dict[str, Answered]:
-    """How well the model answers each question about a text. Words are hidden in the first question alone."""
+    """How well the model answers each question about a text. Words are hidden in the first question alone.
+
+    asked  the most sentences that each is asked about
+    """
     found = {}
     device = next(model.parameters()).device
+    most = min(asked, len(book.pairs))
     for question, ask in QUESTIONS.items():
-        count = -(-asked // CHOICES) if question in ("next", "halves") else asked
+        count = -(-most // CHOICES) if question == "halves" else most
         records = []
         for number in range(count):
             draws = generator(seed, number, "held", question)
             record = ask(book, number * len(book.pairs) // count, draws)
             records.append([hidden(each, share, book, draws) if question == "words" else each for each in record])
-        told, truth = [], []
+        answers, truth = [], []
         for start in range(0, count, at_once):
-            some = Examples(*(each.to(device) for each in together(records[start : start + at_once], book)))
+            some = records[start : start + at_once]
+            batch = Examples(*(each.to(device) for each in together(some, book)))
             with torch.no_grad():
-                answer, wanted = _answer(question, said(model, some), some)
-            told.append(answer[wanted != IGNORED].cpu())
-            truth.append(wanted[wanted != IGNORED].cpu())
-        wanted = torch.cat(truth)
-        right = (torch.cat(told) == wanted).double().mean().item()
-        found[question] = Answered(right, wanted.bincount().max().item() / len(wanted))
+                told, wanted = (each.cpu() for each in _answer(question, said(model, batch), batch))
+            answers.append(told.view(len(some), -1))  # a row for each record
+            truth.append(wanted.view(len(some), -1))
+        found[question] = judged(torch.cat(answers), torch.cat(truth))
     return found
+
+
+def judged(answers: Int[Tensor, "records m"], truth: Int[Tensor, "records m"]) -> Answered:
+    """How good answers are. What is asked in one record is not told independently, so records are what is counted."""
+    asked = truth != IGNORED
+    hits, sizes = ((answers == truth) & asked).sum(1).double(), asked.sum(1).double()
+    right = hits.sum() / sizes.sum()
+    spread = (hits - right * sizes).square().sum().sqrt() / sizes.sum()
+    chance = truth[asked].bincount().max() / sizes.sum()
+    return Answered(right.item(), chance.item(), 1.96 * spread.item())
 
 
 def said(model: nn.Module, batch: Examples) -> BERTOutput:
