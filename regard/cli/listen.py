@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.models.speech import Speech
-    from regard.recipes.speech import Settings, Word
+    from regard.recipes.hearing import Word
+    from regard.recipes.speech import Settings
 
 PIECE = 100  # of a second of sound is listened to at a time: words are timed as finely
 
@@ -113,7 +114,7 @@ class Hearing:
     """Pieces of a sound to words, and how many seconds have come."""
 
     def __init__(self, model: "Speech", settings: "Settings", bridge: "Resampling") -> None:
-        from regard.recipes.speech import Listener
+        from regard.recipes.hearing import Listener
 
         self.listener, self.bridge = Listener(model, settings.sound), bridge
 

@@ -40,7 +40,6 @@ from regard.train.schedule import Cosine, Linear
 from regard.train.task import Loss, Task
 
 LEARNERS = ("gpt", "bert")
-KINDS = r"tokens|positions|segments|pair"  # matrices whose rows are kinds of things: Muon is not for them
 COUNTED = {"single characters": 1, "trigrams": 3}  # what GPT is compared with
 
 

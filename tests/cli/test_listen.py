@@ -24,9 +24,9 @@ from regard.data.resample import resampled
 from regard.data.tones import tones
 from regard.models.presets import made
 from regard.models.speech import Speech, SpeechConfig
-from regard.recipes import speech
+from regard.recipes.hearing import DIGITS, at_once, heard
 from regard.recipes.recipe import Outcome, keep
-from regard.recipes.speech import DIGITS, Settings
+from regard.recipes.speech import Settings
 from regard.train.plan import Plan
 
 RATE = 4000
@@ -48,7 +48,7 @@ def model() -> Speech:
     with torch.no_grad():
         for parameter in found.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-        rows = found(speech.heard(tones(1, rate=RATE).sounds[0], SETTINGS.sound)[None])
+        rows = found(heard(tones(1, rate=RATE).sounds[0], SETTINGS.sound)[None])
         found.head.bias.sub_(rows.mean((0, 1)))  # so that no token stands out all the time
     return found
 
@@ -75,7 +75,7 @@ def said(model: Speech, data: bytes, rate: int = RATE) -> list[str]:
     """The words of the whole sound."""
     sound = torch.tensor(struct.unpack(f"<{len(data) // 2}h", data[: len(data) // 2 * 2])) / 2**15
     strings = DigitStrings((resampled(sound, rate, RATE),), (torch.tensor([0]),), RATE)
-    return [str(digit) for digit in speech.at_once(model, strings, SETTINGS.sound)[0]]
+    return [str(digit) for digit in at_once(model, strings, SETTINGS.sound)[0]]
 
 
 def told(*words: str, stdin: bytes | None = None) -> Any:
