@@ -69,7 +69,9 @@ def listing(context: typer.Context, results: Results = None, html: Html = None, 
         show(*(chapter_table(name, found) for name in dict.fromkeys(claim.chapter for claim, _ in found)))
         words = [word(claim, result) for claim, result in found]
         tally = ", ".join(f"{words.count(each)} {each}" for each in dict.fromkeys(words))
-        show(Text(f"{len(found)} claims: {tally}. `regard lab show ID` tells all of one."))
+        changed = sum(result is not None and bool(options_of(claim, result)) for claim, result in found)
+        apart = f' ({changed} from quick or changed settings, marked "with")' if changed else ""
+        show(Text(f"{len(found)} claims: {tally}{apart}. `regard lab show ID` tells all of one."))
     write_page(html, found)
 
 
@@ -353,10 +355,15 @@ def chapter_table(chapter: str, found: "list[tuple[Claim, Result | None]]") -> T
         if claim.chapter != chapter:
             continue
         shown = verdict_text(word(claim, result))
-        if result is not None and (options := result.command.removeprefix(f"regard lab run {claim.id}").strip()):
+        if result is not None and (options := options_of(claim, result)):
             shown.append(f"\nwith {options}", style="dim")
         lines.add_row(claim.id, shown, Text(claim.question))
     return lines
+
+
+def options_of(claim: "Claim", result: "Result") -> str:
+    """What was asked for beside the claim: nothing where the run is the full one with its own settings."""
+    return result.command.removeprefix(f"regard lab run {claim.id}").strip()
 
 
 def verdict_line(claim: "Claim", result: "Result") -> Table:

@@ -7,16 +7,17 @@ A file of the lab has
     Setup           a frozen dataclass whose defaults finish within the budget; `seed` is one of its fields
     SMOKE           a Setup that finishes in three seconds
     run             (setup, attention=attend) -> plain numbers by name
-    verdict         numbers -> Verdict on the claim
+    verdict         numbers -> Verdict on the claim; they are finite, for any other number refutes it unasked
     SHEET           wrong answers of the source sheets, each with the verdict on it and what is right
     draw            numbers -> a matplotlib figure
 
 `attention` is what the run asks for attention, so that a broken one can be handed in: every verdict can flip.
 """
 
+import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -69,6 +70,27 @@ def weighed(holds: bool, margins: Iterable[Estimate], sentence: str) -> Verdict:
     return Verdict(SUPPORTED if all(margin.above for margin in given) else UNCLEAR, sentence)
 
 
+def finite(verdict: Callable[[Numbers], Verdict], numbers: Numbers) -> Verdict:
+    """What a verdict says of numbers; where one is not finite it is not asked, for NaN is neither small nor large."""
+    odd = next(_not_finite(numbers), None)
+    if odd is None:
+        return verdict(numbers)
+    where, value = odd
+    return Verdict(REFUTED, f"The number {where} is {value}, where every number of a run is to be finite.")
+
+
+def _not_finite(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
+    """Where inf and NaN are, and which of them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield where, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _not_finite(item, f"{where}, {name}" if where else f'"{name}"')
+    elif isinstance(value, list | tuple):
+        for at, item in enumerate(value):
+            yield from _not_finite(item, f"{where}[{at}]")
+
+
 @dataclass(frozen=True)
 class Sheet:
     """A wrong answer of a source sheet: what it says, the verdict on it, and what is right."""
@@ -77,6 +99,10 @@ class Sheet:
     says: str
     verdict: Callable[[Numbers], Verdict]
     right: str
+
+    def judge(self, numbers: Numbers) -> Verdict:
+        """What the numbers of a run say of that answer."""
+        return finite(self.verdict, numbers)
 
 
 @dataclass(frozen=True)
@@ -109,7 +135,11 @@ class Claim:
         start = time.perf_counter()
         numbers = self.module.run(setup, **rest)
         seconds = time.perf_counter() - start
-        return Outcome(self, setup, numbers, self.module.verdict(numbers), seconds)
+        return Outcome(self, setup, numbers, self.judge(numbers), seconds)
+
+    def judge(self, numbers: Numbers) -> Verdict:
+        """What the numbers of a run say of the claim."""
+        return finite(self.module.verdict, numbers)
 
     def draw(self, numbers: Numbers) -> "Figure":
         figure: Figure = self.module.draw(numbers)
@@ -128,7 +158,7 @@ class Outcome:
 
     @property
     def sheet(self) -> list[tuple[Sheet, Verdict]]:
-        return [(sheet, sheet.verdict(self.numbers)) for sheet in self.claim.sheet]
+        return [(sheet, sheet.judge(self.numbers)) for sheet in self.claim.sheet]
 
 
 @cache

@@ -55,6 +55,18 @@ def bars(axes: "Axes", values: Mapping[str, float], *, colour: str = COLOURS[0])
     axes.margins(y=0.1)
 
 
+def shares(
+    axes: "Axes", values: Mapping[str, float], halves: Sequence[float], *, colours: str | Sequence[str] = COLOURS[0]
+) -> None:
+    """Shares as bars, with intervals that end where shares do, at 0 and 1, and the number above them."""
+    heights = list(values.values())
+    below = [min(half, height) for half, height in zip(halves, heights, strict=True)]
+    above = [min(half, 1 - height) for half, height in zip(halves, heights, strict=True)]
+    drawn = axes.bar(list(values), heights, yerr=[below, above], color=colours, capsize=4)
+    axes.bar_label(drawn, fmt="%.2f", padding=3)
+    axes.set_ylim(0, 1.2)
+
+
 def heat(axes: "Axes", matrix: Sequence[Sequence[float]], *, low: float = 0.0, high: float | None = None) -> None:
     """A matrix in shades that grow evenly, also in grey."""
     picture = axes.imshow(matrix, cmap="cividis", vmin=low, vmax=high, aspect="auto")

@@ -50,9 +50,14 @@ class Result:
         """Whether the claim is still the one that was run."""
         return self.source == fingerprint(claim)
 
+    @property
+    def smoke(self) -> bool:
+        """Whether the run was a quick one."""
+        return "--smoke" in shlex.split(self.command)
+
     def sheet(self, claim: Claim) -> list[tuple[Sheet, Verdict]]:
         """The sheets' wrong answers with what these numbers say of them."""
-        return [(sheet, sheet.verdict(self.numbers)) for sheet in claim.sheet]
+        return [(sheet, sheet.judge(self.numbers)) for sheet in claim.sheet]
 
 
 @cache  # of the file that was loaded: one that is edited during a run is another claim
@@ -242,9 +247,12 @@ def _damaged(path: Path, reason: str) -> CheckpointError:
 
 
 def latest(claim: Claim, folder: Path, with_package: Mapping[str, Result]) -> Result | None:
-    """The result to show: the last run here, unless only the package's fits the claim as it is now."""
+    """The result to show: the last run here, unless the package's is of the claim as it is now and that one is not.
+
+    A quick run here says less than the package's full one and does not stand in its place.
+    """
     here, there = kept(claim, folder), with_package.get(claim.id)
-    if here is None or (there is not None and there.fresh(claim) and not here.fresh(claim)):
+    if here is None or (there is not None and there.fresh(claim) and (here.smoke or not here.fresh(claim))):
         return there
     return here
 

@@ -11,6 +11,7 @@ from typing import Any
 from regard.base.errors import ConfigError, ShapeError
 from regard.work.files import Written, number, read_json
 from regard.work.solution import Solution
+from regard.work.values import counted
 
 KEYS = ("q", "k", "v", "scores", "scaled", "weights", "output", "result")
 LEAST_DIGITS = 1  # a whole number where a decimal is due is read as one with one digit
@@ -102,8 +103,9 @@ def _sheet(value: Any, what: str, shape: tuple[int, int]) -> Sheet:
     came = (len(value), len(value[0]) if value else 0)
     if any(len(row) != came[1] for row in value) or came not in (shape, shape[::-1]):
         lengths = " and ".join(map(str, sorted({len(row) for row in value})))
+        given = counted(len(value), "row")
         raise ShapeError(
-            f"{what} has {len(value)} rows of {lengths or 0} numbers, but should have {rows} rows of {columns}; "
+            f"{what} has {given} of {lengths or 0} numbers, but should have {rows} rows of {columns}; "
             "write null where a number is left out"
         )
     return tuple(

@@ -27,6 +27,7 @@ class Start:
     visible: NDArray[np.bool_]
     scaled: bool
     width: int
+    joined: int  # the widths of all heads together
 
 
 Values = Mapping[str, Array]
@@ -52,6 +53,7 @@ def start(problem: Problem, number: int) -> Start:
         visible=np.array(problem.visible, dtype=bool),
         scaled=problem.scaled,
         width=problem.width(number),
+        joined=sum(problem.width(each) for each in range(len(problem.heads))),
     )
 
 

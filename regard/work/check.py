@@ -57,7 +57,7 @@ class Trail:
 
     begin: Start
     shown: dict[str, Array] = field(default_factory=dict)
-    digits: dict[str, int] = field(default_factory=dict)
+    digits: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of each row
     slipped: dict[str, Array] = field(default_factory=dict)
     unsure: list[tuple[str, tuple[int, int], float]] = field(default_factory=list)
 
@@ -109,7 +109,7 @@ class Trail:
             problem, key, head, given, self.expected(key), known, lambda r, c: terms(self.begin, exact, key, r, c)
         )
         straight = given if given.shape == exact[key].shape else given.turned
-        self.shown[key], self.digits[key] = straight.over(self.own(key)), given.digits
+        self.shown[key], self.digits[key] = straight.over(self.own(key)), straight.digits_of_rows
         if verdict is None:
             return None
         self.slipped[key] = verdict.matrix
@@ -161,7 +161,7 @@ def _judged_result(problem: Problem, trails: list[Trail], given: Paper) -> Verdi
     if problem.mixing is not None:
         moved = moved @ abs(array(problem.mixing.weights, problem))
     also = (mixed(problem, own), mixed(problem, true)) if any(trail.slipped for trail in trails) else ()
-    digits = max(trail.digits.get("output", 0) for trail in trails)
+    digits = max(max(trail.digits.get("output", (0,))) for trail in trails)
     expected = Expected(mixed(problem, outputs), moved, also)
     return judged(
         problem, "result", None, given, expected, mixing_ways(problem, outputs, own, digits), lambda r, c: None
@@ -195,11 +195,21 @@ def judged(
     if not wrong:
         return None
     for way in known:
-        if given.fits(way.matrix):  # entries that are right but not on this way speak against it
-            return verdict(wrong, way.name, way.words, way.matrix)
+        # entries that are right but not on this way speak against it, unless it leaves their rows alone
+        reached = _in_rows(way, right, {r for r, _ in wrong})
+        if reached is not None and given.fits(reached):
+            return verdict(wrong, way.name, way.words, reached)
     if given.turned.fits(right):
         return verdict(wrong, MIXED_UP, "rows stand where columns should", right.T)
     return verdict(wrong, *_entry_slip(problem, given, right, wrong, terms_of))
+
+
+def _in_rows(way: Way, right: Array, wrong: set[int]) -> Array | None:
+    """What a way gives: all of it, or its rows that are wrong among right ones; None where it leaves one alone."""
+    if way.rows is None:
+        return way.matrix
+    here = np.isin(np.arange(len(right)), list(wrong))[:, None]
+    return np.where(here, way.matrix, right) if wrong <= way.rows else None
 
 
 MIXED_UP = "rows and columns mixed up"

@@ -11,7 +11,7 @@ from regard.base.errors import ConfigError
 from regard.base.numbers import LARGEST
 from regard.core.algebra import Mask
 from regard.work.problem import BIASES, MATRICES, Heads, Problem, build, mask_of
-from regard.work.values import Grid, Value
+from regard.work.values import Grid, Value, counted
 
 SETTINGS = ("name", "convention", "scaled", "mask", "heads", "tokens")
 SUFFIXES = (".json", ".csv", ".npy", ".npz")
@@ -38,6 +38,7 @@ def number(written: object, where: str) -> Value:
         value: Fraction | float = Fraction(words) if len(digits) <= MOST_DIGITS else float(words)
         if -LARGEST <= value <= LARGEST:
             return value
+        raise ConfigError(f"{where} is {str(written)!r}, which is too large: numbers go up to {LARGEST:.1e} here")
     raise ConfigError(f"{where} is {str(written)!r}, but should be a number such as 3, -0.5 or -1/2")
 
 
@@ -199,7 +200,7 @@ def _rectangle(rows: list[tuple[Value, ...]], where: str) -> Grid:
     for at, row in enumerate(rows, 1):
         if len(row) != len(rows[0]) or not row:
             raise ConfigError(
-                f"{where}, row {at} has {len(row)} numbers, but row 1 has {len(rows[0])}; "
+                f"{where}, row {at} has {counted(len(row), 'number')}, but row 1 has {len(rows[0])}; "
                 "the rows of a matrix have one length and are not empty"
             )
     return tuple(rows)
@@ -228,7 +229,7 @@ def _csv_blocks(path: Path) -> dict[str, Grid]:
         row = tuple(number(cell, f"{where}, column {column}") for column, cell in enumerate(cells, 1))
         rows = blocks.setdefault(name, [])
         if rows and len(row) != len(rows[0]):
-            raise ConfigError(f"{where} has {len(row)} numbers, but the rows above it have {len(rows[0])}")
+            raise ConfigError(f"{where} has {counted(len(row), 'number')}, but the rows above it have {len(rows[0])}")
         rows.append(row)
     for each, rows in blocks.items():
         if not rows:

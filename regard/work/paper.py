@@ -30,7 +30,12 @@ class Paper:
     @property
     def digits(self) -> int:
         """The decimals in which it was written."""
-        return max((cell.digits or 0 for _, _, cell in self), default=0)
+        return max(self.digits_of_rows)
+
+    @property
+    def digits_of_rows(self) -> tuple[int, ...]:
+        """The decimals in which each row was written."""
+        return tuple(max((0 if cell is None else cell.digits or 0 for cell in row), default=0) for row in self.cells)
 
     def cell(self, entry: tuple[int, int]) -> Given:
         """A number that was written."""

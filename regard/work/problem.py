@@ -12,7 +12,7 @@ from regard.base.numbers import whole
 from regard.core.algebra import Mask
 from regard.core.grid import Places
 from regard.core.masks import as_mask, full
-from regard.work.values import Grid, Value, transposed
+from regard.work.values import Grid, Value, counted, transposed
 
 Convention = Literal["rows", "columns"]
 CONVENTIONS = ("rows", "columns")
@@ -79,7 +79,9 @@ class Problem:
                 )
             self._check_bias("bo", self.mixing)
         if self.tokens is not None and len(self.tokens) != self.keys:
-            raise ShapeError(f"tokens names {len(self.tokens)} tokens, but there are {self.keys}; name each one")
+            raise ShapeError(
+                f"tokens names {counted(len(self.tokens), 'token')}, but there are {self.keys}; name each one"
+            )
         if (self.mask.batch() or 1) > 1 or (self.mask.heads() or 1) > 1:
             raise ConfigError(f"{self.mask!r} tells sequences or heads apart; a worked solution has one mask for all")
 
@@ -158,7 +160,9 @@ class Problem:
         if other != c:
             raise ShapeError(f"k has width {other}, but q has width {c}; a dot product needs one width for both")
         if values != j:
-            raise ShapeError(f"v has {values} tokens, but k has {j}; each key has one value; {self._form('v')}")
+            raise ShapeError(
+                f"v has {counted(values, 'token')}, but k has {j}; each key has one value; {self._form('v')}"
+            )
         return i, j, c, e
 
     def _check_bias(self, name: str, given: Projection) -> None:

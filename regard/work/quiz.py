@@ -16,6 +16,7 @@ from regard.base.errors import ConfigError
 from regard.base.numbers import whole
 from regard.lab.claim import Claim, Outcome, claims
 from regard.lab.results import command
+from regard.lab.tex import plain
 from regard.work import quiz_attention, quiz_heads, quiz_transformers
 from regard.work.quiz_form import KINDS, Kind, Posed
 
@@ -112,7 +113,10 @@ class Revealed:
     def explanation(self) -> list[str]:
         """What the run measured, the claim it belongs to, wrong answers that are about, and the command."""
         question, outcome = self.question, self.question.outcome
-        lines = [f"The run: {outcome.verdict.sentence}", f"The claim: {question.claim.claim}"]
+        how = question.posed.how
+        lines = [] if how is None else [f"How to get it: {how(outcome.numbers)}"]
+        lines += [f"The run: {outcome.verdict.sentence}", f"The claim: {question.claim.claim}"]
+        lines.append(f"The maths: {plain(question.claim.maths)}")
         for sheet, verdict in outcome.sheet:
             lines.append(f'A wrong answer that is about: "{sheet.says}" ({verdict.word}) Right is: {sheet.right}')
         return [*lines, f"Run it again: {command(question.claim, outcome.setup)}"]

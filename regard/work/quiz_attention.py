@@ -10,11 +10,16 @@ from regard.work.quiz_form import Choice, Posed, Tolerance, kind, listed, said
 def weight_at_beta(draw: Random) -> Posed:
     scores = tuple(number / 2 for number in draw.sample(range(2, 11), 4))
     beta = draw.choice((0.3, 0.5, 0.8, 1.2))
+    raised = [math.exp(beta * score) for score in sorted(scores)]
     return Posed(
         f"Four keys score {listed(scores)} for a query. What weight does the largest score get at beta = {beta:g}?",
         {"scores": scores, "betas": (0.001, beta, 1000.0)},
         number=lambda numbers: max(numbers["weights"][1]),
         tolerance=Tolerance(by=0.03),
+        how=lambda numbers: (
+            f"its exponential over the sum of all, exp({beta:g} x {max(scores):g}) = {raised[-1]:.4g} over "
+            f"{sum(raised):.4g}, is {max(numbers['weights'][1]):.4g}."
+        ),
     )
 
 
@@ -103,6 +108,10 @@ def larger_nudge(draw: Random) -> Posed:
         {"sizes": (1.0, 0.1, times * 1e-4, 1e-4), "keys": draw.choice((7, 11, 13))},
         number=lambda numbers: times ** numbers["order of the error"],
         tolerance=Tolerance(share=0.15),
+        how=lambda numbers: (
+            f"what first order leaves out grows with the power {numbers['order of the error']:.3f} of the nudge, and "
+            f"{times} to that power is {times ** numbers['order of the error']:.4g}."
+        ),
     )
 
 

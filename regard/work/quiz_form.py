@@ -48,6 +48,7 @@ class Posed:
     number: Callable[[Numbers], float] | None = None
     tolerance: Tolerance = field(default_factory=Tolerance)
     choices: tuple[Choice, ...] = ()
+    how: Callable[[Numbers], str] | None = None  # how one comes to that number, where the run's sentence does not tell
 
 
 @dataclass(frozen=True)

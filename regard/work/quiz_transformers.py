@@ -118,12 +118,14 @@ def transformer_of_larger_images(draw: Random) -> Posed:
 @kind("size-of-a-vit", "vit-against-transformer")
 def size_of_a_vit(draw: Random) -> Posed:
     name, words = draw.choice(
-        (("vit-b/16", "12 blocks of width 768"), ("vit-l/16", "24 blocks of width 1024"),
-         ("vit-h/14", "32 blocks of width 1280"))
+        (("vit-b/16", "patches of 16 x 16 pixels and 12 blocks of width 768"),
+         ("vit-l/16", "patches of 16 x 16 pixels and 24 blocks of width 1024"),
+         ("vit-h/14", "patches of 14 x 14 pixels and 32 blocks of width 1280"))
     )  # fmt: skip
     classes = draw.choice((100, 200, 500, 1000))
     return Posed(
-        f"A Vision Transformer has {words} and {classes:,} classes. How many million parameters is that?",
+        f"A Vision Transformer has {words}, feed-forward parts four times as wide, and {classes:,} classes. How many "
+        "million parameters is that?",
         {"classes": classes},
         number=lambda numbers: numbers["millions"][name],
         tolerance=Tolerance(share=0.05),

@@ -151,6 +151,12 @@ def _scales() -> Iterator[Slip]:
     yield Slip(
         "scale from another width",
         "scaled",
+        "the scores were divided by the root of the width of all heads together; a head has a share of it",
+        _scale(lambda begin: None if begin.joined == begin.width else np.sqrt(begin.joined)),
+    )
+    yield Slip(
+        "scale from another width",
+        "scaled",
         "the scores were divided by the root of the inputs' width, not of the queries'",
         _scale(lambda begin: None if begin.inputs is None else np.sqrt(begin.inputs.shape[1])),
     )
@@ -210,6 +216,18 @@ def _weights() -> Iterator[Slip]:
         of(lambda begin, s: np.where(begin.visible, np.exp(s - s.max(1, keepdims=True)), 0.0)),
     )
     yield Slip("no exponentials", "weights", "the scores were divided by their sum without exponentials", of(_linear))
+    yield Slip(
+        "percent",
+        "weights",
+        "the weights are given in percent; those of a query should add up to 1, not to 100",
+        of(lambda begin, s: 100 * softmax(s, begin.visible)),
+    )
+    yield Slip(
+        "another base",
+        "weights",
+        "powers of 2 were taken where the exponentials are powers of e",
+        of(lambda begin, s: softmax(s * np.log(2), begin.visible)),
+    )
     yield Slip(
         "sign", "weights", "the scores went in with the other sign", of(lambda begin, s: softmax(-s, begin.visible))
     )

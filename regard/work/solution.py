@@ -7,7 +7,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from regard.base.errors import RegardError
+from regard.base.errors import ConfigError, RegardError
 from regard.base.maths import (
     Call,
     Chain,
@@ -24,6 +24,7 @@ from regard.base.maths import (
     Word,
     exactly_shown,
 )
+from regard.base.numbers import LARGEST
 from regard.core.attend import attend
 from regard.work.problem import ROLES, Problem, Projection
 from regard.work.values import (
@@ -112,6 +113,20 @@ def solve(problem: Problem) -> Solution:
     return solution
 
 
+def _within_floats(steps: list[Step]) -> None:
+    """An error for a step whose numbers no float holds: exponentials are floats."""
+    for step in steps:
+        for row in step.values:
+            for value in row:
+                try:
+                    float(value)
+                except OverflowError:
+                    raise ConfigError(
+                        f"{step.key} has a number above {LARGEST:.1e}, the largest that can be worked with here; "
+                        "take smaller numbers"
+                    ) from None
+
+
 def _solve_head(problem: Problem, number: int, mark: int | None) -> list[Step]:
     by_rows, width = problem.by_rows, problem.width(number)
     steps: list[Step] = []
@@ -140,6 +155,7 @@ def _solve_head(problem: Problem, number: int, mark: int | None) -> list[Step]:
         workings=workings,
     )
     steps.append(scores)
+    _within_floats(steps)
     if problem.scaled:
         steps.append(_scaled(scores, width))
     if problem.hides:

@@ -112,6 +112,11 @@ def is_exact(value: Value) -> bool:
     return isinstance(value, Fraction | Surd)
 
 
+def counted(number: int, what: str) -> str:
+    """How many there are: 1 token, 3 tokens."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def transposed(grid: Grid) -> Grid:
     """Rows for columns."""
     return tuple(zip(*grid, strict=True))

@@ -1,7 +1,7 @@
 """Every wrong way to a step that is known: rounding too early, and the slips with a name."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,15 +21,16 @@ class Way:
     name: str
     words: str
     matrix: Array
+    rows: frozenset[int] | None = None  # those that it may have gone wrong in while the others are right; all if None
 
 
 def ways(
-    begin: Start, key: str, slipped: Values, shown: Values, digits: Mapping[str, int], own: Array
+    begin: Start, key: str, slipped: Values, shown: Values, digits: Mapping[str, tuple[int, ...]], own: Array
 ) -> Iterator[Way]:
     """Every known wrong way to this step: early rounding of what was written, named slips, rounding unseen."""
-    rounded = [step for step in digits if digits[step]]
+    rounded = [step for step in digits if any(digits[step])]
     if rounded:
-        yield _early(own, rounded[-1], digits[rounded[-1]])
+        yield from _early_by_rows(own, rounded[-1], digits[rounded[-1]])
     unseen = [stage for stage in STAGES[: STAGES.index(key) + 1] if stage not in shown]
     for stage in reversed(unseen):
         for slip in known_slips():
@@ -45,7 +46,17 @@ def ways(
             values = values_of(begin, slipped)
             rough = {name: value for name, value in slipped.items() if name != key}
             rough[stage] = np.round(values[stage], places)
-            yield _early(values_of(begin, rough)[key], stage, places)
+            # where nothing is scaled, the scores go into the softmax as they are
+            step = "scores" if stage == "scaled" and not begin.scaled else stage
+            yield _early(values_of(begin, rough)[key], step, places)
+
+
+def _early_by_rows(matrix: Array, step: str, digits: tuple[int, ...]) -> Iterator[Way]:
+    """Rounding of what was written: all over, or in those rows alone that were written in fewer digits."""
+    yield _early(matrix, step, max(digits))
+    for most in sorted(set(digits)):
+        rows = frozenset(row for row, given in enumerate(digits) if given <= most)
+        yield replace(_early(matrix, step, most), rows=rows)
 
 
 def _early(matrix: Array, step: str, digits: int) -> Way:

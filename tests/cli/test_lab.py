@@ -168,7 +168,7 @@ def test_the_list_says_with_which_options_a_verdict_came_and_when_it_is_old(four
     listed = flat(ran().stdout)
     assert "Heads and self-attention" in listed
     assert "with --smoke --seed 4" in listed
-    assert "4 claims: 1 supported, 3 not run yet." in listed
+    assert '4 claims: 1 supported, 3 not run yet (1 from quick or changed settings, marked "with").' in listed
     path = Path(str(four["holding"].module.__file__))
     path.write_text(path.read_text() + "\n")
     results.fingerprint.cache_clear()  # as in another process
@@ -316,7 +316,7 @@ def test_show_tells_all_of_a_claim() -> None:
     done = ran("show", "beta")
     assert done.exit_code == 0
     words = flat(done.stdout)
-    for wanted in (beta.question, beta.claim, beta.measures, beta.source, "2 seconds on two cores", plain(beta.maths)):
+    for wanted in (beta.question, beta.claim, beta.measures, beta.source, "5 seconds on two cores", plain(beta.maths)):
         assert flat(wanted) in words
     assert inspect.getsource(beta.module.run) in done.stdout, "the code, neither wrapped nor cut"
     assert "verdict supported" in words
@@ -328,7 +328,7 @@ def test_show_tells_all_of_a_claim() -> None:
     assert found["maths"]["mathml"].startswith("<math")
     assert found["code"] == inspect.getsource(beta.module.run)
     assert found["result"]["numbers"]["width"] == 64
-    assert found["budget"] == 2.0
+    assert found["budget"] == 5.0
 
 
 def test_on_a_terminal_there_are_colours_and_progress(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,3 +391,24 @@ def test_an_answer_that_turns_out_right_is_told(four: Registry[Claim], monkeypat
     done = ran("errata")
     assert done.exit_code == 1
     assert "not refuted: holding, sheet 009 9.holding: The size is 7." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"), [("pairs=-1", "pairs is -1, but must be at least 2"), ("betas=", "betas are finite, above 0")]
+)
+def test_settings_without_sense_are_told_in_a_line(setting: str, words: str) -> None:
+    done = ran("run", "beta", "--set", setting)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("regard: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_quick_run_here_does_not_hide_the_packages_full_one(four: Registry[Claim]) -> None:
+    ran("run", "holding", "--save-shipped")
+    ran("run", "holding", "--smoke")
+    assert as_json()[0]["command"] == "regard lab run holding"
+    ran("run", "holding", "--set", "size=41")
+    listed = flat(ran().stdout)
+    assert "with --set size=41" in listed
+    assert 'supported, 3 not run yet (1 from quick or changed settings, marked "with").' in listed

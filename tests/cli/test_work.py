@@ -156,3 +156,17 @@ def test_another_command_may_stand_beside() -> None:
     group.command("quiz")(lambda: typer.echo("asked"))
     assert run.invoke(beside, ["work", "quiz"]).stdout == "asked\n"
     assert "Worked solution" in run.invoke(beside, ["work", "three-tokens"]).stdout
+
+
+def test_numbers_too_large_are_told_in_a_line() -> None:
+    grown = refused("--q", "1e200", "--k", "1e200", "--v", "1", "--unscaled")
+    assert grown == (
+        "regard: scores has a number above 1.8e+308, the largest that can be worked with here; take smaller numbers\n"
+    )
+    given = refused("--q", "1e400", "--k", "1", "--v", "1")
+    assert given == "regard: --q, row 1, column 1 is '1e400', which is too large: numbers go up to 1.8e+308 here\n"
+
+
+def test_one_of_a_kind_is_told_as_one() -> None:
+    assert "v has 1 token, but k has 2" in refused("--q", "1;2", "--k", "1;2", "--v", "1")
+    assert "row 2 has 1 number, but row 1 has 2" in refused("--q", "1,2;3", "--k", "1;2", "--v", "1;2")

@@ -1,11 +1,12 @@
 """The claims about attention itself: what holds, what the sheets get wrong, and the faults that turn each verdict."""
 
-from math import exp, log
+from math import exp, log, nan
 from typing import Any
 
 import pytest
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.lab.claim import REFUTED, SUPPORTED, Numbers, claims
 from tests import mutants
 from tests.lab.quick import numbers, outcome
@@ -28,10 +29,36 @@ def leaks_the_mean_of_the_values(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -
     return naive(q, k, v, **rest) + 1e-3 * v.mean(2, keepdim=True)
 
 
+def squares_beta(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    return naive(q, k, v, **rest, sharpness=lambda beta, c: 1 / c if beta is None else beta * beta)
+
+
+def halves_beta(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    return naive(q, k, v, **rest, sharpness=lambda beta, c: (c**-0.5 if beta is None else beta) / 2)
+
+
+def gives_nan_in_the_last_row(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    out = naive(q, k, v, **rest)
+    out[..., -1, :] = nan
+    return out
+
+
+def negates_scores(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    return naive(-q, k, v, **rest)
+
+
 FAULTS = {
-    "average-two": (mutants.scales_by_the_width_whatever_beta_says, mutants.normalises_queries),
-    "beta": (mutants.takes_beta_for_a_temperature, mutants.scales_by_the_width_whatever_beta_says),
+    "average-two": (mutants.scales_by_the_width_whatever_beta_says, mutants.normalises_queries, squares_beta),
+    "beta": (
+        mutants.takes_beta_for_a_temperature,
+        mutants.scales_by_the_width_whatever_beta_says,
+        mutants.prefers_the_first_keys,
+        mutants.scales_twice,
+        squares_beta,
+        halves_beta,
+    ),
     "copy-value": (
+        squares_beta,
         mutants.scales_by_the_width_whatever_beta_says,
         mutants.takes_beta_for_a_temperature,
         mutants.exponentiates_without_the_maximum,
@@ -58,16 +85,27 @@ FAULTS = {
         mutants.scales_by_the_width_whatever_beta_says,
         mutants.keeps_the_three_largest_weights,
         leaks_the_mean_of_the_values,
+        negates_scores,
     ),
     "key-nudge": (mutants.drops_the_scale, mutants.scales_twice, mutants.keeps_the_three_largest_weights),
     "key-stretch": (ignores_the_length_of_keys, mutants.runs_softmax_over_the_queries, leaks_the_mean_of_the_values),
     "keys-queries-values": (
+        gives_nan_in_the_last_row,
         mistakes_keys_for_queries,
         mutants.never_sees_itself,
         leaks_the_mean_of_the_values,
     ),
-    "noisy-keys-one-head": (ignores_the_length_of_keys, mutants.scales_by_the_width_whatever_beta_says),
-    "noisy-keys-two-heads": (asks_with_the_first_head_only, ignores_the_length_of_keys, leaks_the_mean_of_the_values),
+    "noisy-keys-one-head": (
+        ignores_the_length_of_keys,
+        mutants.scales_by_the_width_whatever_beta_says,
+        squares_beta,
+    ),
+    "noisy-keys-two-heads": (
+        asks_with_the_first_head_only,
+        ignores_the_length_of_keys,
+        leaks_the_mean_of_the_values,
+        squares_beta,
+    ),
     "query-nudge": (
         mutants.centres_queries_over_the_rows,
         mutants.runs_softmax_over_the_queries,
@@ -292,3 +330,39 @@ def test_rows_sum_to_one_and_columns_do_not():
     measured = numbers("rows-are-distributions")
     assert [sum(row) for row in measured["weights"]] == pytest.approx([1] * 7)
     assert max(measured["columns sum to"]) > 1.1
+
+
+# what of a run one sentence of the claim is about, and what it would be if that sentence were wrong
+UNTRUE: dict[str, tuple[Numbers, ...]] = {
+    "beta": ({"variance": 32.0}, {"scaled variance": 2.0}),
+    "copy-value": ({"equal queries off the identity": 1e-9},),
+    "noisy-keys-two-heads": ({"spread of c, two equal heads": 0.1},),
+    "scale-by-root": ({"overflow: share finite": 0.5}, {"overflow: off float64": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", UNTRUE)
+def test_every_sentence_of_the_claim_can_refute_it(name):
+    for wrong in UNTRUE[name]:
+        assert claims()[name].judge(numbers(name) | wrong).word == REFUTED, wrong
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"pairs": -1}, "pairs is -1, but must be at least 2"),
+        ({"betas": ()}, r"betas are finite, above 0 and two at least, but are \(\)"),
+        ({"scores": ()}, "scores are finite and one at least"),
+        ({"width": 0}, "width is 0, but must be at least 1"),
+    ],
+)
+def test_settings_that_leave_nothing_to_measure_are_told(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        claims()["beta"].setup(settings)
+
+
+def test_the_order_in_which_betas_are_given_does_not_matter():
+    claim = claims()["beta"]
+    one, other = (claim.run(claim.setup({"betas": betas}, smoke=True)) for betas in ((0.01, 100.0), (100.0, 0.01)))
+    assert one.numbers == other.numbers
+    assert other.verdict.word == SUPPORTED

@@ -13,11 +13,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.collections import LineCollection
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.cli.settings import read_settings, read_value
 from regard.lab import results
 from regard.lab.claim import Claim, Outcome, Sheet, Verdict, claims, judged
+from regard.lab.drawing import figure, shares
 from regard.lab.errata import errata
 from regard.lab.page import errata_page, inline_svg, number_call, page, svg, written
 from regard.lab.results import AGAIN, NOT_RUN, Result, call, command, keep, keep_shipped, kept, latest, result_of, word
@@ -182,10 +184,14 @@ def test_the_command_and_the_call_of_a_result_give_its_setup(name: str) -> None:
 
 
 def test_odd_settings_are_spelled_so_that_they_can_be_read(beta: Claim) -> None:
-    setup = replace(beta.module.Setup(), betas=(0.5, math.inf), scores=(3.0,), seed=13)
-    assert command(beta, setup) == "regard lab run beta --set scores=3.0 --set betas=0.5,inf --seed 13"
-    told = 'claims()["beta"].setup({"scores": (3.0,), "betas": (0.5, float("inf"))}, seed=13)'
-    assert call(beta, setup) == f'claims()["beta"].run({told})'
+    setup = replace(beta.module.Setup(), scores=(3.0,), seed=13)
+    assert command(beta, setup) == "regard lab run beta --set scores=3.0 --seed 13"
+    assert call(beta, setup) == 'claims()["beta"].run(claims()["beta"].setup({"scores": (3.0,)}, seed=13))'
+    four = claims()["four-kinds"]
+    infinite = replace(four.module.Setup(), betas=(0.5, math.inf))
+    assert command(four, infinite) == "regard lab run four-kinds --set betas=0.5,inf"
+    told = 'claims()["four-kinds"].setup({"betas": (0.5, float("inf"))})'
+    assert call(four, infinite) == f'claims()["four-kinds"].run({told})'
 
 
 @pytest.mark.parametrize(
@@ -295,6 +301,18 @@ def test_the_word_is_the_verdict_or_why_there_is_none(beta: Claim, result: Resul
     assert word(beta, None) == NOT_RUN
     assert word(beta, replace(result, verdict=Verdict("unclear", "."))) == "unclear"
     assert word(beta, replace(result, source="of an older file")) == AGAIN
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_refutes_claim_and_sheet_and_is_named(
+    beta: Claim, result: Result, odd: float
+) -> None:
+    """Though the verdict by itself compares it with nothing."""
+    numbers = result.numbers | {"more": {"tables": [[1.0, 2.0], [3.0, odd]]}}
+    told = f'The number "more", tables[1][1] is {odd}, where every number of a run is to be finite.'
+    assert beta.judge(result.numbers).word == "supported"
+    assert beta.judge(numbers) == Verdict("refuted", told)
+    assert [verdict for _, verdict in replace(result, numbers=numbers).sheet(beta)] == [Verdict("refuted", told)]
 
 
 def test_a_result_ages_with_the_file_of_its_claim(tmp_path: Path, beta: Claim) -> None:
@@ -502,3 +520,23 @@ def test_an_answer_that_is_right_is_no_erratum(beta: Claim, result: Result, monk
     monkeypatch.setattr(beta.module, "SHEET", (right,))
     (found,) = errata([(beta, result)])
     assert (found.verdict, found.stands) == ("supported", False)
+
+
+def test_intervals_of_shares_end_where_shares_do() -> None:
+    _, (axes,) = figure()
+    shares(axes, {"sure": 0.97, "seldom": 0.01}, [0.2, 0.2])
+    (whiskers,) = (each for each in axes.collections if isinstance(each, LineCollection))
+    ends = [segment[:, 1].tolist() for segment in whiskers.get_segments()]
+    assert ends == [pytest.approx([0.77, 1.0]), pytest.approx([0.0, 0.21])]
+    above = [label.xy[1] for label in axes.texts]
+    assert above == pytest.approx([1.0, 0.21]), "numbers stand above the whiskers"
+
+
+def test_panels_of_a_heat_map_use_all_of_their_shades() -> None:
+    claim = claims()["softmax-jacobian"]
+    made = claim.draw(claim.run(claim.setup(smoke=True)).numbers)
+    for axes in made.axes[:2]:
+        (picture,) = axes.images
+        shown = picture.get_array()
+        assert shown is not None
+        assert picture.get_clim() == (shown.min(), shown.max())

@@ -17,6 +17,7 @@ from regard.core.masks import full, window
 from regard.lab.claim import REFUTED, SUPPORTED, Claim, claims
 from regard.layers.attention import Attention, merge_heads, split_heads
 from regard.layers.synthesizer import Synthesizer
+from tests import mutants
 from tests.lab.quick import Fault, cases, outcome
 
 
@@ -35,6 +36,15 @@ def over_the_wrong_axis(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
     """softmax over queries instead of keys."""
     weights: Tensor = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-2)
     return weights @ v
+
+
+def halves_beta(q: Tensor, k: Tensor, v: Tensor, *, beta: float | None = None, **rest: Any) -> Tensor:
+    return attend(q, k, v, beta=(q.shape[-1] ** -0.5 if beta is None else beta) / 2, **rest)
+
+
+def nan_in_the_last_row(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+    out = attend(q, k, v, **rest)
+    return torch.cat([out[..., :-1, :], out[..., -1:, :] * math.nan], -2)
 
 
 def heads_mixed(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
@@ -146,6 +156,11 @@ FAULTS: list[Fault] = [
     ("permutation", {"attention": over_the_wrong_axis}),
     ("identity-layer", {"attention": soft_where_hard}),
     ("identity-layer", {"attention": one_place_late}),
+    ("identity-layer", {"attention": halves_beta}),
+    ("identity-layer", {"attention": mutants.runs_softmax_over_the_queries}),
+    ("parameter-count", {"attention": nan_in_the_last_row}),
+    ("linear-attention", {"attention": nan_in_the_last_row}),
+    ("grouped-convolution", {"attention": nan_in_the_last_row}),
     ("running-linear", {"attention": soft_where_hard}),
     ("as-convolution", {"attention": without_terms}),
     ("as-convolution", {"attention": soft_where_hard}),
@@ -194,6 +209,13 @@ def test_a_sheet_that_were_right_would_be_supported() -> None:
     for name, numbers in turned.items():
         changed = outcome(name).numbers | numbers
         assert {sheet.verdict(changed).word for sheet in claim(name).sheet} == {SUPPORTED}, name
+
+
+def test_heads_that_keep_their_width_cost_more_or_the_claim_falls() -> None:
+    numbers = outcome("head-width").numbers
+    assert (
+        claim("head-width").judge(numbers | {"multiply-adds at full width": numbers["multiply-adds"]}).word == REFUTED
+    )
 
 
 def test_a_projection_has_262144_weights_for_any_number_of_heads() -> None:

@@ -339,6 +339,24 @@ WRONG = [
         """,
     ),
     (
+        "decoding",
+        "beam",
+        "last token alone",
+        """
+        def beam_search(step, start, beams, length):
+            kept = [([start], 0.0)]
+            for _ in range(length):
+                new = [
+                    (tokens + [token], score + np.log(p))
+                    for tokens, score in kept
+                    for token, p in enumerate(step(tokens[-1:]))
+                    if p
+                ]
+                kept = sorted(new, key=lambda each: each[1], reverse=True)[:beams]
+            return kept[0]
+        """,
+    ),
+    (
         "vit",
         "patches",
         "reshape without permute",
@@ -539,6 +557,22 @@ def test_every_set_is_tried_with_three_mistakes_at_least() -> None:
     assert {name: tried.count(name) >= 3 for name in SETS} == dict.fromkeys(SETS, True)
 
 
+def test_a_list_where_a_tuple_is_asked_for_is_told() -> None:
+    source = """
+    def merge(symbols, pair):
+        out, i = [], 0
+        while i < len(symbols):
+            met = tuple(symbols[i : i + 2]) == pair
+            out.append("".join(symbols[i : i + 1 + met]))
+            i += 1 + met
+        return out
+    """
+    found = graded("byte-pairs", "merge", source)
+    assert (found.right, found.slip) == (False, "list instead of tuple")
+    assert found.words == "the answer has the right items, but is a list; a tuple is asked for."
+    assert graded("byte-pairs", "merge", source.replace("return out", "return tuple(out)")).right
+
+
 def test_whichever_of_equal_tokens_are_kept_is_right() -> None:
     last = """
     def top_k(probabilities, k):
@@ -563,6 +597,24 @@ def test_what_would_never_be_learned_is_not_right(frozen: str) -> None:
     found = graded("vit", "vit", source)
     assert (found.right, found.slip) == (False, "not a parameter")
     assert found.words == "positions would never be learned: it is no parameter; use nn.Parameter, not a buffer."
+
+
+def test_a_parameter_that_no_gradient_reaches_is_not_right() -> None:
+    source = """
+    class ViT(ViT):
+        def forward(self, images):
+            patches = self.patches(images)
+            token = self.class_token.data.expand(len(patches), -1, -1)
+            x = torch.cat([token, patches], 1) + self.positions.data
+            return self.head(self.norm(self.blocks(x))[:, 0])
+    """
+    found = graded("vit", "vit", source)
+    assert (found.right, found.slip) == (False, "no gradient")
+    assert found.words == (
+        "class_token, positions would never be learned: no gradient reaches them; "
+        "use the parameter itself, without .data or detach()."
+    )
+    assert graded("vit", "vit", source.replace(".data", "")).right
 
 
 # other ways to be right
@@ -607,7 +659,7 @@ RIGHT = [
                     out[-1] = (pair[0] + pair[1], True)
                 else:
                     out.append((symbol, False))
-            return [symbol for symbol, _ in out]
+            return tuple(symbol for symbol, _ in out)
         """,
     ),
     (
@@ -834,6 +886,13 @@ def test_probabilities_are_cut_as_the_package_cuts_them() -> None:
     logits = torch.from_numpy(np.log(p))[None]
     np.testing.assert_allclose(decoding.top_k(p, 4), Sample(top_k=4).probabilities(logits)[0], atol=1e-12)
     np.testing.assert_allclose(decoding.nucleus(p, 0.7), Sample(top_p=0.7).probabilities(logits)[0], atol=1e-12)
+
+
+def test_a_draw_beyond_the_rounded_sum_gives_the_last_token() -> None:
+    even = np.array([0.1] * 10)
+    draw = 0.9999999999999999
+    assert np.cumsum(even)[-1] <= draw
+    assert decoding.sample(even, draw) == 9
 
 
 def test_a_wide_beam_finds_the_likeliest_text_of_all() -> None:

@@ -132,6 +132,33 @@ def test_the_run_is_about_as_many_tokens_as_the_question() -> None:
         assert f"After {before} tokens" in question.outcome.verdict.sentence
 
 
+@pytest.mark.parametrize("name", [name for name in KINDS if KINDS[name].claim == "feed-forward"])
+def test_question_and_run_name_the_same_token(name: str) -> None:
+    for seed in range(3):
+        question = asked(name, "ann", seed)
+        (place,) = re.findall(r"Token \d+ of \d+", question.posed.text)
+        assert f"{place} replaced" in question.outcome.verdict.sentence
+
+
+@pytest.mark.parametrize("name", ["weight-at-beta", "larger-nudge"])
+def test_the_explanation_leads_to_the_number(name: str) -> None:
+    question = asked(name)
+    told = question.reveal().explanation
+    assert told[0].startswith("How to get it: ")
+    assert f" is {float(question.right):.4g}." in told[0]
+
+
+def test_the_explanation_has_the_maths_of_the_claim() -> None:
+    assert "The maths: aⱼ = " in str(asked("small-beta").reveal())
+
+
+def test_a_question_about_size_says_all_that_it_takes() -> None:
+    text = asked("size-of-a-vit").posed.text
+    assert re.search(
+        r"patches of 1[46] x 1[46] pixels and \d+ blocks of width \d+, feed-forward parts four times", text
+    )
+
+
 def test_the_reveal_explains() -> None:
     question = asked("small-beta")
     wrong = next(letter for letter in question.letters if letter != question.right)

@@ -135,6 +135,8 @@ PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
     ("no softmax", "weights", lambda s: s["scaled"]),
     ("no normalisation", "weights", lambda s: np.exp(s["scaled"] - s["scaled"].max(1, keepdims=True))),
     ("no exponentials", "weights", lambda s: s["scaled"] / s["scaled"].sum(1, keepdims=True)),
+    ("percent", "weights", lambda s: 100 * softmax(s["scaled"])),
+    ("another base", "weights", lambda s: softmax(s["scaled"] * np.log(2))),
     ("sign", "weights", lambda s: softmax(-s["scaled"])),
     ("rows and columns mixed up", "weights", lambda s: softmax(s["scaled"]).T),
     ("transposed product", "output", lambda s: s["weights"].T @ s["v"]),
@@ -325,6 +327,48 @@ def test_rounding_is_not_blamed_where_right_entries_speak_against_it() -> None:
     scores = [[1.5, -2.5, 8], [-3.5, -3.5, 6], [8.5, 8, -13]]
     (slip,) = review(named("three-tokens"), {"scores": scores}).findings
     assert (slip.name, slip.place) == ("arithmetic", "scores[3,3]")
+
+
+MIXED_DIGITS = [["0.0015", "0", "0.9985"], ["0.0001", "0.0001", "0.9999"], ["0.62", "0.38", "0"]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "first"),
+    [(SHEET["weights"], ["-1.99", "-3.0"]), (MIXED_DIGITS, ["-1.9932", "-2.9976"])],
+    ids=["a better row beside it", "rows of unequal digits"],
+)
+def test_rounding_of_one_row_is_found_though_others_were_not_rounded(weights: Any, first: list[str]) -> None:
+    rows = [first, ["-2", "-3"], ["1.17", "0.21"]]
+    (slip,) = review(named("three-tokens"), {"weights": weights, "output": rows}).findings
+    assert (slip.name, slip.place, slip.also) == ("early rounding", "output[3,1]", ((3, 2),))
+    assert "the weights were rounded to 2 digits" in slip.words
+
+
+def test_rounded_scores_are_called_so_where_nothing_is_scaled() -> None:
+    scores = np.array([[1.5, -2.5, 8], [-3.5, -3.5, 6], [8.5, 8, -13.25]])
+    raised = np.exp(np.round(scores))
+    weights = rounded(raised / raised.sum(1, keepdims=True))
+    (slip,) = review(named("three-tokens"), {"scores": scores.tolist(), "weights": weights}).findings
+    assert slip.name == "early rounding"
+    assert slip.words.startswith("the scores were rounded to 0 digits")
+
+
+def test_the_width_of_all_heads_is_known_as_a_wrong_scale() -> None:
+    solution = named("three-tokens", heads=2, scaled=True)
+    scores = [np.array(floats(solution.step("scores", head).values)) for head in (1, 2)]
+    raised = [np.exp(each / 2**0.5) for each in scores]
+    weights = [rounded(each / each.sum(1, keepdims=True)) for each in raised]
+    found = review(solution, {"weights": weights}).findings
+    assert [slip.name for slip in found] == ["scale from another width"] * 2
+    assert "the width of all heads together" in found[0].words
+
+
+@pytest.mark.parametrize(("name", "base", "times"), [("percent", np.e, 100), ("another base", 2.0, 1)])
+def test_percent_and_powers_of_two_are_known(name: str, base: float, times: int) -> None:
+    raised = base ** np.array([[1.5, -2.5, 8], [-3.5, -3.5, 6], [8.5, 8, -13.25]])
+    weights = rounded(times * raised / raised.sum(1, keepdims=True))
+    (slip,) = review(named("three-tokens"), {"weights": weights}).findings
+    assert slip.name == name
 
 
 def test_exchanged_factors_are_told_in_words_that_hold_in_both_conventions() -> None:

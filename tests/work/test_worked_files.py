@@ -46,7 +46,7 @@ def test_what_is_no_number_is_said(written: str) -> None:
 
 def test_matrices_are_typed_with_commas_or_spaces() -> None:
     assert typed("1,-1/2; 0 1", "q") == ((1, -HALF), (0, 1))
-    with pytest.raises(ConfigError, match="q, row 2 has 1 numbers, but row 1 has 2"):
+    with pytest.raises(ConfigError, match="q, row 2 has 1 number, but row 1 has 2"):
         typed("1,2;3", "q")
     with pytest.raises(ConfigError, match="q is empty; type a matrix such as"):
         typed(" ; ", "q")
@@ -156,7 +156,7 @@ def test_digits_of_an_answer_are_kept(tmp_path: Path) -> None:
         ({}, "is empty; give some of q"),
         ({"scaled": [[1]]}, "scaled is no step here: these scores are not scaled"),
         ({"result": [[1]]}, "with one head and no mixing, write output"),
-        ({"output": [[1, 2]]}, "output has 1 rows of 2 numbers, but should have 3 rows of 2"),
+        ({"output": [[1, 2]]}, "output has 1 row of 2 numbers, but should have 3 rows of 2"),
         ({"output": [[1, 2], [1], [2, 3]]}, "output has 3 rows of 1 and 2 numbers"),
         ({"output": [["a", 2], [1, 2], [2, 3]]}, "output, row 1, column 1 is 'a'"),
         ({"output": 3}, "output should be a matrix"),

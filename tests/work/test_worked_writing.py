@@ -182,3 +182,11 @@ def test_formats_are_known_by_name_and_by_ending() -> None:
     assert set(SUFFIXES.values()) == set(FORMATS)
     with pytest.raises(UnknownNameError, match="unknown format 'word'"):
         FORMATS["word"]
+
+
+def test_latex_has_room_for_the_widest_matrix() -> None:
+    keys = tuple((Fraction(at),) for at in range(70))
+    matrices = {"q": (((Fraction(1),),),), "k": (keys,), "v": (keys,)}
+    wide = solve(build("wide", matrices))
+    assert r"\setcounter{MaxMatrixCols}{70}" in written("latex", wide, every_step=False)
+    assert r"\setcounter{MaxMatrixCols}{10}" in written("latex", solved("three-tokens"))

@@ -50,8 +50,9 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     others = [j for j in range(setup.keys) if j not in setup.two]
     queries = torch.tensor(setup.sizes, dtype=torch.float64)[:, None] * (k[a] + k[b])
     one_hot = torch.eye(setup.keys, dtype=torch.float64)
-    weights = attention(queries[None, None], k[None, None], one_hot[None, None], beta=1.0)[0, 0]
-    out = attention(queries[None, None], k[None, None], v[None, None], beta=1.0)[0, 0]
+    # twice the query at half the beta: the same scores, unless beta is taken otherwise than it should be
+    weights = attention(2 * queries[None, None], k[None, None], one_hot[None, None], beta=0.5)[0, 0]
+    out = attention(2 * queries[None, None], k[None, None], v[None, None], beta=0.5)[0, 0]
     scores = queries @ k.mT
     return {
         "keys": setup.keys,
@@ -90,8 +91,9 @@ def _others_are_opposite(numbers: Numbers) -> Verdict:
     )
     return judged(
         lowest < -0.5 * s and lead > 1.5 * s,
-        f"At s={s:g} the lowest score of another key is {abs(lowest):.0g}, and its weight lies e^{lead:.1f} below that "
-        f"of the two: e^s, as for a score of 0. Opposite keys would score -{s:g} and lie e^{2 * s:g} below.",
+        f"At s={s:g} the lowest score of another key is {abs(lowest):.0g}, and its weight is e^{lead:.1f} times "
+        f"smaller than that of the two: e^s times, as for a score of 0. Opposite keys would score -{s:g} and weigh "
+        f"e^{2 * s:g} times less.",
     )
 
 

@@ -2,17 +2,22 @@
 
 Claim: The larger beta, the sharper the weights: near 0 all keys weigh alike, 1/m each; far above, the key with the
     largest score has it all. d ** -0.5 is convenient, because it keeps the variance of scores at 1 whatever the width.
-Measures: The weights that `attend` gives to scores 1, 2, 3, 4 at several betas; the variance of q . k for random
-    vectors of width d, with and without d ** -0.5.
-Budget: 2 seconds
+Measures: The weights that `attend` gives to scores 1, 2, 3, 4 at several betas, against the formula; the variance of
+    q . k for random vectors of width d, and that of the scores which weights at the usual beta tell of.
+Budget: 5 seconds
 Source: 000 1.1b, 002 1.1b
 """
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from regard.base.errors import ConfigError
+from regard.base.numbers import whole
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = r"a_j = \frac{\exp(\beta s_j)}{\sum_l \exp(\beta s_l)}"
+
+MOST_READ = 100_000  # pairs whose scores are read off weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,14 @@ class Setup:
     pairs: int = 400_000
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        whole("pairs", self.pairs, 2, "pairs of vectors, and a variance needs two")
+        whole("width", self.width, 1)
+        if not self.scores or not all(map(math.isfinite, self.scores)):
+            raise ConfigError(f"scores are finite and one at least, but are {self.scores}")
+        if len(self.betas) < 2 or not all(0 < beta < math.inf for beta in self.betas):
+            raise ConfigError(f"betas are finite, above 0 and two at least, but are {self.betas}")
+
 
 SMOKE = Setup(pairs=20_000)
 
@@ -40,31 +55,50 @@ SMOKE = Setup(pairs=20_000)
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     k = torch.tensor(setup.scores, dtype=torch.float64)[None, None, :, None]  # one number wide, so q = 1 scores k
     q, v = torch.ones(1, 1, 1, 1, dtype=torch.float64), torch.eye(k.shape[2], dtype=torch.float64)[None, None]
-    weights = {beta: attention(q, k, v, beta=beta)[0, 0, 0].tolist() for beta in setup.betas}
+    betas = sorted(setup.betas)
+    weights = [attention(q, k, v, beta=beta)[0, 0, 0].tolist() for beta in betas]
+    formula = [(beta * k[0, 0, :, 0]).softmax(0).tolist() for beta in betas]
     draws = torch.Generator().manual_seed(setup.seed)
     a, b = torch.randn(2, setup.pairs, setup.width, generator=draws, dtype=torch.float64)
     products = (a * b).sum(-1)
+    # as many pairs again would tell no further digit of 1.00, and all at once would take twice the memory
+    parts = zip(a[:MOST_READ].split(20_000), b[:MOST_READ].split(20_000), strict=True)
     return {
         "scores": list(setup.scores),
-        "betas": list(setup.betas),
-        "weights": list(weights.values()),
+        "betas": betas,
+        "weights": weights,
+        "by formula": formula,
         "variance": products.var().item(),
-        "scaled variance": (products * setup.width**-0.5).var().item(),
+        "scaled variance": torch.cat([_scores(attention, *part) for part in parts]).var().item(),
         "width": setup.width,
     }
 
 
+def _scores(attention: Attention, queries: Tensor, keys: Tensor) -> Tensor:
+    """The scores of pairs at the usual beta, as weights tell them: ln(w / w0), with w0 the weight of a key of zeros."""
+    k = torch.stack([keys, torch.zeros_like(keys)], 1)[:, None]
+    one_hot = torch.eye(2, dtype=k.dtype).expand(len(k), 1, 2, 2)
+    weights = attention(queries[:, None, None], k, one_hot)[:, 0, 0]
+    told: Tensor = (weights[:, 0] / weights[:, 1]).log()
+    return told
+
+
 def verdict(numbers: Numbers) -> Verdict:
+    pairs = zip(numbers["weights"], numbers["by formula"], strict=True)
+    off = max(abs(w - want) for row, wanted in pairs for w, want in zip(row, wanted, strict=True))
+    largest = [max(row) for row in numbers["weights"]]
+    sharper = all(later > earlier or later > 1 - 1e-12 for earlier, later in pairwise(largest))
+    variances = abs(numbers["variance"] / numbers["width"] - 1) < 0.05 and abs(numbers["scaled variance"] - 1) < 0.05
     flat, sharp = numbers["weights"][0], numbers["weights"][-1]
     best = max(range(len(sharp)), key=numbers["scores"].__getitem__)
     even = max(abs(w - 1 / len(flat)) for w in flat) < 0.01
-    holds = even and sharp[best] > 0.999 and abs(numbers["scaled variance"] - 1) < 0.05
+    holds = off < 1e-12 and sharper and even and sharp[best] > 0.999 and variances
     shown = ", ".join(f"{w:.3f}" for w in flat)
     return judged(
         holds,
         f"At beta={numbers['betas'][0]:g} the weights are {shown}; at beta={numbers['betas'][-1]:g} the largest score "
-        f"has {sharp[best]:.3f}. The variance of scores of width {numbers['width']} is {numbers['variance']:.1f}, and "
-        f"{numbers['scaled variance']:.2f} with d ** -0.5.",
+        f"has {sharp[best]:.3f}. All are within {off:.0g} of the formula. The variance of scores of width "
+        f"{numbers['width']} is {numbers['variance']:.1f}, and {numbers['scaled variance']:.2f} with d ** -0.5.",
     )
 
 

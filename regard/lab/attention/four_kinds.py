@@ -3,8 +3,9 @@
 Claim: Four, and one function is all of them. Self or cross is a matter of where queries and keys come from: the same
     tokens or two sets. Hard or soft is a matter of beta: at infinity each output is one of the values, at a finite
     beta it mixes them all. Soft becomes hard as beta grows.
-Measures: For each kind: the size of the weights, how many of them are not zero in a row, the sums of rows, and how far
-    outputs are from the nearest value; and the difference of soft attention at growing betas from the hard one.
+Measures: For each kind: the size of the weights, how many of them are not zero in a row, the sums of rows, how far they
+    are from the formula and outputs from the nearest value; and the difference of soft attention at growing betas
+    from the hard one.
 Budget: 1 second
 Source: 000 1.1c-d
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from regard.base.seeds import generator
 from regard.core.attend import attend
@@ -62,6 +64,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
             "fewest in use": int(counts.min()),
             "most in use": int(counts.max()),
             "rows off one by": (weights.sum(-1) - 1).abs().max().item(),
+            "off the formula": (weights - _formula(q @ k.mT, beta)[0, 0]).abs().max().item(),
             "nearest value": torch.cdist(out, v[0, 0]).amin(-1).tolist(),
         }
     q, k, v = x @ by_query, y @ by_key, y @ by_value
@@ -71,12 +74,20 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     return numbers
 
 
+def _formula(scores: Tensor, beta: float) -> Tensor:
+    """The weights by hand: softmax, or all of it to the largest score."""
+    if math.isinf(beta):
+        return torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)
+    return (beta * scores).softmax(-1)
+
+
 def verdict(numbers: Numbers) -> Verdict:
     holds = numbers["soft off hard"][-1] < 1e-9 < numbers["soft off hard"][0]
     for kind in numbers["kinds"]:
         seen = numbers[kind]
         uses = 1 if kind.endswith("hard") else seen["tokens asked"]
         holds &= seen["fewest in use"] == seen["most in use"] == uses and seen["rows off one by"] < 1e-14
+        holds &= seen["off the formula"] < 1e-12
         near = max(seen["nearest value"]) if kind.endswith("hard") else -min(seen["nearest value"])
         holds &= near < 1e-12 if kind.endswith("hard") else near < -1e-6
     told = "; ".join(

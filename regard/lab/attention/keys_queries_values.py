@@ -59,10 +59,12 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     Q = (torch.outer(d, a) + torch.outer(c, d)) / setup.length**2
     V = (torch.outer(b, b) - torch.outer(c, c)) / setup.length**2
     out = attended(x @ Q.mT, x, x @ V.mT)
+    alone = attended(x, x, x)
     return {
         "length": setup.length,
-        "tokens: c2 off u_a": off(attended(x, x, x)[1], a),
-        "tokens: c2 off u_b": off(attended(x, x, x)[1], b),
+        "tokens: c2 off u_a": off(alone[1], a),
+        "tokens: c2 off u_b": off(alone[1], b),
+        "tokens: c off x": off(alone, x),
         "multiples": list(setup.multiples),
         "off u_b with u_d": [off(with_more(d, times), b) for times in setup.multiples],
         "off u_b with u_c": [off(with_more(c, times), b) for times in setup.multiples],
@@ -77,7 +79,7 @@ def verdict(numbers: Numbers) -> Verdict:
     itself = numbers["tokens: c2 off u_a"]
     second, first = numbers["matrices: c2 off u_b"], numbers["matrices: c1 off u_b - u_c"]
     return judged(
-        itself < 1e-9 and never > 1 and second < 1e-9 and first < 1e-9,
+        itself < 1e-9 and numbers["tokens: c off x"] < 1e-9 and never > 1 and second < 1e-9 and first < 1e-9,
         f"With the tokens themselves c2 is u_a within {itself:.0g} of its length, and never nearer to u_b than "
         f"{never:.2f} lengths whatever is added. With the three matrices c2 is u_b within {second:.0g} and c1 is u_b - "
         f"u_c within {first:.0g}.",

@@ -91,8 +91,11 @@ def verdict(numbers: Numbers) -> Verdict:
     plain, scaled = numbers["gradient, plain"], numbers["gradient, scaled"]
     saturates = sharp[-1] > 0.9 and max(soft) < 0.5
     vanishes = plain[-1] < 0.05 * plain[0] and min(scaled) > 0.5 * max(scaled)
+    # undivided scores that exp cannot hold come out right all the same
+    beyond = numbers["overflow: largest score"] > numbers["overflow: exp holds up to"]
+    no_overflow = beyond and numbers["overflow: share finite"] == 1 and numbers["overflow: off float64"] < 1e-2
     return judged(
-        is_width and is_one and saturates and vanishes,
+        is_width and is_one and saturates and vanishes and no_overflow,
         f"At width {last} the variance of scores is {numbers['variance, plain'][-1]:.0f}, divided by the root "
         f"{numbers['variance, scaled'][-1]:.2f}. From width {widths[0]} to {last} the largest weight goes from "
         f"{sharp[0]:.2f} to {sharp[-1]:.2f} and the median gradient at the scores from {plain[0]:.1e} to "

@@ -118,6 +118,6 @@ def draw(numbers: Numbers) -> "Figure":
         (panels[1], numbers["derivatives, divided"], f"z / {numbers['divided by']:g}"),
     ):
         exponents = [[math.log10(max(abs(entry), 1e-99)) for entry in row] for row in matrix]
-        heat(axes, exponents, low=-99, high=0)
+        heat(axes, exponents, low=min(map(min, exponents)), high=max(map(max, exponents)))  # each its own shades
         axes.set(xlabel="input j", ylabel="output i", title=f"log10 of derivatives, {title}")
     return made

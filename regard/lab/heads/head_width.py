@@ -70,11 +70,13 @@ def verdict(numbers: Numbers) -> Verdict:
     cost = 4 * length * width**2 + 2 * length**2 * width
     steady = set(numbers["weights"]) == {width**2} and set(numbers["multiply-adds"]) == {cost}
     grows = numbers["weights at full width"] == [heads * width**2 for heads in numbers["heads"]]
+    grows &= numbers["multiply-adds at full width"] == [heads * cost for heads in numbers["heads"]]
     return judged(
         steady and grows,
         f"With {listed(numbers['heads'])} heads of width {width}/H a projection has {listed(numbers['weights'])} "
         f"weights, and {length} tokens cost {listed(numbers['multiply-adds'])} multiply-adds. With heads that keep "
-        f"width {width} it has {listed(numbers['weights at full width'])}.",
+        f"width {width} it has {listed(numbers['weights at full width'])} and they cost "
+        f"{listed(numbers['multiply-adds at full width'])}.",
     )
 
 

@@ -64,7 +64,8 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     own = attention(tokens, tokens, places)[0, 0]
     hard = attention(places, places, places, beta=math.inf)[0, 0]
     zero = attention(torch.zeros_like(places), places, values)
-    shared = attention(places[:, :, [0, 0, *range(2, n)]], places, values, beta=math.inf)
+    sharing = [0, 0, *range(2, n)]
+    shared = attention(places[:, :, sharing], places, values, beta=math.inf)
     return {
         "length": n,
         "betas": [beta if beta < math.inf else "infinite" for beta in setup.betas],
@@ -73,7 +74,9 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
             attention(places[:, :, order], places, values, beta=math.inf), values[:, :, order]
         ),
         "difference if two share a key": _off(shared, values),
+        "error if two share a key": _off(shared, values[:, :, sharing]),
         "own weight of orthonormal tokens": own.diagonal().mean().item(),
+        "own weight by formula": 1 / (1 + (n - 1) * math.exp(-(n**-0.5))),
         "own weight with positions": hard.diagonal().mean().item(),
         "different rows at zero scores": _different(zero[0, 0]),
         "distance to the mean at zero scores": _off(zero, values.mean(2, keepdim=True)),
@@ -93,13 +96,15 @@ def verdict(numbers: Numbers) -> Verdict:
     errors = numbers["errors"]
     falling = all(later < earlier for earlier, later in pairwise(errors) if earlier > 1e-15)
     holds = falling and errors[-1] == 0 and numbers["error of permutation"] == 0
-    others = numbers["difference if two share a key"] > 1e-3 and numbers["own weight of orthonormal tokens"] < 0.99
+    shared = numbers["difference if two share a key"] > 1e-3 and numbers["error if two share a key"] == 0
+    own = numbers["own weight of orthonormal tokens"]
+    others = shared and own < 0.99 and abs(own - numbers["own weight by formula"]) < 1e-12
     return judged(
         holds and others and numbers["distance to the mean at zero scores"] < 1e-12,
         f"With positions as keys the error is {errors[0]:.2f} at beta={numbers['betas'][0]} and {errors[-1]:g} at beta="
         f"{numbers['betas'][-1]}, {numbers['error of permutation']:g} for a permutation, and "
         f"{numbers['difference if two share a key']:.2f} if two queries share a key. Orthonormal tokens give "
-        f"themselves {numbers['own weight of orthonormal tokens']:.3f}; zero scores leave the mean, to "
+        f"themselves {own:.3f}; zero scores leave the mean, to "
         f"{numbers['distance to the mean at zero scores']:.0g}.",
     )
 

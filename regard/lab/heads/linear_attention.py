@@ -76,6 +76,7 @@ def run(setup: Setup, attention: Attention = attend, linear: Callable[..., Any] 
         "length": n,
         "width": d,
         "error": _error(setup, linear),
+        "error of softmax": float((attention(q, k, v) - (q @ k.mT * d**-0.5).softmax(-1) @ v).abs().max()),
         "softmax": _cost(lambda: attention(q, k, v)),
         "linear": _cost(lambda: linear(q, k, v)),
         "linear at twice D": _cost(lambda: linear(*wide)),
@@ -157,9 +158,10 @@ def verdict(numbers: Numbers) -> Verdict:
     grows = abs(softmax - 2) < 0.01 and abs(linear - 1) < 0.01
     features = abs(numbers["linear at twice D_g"] / numbers["linear"] - 2) < 0.01
     formed = numbers["largest tensor"] < n * n and numbers["error"] < 1e-12
+    same = numbers["error of softmax"] < 1e-5  # in float32
     signs = numbers["least weight"] >= 0 > numbers["least weight with g(x) = x"]
     return judged(
-        counts and grows and features and formed and signs,
+        counts and grows and features and formed and same and signs,
         f"At N={n}, D={d} softmax takes {numbers['softmax'] / 1e6:.1f} M multiply-adds and the sums "
         f"{numbers['linear'] / 1e6:.2f} M, with the same outputs to {numbers['error']:.0g} as with all weights formed "
         f"and no tensor larger than {numbers['largest tensor']:,} numbers. They grow as N^{softmax:.2f} and "

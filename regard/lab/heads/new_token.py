@@ -4,8 +4,8 @@ Claim: One query, key and value for the new token, and that query against N + 1 
     the projections, while anew it would be 2 (N + 1)^2 D. No earlier output changes, for no earlier query may see
     the new key; so keys and values are all that needs to be kept.
 Measures: Causal attention over N + 1 tokens with one new token and with another: earlier rows bit for bit; the new
-    row by its one query against the whole pass; multiply-adds, seconds and cache bytes of a real layer at
-    growing N, one step against everything anew.
+    row by its one query against the whole pass; multiply-adds, cache bytes and seconds of a real layer at
+    growing N, one step against everything anew; the seconds are told and not judged.
 Budget: 10 seconds
 Source: 003 12.7
 """

@@ -47,19 +47,22 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
     """layer  makes the attention layer: layer(width, heads)"""
     numbers: Numbers = {"widths": list(setup.widths), "lengths": list(setup.lengths)}
     counted: list[tuple[int, ...]] = []
+    off: list[float] = []
     for d, n in zip(setup.widths, setup.lengths, strict=True):
         made = layer(d, 1)
         projections = made.query_key_value
         with torch.no_grad():
             q, k, _ = (split_heads(part, 1) for part in projections(torch.zeros(1, n, d)).chunk(3, -1))
             weights = attention(q, k, torch.eye(n)[None, None])
+        off.append(float((weights.sum(-1) - 1).abs().max()))
         with torch.device("meta"):  # the dense layer of D=512, N=64 would take 4 GB
             dense = nn.Linear(d * n, d * n)
         biases = 0 if projections.bias is None else projections.bias.numel()
         counted.append((projections.weight.numel(), biases, weights[0, 0].numel()))
         counted[-1] += (dense.weight.numel(), dense.bias.numel())
     names = ("weights", "biases", "attention weights", "dense weights", "dense biases")
-    return numbers | {name: [row[at] for row in counted] for at, name in enumerate(names)}
+    numbers |= {name: [row[at] for row in counted] for at, name in enumerate(names)}
+    return numbers | {"rows of weights off one by": off}
 
 
 def verdict(numbers: Numbers) -> Verdict:
@@ -73,7 +76,8 @@ def verdict(numbers: Numbers) -> Verdict:
     }
     (d, n), last = pairs[-1], {name: numbers[name][-1] for name in expected}
     return judged(
-        all(numbers[name] == counts for name, counts in expected.items()),
+        all(numbers[name] == counts for name, counts in expected.items())
+        and max(numbers["rows of weights off one by"]) < 1e-5,
         f"At D={d} and N={n} queries, keys and values have {last['weights']:,} weights and {last['biases']:,} biases, "
         f"there are {last['attention weights']:,} attention weights, and the dense layer has {last['dense weights']:,} "
         f"weights and {last['dense biases']:,} biases.",

@@ -4,7 +4,8 @@ Claim: By seeing fewer pairs. A window of w, a dilated window and g global token
     and then strides of root N, two stages through which every patch reaches every other, 2 N root N. A second stage
     in which all pairs meet would bring N^2 back.
 Measures: Visible pairs counted exactly from the masks at growing N, and read back from attention at a small N; which
-    pairs are reached within two stages; seconds of attention under each mask.
+    pairs are reached within two stages; seconds of attention under each mask, which are told and not
+    judged.
 Budget: 30 seconds
 Source: 003 12.8
 """

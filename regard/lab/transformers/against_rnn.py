@@ -347,10 +347,11 @@ def _without_attention(numbers: Numbers) -> Verdict:
     kind = "recurrent with attention"
     calls, weight = numbers["attention calls"][kind], numbers["weight of the token to tell"][kind]
     with_it, without = (_right(numbers, each, -1) for each in (kind, "recurrent"))
+    asked = "once" if calls == 1 else f"{calls} times"
     sentence = (
-        f"A recurrent decoder that asks for attention {calls} time a token gives {weight:.2f} of it to the token to "
-        f"tell, and tells {with_it.share()} right after {numbers['distances'][-1]} tokens of noise; without attention "
-        f"it is {without.share()}."
+        f"A recurrent decoder that attends {asked} for each token it writes gives the token to tell a weight of "
+        f"{weight:.2f}, and tells {with_it.share()} right after {numbers['distances'][-1]} tokens of noise; without "
+        f"attention it is {without.share()}."
     )
     return judged(True, sentence) if calls == 0 else weighed(True, [without + 0.1 - with_it], sentence)
 

@@ -85,22 +85,30 @@ def _others(numbers: Numbers, name: str) -> list[float]:
     return [change for at, change in enumerate(numbers[name]) if at != numbers["token"]]
 
 
+def _place(numbers: Numbers) -> str:
+    """The token that was replaced, counted from 1 as readers do."""
+    return f"{numbers['token'] + 1} of {len(numbers['changes'])}"
+
+
 def verdict(numbers: Numbers) -> Verdict:
     own, others = numbers["changes"][numbers["token"]], max(_others(numbers, "changes"))
     attended = min(_others(numbers, "changes in attention"))
     alike = max(numbers["difference alone"], numbers["difference in another order"])
     return judged(
         own > 1e-3 and others == 0 and attended > 1e-6 and alike < 1e-12,
-        f"Token {numbers['token']} replaced, its own output moves by {own:.2f} and the others by {others:g} at most; "
-        f"in self-attention every other one moves, by {attended:.1e} at least. Alone or in another order tokens come "
-        f"out the same, to {alike:.0g}.",
+        f"Token {_place(numbers)} replaced, its own output moves by {own:.2f} and the others by {others:g} at most; in "
+        f"self-attention every other one moves, by {attended:.1e} at least. Alone or in another order tokens come out "
+        f"the same, to {alike:.0g}.",
     )
 
 
 def _neighbours(numbers: Numbers) -> Verdict:
     at = numbers["token"]
     near = [change for place, change in enumerate(numbers["changes"]) if abs(place - at) == 1]
-    return judged(max(near) > 0, f"Token {at} replaced, the outputs of its neighbours move by {max(near):g}.")
+    return judged(
+        max(near) > 0,
+        f"Token {_place(numbers)} replaced, the outputs of its neighbours move by {max(near):g}.",
+    )
 
 
 SHEET = (
@@ -116,8 +124,8 @@ SHEET = (
 def draw(numbers: Numbers) -> "Figure":
     made, (axes,) = figure(width=5.0)
     curves = {"feed-forward": numbers["changes"], "self-attention": numbers["changes in attention"]}
-    lines(axes, list(range(len(numbers["changes"]))), curves)
+    lines(axes, list(range(1, len(numbers["changes"]) + 1)), curves)
     # zeros have a place on this axis, next to changes that are small
     axes.set_yscale("symlog", linthresh=1e-4)
-    axes.set(xlabel="token", ylabel="change of its output", title=f"What replacing token {numbers['token']} moves")
+    axes.set(xlabel="token", ylabel="change of its output", title=f"What replacing token {numbers['token'] + 1} moves")
     return made

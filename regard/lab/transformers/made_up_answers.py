@@ -22,7 +22,7 @@ from regard.base.numbers import whole
 from regard.data.biographies import ENDINGS, PLACES, Biographies, Question, biographies, customary
 from regard.data.corruption import PAD, encoded, prompt
 from regard.lab.claim import Numbers, Verdict, weighed
-from regard.lab.drawing import COLOURS, figure, lines
+from regard.lab.drawing import COLOURS, figure, lines, shares
 from regard.lab.repeats import Estimate, interval
 from regard.lab.transformers.pretraining_knowledge import Reader, Training
 from regard.models.generation import Text, generate
@@ -205,15 +205,13 @@ def draw(numbers: Numbers) -> "Figure":
         "confidence,\nread of": "confidence with known",
         "confidence,\nstrangers": "confidence with strangers",
     }
-    drawn = left.bar(
-        list(names),
-        [numbers[name] for name in names.values()],
-        yerr=[numbers["interval"][name] for name in names.values()],
-        color=[COLOURS[0], COLOURS[0], COLOURS[1], COLOURS[1]],
-        capsize=4,
+    shares(
+        left,
+        {shown: numbers[name] for shown, name in names.items()},
+        [numbers["interval"][name] for name in names.values()],
+        colours=(COLOURS[0], COLOURS[0], COLOURS[1], COLOURS[1]),
     )
-    left.bar_label(drawn, fmt="%.2f", label_type="center", color="white")
-    left.set(ylim=(0, 1.2), xlabel="people", ylabel="share", title="Surer than right")
+    left.set(xlabel="people", ylabel="share", title="Surer than right")
     lines(right, numbers["coverages"], {"right": numbers["accuracy by coverage"]})
     right.set(ylim=(0, 1.05), xlabel="share of questions answered, the surest first", ylabel="right answers")
     right.set_title("Coverage against accuracy")

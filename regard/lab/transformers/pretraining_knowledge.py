@@ -27,7 +27,7 @@ from regard.base.seeds import generator
 from regard.data.biographies import Biographies, Question, biographies
 from regard.data.corruption import IGNORED, PHRASE, Gapped, alphabet, asked, batch, corrupted
 from regard.lab.claim import Numbers, Verdict, weighed
-from regard.lab.drawing import COLOURS, figure
+from regard.lab.drawing import figure, shares
 from regard.lab.fitting import fit
 from regard.lab.repeats import estimates, interval
 from regard.layers.initial import constant, fan_in, initialise, normal
@@ -245,15 +245,10 @@ def verdict(numbers: Numbers) -> Verdict:
 def draw(numbers: Numbers) -> "Figure":
     made, (axes,) = figure()
     names = {"read": "read", "not read": "not read", "strangers": "read,\nstrangers", "commonest": "commonest\nplace"}
-    drawn = axes.bar(
-        list(names.values()),
-        [numbers["right"][name] for name in names],
-        yerr=[numbers["interval"][name] for name in names],
-        color=COLOURS[0],
-        capsize=4,
+    shares(
+        axes,
+        {shown: numbers["right"][name] for name, shown in names.items()},
+        [numbers["interval"][name] for name in names],
     )
-    axes.bar_label(drawn, fmt="%.2f", padding=3)
-    axes.set(
-        ylim=(0, 1.2), xlabel="biographies of those asked about", ylabel="right answers", title="Knowing by reading"
-    )
+    axes.set(xlabel="biographies of those asked about", ylabel="right answers", title="Knowing by reading")
     return made

@@ -215,5 +215,6 @@ def draw(numbers: Numbers) -> "Figure":
     left.legend(frameon=False)
     drawn = right.bar(list(names.values()), [numbers["feed-forward widths"][name] for name in names], color=COLOURS[0])
     right.bar_label(drawn, fmt="%d")  # widths to the last digit
+    right.margins(y=0.1)
     right.set(ylabel="width of the feed-forward part", title="Four times the tokens' width in all")
     return made

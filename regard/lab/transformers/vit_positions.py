@@ -23,7 +23,7 @@ from torch.nn import functional
 from regard.base.numbers import whole
 from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.digits import CLASSES, SIDE, digits, learn, share_right
-from regard.lab.drawing import COLOURS, figure, lines
+from regard.lab.drawing import COLOURS, figure, lines, shares
 from regard.lab.repeats import Estimate, estimates, interval
 from regard.layers.initial import constant, fan_in, initialise, normal
 from regard.models.vit import ViT, ViTConfig
@@ -166,15 +166,12 @@ def draw(numbers: Numbers) -> "Figure":
     left.axhline(0, color="grey", linewidth=0.8)
     left.set(xlabel="distance of two patches", ylabel="cosine of their rows", title="Positions that were learned")
     shown = {"learned": "learned positions", "none": "no positions"}
-    drawn = right.bar(
-        list(shown.values()),
-        [numbers["right"][name] for name in shown],
-        yerr=[numbers["interval"][name] for name in shown],
-        color=COLOURS[0],
-        capsize=4,
+    shares(
+        right,
+        {words: numbers["right"][name] for name, words in shown.items()},
+        [numbers["interval"][name] for name in shown],
     )
-    right.bar_label(drawn, fmt="%.2f", label_type="center", color="white")
     right.axhline(numbers["chance"], color=COLOURS[1], linestyle="--", label="chance")
     right.legend(frameon=False)
-    right.set(ylim=(0, 1), ylabel="images told right", title="With positions and without")
+    right.set(ylabel="images told right", title="With positions and without")
     return made

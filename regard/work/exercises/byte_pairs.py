@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from regard.work.exercises.checks import Case, by_answers
+from regard.work.exercises.checks import Case, by_answers, of_kind, one_after_the_other
 from regard.work.exercises.exercise import Exercise, Exercises, Slip
 from regard.work.exercises.solutions import byte_pairs as solutions
 
@@ -285,7 +285,7 @@ def merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     raise NotImplementedError
 ''',
             solution=solutions.merge,
-            check=by_answers(_merges, _within_symbols),
+            check=one_after_the_other(by_answers(_merges, _within_symbols), of_kind(tuple, _merges)),
             slips=(
                 Slip(
                     "merges that overlap",

@@ -97,6 +97,19 @@ def in_any_order(cases: Callable[[], list[Case]]) -> Check:
     return check
 
 
+def of_kind(kind: type, cases: Callable[[], list[Case]]) -> Check:
+    """A check that answers are of this very type, where a like one would not do for what comes after."""
+
+    def check(exercise: Exercise, written: Any) -> Finding | None:
+        came = type(attempt(written, cases()[0]))
+        if came is kind:
+            return None
+        words = f"the answer has the right items, but is a {came.__name__}; a {kind.__name__} is asked for."
+        return Finding(f"{came.__name__} instead of {kind.__name__}", words)
+
+    return check
+
+
 def one_after_the_other(*checks: Check) -> Check:
     """The finding of the first check that has one."""
 
@@ -139,9 +152,30 @@ def by_outputs(builds: Sequence[Case], cases: Callable[[], list[Case]]) -> Check
 
         numbers = [(number,) for number in range(len(asked))]
         slips = tuple(Slip(slip.name, slip.hint, at(slip.wrong)) for slip in exercise.slips)
-        return compared(given, numbers, at(exercise.solution), slips)
+        found = compared(given, numbers, at(exercise.solution), slips)
+        return _unlearned(ours[0], theirs[0], asked[0]) if found is None else found
 
     return check
+
+
+def _unlearned(ours: nn.Module, theirs: nn.Module, case: Case) -> Finding | None:
+    """The finding about parameters that no gradient reaches, though the outputs are right."""
+    wanted, came = (_reached(module, case) for module in (ours, theirs))
+    cut = [name for name in wanted if name not in came]
+    words = f"{', '.join(cut)} would never be learned: no gradient reaches {'it' if len(cut) == 1 else 'them'}"
+    return Finding("no gradient", f"{words}; use the parameter itself, without .data or detach().") if cut else None
+
+
+def _reached(module: nn.Module, case: Case) -> list[str]:
+    """The names of the parameters that a loss on the output would change."""
+    module.requires_grad_(True)
+    out = module(*copy.deepcopy(case))
+    if not out.requires_grad:
+        return []
+    out.square().sum().backward()
+    grads = {name: each.grad for name, each in module.named_parameters()}
+    # where a parameter changes nothing, as a bias of keys does, rounding leaves a little
+    return [name for name, grad in grads.items() if grad is not None and float(grad.abs().max()) > 1e-9]
 
 
 def _made(make: Callable[..., Any], build: Case) -> nn.Module:

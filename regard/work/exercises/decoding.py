@@ -102,6 +102,18 @@ def _next(table: Array, tokens: list[int]) -> Array:
     return row
 
 
+def _looking_back() -> list[Case]:
+    """Steps that depend on more than the last token, as those of a language model do."""
+    draws = np.random.default_rng(9)
+    tables = draws.dirichlet(np.full(4, 0.5), size=(4, 4))
+    return [(partial(_next_of_two, tables), start, beams, 4) for start, beams in ((0, 3), (2, 2), (3, 1))]
+
+
+def _next_of_two(tables: Array, tokens: list[int]) -> Array:
+    row: Array = tables[tokens[-2] if len(tokens) > 1 else 0, tokens[-1]]
+    return row
+
+
 def _sample(p: Array, draw: float, *, way: str) -> int:
     if way == "late":
         return int(np.searchsorted(np.cumsum(p), draw, side="right")) + 1
@@ -177,7 +189,7 @@ def _beam(step: Step, start: int, beams: int, length: int, *, way: str) -> tuple
     for _ in range(length):
         longer: list[tuple[list[int], float]] = []
         for tokens, score in kept:
-            for token, p in enumerate(step(tokens)):
+            for token, p in enumerate(step(tokens[-1:] if way == "last token" else tokens)):
                 if p > 0:
                     gain = float(p) if way == "no log" else float(np.log(p))
                     longer.append(([*tokens, token], gain if way == "last step" else score + gain))
@@ -402,7 +414,7 @@ def beam_search(step: Callable[[list[int]], Array], start: int, beams: int, leng
     raise NotImplementedError
 ''',
             solution=solutions.beam_search,
-            check=by_answers(_searches),
+            check=by_answers(_searches, _looking_back),
             slips=(
                 Slip(
                     "beam that forgets log",
@@ -418,6 +430,11 @@ def beam_search(step: Callable[[list[int]], Array], start: int, beams: int, leng
                     "score of the last step alone",
                     "texts were compared by their last token only; add to the score they had.",
                     partial(_beam, way="last step"),
+                ),
+                Slip(
+                    "last token alone",
+                    "`step` was handed only the last token; what comes next depends on the whole text: step(tokens).",
+                    partial(_beam, way="last token"),
                 ),
                 Slip(
                     "probability instead of its logarithm",

@@ -1,5 +1,7 @@
 """A worked solution as one LaTeX document that needs amsmath and xcolor alone."""
 
+import re
+
 from regard.base import maths
 from regard.base.maths import escaped_latex
 from regard.work.picture import Map
@@ -10,7 +12,7 @@ _OPENING = r"""\documentclass{article}
 \usepackage[a4paper,margin=20mm]{geometry}
 \usepackage{amsmath}
 \usepackage[table]{xcolor}
-\setcounter{MaxMatrixCols}{64}
+\setcounter{MaxMatrixCols}{%d}
 \allowdisplaybreaks
 \begin{document}
 """
@@ -18,7 +20,14 @@ _OPENING = r"""\documentclass{article}
 
 def write(blocks: list[Block], digits: int) -> str:
     """The blocks as a document ready for pdflatex."""
-    return _OPENING + "\n\n".join(_block(block, digits) for block in blocks) + "\n\n\\end{document}\n"
+    body = "\n\n".join(_block(block, digits) for block in blocks)
+    return _OPENING % _widest(body) + body + "\n\n\\end{document}\n"
+
+
+def _widest(body: str) -> int:
+    """The columns of the widest matrix: amsmath has room for ten unless told."""
+    matrices: list[str] = re.findall(r"\\begin{bmatrix}(.*?)\\end{bmatrix}", body, re.DOTALL)
+    return max([10, *(row.count("&") + 1 for matrix in matrices for row in matrix.split(r"\\"))])
 
 
 def _block(block: Block, digits: int) -> str:

@@ -10,7 +10,8 @@ from regard.work.chain import Array
 
 def sample(probabilities: Float[Array, "w"], draw: float) -> int:
     """The token at which the probabilities, summed up in order, first exceed a number drawn from 0 to 1."""
-    return int(np.searchsorted(np.cumsum(probabilities), draw, side="right"))
+    above = int(np.searchsorted(np.cumsum(probabilities), draw, side="right"))
+    return min(above, len(probabilities) - 1)  # rounding may leave the whole sum a little below one
 
 
 def kth_likeliest(probabilities: Float[Array, "w"], k: int) -> int:
