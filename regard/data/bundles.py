@@ -2,7 +2,6 @@
 
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +45,7 @@ class Bundle:
                     return found
             with zipfile.ZipFile(self.place) as archive:
                 return archive.read(path)  # checks the sum of the file too
-        # a zip that wants a password, or is packed in an unknown way, is a RuntimeError
-        except (OSError, EOFError, RuntimeError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        except Exception as error:  # every way of packing raises errors of its own
             raise DataError(f"{self.where(name)} is damaged and cannot be unpacked: {error}") from None
 
 
@@ -62,7 +60,7 @@ def open_bundle(place: Path) -> Bundle:
         else:
             with zipfile.ZipFile(place) as archive:
                 paths = [name for name in archive.namelist() if not name.endswith("/")]
-    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+    except Exception as error:  # every way of packing raises errors of its own
         raise DataError(f"{place} is damaged or no archive: {error}") from None
     named = {path.rpartition("/")[2]: path for path in paths}
     if len(named) < len(paths):

@@ -22,7 +22,7 @@ LABEL_BYTES = {10: 1, 100: 2}  # by the number of classes; the last one is the c
 COARSE = 20
 META = {"batches.meta", "meta"}
 CLASS_NAMES = {"batches.meta.txt": 10, "fine_label_names.txt": 100}
-PICKLED = b"\x80"  # how a pickle of protocol 2 or later begins; no label is as large
+PICKLED = (b"\x80", b"(dp", b"}q")  # of protocol 2 or later, 0 and 1; no binary file begins with as large a label
 
 
 def batches(bundle: Bundle) -> list[str]:
@@ -39,7 +39,7 @@ def is_batch(file: Path) -> bool:
     if file.suffix == ".bin":
         return True
     with file.open("rb") as opened:
-        return opened.read(1) == PICKLED
+        return opened.read(3).startswith(PICKLED)
 
 
 def read_cifar(bundle: Bundle, split: str = "train") -> Images:
@@ -48,7 +48,7 @@ def read_cifar(bundle: Bundle, split: str = "train") -> Images:
     if not names:
         raise DataError(f"{bundle.place} has no CIFAR files; expected some such as data_batch_1.bin or train")
     chosen = of_split(bundle.place, names, split)
-    _check_numbers(bundle.place, chosen)
+    _check_names(bundle.place, chosen)
     classes = _classes(bundle)
     return joined(
         [_read(bundle.where(name), bundle.read(name), classes) for name in chosen],
@@ -56,11 +56,16 @@ def read_cifar(bundle: Bundle, split: str = "train") -> Images:
     )
 
 
-def _check_numbers(place: Path, names: list[str]) -> None:
-    """Raise where a numbered batch is missing, or there twice."""
+def _check_names(place: Path, names: list[str]) -> None:
+    """Raise where a numbered batch is missing, or any is there twice."""
     found = sorted(int(number[1]) for name in names if (number := re.search(r"data_batch_(\d+)", name)))
     if found != [*range(1, len(found) + 1)]:
         raise DataError(f"{place} has the batches {', '.join(map(str, found))}; expected each from 1 on, and once")
+    known: dict[str, str] = {}
+    for name in names:
+        before = known.setdefault(re.sub(r"( \(\d+\))?(\.bin)?$", "", name), name)
+        if before != name:
+            raise DataError(f"{place} has {before} and {name}, which are one batch twice; leave one of them there")
 
 
 def read_file(file: Path) -> Images:
@@ -73,7 +78,7 @@ def read_file(file: Path) -> Images:
 def _read(where: str, data: bytes, classes: tuple[str, ...] | None) -> Images:
     if not data:
         raise DataError(f"{where} is empty; expected CIFAR images")
-    return _from_batch(where, data, classes) if data[:1] == PICKLED else _from_binary(where, data, classes)
+    return _from_batch(where, data, classes) if data.startswith(PICKLED) else _from_binary(where, data, classes)
 
 
 def _from_binary(where: str, data: bytes, classes: tuple[str, ...] | None) -> Images:

@@ -26,7 +26,8 @@ def read_folder(place: Path, size: tuple[int, int] | None = None) -> Images:
     if loose:
         raise DataError(f"{place / loose[0]} lies in no class's folder; expected {place.name}/CLASS/{loose[0]}")
     pixels: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
-    labels = []
+    labels: list[int] = []
+    first: Path | None = None
     for label, folder in enumerate(folders):
         files = [file for file in sorted(folder.iterdir()) if not _left_by_system(file)]
         if not files:
@@ -37,9 +38,11 @@ def read_folder(place: Path, size: tuple[int, int] | None = None) -> Images:
             image = pixels_of(str(file), content(file), size)
             if pixels and image.shape != pixels[0].shape:
                 raise DataError(
-                    f"{file} is {image.shape[0]} x {image.shape[1]}, but the images before it are "
-                    f"{pixels[0].shape[0]} x {pixels[0].shape[1]}; give size=(height, width) to bring all to one"
+                    f"{file} is {image.shape[0]} x {image.shape[1]}, but {first} is {pixels[0].shape[0]} x "
+                    f"{pixels[0].shape[1]} (height x width); bring the files to one size, or read them with "
+                    "read_images(path, size=(height, width))"
                 )
+            first = first or file
             pixels.append(image)
             labels.append(label)
     stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()

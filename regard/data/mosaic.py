@@ -49,12 +49,14 @@ def read_mosaic(bundle: Bundle) -> Images:
 
 
 def _labels(bundle: Bundle) -> "np.ndarray[Any, np.dtype[Any]]":
-    where = bundle.where(LABELS)
+    where, data = bundle.where(LABELS), bundle.read(LABELS)
     try:
-        labels = np.load(io.BytesIO(bundle.read(LABELS)), allow_pickle=False)
+        if not data.startswith(b"\x93NUMPY"):  # numpy would take it for a pickle
+            raise ValueError("it is no .npy file")
+        labels: np.ndarray[Any, np.dtype[Any]] = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"{where} is no array of numbers: {error}") from None
-    if not isinstance(labels, np.ndarray) or labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
         raise DataError(
             f"{where} should be one whole number for each image, not an array of {labels.dtype} {labels.shape}"
         )

@@ -5,8 +5,6 @@ import math
 import os
 import re
 import wave
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from regard.data.tones import checked_length
 NAME = re.compile(r"(\d)_([^_]+)_(\d+)")
 FASTEST = 1_000_000  # samples a second
 ARRAYS = ("samples", "offsets", "digit", "speaker", "index", "speakers", "sample_rate")
+ZIPPED, SINGLE = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"  # how .npz and .npy files begin
 PAUSE = (0.05, 0.2)  # seconds of silence between digits
 
 
@@ -76,7 +75,7 @@ def read_spoken(path: str | os.PathLike[str], rate: int | None = None) -> Record
     place = Path(path)
     if not place.exists():
         raise DataError(f"{place} is not there; expected an .npz file, or a folder of files such as 7_ann_0.wav")
-    files = sorted(place.glob("*.npz")) if place.is_dir() else [place]
+    files = _of_kind(place, ".npz") if place.is_dir() else [place]
     if len(files) > 1:
         raise DataError(f"{place} has several sets: {', '.join(file.name for file in files)}; give one of them")
     found = _read_arrays(files[0]) if files else _read_folder(place, rate)
@@ -166,8 +165,13 @@ def _whole_numbers(data: bytes, width: int) -> "np.ndarray[Any, np.dtype[np.int3
     return np.frombuffer(data, dtype=f"<i{width}").astype(np.int32)
 
 
+def _of_kind(place: Path, suffix: str) -> list[Path]:
+    """The files of a folder whose names end so, in small letters or capitals."""
+    return sorted(file for file in place.iterdir() if file.suffix.lower() == suffix)
+
+
 def _read_folder(place: Path, rate: int | None) -> Recordings:
-    files = sorted(file for file in place.iterdir() if file.suffix.lower() == ".wav")
+    files = _of_kind(place, ".wav")
     if not files:
         raise DataError(f"{place} has no .wav and no .npz files; expected files such as 7_ann_0.wav")
     sounds, labels, speakers, takes = [], [], [], []
@@ -179,8 +183,8 @@ def _read_folder(place: Path, rate: int | None) -> Recordings:
         sound, own_rate = read_wav(file)
         if rate is None and rates and own_rate != rates[0]:
             raise DataError(
-                f"{file} has {own_rate} samples a second, but {files[0].name} has {rates[0]}; give rate= to bring all "
-                "to one"
+                f"{file} has {own_rate} samples a second, but {files[0].name} has {rates[0]}; bring the files to one "
+                f"rate, or read them with read_spoken(path, rate={rates[0]})"
             )
         sounds.append(sound if rate is None else resampled(sound, own_rate, rate))
         rates.append(own_rate)
@@ -194,14 +198,17 @@ def _read_arrays(file: Path) -> Recordings:
     """The form of one file: all samples in a row, and where each recording begins."""
     data = content(file)
     try:
+        if not data.startswith(ZIPPED):  # numpy would take it for a pickle
+            raise ValueError("it is a single array" if data.startswith(SINGLE) else "it is no .npz file")
         opened = np.load(io.BytesIO(data), allow_pickle=False)
-        if isinstance(opened, np.ndarray):
-            raise ValueError("it is a single array")
         missing = [name for name in ARRAYS if name not in opened.files]
         if missing:
             raise ValueError(f"it lacks {', '.join(missing)}")
         arrays = {name: opened[name] for name in ARRAYS}
-    except (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        plain = [name for name in ARRAYS if not isinstance(arrays[name], np.ndarray)]
+        if plain:
+            raise ValueError(f"{plain[0]} is no array")
+    except Exception as error:  # every way of packing raises errors of its own
         raise DataError(f"{file} is no set of recordings: {error}; expected arrays {', '.join(ARRAYS)}") from None
     samples, offsets, digits = arrays["samples"], arrays["offsets"], arrays["digit"]
     if samples.dtype != np.int16 or samples.ndim != 1:

@@ -41,8 +41,11 @@ class Settings:
                  text; None leaves that out. It takes some `reading`
     tuning       learning the questions alone; None leaves it at pretraining
     phrases      how often a gap is a whole capitalised phrase, in pretraining
-    questions    the share of questions among what is read in pretraining and asking
+    questions    the share of questions among what is read in pretraining
+    own          the share of questions, its own and those of the training set, among what is read in asking
     reading      the share of questions with their text before them, in pretraining
+    retellings   of each such text, with another place in it: what it says has to be read, since it cannot be known
+    pieces       how often only the name and a piece around the gap are left of a text, in pretraining
     held         questions of the training set that are kept back, to see how good and how sure the model is
     precision    the share of right answers among those that are given: less sure ones are not
     people       with a biography in the built-in set; half of them are asked about in training
@@ -54,7 +57,10 @@ class Settings:
     tuning: Plan | None
     phrases: float = 0.5
     questions: float = 0.2
+    own: float = 0.5
     reading: float = 0.0
+    retellings: int = 0
+    pieces: float = 0.0
     held: int = 200
     precision: float = 0.9
     people: int = 100
@@ -62,8 +68,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         whole("held", self.held, 1, "questions")
-        for name in ("phrases", "questions", "reading"):
-            if not 0 <= real_number(name, getattr(self, name)) < 1 + (name == "phrases"):
+        whole("retellings", self.retellings, 0)
+        for name in ("phrases", "questions", "own", "reading", "pieces"):
+            if not 0 <= real_number(name, getattr(self, name)) < 1 + (name in ("phrases", "pieces")):
                 raise ConfigError(f"{name} is a share, from 0 to 1, not {getattr(self, name)}")
         if self.pretraining is None and self.tuning is None:
             raise ConfigError("with neither pretraining nor tuning there is nothing to train")
@@ -90,13 +97,16 @@ def real() -> Settings:
         attention_dropout=0.1,
     )  # fmt: skip
     plan = Plan(
-        steps=20_000, batch=256, optimiser=Muon(rate=0.01, decay=0.01, rest=AdamW(rate=1.5e-3, decay=0.1)),
+        steps=8000, batch=256, optimiser=Muon(rate=0.01, decay=0.01, rest=AdamW(rate=1.5e-3, decay=0.1)),
         schedule=Cosine(warmup=500), precision="bfloat16", compile=True, evaluate_every=2000, save_every=2000,
     )  # fmt: skip
     asking = replace(
         plan, steps=1500, optimiser=AdamW(rate=5e-4, decay=0.1), schedule=Cosine(warmup=100), evaluate_every=500
     )  # fmt: skip
-    return Settings(model=model, pretraining=plan, asking=asking, tuning=None, reading=0.1)
+    return Settings(
+        model=model, pretraining=plan, asking=asking, tuning=None, questions=0.1, reading=0.25, retellings=20,
+        pieces=0.5,
+    )  # fmt: skip
 
 
 def course(settings: Settings) -> Settings:
@@ -139,6 +149,14 @@ class Set:
         return {name: text for name, text in zip(self.subjects, self.texts, strict=True) if name}
 
     @property
+    def titles(self) -> tuple[int, ...]:
+        """How many characters of each text say whom it is about."""
+        return tuple(
+            len(name) + 2 if name and text.startswith(f"{name}. ") else 0
+            for name, text in zip(self.subjects, self.texts, strict=True)
+        )
+
+    @property
     def letters(self) -> Characters:
         questions = "".join(each.text + each.place for each in (*self.train, *self.held, *self.test))
         return Characters(PAD + MASK + "".join(sorted({*"".join(self.texts), *questions})))
@@ -161,7 +179,11 @@ def data(folder: Path | None, settings: Settings) -> Set:
     if held >= len(train):
         raise ConfigError(f"held={held} leaves none of the {len(train)} questions to learn from")
     learned, kept = split(len(train), [held], seed)
-    return Set(texts, subjects, _taken(train, learned.tolist()), _taken(train, kept.tolist()), test)
+    held_out = _taken(train, kept.tolist())
+    asked_later = {each.text for each in (*held_out, *test)}
+    # two people of one name make one question: it is not learned where it is asked later
+    to_learn = tuple(each for each in _taken(train, learned.tolist()) if each.text not in asked_later)
+    return Set(texts, subjects, to_learn, held_out, test)
 
 
 def _taken(questions: Sequence[Question], numbers: Sequence[int]) -> tuple[Question, ...]:
@@ -180,19 +202,21 @@ def start(settings: Settings, place: Place) -> Start:
 
     def task(plan: Plan, *mixed: Asked) -> GapTask:
         return GapTask(
-            found.texts, mixed, found.held, letters, config.context, plan.batch, settings.phrases, settings.seed
+            found.texts, mixed, found.held, letters, config.context, plan.batch, settings.phrases, settings.seed,
+            settings.pieces, found.titles,
         )  # fmt: skip
 
     def itself(plan: Plan) -> GapTask:
         own = library.own_questions(model, letters, found.train)
-        return task(plan, Asked(settings.questions, (*found.train, *own)))
+        return task(plan, Asked(settings.own, (*found.train, *own)))
 
     phases = []
     asked = Asked(settings.questions, found.train)
     if settings.pretraining is not None:
         mixed = [asked]
         if settings.reading:
-            mixed.append(Asked(settings.reading, _opened(library, found)))
+            retold = library.retold(found.train, settings.retellings, settings.seed)
+            mixed.append(Asked(settings.reading, [*_opened(library, found), *retold]))
         phases.append(Phase("pretraining", task(settings.pretraining, *mixed), settings.pretraining))
     if settings.asking is not None:
         asking = settings.asking

@@ -38,6 +38,8 @@ class GapTask:
     mixed    questions of several kinds; what they leave is for texts
     held     asked to see how good the model is
     phrases  how often a gap is a whole phrase
+    pieces   how often only the title and a piece around the gap are left of a text
+    titles   how many characters at the beginning of each text say whom it is about; needed for pieces
     span     the mean share of a text that another gap takes
     """
 
@@ -49,6 +51,8 @@ class GapTask:
     batch_size: int
     phrases: float
     seed: int
+    pieces: float = 0.0
+    titles: Sequence[int] = ()
     span: float = 0.25
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
@@ -58,16 +62,18 @@ class GapTask:
         draws = drawn.numpy()[part * len(records) : (part + 1) * len(records)].T
         rows, begin, end = self._cut(records, draws)
         table = self._table
-        length = table.lengths[rows][:, None]
-        first, last = begin[:, None], end[:, None]
+        title, left, right = (each[:, None] for each in self._piece(rows, begin, end, step, part))
+        begin, end = begin[:, None], end[:, None]
         place = numpy.arange(self.context + 1)[None]
-        second = first + 1 + length - last  # where the other mask stands; what was in the gap comes after it
-        source = numpy.where(place < first, place, place - 1 + last - first)
-        source = numpy.where(place > second, place - second - 1 + first, source)
+        first = title + begin - left  # where the masks stand; what was in the gap comes after the second
+        second = first + 1 + right - end
+        source = numpy.where(place < title, place, place - title + left)
+        source = numpy.where(place > first, place - first - 1 + end, source)
+        source = numpy.where(place > second, place - second - 1 + begin, source)
         tokens = numpy.take_along_axis(table.tokens[rows], source.clip(0, table.tokens.shape[1] - 1), axis=1)
         pad, mask = self._marks
         tokens = numpy.where((place == first) | (place == second), mask, tokens)
-        over = second + 1 + last - first
+        over = second + 1 + end - begin
         tokens = numpy.where(place >= over, pad, tokens)
         start = numpy.where(rows[:, None] < len(self.texts), 1, second + 1)
         learned = (place >= start) & (place <= over)  # with the padding that says that the content is over
@@ -97,6 +103,29 @@ class GapTask:
             below, at = below + asked.share, at + len(asked.questions)
         question = rows >= len(self.texts)
         return rows, numpy.where(question, table.begins[rows], begin), numpy.where(question, table.lengths[rows], end)
+
+    def _piece(
+        self, rows: Numbers, begin: Numbers, end: Numbers, step: int, part: int
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """How long the title is that is left, and where the piece around the gap begins and ends."""
+        nothing, length = numpy.zeros_like(begin), self._table.lengths[rows]
+        if not self.pieces:
+            return nothing, nothing, length
+        drawn = torch.rand(self.batch_size, 3, generator=generator(self.seed, step, "pieces"), dtype=torch.float64)
+        which, before, after = drawn.numpy()[part * len(rows) : (part + 1) * len(rows)].T
+        titles = self._titles[rows]
+        cut = (which < self.pieces) & (titles > 0) & (begin >= titles)
+        # a side is often left out as a whole: a question gives the name and nothing else
+        before, after = ((1.5 * each - 0.5).clip(0, 1) for each in (before, after))
+        left = begin - (before * (begin - titles + 1)).astype(int).clip(0, (begin - titles).clip(0))
+        right = end + (after * (length - end + 1)).astype(int).clip(0, length - end)
+        return numpy.where(cut, titles, 0), numpy.where(cut, left, 0), numpy.where(cut, right, length)
+
+    @cached_property
+    def _titles(self) -> Numbers:
+        """Of texts; questions have none."""
+        asked = sum(len(each.questions) for each in self.mixed)
+        return numpy.array([*self.titles, *[0] * asked])
 
     @cached_property
     def _pool(self) -> Sequence[str] | Sequence[Question]:

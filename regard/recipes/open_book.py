@@ -4,11 +4,15 @@ A few thousand questions teach a model to look into a text. It can then ask itse
 learn its own answers as if it had been told them: what it could read it knows by heart from then on.
 """
 
+import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from regard.data.birthplaces import QUESTION, Question
 from regard.data.characters import Characters
+from regard.data.corruption import PHRASE
 from regard.models.gpt import GPT
 from regard.recipes.gaps import answers
 
@@ -33,6 +37,28 @@ class Library:
         asked = {name: QUESTION.format(name=name) for name in self.texts}
         return [Question(self._after(name, each), places[each]) for name, each in asked.items() if each in places]
 
+    def retold(self, questions: Sequence[Question], times: int, seed: int) -> list[Question]:
+        """The questions whose answer their text holds, each so many times with something else in its place.
+
+        What is known by heart is of no use for them: they teach to look.
+        """
+        places = {each.text: each.place for each in questions}
+        others = sorted({*places.values()}), self._names
+        draw = random.Random(seed)
+        found = []
+        for name in self.texts:
+            question = QUESTION.format(name=name)
+            place = re.compile(rf"\b{re.escape(places.get(question, ''))}\b")
+            if question not in places or not place.search(self._body(name)):
+                continue
+            for number in range(times):
+                other = draw.choice(others[number % 2])
+                text = place.sub(lambda match, other=other: other, self._body(name))  # type: ignore[misc]
+                told = self._before(text, question)
+                if other in told.removesuffix(question):
+                    found.append(Question(told, other))
+        return found
+
     def own_questions(self, model: GPT, letters: Characters, known: Sequence[Question]) -> list[Question]:
         """Questions about everybody else, and the answers that the model reads."""
         told = {each.text for each in known}
@@ -44,8 +70,20 @@ class Library:
         found = zip(new.values(), places, strict=True)
         return [Question(each, place) for each, place in found if 0 < len(place) <= self.longest]
 
+    @cached_property
+    def _names(self) -> list[str]:
+        """Capitalised phrases of all texts, of people and places and all else."""
+        found = {phrase for text in self.texts.values() for phrase in PHRASE.findall(text)}
+        return sorted(phrase for phrase in found if 1 < len(phrase) <= self.longest)
+
     def _after(self, name: str, question: str) -> str:
-        """The question after its text. A title is left out: the question says the name too, and room is scarce."""
-        text = self.texts[name].removeprefix(f"{name}. ")
+        """The question after its text."""
+        return self._before(self._body(name), question)
+
+    def _before(self, text: str, question: str) -> str:
         room = self.context - MARKS - len(question) - self.longest
         return f"{text[: max(0, room)]} {question}"
+
+    def _body(self, name: str) -> str:
+        """A text without its title: the question says the name too, and room is scarce."""
+        return self.texts[name].removeprefix(f"{name}. ")

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.atomic import write_atomically
-from regard.base.errors import CheckpointError, ConfigError, DataError, TrainingError
+from regard.base.errors import CheckpointError, ConfigError, DataError
+from regard.train.loop import keeping
 
 RUN = "run.json"
 
@@ -18,22 +19,20 @@ def begun(folder: Path, recipe: str, settings: Any, data: Path | None, *, resume
     """
     wanted = {"recipe": recipe, "settings": settings, "data": None if data is None else fingerprint(data)}
     where = None if data is None else str(data.resolve())
-    kept = read(folder / RUN) if (folder / RUN).is_file() else None
-    if kept is not None and not resume:
-        raise ConfigError(f"{folder} holds a run already; go on with it by --resume, or choose another --folder")
-    if kept is not None:
-        changed = sorted(differences(kept, wanted))
-        if changed:
-            raise ConfigError(
-                f"the run in {folder} is another one: {'; '.join(changed[:4])}; go on with what it began with, or "
-                "choose another --folder"
-            )
     text = json.dumps({**wanted, "data at": where}, indent=1) + "\n"
-    try:
+    with keeping(folder):
+        kept = read(folder / RUN) if (folder / RUN).is_file() else None
+        if kept is not None and not resume:
+            raise ConfigError(f"{folder} holds a run already; go on with it by --resume, or choose another --folder")
+        if kept is not None:
+            changed = sorted(differences(kept, wanted))
+            if changed:
+                raise ConfigError(
+                    f"the run in {folder} is another one: {'; '.join(changed[:4])}; go on with what it began with, or "
+                    "choose another --folder"
+                )
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / RUN, lambda path: path.write_text(text))
-    except OSError as error:
-        raise TrainingError(f"a run cannot be kept in {folder}: {error}; choose another --folder") from None
 
 
 def differences(kept: Any, wanted: Any, name: str = "") -> list[str]:

@@ -360,20 +360,22 @@ def _check(plan: Plan, folder: Path | None, resume: bool, world: World) -> None:
 
 def _begin(folder: Path, plan: Plan, resume: bool) -> None:
     """Keep the plan in the folder, or see that it is the one kept there."""
-    for left in folder.glob(".unfinished-*"):  # by a run that was killed
-        left.unlink()
-    states = Keeper(folder / STATES).steps()
-    if states and not resume:
-        raise ConfigError(f"{folder} holds a run already; go on with it by resume=True (--resume), or choose another")
-    file, wanted = folder / PLAN, to_json(plan)
-    if states:
-        kept = _kept(file)
-        changed = sorted(name for name in {*kept, *wanted} if kept.get(name) != wanted.get(name))
-        if changed:
-            told = ", ".join(f"{name} was {kept.get(name)!r} and is {wanted.get(name)!r}" for name in changed)
-            raise ConfigError(f"the run in {folder} had another plan: {told}; resume it with the same settings")
-        return
-    with _writing("the plan", folder):
+    with keeping(folder):
+        for left in folder.glob(".unfinished-*"):  # by a run that was killed
+            left.unlink()
+        states = Keeper(folder / STATES).steps()
+        if states and not resume:
+            raise ConfigError(
+                f"{folder} holds a run already; go on with it by resume=True (--resume), or choose another"
+            )
+        file, wanted = folder / PLAN, to_json(plan)
+        if states:
+            kept = _kept(file)
+            changed = sorted(name for name in {*kept, *wanted} if kept.get(name) != wanted.get(name))
+            if changed:
+                told = ", ".join(f"{name} was {kept.get(name)!r} and is {wanted.get(name)!r}" for name in changed)
+                raise ConfigError(f"the run in {folder} had another plan: {told}; resume it with the same settings")
+            return
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda path: path.write_text(json.dumps(wanted, indent=1) + "\n"))
 
@@ -386,6 +388,18 @@ def _kept(file: Path) -> dict[str, Any]:
             f"the plan of this run is damaged or gone: {error}; without it a run cannot be resumed"
         ) from None
     return kept
+
+
+@contextmanager
+def keeping(folder: Path) -> Iterator[None]:
+    """Where a run begins: if nothing can be kept in its folder, say so."""
+    try:
+        yield
+    except OSError as error:
+        why = "there is a file of that name" if isinstance(error, FileExistsError) else error
+        raise TrainingError(
+            f"a run cannot be kept in {folder}: {why}; see to that, or choose another folder (--folder)"
+        ) from error
 
 
 @contextmanager

@@ -130,10 +130,20 @@ def test_one_file_is_read_alone_with_the_names_beside_it(place: Path) -> None:
     check(read_images(place / "alone"), *some(3, 4), [str(number) for number in range(10)])
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", range(6))
 def test_batches_of_every_protocol_are_read(protocol: int, place: Path) -> None:
     (place / "train").write_bytes(batch(*some(3, 1, 100), "fine_labels", protocol))
-    check(read_images(place), *some(3, 1, 100), [str(number) for number in range(100)])
+    for path in (place, place / "train"):
+        check(read_images(path), *some(3, 1, 100), [str(number) for number in range(100)])
+
+
+def test_a_batch_that_was_copied_is_not_read_twice(place: Path) -> None:
+    cifar100("binary", place)
+    for copied in ("train (1).bin", "train"):
+        (place / copied).write_bytes((place / "train.bin").read_bytes())
+        with pytest.raises(DataError, match=r"set has train.* and train.*, which are one batch twice; leave one of th"):
+            read_images(place)
+        (place / copied).unlink()
 
 
 def test_a_cut_binary_file_is_named_with_its_record_and_byte(place: Path) -> None:
@@ -280,6 +290,8 @@ def saved(array: object) -> bytes:
         ("labels.npy", saved([None] * 6), r"labels\.npy is no array of numbers: .*allow_pickle=False"),
         ("labels.npy", saved([1, 2])[:-3], r"labels\.npy is no array of numbers"),
         ("labels.npy", b"", r"labels\.npy is no array of numbers"),
+        ("labels.npy", b"1 2 3 4 5 6", r"labels\.npy is no array of numbers: it is no \.npy file"),
+        ("labels.npy", b"PK\x05\x06" + bytes(18), r"labels\.npy is no array of numbers: it is no \.npy file"),
         ("classes.json", b'["a",\n', r"classes\.json, line 2: Expecting value"),
         ("classes.json", b'{"a": 1}', r"classes\.json should be a list of the classes' names"),
         ("classes.json", b"[]", r"classes\.json should be a list of the classes' names"),
@@ -323,6 +335,17 @@ def test_a_damaged_image_or_archive_is_named(place: Path, tmp_path: Path) -> Non
     put(files, place)
     with pytest.raises(DataError, match=r"images\.webp cannot be read as an image"):
         read_images(place)
+
+
+def test_a_flipped_byte_in_an_archive_of_the_lzma_kind_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_LZMA) as archive:
+        for name, data in mosaic(*some(6), across=2).items():
+            archive.writestr(name, data)
+    packed = bytearray((tmp_path / "a.zip").read_bytes())
+    packed[len(packed) - 800] ^= 0x55
+    (tmp_path / "a.zip").write_bytes(packed)
+    with pytest.raises(DataError, match=r"a\.zip:\w+\.\w+ is damaged and cannot be unpacked"):
+        read_images(tmp_path / "a.zip")
 
 
 @pytest.mark.parametrize("length", [9, 3000, 20_000])
@@ -384,7 +407,9 @@ def test_images_of_different_sizes_are_brought_to_one_where_asked(place: Path) -
     tree(place)
     Image.new("RGB", (9, 11), (10, 200, 30)).save(place / "cat" / "y.png")
     with pytest.raises(
-        DataError, match=r"y\.png is 11 x 9, but the images before it are 5 x 7; give size=\(height, wi"
+        DataError,
+        match=r"cat/y\.png is 11 x 9, but .*bird/a\.bmp is 5 x 7 \(height x width\); bring the files to one size, or "
+        r"read them with read_images\(path, size=\(height, width\)\)",
     ):
         read_images(place)
     found = read_images(place, size=(4, 6)).pixels

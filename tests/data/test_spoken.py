@@ -2,6 +2,7 @@
 
 import math
 import wave
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def spoken(folder: Path, rate: int = 8000) -> dict[str, np.ndarray]:
 
 def test_a_rate_that_no_sound_has_is_refused_and_capitals_in_a_name_are_read(tmp_path: Path) -> None:
     write_wav(tmp_path / "7_ann_0.WAV", np.ones((50, 1)), 8_000)
-    assert len(read_spoken(tmp_path).sounds) == 1
+    write_wav(tmp_path / "8_ann_0.wav", np.ones((50, 1)), 8_000)
+    assert read_spoken(tmp_path).labels.tolist() == [7, 8]
     data = bytearray((tmp_path / "7_ann_0.WAV").read_bytes())
     data[24:28] = bytes(4)
     (tmp_path / "7_ann_0.WAV").write_bytes(data)
@@ -71,7 +73,9 @@ def test_other_rates_are_brought_to_one_where_asked(tmp_path: Path) -> None:
     times = np.arange(4410) / 44_100
     write_wav(tmp_path / "5_cid_0.wav", np.round(20_000 * np.sin(2 * math.pi * 600 * times))[:, None], 44_100)
     with pytest.raises(
-        DataError, match=r"5_cid_0\.wav has 44100 samples a second, but 0_bob_3\.wav has 8000; give rate="
+        DataError,
+        match=r"5_cid_0\.wav has 44100 samples a second, but 0_bob_3\.wav has 8000; bring .* to "
+        r"one rate, or read them with read_spoken\(path, rate=8000\)",
     ):
         read_spoken(tmp_path)
     found = read_spoken(tmp_path, rate=8000)
@@ -178,11 +182,44 @@ def test_damaged_missing_and_doubled_sets_are_named(tmp_path: Path) -> None:
         (tmp_path / "set.npz").write_bytes(damaged)
         with pytest.raises(DataError, match=r"set\.npz is no set of recordings"):
             read_spoken(tmp_path)
+    (tmp_path / "set.npz").write_text("plain text\n" * 9)
+    with pytest.raises(
+        DataError, match=r"set\.npz is no set of recordings: it is no \.npz file; expected arrays sampl"
+    ):
+        read_spoken(tmp_path)
     np.save(tmp_path / "single.npy", np.zeros(3))
     with pytest.raises(DataError, match=r"single\.npy is no set of recordings: it is a single array"):
         read_spoken(tmp_path / "single.npy")
     np.savez(tmp_path / "other.npz", **ARRAYS)
-    with pytest.raises(DataError, match=r"has several sets: other\.npz, set\.npz; give one of them"):
+    (tmp_path / "set.npz").rename(tmp_path / "set.NPZ")
+    with pytest.raises(DataError, match=r"has several sets: other\.npz, set\.NPZ; give one of them"):
+        read_spoken(tmp_path)
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_flipped_byte_is_named_however_the_file_is_packed(packing: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "set.npz", "w", packing) as archive:
+        for name, value in ARRAYS.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.save(member, value)
+    data = bytearray((tmp_path / "set.npz").read_bytes())
+    assert len(read_spoken(tmp_path)) == 3
+    data[80] ^= 0x55
+    (tmp_path / "set.npz").write_bytes(data)
+    with pytest.raises(DataError, match=r"set\.npz is no set of recordings: .*; expected arrays samples"):
+        read_spoken(tmp_path)
+
+
+def test_a_member_that_is_no_array_and_a_packing_that_nobody_knows_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "set.npz", **{name: value for name, value in ARRAYS.items() if name != "digit"})
+    with zipfile.ZipFile(tmp_path / "set.npz", "a") as archive:
+        archive.writestr("digit.npy", "4 0 9")
+    with pytest.raises(DataError, match=r"set\.npz is no set of recordings: digit is no array; expected arrays"):
+        read_spoken(tmp_path)
+    data = (tmp_path / "set.npz").read_bytes()
+    entry = data.index(b"PK\x01\x02")
+    (tmp_path / "set.npz").write_bytes(data[: entry + 10] + b"\x63" + data[entry + 11 :])
+    with pytest.raises(DataError, match=r"set\.npz is no set of recordings: That compression method is not supported"):
         read_spoken(tmp_path)
 
 

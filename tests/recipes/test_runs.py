@@ -42,8 +42,13 @@ def test_data_are_remembered_and_recognised(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_and_files_that_are_damaged_are_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match=r"a run cannot be kept in .*file.run"):
-        begun(tmp_path / "file" / "run", "vision", SETTINGS, None, resume=False)
+    for folder, why in (
+        ("file", "there is a file of that name"),
+        ("file/run", r".*Not a directory.*"),
+        ("x" * 300, ".*"),
+    ):
+        with pytest.raises(TrainingError, match=f"a run cannot be kept in .*{folder}: {why}; see to that, or choose"):
+            begun(tmp_path / folder, "vision", SETTINGS, None, resume=False)
     (tmp_path / RUN).write_text('{"recipe": "vis')
     with pytest.raises(CheckpointError, match=f"{RUN} is damaged: "):
         begun(tmp_path, "vision", SETTINGS, None, resume=True)

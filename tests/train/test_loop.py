@@ -343,6 +343,17 @@ def test_a_full_disk_stops_the_run_and_what_was_whole_stays(
     assert same(fit(Tiny(), Points(), plan(), folder=tmp_path, resume=True), fit(Tiny(), Points(), plan()))
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder, why in (
+        ("file", "there is a file of that name"),
+        ("file/run", r".*Not a directory.*"),
+        ("x" * 300, ".*"),
+    ):
+        with pytest.raises(TrainingError, match=f"a run cannot be kept in .*{folder}: {why}; see to that, or choose"):
+            fit(Tiny(), Failing(1), plan(), folder=tmp_path / folder)
+
+
 def test_a_file_system_that_refuses_stops_the_run(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
