@@ -12,7 +12,7 @@ from regard.data.facts import Fact, Facts, facts
 from regard.models.gpt import GPT
 from regard.recipes import birthplaces
 from regard.recipes.confidence import Confidence
-from regard.recipes.gaps import Asked, GapTask, answers
+from regard.recipes.gaps import Asked, answers
 from regard.recipes.recipe import RESULT, Outcome, Place, finished, keep
 from regard.recipes.runs import read
 from regard.train.loop import fit
@@ -88,10 +88,8 @@ class Asker:
             steps=steps, batch=32, optimiser=AdamW(rate=rate, decay=0.01), schedule=Linear(warmup=steps // 10),
             seed=self.settings.seed,
         )  # fmt: skip
-        task = GapTask(
-            found.texts, (Asked(0.5, asked),), asked_for, self.letters, self.model.config.context, plan.batch,
-            self.settings.phrases, self.settings.seed + len(told),
-        )  # fmt: skip
+        reading = birthplaces.gap_task(self.settings, found, self.letters, plan.batch, Asked(0.5, asked))
+        task = replace(reading, held=asked_for, seed=self.settings.seed + len(told))
         fit(self.model, task, plan, world=place.world, tell=place.tell, show=lambda now: place.show("learning", now))
         figures, confidence = birthplaces.judged_with_confidence(self.settings, self.model, self.letters, found)
         outcome = Outcome(figures, self.model, self.letters, {"confidence": to_json(confidence)})

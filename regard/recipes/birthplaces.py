@@ -46,6 +46,8 @@ class Settings:
     reading      the share of questions with their text before them, in pretraining
     retellings   of each such text, with another place in it: what it says has to be read, since it cannot be known
     pieces       how often only the name and a piece around the gap are left of a text, in pretraining
+    offset       the place at which texts begin. A question says the name after ten characters, and a model with a table
+                 of places knows a name only where it has read it
     held         questions of the training set that are kept back, to see how good and how sure the model is
     precision    the share of right answers among those that are given: less sure ones are not
     people       with a biography in the built-in set; half of them are asked about in training
@@ -61,6 +63,7 @@ class Settings:
     reading: float = 0.0
     retellings: int = 0
     pieces: float = 0.0
+    offset: int = 0
     held: int = 200
     precision: float = 0.9
     people: int = 100
@@ -69,6 +72,8 @@ class Settings:
     def __post_init__(self) -> None:
         whole("held", self.held, 1, "questions")
         whole("retellings", self.retellings, 0)
+        if whole("offset", self.offset, 0, "places") >= self.model.context // 2:
+            raise ConfigError(f"offset={self.offset} leaves little of model.context={self.model.context} to texts")
         for name in ("phrases", "questions", "own", "reading", "pieces"):
             if not 0 <= real_number(name, getattr(self, name)) < 1 + (name in ("phrases", "pieces")):
                 raise ConfigError(f"{name} is a share, from 0 to 1, not {getattr(self, name)}")
@@ -123,9 +128,9 @@ def unread(settings: Settings) -> Settings:
 
 def _tuning(plan: Plan) -> Plan:
     """Short, and gentle: what was read is soon forgotten."""
-    steps = max(200, plan.steps // 40)
+    steps = max(140, plan.steps // 60)
     return replace(
-        plan, steps=steps, optimiser=AdamW(rate=5e-4, decay=0.01), schedule=Linear(warmup=steps // 10),
+        plan, steps=steps, optimiser=AdamW(rate=2e-4, decay=0.01), schedule=Linear(warmup=steps // 10),
         evaluate_every=max(1, steps // 5),
     )  # fmt: skip
 
@@ -152,7 +157,7 @@ class Set:
     def titles(self) -> tuple[int, ...]:
         """How many characters of each text say whom it is about."""
         return tuple(
-            len(name) + 2 if name and text.startswith(f"{name}. ") else 0
+            len(name) + 1 + text.startswith(f"{name}. ") if name and text.startswith(name) else 0
             for name, text in zip(self.subjects, self.texts, strict=True)
         )
 
@@ -201,10 +206,7 @@ def start(settings: Settings, place: Place) -> Start:
     library = Library(found.by_name, config.context, max(len(each.place) for each in found.train))
 
     def task(plan: Plan, *mixed: Asked) -> GapTask:
-        return GapTask(
-            found.texts, mixed, found.held, letters, config.context, plan.batch, settings.phrases, settings.seed,
-            settings.pieces, found.titles,
-        )  # fmt: skip
+        return gap_task(settings, found, letters, plan.batch, *mixed)
 
     def itself(plan: Plan) -> GapTask:
         own = library.own_questions(model, letters, found.train)
@@ -224,6 +226,14 @@ def start(settings: Settings, place: Place) -> Start:
     if settings.tuning is not None:
         phases.append(Phase("tuning", task(settings.tuning, Asked(1.0, found.train)), settings.tuning))
     return Start(model, tuple(phases), letters)
+
+
+def gap_task(settings: Settings, found: Set, letters: Characters, batch: int, *mixed: Asked) -> GapTask:
+    """Reading the texts, with questions mixed in."""
+    return GapTask(
+        found.texts, mixed, found.held, letters, settings.model.context, batch, settings.phrases, settings.seed,
+        pieces=settings.pieces, titles=found.titles, offset=settings.offset,
+    )  # fmt: skip
 
 
 def _check_room(found: Set, context: int) -> None:

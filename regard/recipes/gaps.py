@@ -40,6 +40,7 @@ class GapTask:
     phrases  how often a gap is a whole phrase
     pieces   how often only the title and a piece around the gap are left of a text
     titles   how many characters at the beginning of each text say whom it is about; needed for pieces
+    offset   the place at which texts begin, behind padding
     span     the mean share of a text that another gap takes
     """
 
@@ -53,6 +54,7 @@ class GapTask:
     seed: int
     pieces: float = 0.0
     titles: Sequence[int] = ()
+    offset: int = 0
     span: float = 0.25
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
@@ -90,9 +92,10 @@ class GapTask:
         counts = table.phrase_counts[records]
         length = table.lengths[records]
         picked = table.phrases[records, (phrase * counts).astype(int)]
-        most = numpy.maximum(1, numpy.rint(2 * self.span * length) - 1)
+        own = length - self.offset
+        most = numpy.maximum(1, numpy.rint(2 * self.span * own) - 1)
         sizes = 1 + (size * most).astype(int)
-        anywhere = (place * (length - sizes + 1)).astype(int)
+        anywhere = self.offset + (place * (own - sizes + 1)).astype(int)
         whole = (counts > 0) & (which < self.phrases)
         begin = numpy.where(whole, picked[:, 0], anywhere)
         end = numpy.where(whole, picked[:, 1], anywhere + sizes)
@@ -123,9 +126,9 @@ class GapTask:
 
     @cached_property
     def _titles(self) -> Numbers:
-        """Of texts; questions have none."""
+        """Where the title of each text ends; questions have none."""
         asked = sum(len(each.questions) for each in self.mixed)
-        return numpy.array([*self.titles, *[0] * asked])
+        return numpy.array([*(size and self.offset + size for size in self.titles), *[0] * asked])
 
     @cached_property
     def _pool(self) -> Sequence[str] | Sequence[Question]:
@@ -144,8 +147,8 @@ class GapTask:
     @cached_property
     def _table(self) -> "_Table":
         """Every text as far as it fits, with its phrases, and every question with its answer."""
-        room = self.context - 2  # two masks, and the end
-        short = [text[:room] for text in self.texts]
+        room = self.context - 2 - self.offset  # two masks, and the end
+        short = [PAD * self.offset + text[:room] for text in self.texts]
         asked = [question for each in self.mixed for question in each.questions]
         told = short + [each.text + each.place for each in asked]
         tokens = numpy.full((len(told), max(map(len, told))), self._marks[0])

@@ -34,8 +34,7 @@ class Library:
     def opened(self, questions: Sequence[Question]) -> list[Question]:
         """The questions about people with a text, each after as much of it as leaves room for the answer."""
         places = {each.text: each.place for each in questions}
-        asked = {name: QUESTION.format(name=name) for name in self.texts}
-        return [Question(self._after(name, each), places[each]) for name, each in asked.items() if each in places]
+        return [Question(self._after(name), places[each]) for name, each in self._asked.items() if each in places]
 
     def retold(self, questions: Sequence[Question], times: int, seed: int) -> list[Question]:
         """The questions whose answer their text holds, each so many times with something else in its place.
@@ -43,32 +42,32 @@ class Library:
         What is known by heart is of no use for them: they teach to look.
         """
         places = {each.text: each.place for each in questions}
-        others = sorted({*places.values()}), self._names
+        others = [some for some in (sorted({*places.values()}), self._names) if some]
         draw = random.Random(seed)
         found = []
-        for name in self.texts:
-            question = QUESTION.format(name=name)
-            place = re.compile(rf"\b{re.escape(places.get(question, ''))}\b")
-            if question not in places or not place.search(self._body(name)):
-                continue
-            for number in range(times):
-                other = draw.choice(others[number % 2])
-                text = place.sub(lambda match, other=other: other, self._body(name))  # type: ignore[misc]
-                told = self._before(text, question)
-                if other in told.removesuffix(question):
-                    found.append(Question(told, other))
+        for name, question in self._asked.items():
+            for number in range(times if question in places else 0):
+                other = draw.choice(others[number % len(others)])
+                parts = re.split(rf"\b{re.escape(places[question])}\b", self._body(name))
+                text = self._cut(other.join(parts), question)
+                if len(parts) > 1 and other in text:
+                    found.append(Question(f"{text} {question}", other))
         return found
 
     def own_questions(self, model: GPT, letters: Characters, known: Sequence[Question]) -> list[Question]:
         """Questions about everybody else, and the answers that the model reads."""
         told = {each.text for each in known}
-        asked = {name: QUESTION.format(name=name) for name in self.texts}
-        new = {name: each for name, each in asked.items() if each not in told}
-        read = answers(model, letters, [self._after(name, each) for name, each in new.items()], AT_ONCE)
+        new = {name: each for name, each in self._asked.items() if each not in told}
+        read = answers(model, letters, [self._after(name) for name in new], AT_ONCE)
         places = [letters.decode(text.body) for text in read]
         # nothing, or a run of letters without an end, is no answer
         found = zip(new.values(), places, strict=True)
         return [Question(each, place) for each, place in found if 0 < len(place) <= self.longest]
+
+    @cached_property
+    def _asked(self) -> dict[str, str]:
+        """The question about everybody."""
+        return {name: QUESTION.format(name=name) for name in self.texts}
 
     @cached_property
     def _names(self) -> list[str]:
@@ -76,13 +75,14 @@ class Library:
         found = {phrase for text in self.texts.values() for phrase in PHRASE.findall(text)}
         return sorted(phrase for phrase in found if 1 < len(phrase) <= self.longest)
 
-    def _after(self, name: str, question: str) -> str:
-        """The question after its text."""
-        return self._before(self._body(name), question)
+    def _after(self, name: str) -> str:
+        """The question about somebody after the text."""
+        question = self._asked[name]
+        return f"{self._cut(self._body(name), question)} {question}"
 
-    def _before(self, text: str, question: str) -> str:
-        room = self.context - MARKS - len(question) - self.longest
-        return f"{text[: max(0, room)]} {question}"
+    def _cut(self, text: str, question: str) -> str:
+        """As much of a text as leaves room for the question and its answer."""
+        return text[: max(0, self.context - MARKS - len(question) - self.longest)]
 
     def _body(self, name: str) -> str:
         """A text without its title: the question says the name too, and room is scarce."""

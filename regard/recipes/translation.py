@@ -36,7 +36,7 @@ from regard.recipes.bleu import bleu, detokenised, has_sacrebleu, sacrebleu, tok
 from regard.recipes.recipe import Outcome, Phase, Place, Start
 from regard.train.averaging import LastK
 from regard.train.objectives import IGNORED, cross_entropy
-from regard.train.optimiser import AdamW
+from regard.train.optimiser import AdamW, Muon
 from regard.train.plan import Plan
 from regard.train.schedule import Cosine, Linear
 from regard.train.task import Loss
@@ -111,8 +111,9 @@ def real() -> Settings:
         vocab=10_000, context=256, width=128, depth=4, heads=4, ff_width=256, dropout=0.3
     )  # fmt: skip
     plan = Plan(
-        steps=20_000, batch=256, optimiser=AdamW(rate=4e-3, betas=(0.9, 0.98), decay=0.01),
-        schedule=Cosine(warmup=2000, floor=0.05), precision="bfloat16", averaging=LastK(count=10, every=120),
+        steps=12_000, batch=256,
+        optimiser=Muon(rate=0.01, decay=0.05, rest=AdamW(rate=3e-3, betas=(0.9, 0.98), decay=0.01)),
+        schedule=Cosine(warmup=500, floor=0.05), precision="bfloat16", averaging=LastK(count=10, every=120),
         compile=True, evaluate_every=2000, save_every=2000,
     )  # fmt: skip
     return Settings(

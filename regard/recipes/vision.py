@@ -100,8 +100,8 @@ def built_in() -> Settings:
 def real() -> Settings:
     """Sizes by what plain Vision Transformers of 3 to 6 million parameters have done well with: many thin blocks."""
     plan = Plan(
-        steps=24_000, batch=1024, optimiser=AdamW(rate=2e-3, betas=(0.9, 0.99), decay=0.1),
-        schedule=Cosine(warmup=1000), averaging=Exponential(decay=0.9995), precision="bfloat16", compile=True,
+        steps=16_000, batch=1024, optimiser=Muon(rate=0.01, decay=0.2, rest=AdamW(rate=2e-3, decay=0.05)),
+        schedule=Cosine(warmup=1000), averaging=Exponential(decay=0.999), precision="bfloat16", compile=True,
         evaluate_every=2000, save_every=2000,
     )  # fmt: skip
     return Settings(
@@ -115,7 +115,7 @@ def real() -> Settings:
             CNNConfig(channels=3, classes=100, widths=(128, 256, 512, 768)),
         ),
         plan=plan,
-        augmentation=Augmentation(shift=4, flip=0.5, operations=2, erase=0.25, mixup=0.4, cutmix=0.5),
+        augmentation=Augmentation(shift=4, flip=0.5, operations=1, erase=0.1, mixup=0.3, cutmix=0.5),
         validation=1000,
         test=5000,
     )

@@ -48,6 +48,24 @@ def test_a_text_with_its_gap_filled_is_the_text() -> None:
         assert read(made, learned) == f"{prefix}{MASK}{suffix}{MASK}{content}{PAD}"[1:]
 
 
+def test_a_piece_has_the_name_and_what_is_around_the_gap() -> None:
+    found = birthplaces.data(None, tiny())
+    settings = tiny(pieces=1.0, offset=7)
+    made = birthplaces.gap_task(settings, found, found.letters, 200)
+    tokens, _ = made.batch(3, 0, 1)
+    shortened = 0
+    for row in tokens:
+        prefix, suffix, rest = read(made, row).split(MASK)
+        assert prefix.startswith(PAD * 7)
+        begin, content = prefix.removeprefix(PAD * 7), rest.rstrip(PAD)
+        name = max((name for name in found.subjects if begin.startswith(name)), key=len, default="")
+        title = f"{name} " if name else ""
+        bodies = [text.removeprefix(title) for text in found.texts if text.startswith(title)]
+        assert any(begin.removeprefix(title) + content + suffix in body for body in bodies)
+        shortened += begin + content + suffix not in found.texts
+    assert shortened > 10
+
+
 def test_of_a_question_only_the_answer_is_learned() -> None:
     made = task(share=1.0)
     tokens, targets = made.batch(0, 0, 1)
@@ -161,6 +179,24 @@ def test_a_question_with_its_text_leaves_room_for_the_answer() -> None:
     )
 
 
+def test_a_text_is_retold_with_another_place_that_answers_the_question() -> None:
+    texts = {"Ada Lo": "Ada Lo. Ada Lo (born in Bern) left Bern for Basel.", "Bo": "Bo. Bo is from Ulm."}
+    library = Library(texts, 90, 5)
+    asked = [Question("Where was Ada Lo born?", "Bern"), Question("Where was Bo born?", "Rome")]
+    told = library.retold(asked, 30, seed=1)
+    assert len(told) == 30  # the other text does not hold its answer
+    assert len({each.place for each in told}) > 2
+    for each in told:
+        assert each.text == f"Ada Lo (born in {each.place}) left {each.place} for Basel. Where was Ada Lo born?"
+        assert len(each.place) <= 5
+
+
+def test_a_question_that_is_asked_later_is_not_learned() -> None:
+    found = birthplaces.data(None, tiny())
+    later = {each.text for each in (*found.held, *found.test)}
+    assert not later & {each.text for each in found.train}
+
+
 def test_a_model_asks_itself_about_everybody_else_and_learns_what_it_read(tmp_path: Path) -> None:
     asking = replace(tiny().pretraining, steps=5)  # type: ignore[type-var]
     settings = tiny(reading=0.2, asking=asking)
@@ -185,6 +221,7 @@ def test_a_model_asks_itself_about_everybody_else_and_learns_what_it_read(tmp_pa
     [
         ({"held": 100}, "held=100 leaves none"),
         ({"questions": 1.0}, "questions is a share"),
+        ({"offset": 40}, "offset=40 leaves little"),
         ({"pretraining": None}, "nothing to train"),
         ({"questions": 0.6, "reading": 0.4}, "leave no share to the texts"),
         ({"asking": birthplaces.built_in().pretraining}, "must have learned to read"),
