@@ -1,10 +1,10 @@
 """Where was somebody born? A decoder reads biographies with gaps in them, and answers questions about other people.
 
 Expected: built-in all of 50 questions about people never asked in training (98 % and more), and 2 % without pretraining
-(--form unread); for the real set the aim is 85 % with rotary positions. It has not been run to its end: pretraining
-alone, of 12,000 steps, had 75 %.
-Time: built-in one minute on one core; the real set is made for less than 15 minutes on one H200.
-Memory: built-in under 1 GB; the real set 4 GB of the GPU's, by estimate.
+(--form unread); of the real set 85 % with rotary positions (one seed: 91 %), and 50 % by --form course (one seed:
+69 %).
+Time: built-in one minute on one core; the real set three minutes on one H200.
+Memory: built-in under 1 GB; the real set 2.4 GB of the GPU's.
 """
 
 from collections.abc import Sequence

@@ -77,7 +77,7 @@ class GapTask:
         tokens = numpy.where((place == first) | (place == second), mask, tokens)
         over = second + 1 + end - begin
         tokens = numpy.where(place >= over, pad, tokens)
-        start = numpy.where(rows[:, None] < len(self.texts), 1, second + 1)
+        start = numpy.where(rows[:, None] < len(self.texts), max(1, self.offset), second + 1)
         learned = (place >= start) & (place <= over)  # with the padding that says that the content is over
         targets = numpy.where(learned, tokens, IGNORED)
         return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(targets[:, 1:])

@@ -4,12 +4,11 @@ It is trained by CTC on strings of digits that are made anew for every step: ton
 joined. Speed, loudness, noise and masks (Park et al. 2019, arXiv:1904.08779) change each string on the model's device.
 
 Expected: built-in at most 1 % of the digits of tones wrong, streamed. Real, learning from 2,160 recordings of six
-speakers, 98.7 % of 300 others of theirs right and 1.5 % of the digits of strings of 3 to 10 wrong, streamed; 99.6 % and
-0.9 % on what was held back to choose by. That is one seed on a CPU, with plan.steps=800, plan.batch=32,
-plan.precision=float32 and plan.compile=false. The default, ten times as many strings on a GPU, is not yet measured: the
-aim is at least 98.5 % and under 2 %. Latency is 175 ms built-in and 215 ms for speech, by the settings.
-Time: built-in two minutes on two cores; real six minutes of one core as measured, on one H200 three by estimate.
-Memory: built-in 1 GB; real 0.9 GB as measured, by default about 2 GB by estimate.
+speakers, at least 98.5 % of 300 others of theirs right and under 2 % of the digits of strings of 3 to 10 wrong, as they
+come (one seed: 99.7 % and none; on a CPU, with plan.steps=800, plan.batch=32, plan.precision=float32 and
+plan.compile=false, 98.7 % and 1.5 %). Latency is 175 ms built-in and 215 ms for speech, by the settings.
+Time: built-in two minutes on two cores; real four minutes on an H200, or with those settings six of one core.
+Memory: built-in 1 GB; real 0.9 GB on a CPU, about 2 GB of a GPU's by estimate.
 """
 
 from collections.abc import Callable
