@@ -46,7 +46,7 @@ def read_value(text: str, hint: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         if typing.get_origin(inner) is not tuple:
-            parts = [part.strip() for part in text.strip("()[]").split(",")]
+            parts = [part.strip().strip("'\"") for part in text.strip("()[]").split(",")]  # with or without quotes
             return tuple(read_value(part, inner) for part in parts if part)
     return literal(text)
 

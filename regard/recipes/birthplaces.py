@@ -15,7 +15,7 @@ from regard.base.config import to_json
 from regard.base.errors import ConfigError, DataError
 from regard.base.numbers import real as real_number, whole
 from regard.data.biographies import biographies
-from regard.data.birthplaces import Question, read_birthplaces
+from regard.data.birthplaces import QUESTION, Question, read_birthplaces
 from regard.data.characters import Characters
 from regard.data.corruption import MASK, PAD
 from regard.data.splits import split
@@ -102,7 +102,7 @@ def real() -> Settings:
         attention_dropout=0.1,
     )  # fmt: skip
     plan = Plan(
-        steps=8000, batch=256, optimiser=Muon(rate=0.01, decay=0.01, rest=AdamW(rate=1.5e-3, decay=0.1)),
+        steps=7000, batch=256, optimiser=Muon(rate=0.01, decay=0.01, rest=AdamW(rate=1.5e-3, decay=0.1)),
         schedule=Cosine(warmup=500), precision="bfloat16", compile=True, evaluate_every=2000, save_every=2000,
     )  # fmt: skip
     asking = replace(
@@ -110,7 +110,7 @@ def real() -> Settings:
     )  # fmt: skip
     return Settings(
         model=model, pretraining=plan, asking=asking, tuning=None, questions=0.1, reading=0.25, retellings=20,
-        pieces=0.5,
+        pieces=0.5, offset=len(QUESTION.partition("{")[0]),
     )  # fmt: skip
 
 

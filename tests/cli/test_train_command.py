@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from regard.cli import app
+from regard.cli.settings import read_value
 from regard.cli.train import completed
 from regard.recipes.recipe import recipe
 
@@ -129,3 +130,8 @@ def test_a_question_nobody_can_answer_ends_with_1_and_an_answer_is_kept(folder: 
     assert (told["answer"], told["source"]) == ("Bern", "store")
     sure = json.loads(regard(*asking, "--threshold", "0", "--json").stdout)
     assert (sure["source"], sure["guess"]) == ("store", None), "the model has learned too little to write anything"
+
+
+def test_names_in_a_list_may_have_quotes() -> None:
+    for text in ("dense,dot", "(dense, dot)", "('dense', 'dot')", '["dense","dot"]'):
+        assert read_value(text, tuple[str, ...]) == ("dense", "dot")
