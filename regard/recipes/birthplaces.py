@@ -178,9 +178,12 @@ def data(folder: Path | None, settings: Settings) -> Set:
     else:
         found = read_birthplaces(folder)
         texts, subjects, train, test = found.documents, found.subjects, found.train, found.dev
-    marked = [text for text in texts if PAD in text or MASK in text]
+    told = (*texts, *(f"{each.text} {each.place}" for each in (*train, *test)))
+    marked = [text for text in told if PAD in text or MASK in text]
     if marked:
-        raise DataError(f"texts may not hold {PAD!r} or {MASK!r}, which mark gaps, but one does: {marked[0][:60]!r}")
+        raise DataError(
+            f"texts and questions may not hold {PAD!r} or {MASK!r}, which mark gaps, but one does: {marked[0][:60]!r}"
+        )
     if held >= len(train):
         raise ConfigError(f"held={held} leaves none of the {len(train)} questions to learn from")
     learned, kept = split(len(train), [held], seed)

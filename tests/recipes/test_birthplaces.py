@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.base.config import overridden
-from regard.base.errors import ConfigError, UnknownNameError
+from regard.base.errors import ConfigError, DataError, UnknownNameError
 from regard.data.birthplaces import Question
 from regard.data.corruption import IGNORED, MASK, PAD
 from regard.models.gpt import GPT
@@ -252,3 +252,14 @@ def test_the_built_in_run_reaches_its_figures() -> None:
     assert outcome.figures["seconds"] < 300
     without = birthplaces.run(birthplaces.unread(birthplaces.built_in()), Place())
     assert without.figures["test accuracy"] < 0.1
+
+
+@pytest.mark.parametrize("name", ["wiki.txt", "train.tsv", "dev.tsv"])
+def test_texts_and_questions_may_not_hold_what_marks_gaps(name: str, tmp_path: Path) -> None:
+    (tmp_path / "wiki.txt").write_text("Ada Lo. Ada Lo is from Bern.\nBo. Bo is from Ulm.\n")
+    for number, file in enumerate(("train.tsv", "dev.tsv")):
+        (tmp_path / file).write_text(f"Where was {('Ada Lo', 'Bo')[number]} born?\tBern\n" * 2)
+    damaged = tmp_path / name
+    damaged.write_text(damaged.read_text().replace("Bern", f"Be{MASK}rn").replace("Ulm", f"U{PAD}lm"))
+    with pytest.raises(DataError, match="texts and questions may not hold '□' or '⁇', which mark gaps, but one does"):
+        birthplaces.data(tmp_path, tiny(held=1))
