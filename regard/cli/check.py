@@ -1,6 +1,7 @@
 """`regard check`: which rules an attention or a decoder breaks."""
 
 import ast
+import os
 import re
 import sys
 from dataclasses import replace
@@ -43,7 +44,7 @@ def command(
     mask_argument: Annotated[str | None, typer.Option(help="The argument that takes a mask")] = None,
     mask_polarity: Annotated[str | None, typer.Option(help="What True means there: keep or drop")] = None,
     mask_values: Annotated[str | None, typer.Option(help="boolean, or additive")] = None,
-    blind_rows: Annotated[str | None, typer.Option(help="zero, nan or mean")] = None,
+    blind_rows: Annotated[str | None, typer.Option(help="zero, nan, mean or unmasked")] = None,
     poison: Annotated[str | None, typer.Option(help="'stays out' or reaches")] = None,
     decoder: Annotated[
         bool | None, typer.Option("--decoder/--attention", help="Which of both it is, where that is not plain")
@@ -98,6 +99,10 @@ def command(
     }
     if junit is not None and not junit.parent.is_dir():
         raise ConfigError(f"{junit} cannot be written: there is no folder {junit.parent}")
+    if junit is not None and junit.is_dir():
+        raise ConfigError(f"{junit} cannot be written: it is a folder; name a file in it")
+    if junit is not None and not os.access(junit if junit.exists() else junit.parent, os.W_OK):
+        raise ConfigError(f"{junit} cannot be written: permission denied")
     try:
         report = check(
             load(target),
@@ -192,7 +197,9 @@ def load(target: str) -> object:
         known = sys.modules.setdefault(path.stem, module)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() too: what ends before it was checked is no pass
             if known is module:
                 del sys.modules[path.stem]
             raise ConfigError(f"{place} does not load: {type(error).__name__}: {error}; run it by itself") from error
@@ -202,7 +209,9 @@ def load(target: str) -> object:
             module = import_module(place)
         except ModuleNotFoundError as error:
             raise ConfigError(f"there is no module {place}: {error}; give a path to a file, or install it") from error
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise ConfigError(f"{place} does not load: {type(error).__name__}: {error}; import it by itself") from error
     thing: object = module
     for part in name.split("."):
@@ -214,7 +223,9 @@ def load(target: str) -> object:
         return thing
     try:
         return thing()
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ConfigError(
             f"{target} is a class that cannot be made without arguments ({type(error).__name__}: {error}); check an "
             f"instance: write mine = {thing.__name__}(...) in a file of your own, and give file.py:mine"

@@ -1,5 +1,6 @@
 """`regard look`: where a model looks, in the terminal, on a page and as a picture."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from regard.cli.looking.terminal import show_report
 from regard.cli.output import show_json, tell
 
 if TYPE_CHECKING:
+    from regard.see.heads import HeadTable
     from regard.see.report import Report
 
 
@@ -48,6 +50,8 @@ def command(
     for file in (html, png):
         if file is not None and not file.parent.is_dir():
             raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}")
+    if png is not None and png.suffix.lower() != ".png":
+        raise ConfigError(f"--png writes a PNG, and {png} does not end in .png; call it {png.with_suffix('.png').name}")
     kept = numbers(rows)
     from regard.see.heads import check_column
 
@@ -68,7 +72,7 @@ def command(
 
         write(png, lambda: save_figure(report, png))
     if json:
-        show_json(as_json(report))
+        show_json(finite(as_json(report)))
     else:
         show_report(report, most)
 
@@ -107,7 +111,7 @@ def told(
 
     limits = {name: value for name, value in (("layers", layers), ("rows", rows)) if value}
     with torch.no_grad(), watch(subject.model, layers=layers or None, rows=rows) as seen:
-        subject.model(*question.inputs)
+        subject.run(question.inputs)
     if not seen:
         raise ConfigError(
             f"{subject.name} ran, but no attention was seen: what mixes its positions has no weights to look at"
@@ -119,6 +123,7 @@ def told(
     ordered = ranked(table, sort)
     picked = chosen(seen, table, layer, head)
     due = owed(subject, seen, sides, table, picked, whole=not limits)
+    broken = not_numbers(table)
     kept = "".join(f", {name}={value!r}" for name, value in limits.items())
     setup = [
         "import torch",
@@ -134,7 +139,7 @@ def told(
     return Report(
         title=subject.name,
         facts={
-            "model": f"{type(subject.model).__name__}, {subject.model.parameter_count:,} parameters",
+            "model": f"{type(subject.model).__name__}, {subject.size:,} parameters",
             "weights": subject.weights,
             "given": question.size,
         },
@@ -149,8 +154,28 @@ def told(
         relevance=due.relevance,
         overlays=due.overlays,
         image=question.pixels,
-        notes=(*question.notes, *due.notes, *left_out),
+        notes=(*broken, *question.notes, *due.notes, *left_out),
     )
+
+
+def not_numbers(table: "HeadTable") -> tuple[str, ...]:
+    """What to say of heads whose scores are NaN or inf."""
+    if not table.broken:
+        return ()
+    first, count = table.broken[0], len(table.broken)
+    return (
+        f"NaN: {count} of {len(table)} heads have scores that are NaN or inf, first {first.layer}, head {first.head}; "
+        "their numbers tell nothing.",
+    )
+
+
+def finite(value: Any) -> Any:
+    """The same values with None for NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_json(report: "Report") -> dict[str, Any]:

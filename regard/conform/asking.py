@@ -5,6 +5,7 @@ may have time before the batch, or answer with weights first.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -20,7 +21,11 @@ from regard.see.probes.functions import LAYOUTS, merge, split
 from regard.see.probes.probe import Sizes, first_tensor
 from regard.see.probes.projections import known_projections
 
-TIME_FIRST = {"n b h c": "b h n c", "n b c": "b n c"}  # with the layout that it is turned into
+# layouts with the one that each is turned into; a function that goes over channels by mistake looks like (b h c n), so
+# that one is never guessed
+TURNED = {"n b h c": "b h n c", "n b c": "b n c", "b h c n": "b h n c"}
+TIME_FIRST = ("n b h c", "n b c")
+ROLES = {"q": ("q", "query", "queries"), "k": ("k", "key", "keys"), "v": ("v", "value", "values")}
 
 
 @dataclass(frozen=True)
@@ -38,22 +43,105 @@ def probe_of(fn: object, **options: Any) -> Probe:
     return asked(fn, **options).probe
 
 
+def known_layout(layout: str | None) -> None:
+    """Refuse a layout that nothing is asked in."""
+    known = dict.fromkeys((*LAYOUTS, *TURNED))
+    if layout is not None and layout not in known:
+        raise ConfigError(f"layout is one of {', '.join(map(repr, known))}, not {layout!r}")
+
+
 def asked(fn: object, *, layout: str | None = None, **options: Any) -> Asked:
     """The probe, made by whichever way fits. `options` are those of as_probe."""
-    if layout is not None and layout not in (*LAYOUTS, *TIME_FIRST):
-        raise ConfigError(f"layout is one of {', '.join(map(repr, (*LAYOUTS, *TIME_FIRST)))}, not {layout!r}")
+    known_layout(layout)
     if isinstance(fn, Probe):
         return Asked(fn)
-    if isinstance(fn, nn.Module):
-        module = getattr(fn, "_orig_mod", fn)  # what torch.compile wraps
-        assert isinstance(module, nn.Module)
-        inside = _inside(module)
-        if len(inside) == 1:
-            return _around(module, *inside.popitem(), layout, options)
-        return Asked(as_probe(fn, layout=None if layout in TIME_FIRST else layout, **options))
-    if not callable(fn):
-        return Asked(as_probe(fn))
-    if layout in TIME_FIRST:
+    try:
+        if isinstance(fn, nn.Module):
+            return _of_module(getattr(fn, "_orig_mod", fn), layout, options)  # what torch.compile wraps
+        if not callable(fn):
+            return Asked(as_probe(fn))
+        names = _named(fn)
+        if names is None:
+            return _of_function(fn, layout, options)
+        return replace(_of_function(_by_name(fn, names), layout, options), special=True)
+    except ConfigError as refused:
+        raise ConfigError(_advised(str(refused))) from refused
+
+
+def _advised(words: str) -> str:
+    """The words of as_probe, less what only as_probe takes, with the layouts that are tried here."""
+    words = words.replace("kv_heads=, width=, queries= or keys=", "kv_heads= or width=")
+    tried = ", ".join(f"({each})" for each in dict.fromkeys((*LAYOUTS, *TIME_FIRST)))
+    return re.sub(r"the layouts \(.*\) and other sizes", f"the layouts {tried} and other sizes", words)
+
+
+def _of_module(module: nn.Module, layout: str | None, options: Mapping[str, Any]) -> Asked:
+    inside = _inside(module)
+    if len(inside) == 1:
+        return _around(module, *inside.popitem(), layout, options)
+    known = None if layout in TURNED else layout
+    names = _named(module.forward)
+    if names is None or inside or isinstance(module, nn.MultiheadAttention) or known_projections(module) is not None:
+        return Asked(as_probe(module, layout=known, **options))
+    return Asked(as_probe(_module_by_name(module, names), layout=known, **options), special=True)
+
+
+def _named(fn: object) -> tuple[str, str, str] | None:
+    """The names of its arguments for q, k and v, where it takes them in another order or by name only."""
+    try:
+        listed = list(inspect.signature(fn).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    names = {
+        role: each.name
+        for role, known in ROLES.items()
+        for each in listed
+        if each.name.lower() in known and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    }
+    placed = [each.name for each in listed if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if len(names) < 3 or placed[:3] == list(names.values()):
+        return None
+    return names["q"], names["k"], names["v"]
+
+
+def _by_name(fn: Callable[..., Any], names: tuple[str, str, str]) -> Callable[..., object]:
+    """The same function, taking q, k and v in this order."""
+
+    @wraps(fn)
+    def ordered(q: Tensor, k: Tensor, v: Tensor, **settings: object) -> object:
+        return fn(**dict(zip(names, (q, k, v), strict=True)), **settings)
+
+    ordered.__signature__ = inspect.Signature(_in_order(fn, names))  # type: ignore[attr-defined]
+    return ordered
+
+
+def _module_by_name(module: nn.Module, names: tuple[str, str, str]) -> nn.Module:
+    """The same module, taking q, k and v in this order."""
+
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, **settings: object) -> object:
+        return self.inner(**dict(zip(names, (q, k, v), strict=True)), **settings)
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    forward.__signature__ = inspect.Signature([own, *_in_order(module.forward, names)])  # type: ignore[attr-defined]
+    # its arguments are read off its class, so each has a class of its own
+    made: nn.Module = type(type(module).__name__, (nn.Module,), {"forward": forward})()
+    made.inner = module
+    return made.train(module.training)
+
+
+def _in_order(fn: Callable[..., Any], names: tuple[str, str, str]) -> list[inspect.Parameter]:
+    """The arguments q, k and v, and all others by name only."""
+    three = [inspect.Parameter(role, inspect.Parameter.POSITIONAL_OR_KEYWORD) for role in ROLES]
+    further = [
+        each if each.kind is each.VAR_KEYWORD else each.replace(kind=each.KEYWORD_ONLY)
+        for each in inspect.signature(fn).parameters.values()
+        if each.name not in names and each.kind is not each.VAR_POSITIONAL
+    ]
+    return [*three, *further]
+
+
+def _of_function(fn: Callable[..., Any], layout: str | None, options: Mapping[str, Any]) -> Asked:
+    if layout in TURNED:
         return Asked(_turned(fn, layout, options), special=True)
     if _weights_first(fn, options):
         return Asked(as_probe(_second(fn), layout=layout, **options), special=True)
@@ -83,17 +171,19 @@ def _sizes(probe: Probe) -> Sizes:
 
 
 def _turned(fn: Callable[..., object], layout: str, options: Mapping[str, Any]) -> Probe:
-    """The probe of a function that has time before the batch."""
+    """The probe of a function that has time before the batch, or channels before time."""
 
     @wraps(fn)
     def batch_first(*tensors: Tensor, **settings: object) -> Tensor:
         q, k, v = tensors
+        if layout == "b h c n":
+            return first_tensor(fn(*(x.mT for x in (q, k, v)), **settings)).mT
         if layout == "n b c":
             return first_tensor(fn(*(x.transpose(0, 1) for x in (q, k, v)), **settings)).transpose(0, 1)
         out = first_tensor(fn(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), **settings))
         return (out if out.ndim == 4 else out.unflatten(-1, (q.shape[1], -1))).permute(1, 2, 0, 3)
 
-    probe = as_probe(batch_first, layout=TIME_FIRST[layout], **options)
+    probe = as_probe(batch_first, layout=TURNED[layout], **options)
     return replace(probe, layout=layout)
 
 

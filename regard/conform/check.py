@@ -1,8 +1,9 @@
 """`regard.check`: find out the conventions of an attention, then test every fact of attention on it."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from regard.base.errors import ConfigError
 from regard.base.numbers import whole
 from regard.base.registry import Registry
-from regard.conform.asking import asked
+from regard.conform.asking import asked, known_layout
 from regard.conform.declared import Declared
 from regard.conform.decoder import Decoder, as_decoder, looks_like_a_decoder
 from regard.conform.example import way_of
@@ -24,6 +25,8 @@ from regard.conform.inputs import Inputs
 from regard.conform.report import EXPLAINED, FAILED, NOT_APPLICABLE, PASSED, Convention, Report, Result
 from regard.conform.shrink import Complaint, failure as shortest
 from regard.conform.subject import WIDTHS, settled
+from regard.see.adapters import Probe
+from regard.see.xrays.eye import switched
 
 Progress = Callable[[str], None]
 REFUSALS = ("one-query", "odd-lengths", "memory-layout", "inputs-changed")
@@ -59,44 +62,116 @@ def check(
     progress                called with the name of each fact before it is tested
     declared                what its owner says of it: causal=True, window_before=4, grouping="tile"; see Declared
     """
+    plan = planned(
+        fn,
+        kind=kind,
+        heads=heads,
+        kv_heads=kv_heads,
+        width=width,
+        layout=layout,
+        extra=extra,
+        vocab=vocab,
+        only=only,
+        without=without,
+        seed=seed,
+        quick=quick,
+        **declared,
+    )
+    module = fn if isinstance(fn, nn.Module) else None
+    with (
+        warnings.catch_warnings(),
+        torch.random.fork_rng(devices=[]),
+        _kept_running(fn),
+        switched(module, training=False),
+    ):
+        warnings.simplefilter("ignore")  # another project's warnings are not what is being reported
+        if plan.kind == "decoder":
+            decoder = as_decoder(fn, plan.declared, vocab=vocab, seed=seed, extra=extra)
+            results = _tested(plan.facts, decoder, progress)
+            return Report(decoder.name, plan.kind, results, decoder.conventions())
+        sizes = {"heads": heads, "kv_heads": kv_heads, "width": width}
+        options: dict[str, Any] = {**sizes, "layout": layout, **(extra or {})}
+        way = asked(fn, **options)
+        with switched(way.probe.module, training=False):
+            subject = replace(settled(way.probe, plan.declared, seed), fitting=way.fitting)
+            findings = Findings(replace(subject, way=way_of(fn, subject, options, way.special)))
+            results = _tested(plan.facts, findings, progress)
+            broken = any(result.status == FAILED and result.fact.fatal for result in results)
+            noted = (Convention("asked", way.note),) if way.note else ()
+            return Report(way.probe.name, plan.kind, results, noted if broken else (*noted, *named(findings)))
+
+
+@contextmanager
+def _kept_running(fn: object) -> Iterator[None]:
+    """What ends a program, as sys.exit() does, is an error of what was asked: a check that ends early is no pass."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as ended:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise ConfigError(
+            f"{name} could not be checked: it raised {type(ended).__name__}({first_line(ended)}), which ends the "
+            "program; let it raise an ordinary error, or take the call of sys.exit() out of it"
+        ) from ended
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a check is going to do: what it takes the thing for, the facts to test, and what was declared."""
+
+    kind: str
+    facts: list[Fact]
+    declared: Declared
+
+
+def planned(
+    fn: object,
+    *,
+    kind: str | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    width: int | None = None,
+    layout: str | None = None,
+    extra: Mapping[str, object] | None = None,
+    vocab: int | None = None,
+    only: Iterable[str] = (),
+    without: Iterable[str] = (),
+    seed: int = 0,
+    quick: bool = False,
+    **declared: Any,
+) -> Plan:
+    """The plan of a check with these arguments. What makes no sense in them is refused here, before any work."""
     said = Declared.of(declared)
     for name, size in (("heads", heads), ("kv_heads", kv_heads), ("width", width), ("vocab", vocab)):
         if size is not None:
             whole(name, size, 1)
+    if heads is not None and kv_heads is not None and heads % kv_heads:
+        raise ConfigError(f"heads must be a multiple of kv_heads, which they share: heads={heads}, kv_heads={kv_heads}")
+    whole("seed", seed, 0)
+    if not isinstance(extra, Mapping | None):
+        raise ConfigError(f"extra is a dict of arguments by name, not {extra!r}")
+    known_layout(layout)
     if kind not in (None, "attention", "decoder"):
         raise ConfigError(f"kind is 'attention' or 'decoder', not {kind!r}")
+    if not isinstance(fn, Probe) and not callable(fn):
+        raise ConfigError(f"what is checked is a function of q, k and v, an nn.Module or a decoder, not {fn!r}")
     if kind is None:
-        kind = "decoder" if looks_like_a_decoder(fn) else "attention"
+        with _kept_running(fn):  # a module is run to see what it embeds
+            kind = "decoder" if looks_like_a_decoder(fn) else "attention"
     registry = DECODER if kind == "decoder" else ATTENTION
-    chosen = _chosen(registry, only, without, quick)
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # another project's warnings are not what is being reported
-        training = fn.training if isinstance(fn, nn.Module) else None
-        try:
-            if isinstance(fn, nn.Module):
-                fn.eval()
-            if kind == "decoder":
-                decoder = as_decoder(fn, said, vocab=vocab, seed=seed, extra=extra)
-                results = _tested(chosen, decoder, progress)
-                return Report(decoder.name, kind, results, decoder.conventions())
-            given: dict[str, Any] = dict(extra or {})
-            options = {"heads": heads, "kv_heads": kv_heads, "width": width, "layout": layout, **given}
-            way = asked(fn, **options)
-            if way.probe.module is not None:
-                way.probe.module.eval()
-            subject = replace(settled(way.probe, said, seed), fitting=way.fitting)
-            findings = Findings(replace(subject, way=way_of(fn, subject, options, way.special)))
-            results = _tested(chosen, findings, progress)
-            broken = any(result.status == FAILED and result.fact.fatal for result in results)
-            noted = (Convention("asked", way.note),) if way.note else ()
-            return Report(way.probe.name, kind, results, noted if broken else (*noted, *named(findings)))
-        finally:
-            if isinstance(fn, nn.Module) and training is not None:
-                fn.train(training)
+    return Plan(kind, _chosen(registry, _names("only", only), _names("without", without), quick), said)
 
 
-def _chosen(registry: Registry[Fact], only: Iterable[str], without: Iterable[str], quick: bool) -> list[Fact]:
-    only, without = list(only), [registry[name].name for name in without]
+def _names(what: str, given: Iterable[str]) -> list[str]:
+    """Names of facts; one alone need not be in a list."""
+    if not isinstance(given, Iterable):
+        raise ConfigError(f"{what} takes names of facts, as {what}=['scale'], not {given!r}")
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _chosen(registry: Registry[Fact], only: list[str], without: list[str], quick: bool) -> list[Fact]:
+    without = [registry[name].name for name in without]
     names = [registry[name].name for name in only] or list(registry)
     # a fact that was asked for by name is tested even if it is slow
     chosen = [
@@ -173,6 +248,7 @@ def named(f: Findings) -> tuple[Convention, ...]:
         "sink": (lambda: _sink_words(f), said.sink),
         "bias": (lambda: f.bias_name if f.bias_name != "none" else None, said.bias),
         "mask": (lambda: _mask_words(f), said.mask_polarity),
+        "padding": (lambda: _padding_words(f), said.mask_polarity),
         "mask and causal": (lambda: "a mask takes the place of the causal one" if f.mask_replaces else None, None),
         "blind row": (lambda: f.blind_rows, said.blind_rows),
         "lengths": (lambda: None if subject.free_lengths else "as many queries as keys", None),
@@ -225,6 +301,12 @@ def _mask_words(f: Findings) -> str | None:
     added = argument.obeyed and argument.values == "additive"
     meaning = "added to scores" if added else told[argument.polarity]
     return f"{argument.name} ({argument.axes}), {meaning}"
+
+
+def _padding_words(f: Findings) -> str | None:
+    if f.padding is None or f.padding.polarity is None:
+        return None
+    return f"{f.padding.name} (b j), True {f.padding.polarity}s"
 
 
 def facts() -> dict[str, list[Fact]]:

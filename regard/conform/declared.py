@@ -39,7 +39,7 @@ class Declared:
     sink           True where one more score in each head takes weight and gives nothing
     view           "band" (expected), or "any" where heads, rows or lengths see other keys on purpose
     mask_argument  the name of the argument that takes a mask of (b h i j)
-    mask_polarity  what True means there: "keep" or "drop"
+    mask_polarity  what True means there, and in an argument for padded keys: "keep" or "drop"
     mask_values    whether a mask is "boolean", or "additive": numbers added to the scores
     blind_rows     what a row gives that sees nothing: "zero" (expected), "nan", "mean", or "unmasked"
     poison         whether NaN in a key or value that nobody may see "stays out" (expected) or "reaches" the output

@@ -160,7 +160,7 @@ def way_of(fn: object, subject: Subject, options: Mapping[str, object], special:
         return Way(("# probe: the one that was handed to check",), "probe.call")
     given = {key: value for key, value in options.items() if value is not None}
     own = name if name.isidentifier() else "f"
-    if not isinstance(fn, nn.Module) and not given and _plain(fn, subject):
+    if not special and not isinstance(fn, nn.Module) and not given and _plain(fn, subject):
         return Way(() if own == name else (f"# f: the {subject.probe.name} that was handed to check",), own)
     shown = "module" if isinstance(fn, nn.Module) else own
     said = "".join(

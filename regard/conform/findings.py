@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.conform.declared import Declared
 from regard.conform.inputs import Inputs
-from regard.conform.subject import Subject
+from regard.conform.subject import PADDINGS, Subject
 from regard.conform.view import View, band
 from regard.core.scores import alibi_slopes
 from regard.see.xray import XRay, xray
@@ -67,6 +67,15 @@ class Fit:
     base: float = 10000.0
     turning: float = 1.0  # the share of coordinates that rotary turns
     epsilon: float = 0.0  # what a declared norm of q and k adds to the mean of squares
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The argument for padded keys, and what True means in it: keep, drop, or None where neither hides them."""
+
+    name: str
+    polarity: str | None = None
+    refused: str = ""  # what it raises, where it takes no booleans of (b j)
 
 
 class Findings:
@@ -356,6 +365,30 @@ class Findings:
             return False
         plain, masked = (self.flat_weights(7, 7, False, masked=masked) > 0 for masked in (False, True))
         return bool((masked & ~plain).any())
+
+    @cached_property
+    def padding(self) -> Padding | None:
+        """How it is told which keys are padding, where it is told by an argument of its own."""
+        name = next((name for name in PADDINGS if name in self.subject.probe.parameters), None)
+        if name is None:
+            return None
+        inputs, real = self.padded()
+        for polarity, given in (("keep", real), ("drop", ~real)):
+            try:
+                flat = self.subject.weights(inputs, **{name: given})
+            except Exception as refused:
+                return Padding(name, refused=f"{type(refused).__name__}: {refused}"[:80])
+            if not bool(flat[1, :, :3, 3:].any()) and bool((flat[0, :, -1] > 0).all()):
+                return Padding(name, polarity)
+        return Padding(name)
+
+    def padded(self) -> tuple[Inputs, Bool[Tensor, "2 5"]]:
+        """A call at q = 0, and which keys are real: all of the first sequence, and three of the second."""
+        inputs = self.subject.draw(5, 5, b=2, dtype=torch.float32)
+        real = torch.ones(2, 5, dtype=torch.bool)
+        real[1, 3:] = False
+        flat = inputs.having(q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
+        return flat, real
 
     @cached_property
     def blind_rows(self) -> str | None:

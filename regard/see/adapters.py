@@ -5,7 +5,7 @@ from torch import nn
 
 from regard.base.errors import ConfigError
 from regard.see.probes.copies import Copies
-from regard.see.probes.functions import LAYOUTS, probe_function, signature_of
+from regard.see.probes.functions import EVERY, probe_function, signature_of
 from regard.see.probes.identities import probe_multihead
 from regard.see.probes.layers import probe_layer
 from regard.see.probes.probe import AS_FUNCTION, Probe, Wanted
@@ -29,14 +29,14 @@ def as_probe(
     """The attention meant: a function of q, k and v in any layout, or a module, of which a copy is asked.
 
     heads, kv_heads, width  the sizes to ask with, where they cannot be found out: slopes made for 4 heads need heads=4
-    layout                  "b h n c", "b n h c", "b n c" or "n c", where it shall not be found out by trying
+    layout                  "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c", where it shall not be found out
     queries, keys           how many to try with, where something in `extra` was made for that many
     extra                   keywords handed on at every call
     """
     if isinstance(fn, Probe):
         return fn
-    if layout is not None and layout not in LAYOUTS:
-        raise ConfigError(f"layout is one of {', '.join(map(repr, LAYOUTS))}, not {layout!r}")
+    if layout is not None and layout not in EVERY:
+        raise ConfigError(f"layout is one of {', '.join(map(repr, EVERY))}, not {layout!r}")
     if not callable(fn):
         raise ConfigError(f"an attention is a function of q, k and v or an nn.Module, not {fn!r}; {AS_FUNCTION}")
     wanted = Wanted(heads, kv_heads, width, layout, queries, keys, device, extra)

@@ -26,7 +26,7 @@ class Head:
 
     entropy    of its rows, in nats
     spread     the entropy as a share of the largest possible, the log of the keys that a row can see
-    distance   the mean of |i - j|
+    distance   the mean of |i - j|; None, as the next three, where it is not known where the queries stand
     previous   the weight that a query gives to the position before its own
     first      the weight that a query gives to the first position, the query there left out: a sink of attention
     induction  the weight that a token gives to the token after its own latest earlier occurrence
@@ -36,7 +36,7 @@ class Head:
     head: int
     entropy: float
     spread: float
-    distance: float
+    distance: float | None
     previous: float | None
     first: float | None
     induction: float | None
@@ -52,11 +52,19 @@ class HeadTable:
     heads: tuple[Head, ...]
 
     def sorted(self, column: str, descending: bool = True) -> "HeadTable":
-        """The same rows in the order of one column, those without a number last."""
+        """The same rows in the order of one column: NaN first, so that it is seen, those without a number last."""
         check_column(column)
         told = [head for head in self.heads if getattr(head, column) is not None]
         silent = [head for head in self.heads if getattr(head, column) is None]
-        return HeadTable((*sorted(told, key=lambda head: getattr(head, column), reverse=descending), *silent))
+        broken = [head for head in told if _is_nan(getattr(head, column))]
+        whole = [head for head in told if not _is_nan(getattr(head, column))]
+        ordered = sorted(whole, key=lambda head: getattr(head, column), reverse=descending)
+        return HeadTable((*broken, *ordered, *silent))
+
+    @property
+    def broken(self) -> tuple[Head, ...]:
+        """The heads whose scores are NaN or inf in some row."""
+        return tuple(head for head in self.heads if math.isnan(head.entropy))
 
     def __iter__(self) -> Iterator[Head]:
         return iter(self.heads)
@@ -80,6 +88,10 @@ class HeadTable:
         return "\n".join(lines)
 
 
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def _shown(value: object) -> str:
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
@@ -97,14 +109,17 @@ def check_column(column: str) -> None:
 
 def heads_of(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> list[Head]:
     """Every head of one call."""
-    awake = record.lse > -math.inf
-    previous, first = previous_token(record), first_token(record)
-    follows = None if tokens is None else induction(record, tokens)
+    awake = record.lse != -math.inf  # NaN counts, so that a mean over it is NaN
+    previous = first = follows = distance = None
+    if (far := record.distance) is not None:
+        distance = mean_of(far, awake)
+        previous, first = previous_token(record), first_token(record)
+        follows = None if tokens is None else induction(record, tokens)
     numbers = record.heads or tuple(range(record.q.shape[1]))
-    columns = [mean_of(value, awake) for value in (record.entropy, spread(record), record.distance)]
+    columns = [mean_of(value, awake) for value in (record.entropy, spread(record))]
     return [
         Head(record.name, number, *(float(column[at]) for column in columns), *(
-            None if column is None else float(column[at]) for column in (previous, first, follows)
+            None if column is None else float(column[at]) for column in (distance, previous, first, follows)
         ))
         for at, number in enumerate(numbers)
     ]  # fmt: skip
@@ -119,7 +134,7 @@ def mean_of(values: Float[Tensor, "b h r"], counted: Bool[Tensor, "#b #h r"]) ->
 def spread(record: Record) -> Float[Tensor, "b h i"]:
     """The entropy of each row as a share of the largest, the log of the keys it sees. 0 where that is one key."""
     most = visible_keys(record).to(record.entropy.dtype).log().clamp(min=0)
-    return torch.where(most > 0, record.entropy / most.masked_fill(most <= 0, 1), 0.0)
+    return torch.where(most > 0, record.entropy / most.masked_fill(most <= 0, 1), record.entropy * 0)
 
 
 def visible_keys(record: Record) -> Int[Tensor, "b h i"]:
@@ -159,7 +174,7 @@ def _at_positions(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"])
         return None
     rows = there.nonzero()[:, 0]
     found = weights_at(record, rows[None], column[rows][None])
-    return mean_of(found, (record.lse > -math.inf)[:, :, rows])
+    return mean_of(found, (record.lse != -math.inf)[:, :, rows])
 
 
 def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] | None:
@@ -217,7 +232,7 @@ def weights_at(record: Record, rows: Int[Tensor, "#b p"], columns: Int[Tensor, "
             scores = term.bind(record.q.to(exact), record.beta)(scores, grid)
         seen = record.mask.see(grid)
         lse = record.lse.gather(2, rows[:, None].expand(b, h, -1))
-        return torch.where(seen & (lse > -math.inf), (scores - lse).exp(), 0.0)
+        return torch.where(seen & (lse != -math.inf), (scores - lse).exp(), 0.0)
 
 
 def pairs(record: Record, rows: Tensor, columns: Tensor) -> Grid:

@@ -7,7 +7,7 @@ queries, keys and values, and the mask that the mask function registered under t
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -85,10 +85,16 @@ def from_interface(
 _softcap = softcap
 
 
+def causal_by(module: object, arguments: Mapping[str, object]) -> bool:
+    """Whether a call is one of causal attention to itself: as its module says, or else by positions handed along."""
+    said = getattr(module, "is_causal", None)
+    return bool(said) if said is not None else not {"position_ids", "cache_position"}.isdisjoint(arguments)
+
+
 def _mask(given: Any, i: int, j: int, sunk: bool) -> tuple[Mask, tuple[Term, ...], Places]:
     """The mask that their mask function has made: a matrix, a row of real keys for each sequence, or a block mask."""
     if hasattr(given, "mask_mod"):
-        return FlexMask(given.mask_mod), (), Places(0, 0)
+        return FlexMask(given.mask_mod), (), Places.last_rows(i, j)
     if isinstance(given, Tensor) and given.ndim == 2:
         given = given[:, -j:].to(torch.bool)[:, None, None]
     if isinstance(given, Tensor) and given.shape[-1] > j:

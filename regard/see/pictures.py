@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.base.errors import ConfigError
 
 MAP = "cividis"
-SHADES = " ·░▒▓█"  # nothing, then fifths of the way
+SHADES = " ·░▒▓█?"  # nothing, then fifths of the way, and NaN
 ROOT = 0.5
 MODES = {1: "L", 3: "RGB"}
 COVER = 0.6  # how much of the image a map laid over it hides
@@ -76,7 +76,7 @@ class Range(NamedTuple):
 
 def by_root(values: Float[Tensor, "rows columns"]) -> Range:
     """From zero to the largest: for weights."""
-    return Range(0.0, float(values.max()) if values.numel() else 0.0, ROOT)
+    return Range(0.0, float(values.nan_to_num(0.0).max()) if values.numel() else 0.0, ROOT)
 
 
 def evenly(values: Float[Tensor, "..."]) -> Range:
@@ -85,8 +85,8 @@ def evenly(values: Float[Tensor, "..."]) -> Range:
 
 
 def levels(values: Float[Tensor, "rows columns"], scale: Range) -> UInt8[Tensor, "rows columns"]:
-    """Numbers as 0 to 255."""
-    return (scale.of(values) * 255).round().to(torch.uint8).cpu()
+    """Numbers as 0 to 255; NaN has the first colour."""
+    return (scale.of(values).nan_to_num(0.0) * 255).round().to(torch.uint8).cpu()
 
 
 @cache
@@ -145,10 +145,11 @@ def overlay(pixels: UInt8[Tensor, "y x channels"], values: Float[Tensor, "rows c
 
 
 def shades(values: Float[Tensor, "rows columns"], scale: Range, wide: int = 2) -> list[str]:
-    """Rows of a map as text, so many characters a number: blank for zero, else one of five shades."""
-    shares = scale.of(values)
-    steps = torch.where(values == 0, 0, 1 + (shares * 5).long().clamp(max=4)).tolist()
-    return ["".join(SHADES[step] * wide for step in row) for row in steps]
+    """Rows of a map as text, so many characters a number: blank for zero, ? for NaN, else one of five shades."""
+    shares = scale.of(values).nan_to_num(0.0)
+    steps = torch.where(values == 0, 0, 1 + (shares * 5).long().clamp(max=4))
+    steps = steps.masked_fill(values.isnan(), len(SHADES) - 1)
+    return ["".join(SHADES[step] * wide for step in row) for row in steps.tolist()]
 
 
 def coarser(values: Float[Tensor, "rows columns"], most: int) -> Float[Tensor, "fewer_rows fewer_columns"]:

@@ -32,6 +32,7 @@ class Record:
     note      what was done to the weights afterwards, or is not known
     heads     the model's numbers of the heads that were kept, None for all
     rows_kept the model's numbers of the queries that were kept, None for all
+    located   whether it is known where the queries stand; where it is not, nothing is told of distances
     """
 
     name: str
@@ -47,6 +48,7 @@ class Record:
     note: str = ""
     heads: tuple[int, ...] | None = None
     rows_kept: tuple[int, ...] | None = None
+    located: bool = True
     gradients: list[Float[Tensor, "b h i e"]] = field(default_factory=list)
 
     @cached_property
@@ -77,8 +79,10 @@ class Record:
         return self.statistics.where
 
     @property
-    def distance(self) -> Float[Tensor, "b h i"]:
-        """The mean of |i - j| under the weights, by the positions that the queries had in the model."""
+    def distance(self) -> Float[Tensor, "b h i"] | None:
+        """The mean of |i - j| under the weights, by the positions in the model; None where they are not known."""
+        if not self.located:
+            return None
         if self.rows_kept is None or _in_a_row(self.rows_kept):
             return self.statistics.distance
         weights = self.weights()  # few rows
@@ -93,7 +97,7 @@ class Record:
 
     @property
     def query_positions(self) -> Int[Tensor, "i"]:
-        """Where the queries that were kept stood."""
+        """Where the queries that were kept stood, by their numbers alone where that is not known."""
         i = self.q.shape[2]
         if self.rows_kept is None:
             return torch.arange(i, device=self.q.device) + self.places.queries

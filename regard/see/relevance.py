@@ -44,10 +44,9 @@ def roles(seen: Seen) -> Roles:
 
     For a model that names them otherwise, make `Roles(encoder, decoder, cross)` of the records by hand.
     """
-    cross = [record for record in seen.records if _says(record.name, CROSS)]
-    rest = [record for record in seen.records if not _says(record.name, CROSS)]
-    decoder = [record for record in rest if "decoder" in record.name.lower()]
-    encoder = [record for record in rest if "decoder" not in record.name.lower()]
+    encoder, decoder, cross = (
+        [record for record in seen.records if role_of(record.name) == role] for role in ("encoder", "decoder", "cross")
+    )
     if not encoder or not decoder or len(cross) != len(decoder):
         raise ConfigError(
             f"by their names there are {len(encoder)} encoder, {len(decoder)} decoder and {len(cross)} cross attention "
@@ -56,9 +55,12 @@ def roles(seen: Seen) -> Roles:
     return Roles(encoder, decoder, cross)
 
 
-def _says(name: str, words: tuple[str, ...]) -> bool:
+def role_of(name: str) -> str:
+    """ "encoder", "decoder" or "cross", by the name of a layer."""
     last = name.lower().rpartition(".")[2]
-    return any(word in last for word in words)
+    if any(word in last for word in CROSS):
+        return "cross"
+    return "decoder" if "decoder" in name.lower() else "encoder"
 
 
 def rollout(

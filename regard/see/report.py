@@ -3,6 +3,7 @@
 `regard.see.page` tells it as HTML, `regard.see.figure` as one PNG.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -142,7 +143,7 @@ def ranked_code(column: str) -> str:
 def chosen(seen: Seen, table: HeadTable, layer: str | None = None, head: int | None = None) -> Head:
     """The head that was asked for, by the layer's name or number and its own number; the sharpest of those left open.
 
-    The sharpest has the smallest share of the entropy that it could have.
+    The sharpest has the smallest share of the entropy that it could have; NaN is no share.
     """
     name = None if layer is None else _layer(seen, layer)
     there = [each for each in table if name is None or each.layer == name]
@@ -152,7 +153,8 @@ def chosen(seen: Seen, table: HeadTable, layer: str | None = None, head: int | N
             f"{'no layer' if name is None else name} has {'a' if name is None else 'no'} head {head}; "
             f"there are heads {numbers[0]} to {numbers[-1]}"
         )
-    return min((each for each in there if head is None or each.head == head), key=lambda each: each.spread)
+    left = [each for each in there if head is None or each.head == head]
+    return min(left, key=lambda each: (math.isnan(each.spread), each.spread))
 
 
 def _layer(seen: Seen, layer: str) -> str:

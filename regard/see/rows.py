@@ -27,7 +27,7 @@ class Slab:
     rows: Int[Tensor, "r"]
     columns: Int[Tensor, "s"] | slice  # a slice of all keys where nothing can be left out
     distance: Float[Tensor, "r s"]  # |i - j|
-    lse: Float[Tensor, "b h r"]  # -inf for a row that sees nothing
+    lse: Float[Tensor, "b h r"]  # -inf for a row that sees nothing, NaN where a score is NaN or inf
     entropy: Float[Tensor, "b h r"]
     weights: Float[Tensor, "b h r s"]
     hidden: Bool[Tensor, "#b #h r s"] | None
@@ -83,12 +83,13 @@ def _normalised(call: Call, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return scores.new_full(scores.shape[:-1], -math.inf), scores.sum(-1), scores
     if call.steep:
         side = math.copysign(1.0, call.beta)
-        top = torch.where(scores > -math.inf, scores * side, -math.inf).amax(-1)
-        weights = softargmax(scores, call.beta)
+        top = torch.where(scores == -math.inf, -math.inf, scores * side).amax(-1)
+        weights = softargmax(scores, call.beta).masked_fill(top.isnan()[..., None], math.nan)
         # a score of zero stays zero, however large beta is
-        return torch.where(top == 0, top, top * abs(call.beta)), torch.special.entr(weights).sum(-1), weights
+        lse = torch.where(top == 0, top, top * abs(call.beta)).masked_fill(weights.isnan().any(-1), math.nan)
+        return lse, torch.special.entr(weights).sum(-1), weights
     top = scores.amax(-1)
-    awake = top > -math.inf
+    awake = top != -math.inf  # a NaN is no blind row: it goes on into every number of its own
     if call.sink is not None:
         top = torch.maximum(top, call.sink.to(top)[:, None])
     top = top.masked_fill(~awake, 0)

@@ -46,12 +46,16 @@ TERMS: dict[str, type[Term]] = {
 
 def save(seen: Seen, path: str | os.PathLike[str]) -> None:
     """Write all records; the file is there as a whole or not at all."""
+    file = Path(path)
+    if not file.parent.is_dir():
+        raise CheckpointError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
     tensors: dict[str, Tensor] = {}
     told = []
     for number, record in enumerate(seen.records):
         kept = _Tensors(tensors, str(number))
         about: dict[str, Any] = {
-            name: getattr(record, name) for name in ("name", "route", "beta", "dropout", "note", "heads", "rows_kept")
+            name: getattr(record, name)
+            for name in ("name", "route", "beta", "dropout", "note", "heads", "rows_kept", "located")
         }
         for name in ("q", "k", "v", "gradient"):
             about[name] = kept.put(name, getattr(record, name))
@@ -60,8 +64,6 @@ def save(seen: Seen, path: str | os.PathLike[str]) -> None:
         about["places"] = [record.places.queries, kept.put("places", record.places.keys)]
         told.append(about)
     text = json.dumps({"format": FORMAT, "records": told, "left_out": seen.left_out})
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=".unfinished-", dir=file.parent)
     os.close(handle)
     try:
@@ -108,6 +110,7 @@ def _record(about: dict[str, Any], tensors: dict[str, Tensor]) -> Record:
         note=about["note"],
         heads=None if about["heads"] is None else tuple(about["heads"]),
         rows_kept=None if about["rows_kept"] is None else tuple(about["rows_kept"]),
+        located=about.get("located", True),  # files of earlier versions do not say
         gradients=[] if gradient is None else [gradient],
     )
 

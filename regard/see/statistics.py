@@ -79,7 +79,10 @@ class Statistics:
 
     @property
     def lse(self) -> Float[Tensor, "b h i"]:
-        """log of the sum of exp(score) in each row, a sink included; -inf where nothing is visible."""
+        """log of the sum of exp(score) in each row, a sink included; -inf where nothing is visible.
+
+        NaN, as the row's entropy, distance and weights, where a score in sight is NaN or inf.
+        """
         return self._lines.lse
 
     @property
@@ -94,7 +97,7 @@ class Statistics:
 
     @property
     def where(self) -> Int[Tensor, "b h i"]:
-        """The key that has it: the first of equals, -1 where nothing is visible."""
+        """The key that has it: the first of equals, -1 where nothing is visible or weights are NaN."""
         return self._lines.where
 
     @property
@@ -119,7 +122,10 @@ class Statistics:
 
         A position n of N is in cell n * cells // N. Rows sum to what rows of the weights sum to.
         """
-        rows, columns = (cells, cells) if not isinstance(cells, tuple) else cells
+        pair = cells if isinstance(cells, tuple) else (cells, cells)
+        if len(pair) != 2:
+            raise ConfigError(f"pooled takes a number of cells a side, or (rows, columns), not {cells!r}")
+        rows, columns = pair
         _, _, _, i, j, _, _ = self._call.sizes
         for name, number, size in (("rows", rows, i), ("columns", columns, j)):
             if whole(f"pooled({name})", number, 1) > max(size, 1):
@@ -252,7 +258,7 @@ class Statistics:
             received[:, :, slab.columns] += weights.sum(-2)
             if weights.shape[-1]:
                 largest, at = weights.max(-1)
-                at = torch.arange(j, device=device)[slab.columns][at].masked_fill(slab.lse == -torch.inf, -1)
+                at = torch.arange(j, device=device)[slab.columns][at].masked_fill(~(slab.lse > -torch.inf), -1)
             else:
                 largest, at = total, total.long() - 1
             far = (weights * slab.distance).sum(-1) / total.masked_fill(total == 0, 1)
@@ -279,6 +285,7 @@ def statistics(
     With values, `.out` is the output of the attention, worked out together with the rest.
     """
     with torch.no_grad():
-        values = k if v is None else v
-        call = settle_call(q.detach(), k.detach(), values.detach(), mask, scores, beta, 0.0, places)
+        # what is no tensor goes on as it is, to be told by name
+        q, k, values = (x.detach() if isinstance(x, Tensor) else x for x in (q, k, k if v is None else v))
+        call = settle_call(q, k, values, mask, scores, beta, 0.0, places)
     return Statistics(call, None if v is None else call.v)

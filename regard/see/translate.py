@@ -19,7 +19,11 @@ from regard.core.scores import Additive, Alibi, Bound, Sink, Softcap, T5Buckets,
 
 @dataclass(frozen=True, eq=False)
 class Heard:
-    """One attention call as it was made, before anything of it is kept."""
+    """One attention call as it was made, before anything of it is kept.
+
+    told     whether the caller said where queries and keys stand; otherwise the mask may show it
+    located  whether it is known where the queries stand
+    """
 
     route: str
     q: Float[Tensor, "b h i c"]
@@ -31,6 +35,8 @@ class Heard:
     places: Places
     dropout: float = 0.0
     note: str = ""
+    told: bool = False
+    located: bool = True
 
 
 @runtime_checkable
@@ -187,7 +193,7 @@ def from_flex(
     terms = () if score_mod is None or _unchanged(score_mod) else (FlexScore(score_mod, _own(score_data)),)
     mask = Full() if block_mask is None else FlexMask(block_mask[-1], _own(mask_data))
     q, k, v = spread(query, key, value)
-    return Heard("flex", q, k, v, mask, terms, float(scale), Places(0, 0))
+    return Heard("flex", q, k, v, mask, terms, float(scale), Places.last_rows(q.shape[2], k.shape[2]))
 
 
 def _unchanged(score_mod: Callable[..., Tensor]) -> bool:
@@ -207,7 +213,16 @@ def _own(data: tuple[Any, ...]) -> tuple[Any, ...]:
 def from_call(kernel: str, call: Call) -> Heard:
     """A call of our own `attend`."""
     return Heard(
-        f"attend, {kernel}", call.q, call.k, call.v, call.mask, call.terms, call.beta, call.places, call.dropout
+        f"attend, {kernel}",
+        call.q,
+        call.k,
+        call.v,
+        call.mask,
+        call.terms,
+        call.beta,
+        call.places,
+        call.dropout,
+        told=True,
     )
 
 

@@ -21,6 +21,7 @@ from regard.see import hugging, multihead
 from regard.see.choosing import numbers, place, within
 from regard.see.handwritten import Follower
 from regard.see.records import Record, Seen
+from regard.see.standing import stood
 from regard.see.translate import Heard, Order, Way, cut_heads, cut_rows, from_call, from_flex, from_sdpa, moved
 
 Change = Callable[[Record], Tensor | None]
@@ -85,6 +86,7 @@ class Watcher(TorchFunctionMode):
         self._silent = 0
         self._heard = 0  # attention calls that came by, recorded or not
         self._route: str | None = None
+        self._causal = False  # whether the call being made is known to be causal attention to itself
         self._counts: dict[str, int] = {}
         self._follower = Follower(self._by_hand)
 
@@ -160,23 +162,33 @@ class Watcher(TorchFunctionMode):
             if torch.compiler.is_compiling() or self._deaf():
                 return function(module, *args, **kwargs)
             before, left_out = self._heard, dict(self.seen.left_out)
-            if name in hugging.IN_SIGHT:
-                outer, self._route = self._route, f"hugging face {name}"
-                try:
-                    result = function(module, *args, **kwargs)
-                finally:
-                    self._route = outer
-                if self._heard > before:
-                    return result
-                self.seen.left_out = left_out  # what could not be told inside is told by its arguments
-            else:
-                with self._silence():
-                    result = function(module, *args, **kwargs)
-            way = Order([0, 2, 1, 3])  # their functions give (b i h e)
-            self._note(lambda: hugging.from_interface(name, module, *args, **kwargs), result[0], way, owner=module)
+            outer, self._causal = self._causal, hugging.causal_by(module, kwargs)
+            try:
+                if name in hugging.IN_SIGHT:
+                    with self._going_by(f"hugging face {name}"):
+                        result = function(module, *args, **kwargs)
+                    if self._heard > before:
+                        return result
+                    self.seen.left_out = left_out  # what could not be told inside is told by its arguments
+                else:
+                    with self._silence():
+                        result = function(module, *args, **kwargs)
+                way = Order([0, 2, 1, 3])  # their functions give (b i h e)
+                self._note(lambda: hugging.from_interface(name, module, *args, **kwargs), result[0], way, owner=module)
+            finally:
+                self._causal = outer
             return result
 
         return heard
+
+    @contextmanager
+    def _going_by(self, route: str) -> Iterator[None]:
+        """Whatever is heard inside came by this way."""
+        outer, self._route = self._route, route
+        try:
+            yield
+        finally:
+            self._route = outer
 
     def _multihead(self, original: Callable[..., Any], layer: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
@@ -233,7 +245,7 @@ class Watcher(TorchFunctionMode):
             if (reason := _unusable(heard.q)) is not None:
                 self._leave_out(reason)
             else:
-                record = self._record(name if count == 1 else f"{name}:{count}", heard)
+                record = self._record(name if count == 1 else f"{name}:{count}", stood(heard, self._causal))
                 self.seen.add(record)
         if record is None or out is None:
             return
@@ -291,6 +303,7 @@ class Watcher(TorchFunctionMode):
             note=kept.note,
             heads=heads,
             rows_kept=rows,
+            located=kept.located,
         )
 
     def _name(self, owner: object) -> str | None:

@@ -104,6 +104,7 @@ def xray(
     heads: int | None = None,
     kv_heads: int | None = None,
     width: int | None = None,
+    layout: str | None = None,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -114,13 +115,17 @@ def xray(
     fn       a function of q, k and v in any layout, or a module: `regard.see.adapters.as_probe` says which
     queries  how many to ask with; a window or chunk wider than that does not show
     keys     as many as queries unless told
+    layout   "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c", where it shall not be found out by trying
     dtype    of the question; float32 is used where the function refuses it
     extra    keywords handed on to the function at every call: is_causal=True, attn_mask=...
     """
     queries = whole("xray(queries)", queries, 3, "query positions")
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "width": width}
-    probe = as_probe(fn, **sizes, queries=queries, keys=keys, device=device, **extra)
+    for what, said in sizes.items():
+        if said is not None:
+            whole(f"xray({what})", said, 1)
     j = queries if keys is None else whole("xray(keys)", keys, 3, "key positions")
+    probe = as_probe(fn, **sizes, layout=layout, queries=queries, keys=keys, device=device, **extra)
     if probe.square and j != queries:
         raise ConfigError(
             f"{probe.name} makes queries and keys of one sequence, so keys={j} cannot differ from queries={queries}; "

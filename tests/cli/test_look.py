@@ -1,6 +1,7 @@
 """`regard look`: what it prints, writes and draws is what the library gives, and bad input ends in one line."""
 
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,26 @@ def test_the_terminal_shows_heads_map_and_relevance(gpt: str) -> None:
     most = int(rollout(seen)[0, -1].argmax())
     first = lines[lines.index("What the output of the last token owes to each token (rollout)") + 1].split()
     assert first[:2] == [str(most), "abcabc"[most]]
+
+
+def test_a_model_that_has_gone_nan_is_told_as_such(tmp_path: Path) -> None:
+    model = made(GPTConfig(vocab=256, context=20, width=24, depth=3, heads=4, ff_width=20), seed=3)
+    with torch.no_grad():
+        model.get_parameter("blocks.1.feedforward.down.weight").fill_(torch.nan)
+    model.save(tmp_path / "broken")
+    page = tmp_path / "page.html"
+    result = look(str(tmp_path / "broken"), "abcabc", "--html", str(page), "--png", str(tmp_path / "heads.png"))
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    note = "NaN: 4 of 12 heads have scores that are NaN or inf, first blocks.2.attention, head 0; their numbers tell"
+    assert note in words
+    assert note in page.read_text()
+    assert "blocks.2.attention 0 nan nan nan nan nan nan" in words
+    found = told(str(tmp_path / "broken"), "abcabc", "--layer", "2")
+    assert [head["layer"] for head in found["heads"][:4]] == ["blocks.2.attention"] * 4
+    assert found["heads"][0]["entropy"] is None
+    assert found["relevance"] == []
+    assert "?" in look(str(tmp_path / "broken"), "abcabc", "--layer", "2").stdout
 
 
 def test_a_preset_says_that_its_weights_are_random(tmp_path: Path) -> None:
@@ -334,6 +355,58 @@ def test_a_gpt2_of_hugging_face_is_looked_at(tmp_path: Path) -> None:
     }
 
 
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that regard does not read itself."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 24, "d_kv": 8, "num_layers": 2, "num_heads": 3, "d_ff": 20}
+    folder = tmp_path_factory.mktemp("t5")
+    T5ForConditionalGeneration(T5Config(vocab_size=300, decoder_start_token_id=0, **sizes)).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_model_that_only_transformers_reads_is_looked_at(t5: str) -> None:
+    found = told(t5, "the cat", "--target", "le chat", "--layer", "decoder.block.1.layer.1.EncDecAttention")
+    assert found["chosen"]["queries"] == ["\x00", *"le chat"]
+    assert found["chosen"]["keys"] == list("the cat")
+    again = ran(found["code"])["seen"]
+    layer, head = found["chosen"]["layer"], found["chosen"]["head"]
+    torch.testing.assert_close(torch.tensor(found["chosen"]["map"]), again[layer].weights()[0, head])
+    source, target = (torch.tensor(each["values"]) for each in found["relevance"])
+    torch.testing.assert_close(source, encoder_decoder_rollout(again).source[0, -1])
+    torch.testing.assert_close(target, encoder_decoder_rollout(again).target[0, -1])
+    assert refused(t5, "the cat").endswith(
+        "is an encoder-decoder: give what it has written so far with --target 'text'"
+    )
+
+
+def test_a_text_model_that_only_transformers_reads_is_looked_at(tmp_path: Path) -> None:
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    config = DistilBertConfig(vocab_size=300, dim=24, n_layers=2, n_heads=3, hidden_dim=20, max_position_embeddings=9)
+    DistilBertForMaskedLM(config).save_pretrained(tmp_path)
+    found = told(str(tmp_path), "abcabc")
+    assert found["chosen"]["keys"] == list("abcabc")
+    (relevance,) = found["relevance"]
+    assert relevance["title"] == "What the output of the first token owes to each token (rollout)"
+    assert refused(str(tmp_path), "a" * 10).endswith("reads at most 9; shorten it by 1")
+
+
+def test_without_transformers_it_is_told_what_is_needed(t5: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert refused(t5, "a", "--target", "b") == (
+        f"{t5} is a t5, which regard does not read itself (it reads: gpt2, llama, mistral, qwen2, qwen3, bert, vit, "
+        "bart, marian); install transformers to look at it: pip install transformers"
+    )
+
+
+def test_what_transformers_cannot_load_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "swn", "architectures": ["pipeline"]}')
+    assert f"transformers cannot load {tmp_path} as a swn: " in refused(str(tmp_path), "abc")
+
+
 def test_layers_and_rows_limit_what_is_kept(gpt: str) -> None:
     found = told(gpt, TEXT, "--layers", "blocks.1", "--layers", "blocks.2", "--rows", "0,3:5,-1")
     seen = seen_in(gpt, torch.tensor([list(TEXT.encode())]), layers=["blocks.1", "blocks.2"], rows=[0, 3, 4, -1])
@@ -431,6 +504,9 @@ def test_places_that_cannot_be_used_are_told(gpt: str, tmp_path: Path) -> None:
     nowhere = tmp_path / "none" / "page.html"
     assert refused(gpt, "abc", "--html", str(nowhere)) == (
         f"{nowhere} cannot be written: there is no folder {nowhere.parent}"
+    )
+    assert refused(gpt, "abc", "--png", str(tmp_path / "x.txt")) == (
+        f"--png writes a PNG, and {tmp_path / 'x.txt'} does not end in .png; call it x.png"
     )
     result = look(gpt, "abc", "--html", str(tmp_path))
     assert result.exit_code == 2

@@ -105,6 +105,11 @@ def knows_odd_lengths_only(q, k, v):
     return attend(q, k, v)
 
 
+@mutant("runs", "gives nothing but NaN")
+def is_nan_everywhere(q, k, v):
+    return attend(q, k, v) * math.nan
+
+
 @mutant("output-shape")
 def squeezes_a_batch_of_one(q, k, v):
     return attend(q, k, v).squeeze(0)
@@ -182,6 +187,14 @@ def standardises_scores(q, k, v):
 @mutant("one-query")
 def squeezes_too_much(q, k, v):
     return attend(q, k, v).squeeze(2) if q.shape[2] == 1 and k.shape[2] > 1 else attend(q, k, v)
+
+
+@mutant("one-query", "raises ValueError")
+def refuses_one_query(q, k, v):
+    """With one key too, which is no second fault."""
+    if q.shape[2] == 1:
+        raise ValueError("not enough queries to unpack")
+    return attend(q, k, v)
 
 
 @mutant("odd-lengths")
@@ -569,17 +582,32 @@ def computes_in_bfloat16(q, k, v):
     return attend(*(x.bfloat16() for x in (q, k, v))).float()
 
 
-@mutant("outputs")
-def forgets_to_rescale_between_blocks(q, k, v):
-    """A running maximum over blocks of 64 keys, as in flash attention: what was gathered before is not rescaled."""
+def tiled(q, k, v, size):
+    """A running maximum over tiles of keys, as in flash attention: what was gathered before is not rescaled."""
     h, top, total, out = q.shape[1], torch.tensor(-math.inf), torch.tensor(0.0), torch.tensor(0.0)
-    for keys, values in zip(spread(k, h).split(64, 2), spread(v, h).split(64, 2), strict=True):
+    for keys, values in zip(spread(k, h).split(size, 2), spread(v, h).split(size, 2), strict=True):
         scores = q @ keys.mT * q.shape[-1] ** -0.5
         largest = torch.maximum(top.to(q), scores.amax(-1, keepdim=True))
         weights = (scores - largest).exp()
         total = total.to(q) * (top.to(q) - largest).exp() + weights.sum(-1, keepdim=True)
         out, top = out.to(q) + weights @ values, largest
     return out / total
+
+
+@mutant("weights-sum-to-one")
+def forgets_to_rescale_between_blocks(q, k, v):
+    return tiled(q, k, v, 64)
+
+
+@mutant("weights-sum-to-one")
+def forgets_to_rescale_between_tiles(q, k, v):
+    """Tiles of eight end between the lengths at which the scale is read."""
+    return tiled(q, k, v, 8)
+
+
+@mutant("weights-sum-to-one")
+def forgets_to_rescale_large_blocks(q, k, v):
+    return tiled(q, k, v, 128)
 
 
 def unscaled_where(wrong: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -749,9 +777,15 @@ def takes_a_mask_and_forgets_it(q, k, v, mask=None):
     return attend(q, k, v)
 
 
-@mutant("mask-ignored", "multiplied or added to scores as 1 and 0, which hides no key")
+@mutant("mask-ignored", "mask changes the weights, but hides no key")
 def multiplies_scores_by_a_given_mask(q, k, v, mask=None):
     return attend(q, k, v, weigh=lambda scores, seen: (scores if mask is None else scores * mask).softmax(-1))
+
+
+@mutant("mask-ignored", "mask changes the weights, but hides no key: it shows keys that are hidden without it")
+def unites_masks(q, k, v, mask=None):
+    visible = triangle(q.shape[2], k.shape[2])
+    return attend(q, k, v, visible if mask is None else visible | mask)
 
 
 @mutant("additive-mask-scaled", "numbers in attn_mask are multiplied by 0.5", blind_rows="nan", poison="reaches")
@@ -894,6 +928,11 @@ def ignores_causal_beside_a_mask(q, k, v, mask=None, causal=False):
     return attend(q, k, v, visible if mask is None else mask)
 
 
+@mutant("mask-polarity", "True means keep in key_padding_mask, not drop", mask_polarity="drop")
+def pads_where_true_keeps(q, k, v, key_padding_mask=None):
+    return attend(q, k, v, None if key_padding_mask is None else key_padding_mask[:, None, None, :])
+
+
 @mutant("padding-leaks")
 def pads_the_first_sequence_only(q, k, v, key_padding_mask=None):
     return attend(q, k, v, None if key_padding_mask is None else ~key_padding_mask[:1, None, None, :])
@@ -955,6 +994,31 @@ class TakesKeysFromItself(AttendsToItselfAlone):
 class RightCross(AttendsToItselfAlone):
     def memory(self, x, context):
         return (x if context is None else context,) * 2
+
+
+class RightDropping(nn.Module):
+    """A layer that drops weights in training, and makes what is left larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.dropped = 3, nn.Dropout(0.2)
+        self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def drop(self, weights: Tensor) -> Tensor:
+        out: Tensor = self.dropped(weights)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+        out = attend(q, k, v, weigh=lambda scores, seen: self.drop(weigh(scores, seen)))
+        made: Tensor = self.proj(out.transpose(1, 2).flatten(2))
+        return made
+
+
+@mutant("dropout", "of the weights are zero and the others 1 times as large")
+class WeighsLessInTraining(RightDropping):
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights * (torch.rand_like(weights) > 0.2) if self.training else weights
 
 
 VOCAB = 11

@@ -34,6 +34,13 @@ def tiles(q, k, v):
 def forgets(q, k, v, mask=None):
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
 
+def stops(q, k, v):
+    raise SystemExit(0)
+
+class Stops:
+    def __init__(self):
+        raise SystemExit(0)
+
 class Sized(torch.nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -60,6 +67,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "mine.py").write_text(FILE)
     (tmp_path / "unfinished.py").write_text("def f(:")
     (tmp_path / "lacking.py").write_text("import nothing_here")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "beside.py").write_text(BESIDE)
     (tmp_path / "folder" / "helper.py").write_text("def scale(q): return q.shape[-1] ** -0.5")
@@ -134,13 +142,6 @@ def test_advice_is_in_options() -> None:
     assert "say --vocab" in run("mine.py:counts", "--decoder").stderr
 
 
-def test_a_report_is_told_though_it_cannot_be_written(here: Path) -> None:
-    done = run("mine.py:twice", "--only", "scale", "--junit", str(here / "folder"))
-    assert done.exit_code == 2
-    assert "applied twice" in done.stdout
-    assert "folder cannot be written: Is a directory" in done.stderr
-
-
 def test_a_module_on_the_path_is_found() -> None:
     done = run("mine:causal", "--only", "scale")
     assert done.exit_code == 0
@@ -177,6 +178,11 @@ def test_every_fact_is_listed_with_its_words() -> None:
         (["unfinished:f"], "unfinished does not load: SyntaxError: invalid syntax"),
         (["lacking.py:f"], "lacking.py does not load: ModuleNotFoundError: No module named 'nothing_here'"),
         (["mine.py:causal", "--junit", "none/out.xml"], "none/out.xml cannot be written: there is no folder none"),
+        (["mine.py:causal", "--junit", "folder"], "folder cannot be written: it is a folder; name a file in it"),
+        (["leaves.py:f"], "leaves.py does not load: SystemExit: 0; run it by itself"),
+        (["leaves:f"], "leaves does not load: SystemExit: 0; import it by itself"),
+        (["mine.py:stops", "--quick"], "stops could not be checked: it raised SystemExit(0)"),
+        (["mine.py:Stops"], "is a class that cannot be made without arguments (SystemExit: 0)"),
         (["mine.py:causal", "--only", "scale", "--without", "scale"], "no fact is left to be tested"),
         (["mine.py:causal", "--heads", "0"], "heads is 0, but must be at least 1"),
         (["mine.py:causal", "--grouping", "tiles"], "did you mean 'tile'?"),

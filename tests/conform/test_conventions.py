@@ -38,6 +38,7 @@ def test_the_layer_of_torch_drops_where_its_function_keeps() -> None:
     assert found["mask"] == "attn_mask ((b h) i j), True drops"
     assert found["blind row"] == "nan"
     assert found["causal by"] == "is_causal=True, refused without a mask"
+    assert found["padding"] == "key_padding_mask (b j), True drops"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,14 @@ def test_a_wrong_declaration_is_named(declared: dict[str, object], words: str) -
     [
         ({"heads": 0}, "heads is 0, but must be at least 1"),
         ({"vocab": -3}, "vocab is -3, but must be at least 1"),
-        ({"layout": "n h"}, "layout is one of 'b h n c', 'b n h c', 'b n c', 'n c', 'n b h c', 'n b c', not 'n h'"),
+        (
+            {"layout": "n h"},
+            "layout is one of 'b h n c', 'b n h c', 'b n c', 'n c', 'n b h c', 'n b c', 'b h c n', not",
+        ),
+        ({"heads": 2, "kv_heads": 3}, "heads must be a multiple of kv_heads, which they share: heads=2, kv_heads=3"),
+        ({"seed": "x"}, "seed takes a whole number, not 'x'"),
+        ({"extra": 3}, "extra is a dict of arguments by name, not 3"),
+        ({"only": 3}, "only takes names of facts, as only=['scale'], not 3"),
         ({"only": ["scale"], "without": ["scale"]}, "no fact is left to be tested: `without` leaves out scale"),
     ],
 )
@@ -298,12 +306,50 @@ def test_a_decoder_without_a_vocabulary_is_asked_for_it() -> None:
 def test_facts_can_be_chosen_and_left_out() -> None:
     assert [result.name for result in check(mutants.scales_twice, only=["scale", "runs"]).facts] == ["runs", "scale"]
     assert check(mutants.scales_twice, without=["scale"], quick=True).ok
+    assert [result.name for result in check(mutants.right, only="scale").facts] == ["scale"]  # one needs no list
+
+
+def test_no_scale_is_read_where_rows_do_not_sum_to_one() -> None:
+    result = check(mutants.forgets_to_rescale_between_tiles, only="scale").facts[0]
+    assert result.status == "not applicable"
+    assert "weights of a row do not sum to one, which is another fact" in result.reason
+
+
+def test_polarity_of_padding_is_named_and_declared() -> None:
+    assert conventions(mutants.pads_where_true_keeps)["padding"] == "key_padding_mask (b j), True keeps"
+    report = check(mutants.pads_where_true_keeps, quick=True, mask_polarity="keep")
+    assert report["mask-polarity"].status == "passed"
+    assert "declare mask_argument='key_padding_mask' to ask by it" in report["blind-row-nan"].reason
+    asked = check(mutants.pads_where_true_keeps, only="blind-row-nan", mask_argument="key_padding_mask")
+    assert asked["blind-row-nan"].status == "passed"
+
+
+def test_advice_names_only_what_can_be_said_here() -> None:
+    with pytest.raises(ConfigError) as error:
+        check(torch.softmax)
+    assert "Say heads=, kv_heads= or width= where it needs certain ones" in str(error.value)
+    assert "(n b h c)" in str(error.value)
+
+
+def test_what_ends_the_program_is_an_error_and_no_answer() -> None:
+    def leaves(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        raise SystemExit(0)
+
+    with pytest.raises(ConfigError, match=r"leaves could not be checked: it raised SystemExit\(0\), which ends"):
+        check(leaves)
 
 
 def test_the_mode_of_a_module_and_the_random_state_are_left_as_they_were() -> None:
     module = nn.MultiheadAttention(12, 3, dropout=0.5, batch_first=True).train()
+    module.out_proj.eval()
     state = torch.random.get_rng_state()
     report = check(module, quick=True, blind_rows="nan", poison="reaches")
     assert report.ok, report
     assert module.training
+    assert not module.out_proj.training
     assert torch.equal(torch.random.get_rng_state(), state)
+    decoder = mutants.TinyDecoder().train()
+    part = next(iter(decoder.children())).eval()
+    check(decoder, only=["runs"])
+    assert decoder.training
+    assert not part.training

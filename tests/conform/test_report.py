@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from regard.base.errors import RegardError
 from regard.conform import check, conformance
 from regard.conform.report import Report
 from tests.conform import mutants
@@ -88,3 +89,27 @@ def test_a_decoder_gets_the_tests_of_a_decoder() -> None:
     assert "test_left_padding" in tests
     assert "test_cache" not in tests
     assert "test_scale" not in tests
+
+
+def test_a_class_has_the_tests_that_were_asked_for() -> None:
+    tests = [name for name in vars(conformance(mutants.scales_twice, only=["scale"])) if name.startswith("test_")]
+    assert tests == ["test_scale"]
+    with pytest.raises(AssertionError, match=r"scale: q . k is multiplied"):
+        conformance(mutants.scales_twice, only="scale")().test_scale()
+
+
+@pytest.mark.parametrize(
+    ("fn", "settings", "words"),
+    [
+        (mutants.right, {"casual": True}, "nothing called 'casual' can be declared; did you mean 'causal'?"),
+        (mutants.right, {"without": ["extreme-score"]}, "unknown fact 'extreme-score'; did you mean 'extreme-scores'"),
+        (mutants.right, {"kind": "encoder"}, "kind is 'attention' or 'decoder', not 'encoder'"),
+        (3, {}, "what is checked is a function of q, k and v, an nn.Module or a decoder, not 3"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_the_class_is_made(
+    fn: object, settings: dict[str, object], words: str
+) -> None:
+    with pytest.raises(RegardError) as error:
+        conformance(fn, **settings)
+    assert words in str(error.value)

@@ -144,6 +144,15 @@ class Relative(nn.Module):
         return out
 
 
+def in_another_order(key: Tensor, value: Tensor, *, is_causal: bool = False, query: Tensor) -> Tensor:
+    return attend(query, key, value, mask=causal() if is_causal else None)
+
+
+class InAnotherOrder(nn.Module):
+    def forward(self, query: Tensor, value: Tensor, key: Tensor) -> Tensor:
+        return attend(query, key, value)
+
+
 NAN = {"blind_rows": "nan", "poison": "reaches"}
 
 
@@ -160,6 +169,7 @@ NAN = {"blind_rows": "nan", "poison": "reaches"}
         (nn.TransformerEncoderLayer(12, 3, 8), NAN, {"layout": "n b c"}),
         (Relative(), {"scale": 1.0, "bias": "any"}, {"bias": "other"}),
         (mutants.RightCross(), {}, {"memory by": "context"}),
+        (in_another_order, {"alignment": "bottom-right"}, {"causal by": "is_causal=True"}),
     ],
 )  # fmt: skip
 def test_what_is_asked_in_another_way_breaks_nothing(
@@ -169,6 +179,33 @@ def test_what_is_asked_in_another_way_breaks_nothing(
     assert report.ok, report
     found = {each.name: each.value for each in report.conventions}
     assert {name: found[name] for name in told} == told
+
+
+def test_arguments_are_told_by_their_names_and_names_that_lie_are_found_out() -> None:
+    facts = ["runs", "keys-ignored", "k-and-v-swapped", "q-and-k-swapped", "scale"]
+    for fn in (in_another_order, InAnotherOrder()):
+        assert check(fn, only=facts).ok
+    report = check(lambda value, query, key: attend(key, query, value), only=facts)  # one that lies
+    assert [result.name for result in report.failed] == ["q-and-k-swapped"]
+    assert report.failed[0].failure is not None
+    assert "attend = probe_of(f).call" in report.failed[0].failure.example
+
+
+def test_channels_before_time_are_declared_and_never_guessed() -> None:
+    def channels_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q.mT, k.mT, v.mT).mT
+
+    assert check(channels_first, layout="b h c n", quick=True).ok
+    assert not check(channels_first, quick=True).ok
+
+
+def test_dropout_of_a_module_that_makes_up_for_it_is_right() -> None:
+    report = check(mutants.RightDropping().train(), only=["dropout"])
+    assert report["dropout"].status == "passed"
+    still = mutants.RightDropping()
+    still.dropped = nn.Dropout(0.0)
+    reason = "it has no dropout argument, and drops no weight in training"
+    assert check(still, only=["dropout"])["dropout"].reason == reason
 
 
 def test_a_module_that_cannot_be_called_is_said_to_be_left_out() -> None:

@@ -57,6 +57,20 @@ def without_batch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("ij,je->ie", (torch.einsum("ic,jc->ij", q, k) * q.shape[-1] ** -0.5).softmax(-1), v)
 
 
+def time_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("ibhc,jbhc->bhij", q, k) * q.shape[-1] ** -0.5
+    return torch.einsum("bhij,jbhe->ibhe", scores.softmax(-1), v)
+
+
+def time_first_merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return time_first(q, k, v).flatten(2)
+
+
+def time_first_without_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    assert q.ndim == 3
+    return time_first(q[:, :, None], k[:, :, None], v[:, :, None])[:, :, 0]
+
+
 def answers_heads_third(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None]:
     return sdpa(q, k, v).transpose(1, 2), None
 
@@ -74,6 +88,9 @@ def answers_merged(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         (heads_third_square, "b n h c", True),
         (without_heads, "b n c", False),
         (without_batch, "n c", False),
+        (time_first, "n b h c", False),
+        (time_first_merged, "n b h c -> n b (h c)", False),
+        (time_first_without_heads, "n b c", False),
         (answers_heads_third, "b h n c -> b n h c", False),
         (answers_merged, "b h n c -> b n (h c)", False),
     ],
@@ -88,7 +105,7 @@ def test_the_layout_of_a_function_is_found_by_trying(fn: Any, layout: str, squar
 
 def test_a_layout_that_is_said_is_not_looked_for() -> None:
     assert as_probe(lambda q, k, v: v[:, :, : q.shape[2]], layout="b h n c").layout == "b h n c"
-    with pytest.raises(ConfigError, match="layout is one of 'b h n c', 'b n h c', 'b n c', 'n c', not 'bhnc'"):
+    with pytest.raises(ConfigError, match=r"layout is one of 'b h n c', 'b n h c', .*, 'n b h c', 'n b c', not 'bhnc'"):
         as_probe(sdpa, layout="bhnc")
     with pytest.raises(ConfigError, match="raised ValueError: the layout 'b n c' has no axis for 3 heads"):
         as_probe(without_heads, layout="b n c", heads=3)

@@ -52,9 +52,9 @@ def test_other_models_come_back(name: str, tmp_path: Path) -> None:
     case = CASES[name]()
     with watch(case.model) as seen:
         case.run(case.model).square().sum().backward()
-    seen.save(tmp_path / "deep" / "seen.safetensors")
-    same(seen, Seen.load(tmp_path / "deep" / "seen.safetensors"))
-    assert [file.name for file in (tmp_path / "deep").iterdir()] == ["seen.safetensors"]
+    seen.save(tmp_path / "seen.safetensors")
+    same(seen, Seen.load(tmp_path / "seen.safetensors"))
+    assert [file.name for file in tmp_path.iterdir()] == ["seen.safetensors"]
 
 
 MASKS: dict[str, Mask] = {
@@ -138,6 +138,9 @@ def test_a_broken_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be written: there is no folder .*none; make it first"):
+        Seen().save(tmp_path / "none" / "seen.safetensors")
+    assert not (tmp_path / "none").exists()
     with pytest.raises(CheckpointError, match=r"is not there; seen\.save\(path\) writes such a file"):
         Seen.load(tmp_path / "nothing")
     (tmp_path / "broken").write_bytes(b"\x05")

@@ -27,7 +27,7 @@ from regard import (
     t5_buckets,
     window,
 )
-from regard.base.errors import ConfigError, ShapeError
+from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.see import fused, rows as by_rows
 from regard.see.statistics import Statistics, statistics
 
@@ -208,6 +208,26 @@ def test_keys_that_nobody_sees_may_hold_nan() -> None:
         assert torch.equal(getattr(found, name), getattr(clean, name)), name
 
 
+@pytest.mark.parametrize("beta", [None, 1e5])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_scores_that_are_no_numbers_make_their_rows_nan_and_no_others(bad: float, beta: float | None) -> None:
+    q, k = draw(j=N)
+    clean = statistics(q, k, mask=causal(), beta=beta)
+    k = k.clone()
+    k[1, 0, 5] = bad
+    found = statistics(q, k, mask=causal(), beta=beta)
+    scores = (q[1, 0] @ k[1, 0].mT).masked_fill(~causal().dense(N, N), -math.inf)
+    broken = scores.softmax(-1).isnan().any(-1)
+    assert broken.any()
+    assert not broken[:5].any()
+    for name in ("lse", "entropy", "largest", "distance"):
+        assert torch.equal(getattr(found, name)[1, 0].isnan(), broken), name
+        torch.testing.assert_close(getattr(found, name)[1, 0, ~broken], getattr(clean, name)[1, 0, ~broken])
+    assert bool((found.where[1, 0, broken] == -1).all())
+    assert bool(found.received[1, 0, 5].isnan())
+    assert not found.lse[0].isnan().any()
+
+
 def test_no_slab_is_larger_than_the_budget_and_hidden_blocks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(by_rows.AT_ONCE, "cpu", 1 << 14)
     q, k = (torch.randn(1, 2, 2000, 8) for _ in range(2))
@@ -258,6 +278,12 @@ def test_wrong_questions_are_named() -> None:
         found.pooled((40, 3))
     with pytest.raises(ConfigError, match=r"pooled\(rows\)"):
         found.pooled(0)
+    with pytest.raises(
+        ConfigError, match=r"pooled takes a number of cells a side, or \(rows, columns\), not \(3, 4, 5\)"
+    ):
+        found.pooled((3, 4, 5))  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match=r"q must be a tensor read as \(b h i c\), not int"):
+        statistics(1, 2)  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"rows asks for query 37, but q has i=37"):
         found.rows([37])
     with pytest.raises(ConfigError, match="rows takes the numbers of queries"):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from regard.core.masks import causal, padding, window
 from regard.core.rules import Causal
 from regard.core.scores import alibi
 from regard.layers.attention import Attention
-from regard.see.records import Record
+from regard.see.heads import heads_of
+from regard.see.records import Record, Seen
 from regard.see.statistics import statistics
 from regard.see.watch import watch
 from regard.see.zeroing import value_zeroing
@@ -61,7 +63,9 @@ def agrees(record: Record, weights: Tensor, places: int | None = None) -> None:
     torch.testing.assert_close(record.entropy, torch.special.entr(weights).sum(-1), **close)
     torch.testing.assert_close(record.largest, weights.amax(-1), **close)
     torch.testing.assert_close(record.received, weights.sum(-2), **close)
-    torch.testing.assert_close(record.distance, (weights * far).sum(-1), **close)
+    assert (record.distance is None) == ("not known where" in record.note)
+    if record.distance is not None:
+        torch.testing.assert_close(record.distance, (weights * far).sum(-1), **close)
     torch.testing.assert_close(record.rows([i - 1]), weights[:, :, -1:], **close)
 
 
@@ -986,7 +990,7 @@ def test_what_was_seen_does_not_change_with_the_model() -> None:
     q, k, v = qkv()
     bias = torch.randn(5, 7)
     with watch() as seen:
-        functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        functional.scaled_dot_product_attention(q, k, v, bias)
     expected = softmaxed(q, k, added=bias)
     for x in (q, k, v, bias):
         x.zero_()
@@ -1003,6 +1007,47 @@ def test_calls_of_one_module_are_numbered_and_generation_is_seen() -> None:
     assert last.q.shape[2] == 1
     assert last.k.shape[2] == 7
     assert int(last.query_positions[0]) == 6
+
+
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask", "ignore:flex_attention called without")
+def test_queries_stand_where_they_do_whatever_the_cache() -> None:
+    model, prompt = CASES["llama sdpa"]().model, torch.tensor([[5, 9, 7, 5, 8]])
+
+    def generated(implementation: str, cache: str | None) -> list[Record]:
+        model.set_attn_implementation(implementation)
+        settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), watch(model) as seen:
+            model.generate(prompt, cache_implementation=cache, **settings)
+        return seen.records
+
+    grown = generated("sdpa", None)
+    for implementation, cache in (("sdpa", "static"), ("eager", "static"), ("flex_attention", None)):
+        for record, plain in zip(generated(implementation, cache), grown, strict=True):
+            assert record.places == plain.places
+            for column in ("distance", "previous", "first"):
+                found, expected = ([getattr(head, column) for head in heads_of(each)] for each in (record, plain))
+                assert found == pytest.approx(expected, abs=1e-5), (implementation, column)
+
+
+def test_a_query_that_may_stand_anywhere_has_no_distance_and_says_why(tmp_path: Path) -> None:
+    q, k, v = qkv(i=1, j=9)
+    record, _ = seen_of(functional.scaled_dot_product_attention, q, k, v, (torch.arange(9) < 7)[None])
+    assert record.distance is None
+    assert record.note == "not known where its queries stand: the mask hides the last key and shows no diagonal"
+    (head, *_) = heads_of(record, torch.arange(9).expand(2, -1))
+    assert (head.distance, head.previous, head.first, head.induction) == (None, None, None, None)
+    assert str(Seen([record]).table()).splitlines()[1].split()[-4:] == ["-", "-", "-", "-"]
+    Seen([record]).save(tmp_path / "seen.safetensors")
+    assert Seen.load(tmp_path / "seen.safetensors")[record.name].distance is None
+
+
+def test_a_mask_with_a_diagonal_says_where_queries_stand() -> None:
+    q, k, v = qkv(i=3, j=9)
+    seen = torch.arange(9) <= torch.arange(3)[:, None] + 4
+    record, _ = seen_of(functional.scaled_dot_product_attention, q, k, v, seen)
+    assert record.query_positions.tolist() == [4, 5, 6]
+    padded, _ = seen_of(functional.scaled_dot_product_attention, q, k, v, (torch.arange(9) > 1).expand(3, -1))
+    assert padded.query_positions.tolist() == [6, 7, 8]
 
 
 def test_calls_outside_the_model_are_not_its_own() -> None:

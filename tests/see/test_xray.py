@@ -686,6 +686,27 @@ def test_what_divides_by_the_length_of_zero_is_read_from_drawn_q_and_k() -> None
     assert any(note.startswith("q = 0 and k = 0 give NaN") for note in found.notes)
 
 
+def test_time_before_the_batch_is_found_out_and_may_be_said() -> None:
+    def time_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(*(x.permute(1, 2, 0, 3) for x in (q, k, v)), is_causal=True).permute(2, 0, 1, 3)
+
+    for found in (xray(time_first), xray(time_first, layout="n b h c")):
+        assert found.asked.endswith("as (n b h c)")
+        assert (found.described, found.scale_named, found.groups) == ("causal()", "c ** -0.5", (0, 1, 2))
+
+
+@pytest.mark.parametrize("mask", [full(), causal()], ids=repr)
+def test_hard_attention_shows_what_it_sees_key_by_key(mask: Mask) -> None:
+    def hard(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        best = (q @ k.mT).masked_fill(~mask.dense(q.shape[2], k.shape[2]), -math.inf).argmax(-1)
+        return functional.one_hot(best, k.shape[2]).to(v) @ v  # of equals the first, so q = 0 shows one key alone
+
+    found = xray(hard)
+    assert (found.described, found.rows_sum, found.normalised) == (repr(mask), (1.0, 1.0), "rows")
+    assert torch.equal(found.visible[1, 2], mask.dense(7, 7))
+    assert any("the mask is read from keys that win one at a time" in note for note in found.notes)
+
+
 def test_noise_is_told_from_dropout() -> None:
     found = xray(lambda q, k, v: sdpa(q + 0.1 * torch.randn_like(q), k, v))
     assert (found.deterministic, found.dropped_in_eval, found.scale) == (False, 0.0, None)
@@ -752,6 +773,8 @@ def test_sizes_that_cannot_be_asked_are_told() -> None:
         xray(nn.MultiheadAttention(15, 3), heads=5)
     with pytest.raises(ConfigError, match=r"xray\(queries\) is 2, but must be at least 3: it counts query positions"):
         xray(sdpa, queries=2)
+    with pytest.raises(ConfigError, match=r"xray\(keys\) takes a whole number, not 'a'"):
+        xray(sdpa, keys="a")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"scaled_dot_product_attention refused q \(2, 4, 7, 8\), k \(2, 3, 7, 8\)"):
         xray(as_probe(sdpa), heads=4, kv_heads=3)
 

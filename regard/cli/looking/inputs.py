@@ -1,6 +1,6 @@
 """What a model is asked: its inputs, the names of their positions, and the Python that makes them again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from json import loads
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.cli.generate import named, words_of
+from regard.cli.looking.theirs import ARGUMENTS, Theirs, load_theirs, model_type_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from regard.data.tokenizers import Tokenizer
     from regard.models.model import Model
     from regard.see.records import Record
-    from regard.see.report import Sides
+    from regard.see.report import Sides, Words
 
 PREPROCESSOR = "preprocessor_config.json"  # where Hugging Face writes how pixels are scaled
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
@@ -33,11 +34,42 @@ class Opened:
     random: bool
     code: str  # makes `model`
     imports: str
+    theirs: Theirs | None = None  # where it is a model of transformers
 
     @property
     def kind(self) -> str:
         """What it reads: text, a pair of texts, or an image."""
-        return KINDS[type(self.model).__name__]
+        return KINDS[type(self.model).__name__] if self.theirs is None else self.theirs.kind
+
+    @property
+    def vocab(self) -> int:
+        """How many tokens it knows."""
+        config: Any = self.model.config
+        return int(config.vocab) if self.theirs is None else self.theirs.vocab
+
+    @property
+    def most(self) -> int | None:
+        """How many tokens it reads at most; None where there is no limit."""
+        if self.theirs is not None:
+            return self.theirs.most
+        limits = (getattr(self.model.config, name, None) for name in ("context", "reach"))
+        return min((limit for limit in limits if limit), default=None)
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has learned."""
+        return self.model.parameter_count if self.theirs is None else self.theirs.model.num_parameters()
+
+    def run(self, inputs: tuple["Tensor", ...]) -> None:
+        """One pass."""
+        if self.theirs is None:
+            self.model(*inputs)
+            return
+        try:
+            self.model(**dict(zip(ARGUMENTS, inputs, strict=False)))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # their ways to refuse an input
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(f"{self.name} could not read that: {type(error).__name__}: {first}") from None
 
     @property
     def weights(self) -> str:
@@ -75,6 +107,9 @@ def opened(name: str, device: str) -> Opened:
     there = is_there(name)
     on = "" if device == "cpu" else f", device={device!r}"
     if there or (name not in PRESETS and ("/" in name or "\\" in name) and not get_close_matches(name, PRESETS, n=1)):
+        if there and (kind := model_type_of(name)) is not None:
+            theirs = load_theirs(name, kind, device)
+            return Opened(name, theirs.model, False, theirs.code, theirs.imports, theirs)
         model = load(name, device=device)
         check_kind(name, type(model).__name__)
         return Opened(name, model, False, f"model = load({name!r}{on})", "from regard import load")
@@ -131,8 +166,7 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
 
     from regard.see.report import Sides, Words
 
-    config: Any = opened.model.config
-    words = words_of(opened.name, config.vocab, tokenizer)
+    words = words_of(opened.name, opened.vocab, tokenizer)
     names = ("source", "target") if opened.kind == "pair" else ("tokens",)
     ids = {names[0]: words.encode(text)}
     lines = [*_encoding(words), f"{names[0]} = torch.tensor([words.encode({_quoted(text)})])"]
@@ -141,7 +175,7 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
             raise ConfigError(
                 f"{opened.name} is an encoder-decoder: give what it has written so far with --target 'text'"
             )
-        start = named(opened.name, "decoder_start_token_id", config.vocab)[:1]
+        start = named(opened.name, "decoder_start_token_id", opened.vocab)[:1]
         ids["target"] = start + words.encode(target, special=False)
         before = f"{start} + " if start else ""
         lines.append(f"target = torch.tensor([{before}words.encode({_quoted(target)}, special=False)])")
@@ -152,6 +186,8 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
     named_words = {name: Words(labels_of(words, tokens), inputs[name], name) for name, tokens in ids.items()}
 
     def sides(record: "Record") -> Sides:
+        if opened.theirs is not None:
+            return sides_of_theirs(record, named_words)
         if opened.kind == "text":
             return Sides(named_words["tokens"], named_words["tokens"])
         if record.name.startswith("encoder"):
@@ -160,6 +196,9 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
         crossing = record.name.partition(":")[0].endswith("cross") or type(opened.model).__name__ == "RNN"
         return Sides(named_words["target"], named_words["source" if crossing else "target"])
 
+    handed = [f"{name}{on}" for name in ids]
+    if opened.theirs is not None:
+        handed = [f"{argument}={each}" for argument, each in zip(ARGUMENTS, handed, strict=False)]
     asked = text if target is None else f"{text}\n\n{target}"
     many = [
         f"{len(tokens)} {'' if name == 'tokens' else f'{name} '}token{'s' if len(tokens) > 1 else ''}"
@@ -175,26 +214,41 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
             else "from regard.data.tokenizers import load_tokenizer",
         ),
         code="\n".join(lines),
-        call=f"model({', '.join(f'{name}{on}' for name in ids)})",
+        call=f"model({', '.join(handed)})",
         sides=sides,
     )
 
 
+def sides_of_theirs(record: "Record", words: Mapping[str, "Words"]) -> "Sides":
+    """Whose positions a layer's are, by its name; numbers where it has others than the tokens."""
+    from regard.see.relevance import role_of
+    from regard.see.report import Sides, Words
+
+    first, last = next(iter(words.values())), list(words.values())[-1]
+    sides = {"encoder": (first, first), "decoder": (last, last), "cross": (last, first)}
+    queries, keys = sides[role_of(record.name.partition(":")[0])]
+    i = record.q.shape[2] if record.rows_kept is None else len(queries.labels)
+    if (len(queries.labels), len(keys.labels)) == (i, record.k.shape[2]):
+        return Sides(queries, keys)
+    many = max(i, record.k.shape[2], *(record.rows_kept or (0,)))
+    numbered = tuple(str(number) for number in range(many + 1))
+    return Sides(Words(numbered[:i] if record.rows_kept is None else numbered), Words(numbered[: record.k.shape[2]]))
+
+
 def check_tokens(opened: Opened, name: str, tokens: list[int]) -> None:
     """Raise where the model cannot take these."""
-    config: Any = opened.model.config
     what = "text" if name == "tokens" else name
     if not tokens:
         raise ConfigError(f"the {what} is empty; give at least one token to look at")
-    most = min(getattr(config, "context", None) or len(tokens), getattr(config, "reach", None) or len(tokens))
+    most = opened.most or len(tokens)
     if len(tokens) > most:
         raise ConfigError(
             f"the {what} has {len(tokens)} tokens, but {opened.name} reads at most {most}; shorten it by "
             f"{len(tokens) - most}"
         )
-    if max(tokens) >= config.vocab:
+    if max(tokens) >= opened.vocab:
         raise ConfigError(
-            f"the tokenizer gives token {max(tokens)}, but {opened.name} knows {config.vocab}; it is another model's: "
+            f"the tokenizer gives token {max(tokens)}, but {opened.name} knows {opened.vocab}; it is another model's: "
             "name the right one with --tokenizer"
         )
 

@@ -30,11 +30,15 @@ def owed(
 
     whole  whether all layers and rows were kept, which relevance needs
     """
+    if table.broken:
+        return Owed(notes=("There is no relevance here: some weights are NaN.",))
     kind = type(opened.model).__name__
     if kind == "DaViT":
         return windows(opened, seen, table, head)
     if not whole:
         return Owed(notes=("There is no relevance here: it needs every layer and every row.",))
+    if opened.theirs is not None:
+        return of_theirs(opened, seen, sides)
     if kind == "RNN":
         return Owed(notes=("There is no relevance here: it goes along layers of attention, and this is a single one.",))
     if kind == "ViT":
@@ -56,13 +60,26 @@ def text(kind: str, seen: "Seen", sides: "Mapping[str, Sides]") -> Owed:
     return Owed((Relevance(f"What the output of the {where} token owes to each token (rollout)", words, values, code),))
 
 
+def of_theirs(opened: "Opened", seen: "Seen", sides: "Mapping[str, Sides]") -> Owed:
+    """Rollout where the layers of a model of transformers are a stack of positions, else the reason."""
+    from regard.base.errors import RegardError
+    from regard.see.heads import visible_keys
+
+    first = seen.records[0]
+    causal = bool((visible_keys(first)[:, :, 0] < first.k.shape[2]).all())
+    try:
+        return pair(seen, sides) if opened.kind == "pair" else text("GPT" if causal else "BERT", seen, sides)
+    except RegardError as error:
+        return Owed(notes=(f"There is no relevance here: {error}.",))
+
+
 def pair(seen: "Seen", sides: "Mapping[str, Sides]") -> Owed:
     """Rollout to the last target token, along the source and along the target."""
-    from regard.see.relevance import encoder_decoder_rollout
+    from regard.see.relevance import encoder_decoder_rollout, role_of
     from regard.see.report import Relevance
 
     both = encoder_decoder_rollout(seen)
-    crossing = next(each for name, each in sides.items() if name.endswith("cross"))
+    crossing = next(each for name, each in sides.items() if role_of(name) == "cross")
     code = "from regard.see.relevance import encoder_decoder_rollout\n\nencoder_decoder_rollout(seen)"
     return Owed(
         tuple(

@@ -70,7 +70,7 @@ def chosen(report: "Report", width: int) -> list[Text]:
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, drawn, strict=True)]
     if sides.queries is not sides.keys:
         lines.append(Text("keys: " + " ".join(shortened(label) for label in sides.keys.labels)))
-    top = float(values.max())
+    top = by_root(values).top
     parts = " ".join(f"{shade} from {top * step * step / 25:.3f}" for step, shade in enumerate("·░▒▓█"))
     return [Text(f"{report.layer}, head {report.head}{size}", style="bold"), *lines, Text(f"{parts} to {top:.3f}")]
 

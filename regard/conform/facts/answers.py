@@ -32,9 +32,10 @@ def equal(x: Tensor, y: Tensor) -> bool:
 @fact(
     FACTS,
     "runs",
-    student="Given queries, keys and values of fitting shapes, attention has an answer.",
-    engineer="An ordinary call (b=2, h=4, i=j=6, c=e=4) does not raise.",
-    cause="a shape hard-coded for one model, an argument that is required, another layout than (b h n c)",
+    student="Given queries, keys and values of fitting shapes, attention has an answer, and it is made of numbers.",
+    engineer="An ordinary call (b=2, h=4, i=j=6, c=e=4) does not raise, and does not give NaN alone.",
+    cause="a shape hard-coded for one model, an argument that is required, another layout than (b h n c); for NaN, a "
+    "softmax over scores that are all -inf, memory that was never written (torch.empty)",
     fatal=True,
 )
 def runs(f: Findings) -> Failure | None:
@@ -42,9 +43,17 @@ def runs(f: Findings) -> Failure | None:
 
     def judge(inputs: Inputs) -> Complaint | None:
         raised = refusal(f, inputs)
-        return None if raised is None else Complaint(f"an ordinary call raises {raised.kind}: {raised.words}", raised)
+        if raised is not None:
+            return Complaint(f"an ordinary call raises {raised.kind}: {raised.words}", raised)
+        if not bool(f.subject(inputs).isnan().all()):
+            return None
+        return Complaint("an ordinary call gives nothing but NaN", True, False, _alone)
 
     return failure(f.subject, inputs, kept_in_kind(judge))
+
+
+def _alone(ask: Ask) -> list[str]:
+    return [f"nothing = bool({ask()}.isnan().all())"]
 
 
 def refusal(f: Findings, inputs: Inputs) -> Raised | None:
@@ -387,5 +396,5 @@ def _apart(x: Tensor, y: Tensor) -> float:
     return (x.double() - y.double()).abs().nan_to_num(torch.inf).max().item() if x.shape == y.shape else float("inf")
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]

@@ -9,10 +9,10 @@ from regard.conform.example import Ask, example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
 from regard.conform.facts.answers import refusal
 from regard.conform.facts.numbers import far, gradient_lines, gradients, with_gradients
-from regard.conform.findings import LONG, Findings, centred, half_hidden
+from regard.conform.findings import LONG, Findings, Padding, centred, half_hidden
 from regard.conform.inputs import Inputs, exact
 from regard.conform.shrink import Complaint, failure
-from regard.conform.subject import DOCUMENTS, PADDINGS, Subject, polarity
+from regard.conform.subject import DOCUMENTS, Subject, polarity
 from regard.conform.tolerance import error
 
 FACTS: Registry[Fact] = Registry("fact")
@@ -22,6 +22,11 @@ PER_HEAD = ("b h i j", "(b h) i j")
 
 
 def takes_mask(f: Findings) -> None:
+    if f.subject.mask is None and f.padding is not None:
+        name = f.padding.name
+        raise NotApplicableError(
+            f"it has no argument for a mask but {name}; declare mask_argument={name!r} to ask by it"
+        )
     if f.subject.mask is None:
         raise NotApplicableError("it has no argument for a mask; declare mask_argument if it has one by another name")
 
@@ -49,7 +54,8 @@ def masked(f: Findings, inputs: Inputs, apart: bool = False) -> Inputs:
     "mask-ignored",
     student="What is covered is not seen.",
     engineer="A key that the mask hides weighs exactly zero.",
-    cause="the mask is not handed on, or one of 1 and 0 is multiplied with the scores or added to them",
+    cause="the mask is not handed on, one of 1 and 0 is multiplied with the scores or added to them, or it is joined "
+    "to another mask by OR in place of AND",
 )
 def mask_ignored(f: Findings) -> Failure | None:
     takes_mask(f)
@@ -60,10 +66,10 @@ def mask_ignored(f: Findings) -> Failure | None:
     plain = f.subject.draw(5, 5, b=1, causal=False)
     whole = torch.ones(*plain.q.shape[:3], 5, dtype=torch.bool)
     moves = error(f.subject(half_hidden(plain)).detach(), f.subject(replace(plain, visible=whole)).detach()) > 1e-6
-    told = (
-        "is multiplied or added to scores as 1 and 0, which hides no key" if moves else "is accepted, but hides no key"
-    )
-    return _covered(f, f"{argument.name} {told}")
+    told = "changes the weights, but hides no key" if moves else "is accepted, but hides no key"
+    unmasked, under = (f.flat_weights(5, 5, False, masked=masked) > 0 for masked in (False, True))
+    more = ": it shows keys that are hidden without it" if bool((under & ~unmasked).any()) else ""
+    return _covered(f, f"{argument.name} {told}{more}")
 
 
 def _covered(f: Findings, words: str, subject: Subject | None = None, declare: str = "") -> Failure:
@@ -127,13 +133,20 @@ def boolean_mask_added(f: Findings) -> Failure | None:
     cause="a mask made for the other convention; ~mask missing or too much (pytorch#170400)",
 )
 def mask_polarity(f: Findings) -> Failure | None:
+    wanted = f.declared.mask_polarity
+    if wanted is None:
+        raise NotApplicableError("no polarity was declared")
+    padding = f.padding
+    if padding is not None and padding.polarity is not None:
+        if padding.polarity != wanted:
+            return _padded_otherwise(f, padding, wanted)
+        if f.subject.mask is None:
+            return None
     obeys_mask(f)
     assert f.subject.mask is not None
-    if f.declared.mask_polarity is None:
-        raise NotApplicableError("no polarity was declared")
     if f.subject.mask.values == "additive":
         raise NotApplicableError("its mask is added to the scores, so it has no True")
-    have, wanted = f.subject.mask.polarity, f.declared.mask_polarity
+    have = f.subject.mask.polarity
     if have == wanted:
         return None
     words = f"True means {have} in {f.subject.mask.name}, not {wanted}"
@@ -146,6 +159,25 @@ def mask_polarity(f: Findings) -> Failure | None:
     return failure(
         other, masked(f, f.subject.draw(5, 5, b=1, dtype=torch.float32)), judge, words, f"mask_polarity={have!r}"
     )
+
+
+def _padded_otherwise(f: Findings, padding: Padding, wanted: str) -> Failure:
+    """The failure of an argument for padded keys in which True means the other thing."""
+    inputs, real = f.padded()
+    given = real if wanted == "keep" else ~real
+    seen = (f.subject.weights(inputs, **{padding.name: given})[1, 0, -1] > 0).tolist()
+
+    def show(ask: Ask) -> list[str]:
+        name = padding.name
+        return [
+            f"{name} = torch.tensor({given.tolist()})",
+            f"weights = {ask.weights(f'{name}={name}')}",
+            "seen = (weights[1, 0, -1] > 0).tolist()",
+        ]
+
+    words = f"True means {padding.polarity} in {padding.name}, not {wanted}"
+    code = example(f.subject, inputs, seen, real[1].tolist(), show, {})
+    return Failure(words, code, f"mask_polarity={padding.polarity!r}")
 
 
 @fact(
@@ -499,20 +531,14 @@ def causal_beside_mask(f: Findings) -> Failure | None:
     cause="the padding mask reaches only the first sequence or layer, is inverted, or is dropped beside a causal one",
 )
 def padding_leaks(f: Findings) -> Failure | None:
-    name = next((name for name in PADDINGS if name in f.subject.probe.parameters), None)
-    if name is None:
+    padding = f.padding
+    if padding is None:
         raise NotApplicableError("it has no argument for padded keys")
-    inputs = f.subject.draw(5, 5, b=2, dtype=torch.float32)
-    real = torch.ones(2, 5, dtype=torch.bool)
-    real[1, 3:] = False
-    for keep in (real, ~real):
-        try:
-            flat = f.subject.weights(replace(inputs, q=torch.zeros_like(inputs.q)), **{name: keep})
-        except Exception as refused:
-            raise NotApplicableError(f"{name} of (b j) booleans is refused: {str(refused)[:80]}") from refused
-        if not bool(flat[1, :, :3, 3:].any()) and bool((flat[0, :, -1] > 0).all()):
-            return None
-    simple = replace(inputs, q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
+    if padding.refused:
+        raise NotApplicableError(f"{padding.name} of (b j) booleans is refused: {padding.refused}")
+    if padding.polarity is not None:
+        return None
+    (inputs, real), name = f.padded(), padding.name
 
     def show(ask: Ask) -> list[str]:
         return [
@@ -526,7 +552,7 @@ def padding_leaks(f: Findings) -> Failure | None:
 
     return Failure(
         f"{name} of (b j) booleans, in neither polarity, hides the padded keys of the second sequence",
-        example(f.subject, simple, False, True, show, {}),
+        example(f.subject, inputs, False, True, show, {}),
     )
 
 

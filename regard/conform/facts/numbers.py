@@ -11,11 +11,12 @@ from torch import Tensor
 from regard.base.registry import Registry
 from regard.conform.example import Ask, Raised, Shows, drawn_example, example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.answers import kept_in_kind, refusal, seeded
+from regard.conform.facts.answers import equal, kept_in_kind, refusal, seeded
 from regard.conform.findings import LONG, Findings, half_hidden
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, failure
 from regard.conform.tolerance import GRADIENT, OUTPUT, allowed, error, same
+from regard.see.xrays.eye import switched
 
 FACTS: Registry[Fact] = Registry("fact")
 
@@ -75,7 +76,7 @@ def far(f: Findings, inputs: Inputs) -> Complaint | None:
     student="With one key there is nothing to choose: the answer is its value.",
     engineer="i = j = 1 works, and a single key weighs 1.",
     cause="squeeze() without an axis, a loop that starts at 1, a variance over one number",
-    explained_by=("causality",),
+    explained_by=("causality", "one-query"),
 )
 def one_key(f: Findings) -> Failure | None:
     inputs = f.subject.draw(1, 1, dtype=torch.float32)
@@ -402,13 +403,13 @@ for _name, (_words, _cause) in _GRADIENTS.items():
     FACTS,
     "dropout",
     student="What is dropped in training is made up for by what stays: on average nothing changes.",
-    engineer="With dropout p, a share p of weights is zero and the others are divided by 1 - p.",
+    engineer="With dropout p, or in train(), a share p of weights is zero and the others are divided by 1 - p.",
     cause="weights dropped without scaling, dropout on scores, values or the output, or on whole keys",
 )
 def dropout(f: Findings) -> Failure | None:
     name = f.subject.dropout_argument
     if name is None:
-        raise NotApplicableError("it has no dropout argument")
+        return _dropped_in_training(f)
     inputs = f.subject.draw(31, 31, b=3, c=8)
     flat = replace(inputs, q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
     seeded(0)
@@ -434,6 +435,61 @@ def dropout(f: Findings) -> Failure | None:
         )
         return Failure(words, example(f.subject, flat, False, True, shows, {}))
     return _dropped_whole(f, flat, name)
+
+
+def _dropped_in_training(f: Findings) -> Failure | None:
+    """The complaint about a module in training, which drops a share that it does not tell."""
+    module = f.subject.probe.module
+    if module is None:
+        raise NotApplicableError("it has no dropout argument")
+    inputs = f.subject.draw(15, 15, b=3)
+    flat = inputs.having(q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
+    exact, whole = f.subject.weights(flat), f.subject(flat).detach()
+    read = []
+    with switched(module, training=True):
+        seeded(0)
+        first = f.subject(flat).detach()
+        for seed in range(4):
+            seeded(seed)
+            read.append(f.subject.weights(flat))
+    if all(equal(weights, exact) for weights in read):
+        raise NotApplicableError("it has no dropout argument, and drops no weight in training")
+    if bool((first - first[..., :1]).abs().max() > 1e-3):
+        raise NotApplicableError("in training its output is dropped too, so that what happens to weights does not show")
+    seen = exact > 0
+    times = torch.stack(read).double() / torch.where(seen, exact, 1.0).double()
+    gone = (times == 0) & seen
+    kept = times[~gone & seen.expand_as(gone)]
+    if not bool(gone.any()) or not len(kept) or bool((kept - kept.median()).abs().max() > 1e-3 * kept.median()):
+        raise NotApplicableError("it is random in training, but not by weights that are dropped")
+    share, larger = (gone.sum() / seen.expand_as(gone).sum()).item(), kept.median().item()
+    if abs(1 - 1 / larger - share) <= 5 * _luck(gone, seen) + 1e-3:
+        return None
+
+    def show(ask: Ask) -> list[str]:
+        return [*_switched_on(ask), "torch.manual_seed(0)", f"mean = {ask()}.double().mean().item()"]
+
+    words = (
+        f"in training about {share:.0%} of the weights are zero and the others {larger:.4g} times as large, not "
+        f"{1 / (1 - share):.3g} times, so that rows do not sum to 1 on average"
+    )
+    mean, wanted = (x.double().mean().item() for x in (first, whole))
+    return Failure(words, example(f.subject, flat, mean, wanted, show, {}))
+
+
+def _luck(gone: Tensor, seen: Tensor) -> float:
+    """By how much the share of dropped weights may be off by chance, be they dropped one by one or together."""
+    off: list[float] = []
+    for axes in ((3,), (4,), (3, 4)):
+        share = gone.sum(axes).double() / seen.sum([axis - 1 for axis in axes]).clamp(min=1)
+        off.append(share.std().item() / share.numel() ** 0.5)
+    return max(off)
+
+
+def _switched_on(ask: Ask) -> list[str]:
+    """The lines that make what is asked one in training."""
+    made = [line.replace(".eval()", ".train()") for line in ask.before if line.startswith("attend = ")]
+    return made or ["probe.module.train()"]
 
 
 def _drops(f: Findings, inputs: Inputs, name: str) -> bool:
@@ -494,15 +550,11 @@ def train_and_eval(f: Findings) -> Failure | None:
     if module is None:
         raise NotApplicableError("it is a function")
     inputs = f.subject.draw(7, 7)
-    before = module.training
-    try:
-        outs = []
-        for training, seed in ((True, 0), (True, 1), (False, 0)):
-            module.train(training)
+    outs = []
+    for training, seed in ((True, 0), (True, 1), (False, 0)):
+        with switched(module, training=training):
             seeded(seed)
             outs.append(f.subject(inputs).detach())
-    finally:
-        module.train(before)
     if not torch.equal(outs[0], outs[1]):
         raise NotApplicableError("it is random in training, as with dropout, so both differ on purpose")
     off = error(outs[0], outs[2])
@@ -510,12 +562,9 @@ def train_and_eval(f: Findings) -> Failure | None:
 
     def judge(inputs: Inputs) -> Complaint | None:
         outs = []
-        try:
-            for training in (True, False):
-                module.train(training)
+        for training in (True, False):
+            with switched(module, training=training):
                 outs.append(f.subject(inputs).detach())
-        finally:
-            module.train(before)
         if error(*outs) <= 1e-5:
             return None
         return Complaint(words, outs[1], outs[0], lambda ask: [*_in_training(ask), f"out = {ask()}"])

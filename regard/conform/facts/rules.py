@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.base.registry import Registry
 from regard.conform.example import Ask, example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
+from regard.conform.facts.structure import sums_to_one
 from regard.conform.findings import LONG, Band, Findings
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, Judge, failure
@@ -550,6 +551,8 @@ def scale(f: Findings) -> Failure | None:
     # a declared number has to hold at every width and length
     if near and (f.scale_name == "1/sqrt(c)" if f.declared.scale is None else not f.scale_varies):
         return None
+    if not f.declared.sink and not all(_whole(f, c, n) for c, n in ((4, 7), (12, 7), (4, 9))):
+        raise NotApplicableError("weights of a row do not sum to one, which is another fact, so no scale can be read")
     words = f"q . k is multiplied by {f.scale_name}, not by {'1/sqrt(c)' if f.declared.scale is None else want}"
     judge = differs(f, lambda inputs: replace(f.view(inputs), scale=f.expected_scale(inputs)), words)
     declare = f"scale={have:.6g}" + (f", width={inputs.sizes[5]}" if f.scale_varies else "")
@@ -558,6 +561,12 @@ def scale(f: Findings) -> Failure | None:
         if (found := failure(f.subject, asked, judge, words, declare)) is not None:
             return found
     return Failure(words, declare=declare)
+
+
+def _whole(f: Findings, c: int, n: int) -> bool:
+    """Whether weights sum to one in every row that sees a key, at a width of heads and a number of keys."""
+    inputs = f.subject.draw(n, n, b=1, c=c)
+    return sums_to_one(f.subject(replace(inputs, v=torch.ones_like(inputs.v))).detach())
 
 
 @fact(

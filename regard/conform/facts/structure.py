@@ -9,7 +9,7 @@ from regard.base.registry import Registry
 from regard.conform.example import Ask, ending
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
 from regard.conform.facts.answers import equal, refusal
-from regard.conform.findings import Findings
+from regard.conform.findings import LONG, Findings
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, failure
 from regard.conform.tolerance import error, same
@@ -33,10 +33,10 @@ def softmax_axis(f: Findings) -> Failure | None:
 
     def judge(inputs: Inputs) -> Complaint | None:
         weights = f.subject.weights(inputs)
-        if _ones(weights.sum(-1)):
+        if sums_to_one(weights.sum(-1)):
             return None
         for axis, name in ((2, "queries"), (1, "heads"), (0, "batch entries")):
-            if weights.shape[axis] > 1 and _ones(weights.sum(axis)):
+            if weights.shape[axis] > 1 and sums_to_one(weights.sum(axis)):
                 return Complaint(
                     f"weights sum to one over the {name}, not over the keys",
                     weights.sum(-1),
@@ -187,20 +187,21 @@ def _rounds(f: Findings, inputs: Inputs, together: Tensor, apart: Tensor) -> boo
     FACTS,
     "weights-sum-to-one",
     student="The weights are shares: together they make one whole.",
-    engineer="With V = 1 the output is 1 in every row that sees a key.",
-    cause="exp() without division by its sum, a mask applied after the softmax, a sink that nobody declared",
+    engineer="With V = 1 the output is 1 in every row that sees a key, at 7 keys, at 67 and at 301.",
+    cause="exp() without division by its sum, a mask applied after the softmax, a sink that nobody declared; block by "
+    "block, what was gathered not rescaled when a larger score comes",
     fatal=True,
 )
 def weights_sum(f: Findings) -> Failure | None:
     inputs = f.subject.draw(7, 7)
     if f.declared.sink:
-        if _ones(f.subject(replace(inputs, v=torch.ones_like(inputs.v))).detach()):
+        if sums_to_one(f.subject(replace(inputs, v=torch.ones_like(inputs.v))).detach()):
             return Failure("weights of a row sum to 1, but a sink was declared, which takes some of it")
         raise NotApplicableError("declared to have a sink, which takes some of the weight")
 
     def judge(inputs: Inputs) -> Complaint | None:
         out = f.subject(replace(inputs, v=torch.ones_like(inputs.v))).detach()
-        if _ones(out):
+        if sums_to_one(out):
             return None
         return Complaint(
             f"weights of a row sum to {_farthest(out):.4g}, not to 1",
@@ -209,8 +210,13 @@ def weights_sum(f: Findings) -> Failure | None:
             lambda ask: [f"out = {ask('q', 'k', 'torch.ones_like(v)')}"],
         )
 
-    found = failure(f.subject, inputs, judge)
-    return replace(found, declare="sink=True") if found is not None and _sunk(f, inputs) else found
+    if (found := failure(f.subject, inputs, judge)) is not None:
+        return replace(found, declare="sink=True") if _sunk(f, inputs) else found
+    for n, h in ((67, 6), (LONG, 1)):
+        longer = f.subject.draw(n, n, b=1, h=h, dtype=torch.float32)
+        if refusal(f, longer) is None and (found := failure(f.subject, longer, judge)) is not None:
+            return found
+    return None
 
 
 def _sunk(f: Findings, inputs: Inputs) -> bool:
@@ -471,7 +477,7 @@ class _Memory:
         return "\n".join([*made, *lines, *ending(lines[-1], got, expected)])
 
 
-def _ones(x: Tensor) -> bool:
+def sums_to_one(x: Tensor) -> bool:
     """Whether all are 1, NaN and zeros aside: such rows saw nothing, which is another fact."""
     kept = x[~x.isnan() & (x != 0)].double()
     return bool(((kept - 1).abs() < 1e-4).all()) and bool(len(kept))

@@ -23,6 +23,10 @@ LAYOUTS = {
     "b n c": ("b n c",),
     "n c": ("b n c",),  # no batch: one sequence after the other
 }
+TIME_FIRST = {"n b h c": ("n b h c", "n b (h c)"), "n b c": ("n b c",)}
+EVERY = LAYOUTS | TIME_FIRST
+# those with more axes first
+TRIED = ("b h n c", "b n h c", "n b h c", "b n c", "n b c", "n c")
 
 
 def probe_function(
@@ -56,7 +60,7 @@ def probe_function(
     (h, g), c, (i, j) = heads[0], widths[0], wanted.lengths()[0]
     raise ConfigError(
         f"{name} could not be asked as an attention: with q {(2, h, i, c)}, k {(2, g, j, c)}, v {(2, g, j, c + 3)} it "
-        f"raised {type(first).__name__}: {first}; the layouts {', '.join(f'({each})' for each in LAYOUTS)} and other "
+        f"raised {type(first).__name__}: {first}; the layouts {', '.join(f'({each})' for each in TRIED)} and other "
         f"sizes did not help. {lacking(made_up)}Say heads=, kv_heads=, width=, queries= or keys= where it needs "
         f"certain ones, or {AS_FUNCTION}"
     )
@@ -78,13 +82,13 @@ class _Function:
         self, h: int, g: int, c: int, dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[Probe, Sizes] | Exception]:
         """The probe in each layout in which the function answers, and what it raised in the others."""
-        wanted, answered = self.wanted, False
-        for layout in [wanted.layout] if wanted.layout else LAYOUTS:
+        wanted, axes = self.wanted, ""  # of all layouts in which it answered
+        for layout in [wanted.layout] if wanted.layout else TRIED:
             if "h" not in layout:
                 if wanted.heads not in (None, 1):
                     yield ValueError(f"the layout {layout!r} has no axis for {wanted.heads} heads")
                     continue
-                if answered:  # with heads, so that without them it would only hide what it mixes
+                if "h" in axes or ("b" in axes and "b" not in layout):  # without them it would hide what it mixes
                     return
                 h = g = 1
             free = (h, wanted.heads) == (HEADS_TRIED[0], None)
@@ -94,7 +98,7 @@ class _Function:
                 if isinstance(answers, Exception):
                     yield answers
                     continue
-                answered = True
+                axes += layout
                 probe = Probe(
                     self.name,
                     self._placed(layout, answers),
@@ -105,7 +109,7 @@ class _Function:
                     square=i == j,
                     parameters=self.parameters,
                     module=self.module,
-                    layout=layout if answers == LAYOUTS[layout][0] else f"{layout} -> {answers}",
+                    layout=layout if answers == EVERY[layout][0] else f"{layout} -> {answers}",
                     grouped=g < h,
                     dtype=dtype,
                     device=device,
@@ -130,11 +134,7 @@ class _Function:
         if layout == "n c":
             one_by_one = [call(a[0], b[0], c[0], **settings) for a, b, c in zip(q, k, v, strict=True)]
             return torch.stack([first_tensor(out) for out in one_by_one])
-        if layout == "b n h c":
-            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        if layout == "b n c":
-            q, k, v = (x[:, 0] for x in (q, k, v))
-        return first_tensor(call(q, k, v, **settings))
+        return first_tensor(call(*(turned(x, layout) for x in (q, k, v)), **settings))
 
     def _answers_in(self, layout: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> str | Exception:
         """The layout in which the function answers, or what it raised."""
@@ -144,18 +144,21 @@ class _Function:
                 out = self._asked(layout, *sizes.drawn(dtype, device))
         except Exception as error:  # whatever a function of somebody else raises means that it is not asked like this
             return error
-        shapes = {"b h n c": (b, h, i, e), "b n h c": (b, i, h, e), "b n (h c)": (b, i, h * e), "b n c": (b, i, e)}
+        lengths = {"b": b, "h": h, "n": i, "c": e, "(h c)": h * e}
+        shapes = {each: tuple(lengths[axis] for axis in re.findall(r"\(.*?\)|\w", each)) for each in EVERY[layout]}
         wrong = ValueError(f"the result is {tuple(out.shape)}, which is not (b h i e) = {(b, h, i, e)} in any layout")
-        return next((shape for shape in LAYOUTS[layout] if out.shape == shapes[shape]), wrong)
+        return next((each for each, shape in shapes.items() if out.shape == shape), wrong)
 
     def _placed(self, layout: str, shape: str) -> Callable[..., Tensor]:
         """The function with our layout outside and its own inside."""
 
         def call(q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
             out = self._asked(layout, q, k, v, **extra)
-            if shape == "b n (h c)":
+            out = out.transpose(0, 1) if shape.startswith("n b") else out
+            inner = shape.replace("n b", "b n")
+            if inner == "b n (h c)":
                 return split(out, q.shape[1])
-            return out.transpose(1, 2) if shape == "b n h c" else out[:, None] if shape == "b n c" else out
+            return out.transpose(1, 2) if inner == "b n h c" else out[:, None] if inner == "b n c" else out
 
         return call
 
@@ -174,6 +177,12 @@ def signature_of(fn: object) -> tuple[tuple[str, ...], list[str] | None]:
         return tuple(each.name for each in positional), None
     further = [*positional[3:], *(each for each in listed if each.kind is kinds.KEYWORD_ONLY)]
     return tuple(each.name for each in further), [each.name for each in further if each.default is kinds.empty]
+
+
+def turned(x: Float[Tensor, "b h n c"], layout: str) -> Tensor:
+    """The same numbers in another layout; one without heads has the first alone."""
+    axes = "bhnc" if "h" in layout else "bnc"
+    return (x if "h" in layout else x[:, 0]).permute([axes.index(axis) for axis in layout.split()])
 
 
 def split(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:

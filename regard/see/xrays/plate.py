@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.see.xrays.eye import READINGS, Eye
 from regard.see.xrays.measures import apart
 
+SURE = 1e-6  # a weight this large beside its row's largest is no rest of a finite mask value
 FAINT = 1e-18  # a weight this small beside its row's largest is hidden, even where it is not exactly zero
 
 
@@ -24,7 +25,7 @@ class Plate:
     flat: Float[Tensor, "b h i j"]  # the weights of zeros: the mask and the bias alone
     visible: Bool[Tensor, "b h i j"]
     deterministic: bool
-    divides: bool  # q = 0 gives NaN, so `flat` only tells what is visible
+    divides: bool  # q = 0 gives NaN or hides what is visible, so `flat` only tells what is visible
     bend: float  # how far the answer to 8 v - 4 u is from those to v and to u, as a share of it
     notes: list[str]
 
@@ -72,13 +73,34 @@ def exposed(eye: Eye, dtype: torch.dtype, seed: int) -> Plate:
         notes.append("q = 0 and k = 0 give NaN, so the mask is read from drawn q and k, and the bias is not")
         flat = (drawn.abs() > 0).double()
     visible = seen(flat)
+    if not divides and bool((seen(drawn, SURE) & ~visible).any()):
+        notes.append(
+            "q = 0 and k = 0 hide keys that drawn ones see, so the mask is read from keys that win one at a time, and "
+            "the bias is not"
+        )
+        visible, divides = winning(eye, q, k), True
+        flat = visible.double()
     faint = flat.abs()[~visible & flat.isfinite()]
     if faint.numel() and faint.max() > 0:
         notes.append(f"hidden keys keep a weight of up to {float(faint.max()):.0e}: the mask value is finite")
     return Plate(eye, q, k, v, drawn, flat, visible, deterministic, divides, bend, notes)
 
 
-def seen(weights: Float[Tensor, "b h i j"]) -> Bool[Tensor, "b h i j"]:
+def winning(eye: Eye, q: Tensor, k: Tensor) -> Bool[Tensor, "b h i j"]:
+    """The keys that get a weight when they are like every query and all other keys are the opposite.
+
+    What gives all to the largest score, or nothing to scores of zero, shows no other way what it may see.
+    """
+    one = torch.ones_like(q)
+    found = []
+    for key in range(k.shape[2]):
+        keys = -torch.ones_like(k)
+        keys[:, :, key] = 1.0
+        found.append(seen(eye.weights(one, keys), SURE)[..., key])
+    return torch.stack(found, -1)
+
+
+def seen(weights: Float[Tensor, "b h i j"], least: float = FAINT) -> Bool[Tensor, "b h i j"]:
     """The keys that have a weight worth the name."""
     size = weights.abs()
-    return (size > FAINT * size.nan_to_num().amax(-1, keepdim=True)) & weights.isfinite()
+    return (size > least * size.nan_to_num().amax(-1, keepdim=True)) & weights.isfinite()
