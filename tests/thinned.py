@@ -4,11 +4,11 @@ import zlib
 
 # one case in so many is quick
 THINNED = {
-    "tests/core/test_truth.py": 5,
+    "tests/core/test_truth.py": 8,
     "tests/core/test_transforms.py": 2,
-    "tests/models/": 2,
+    "tests/models/": 3,
     "tests/see/": 2,
-    "tests/conform/test_mutants.py": 3,
+    "tests/conform/test_mutants.py": 4,
     "tests/conform/test_silence.py": 2,
     "tests/conform/test_examples.py": 2,
     "tests/recipes/": 2,
@@ -17,6 +17,10 @@ THINNED = {
     "tests/train/test_checkpoint.py": 3,
     "tests/train/test_distributed.py": 4,
     "tests/lab/test_every_claim.py::test_the_same_seed": 5,
+    "tests/lab/test_every_claim.py::test_what_seeds_do_not_agree_on": 3,
+    "tests/lab/test_every_claim.py::test_these_claims_repeat": 3,
+    "tests/lab/test_transformers.py": 2,
+    "tests/lab/test_language_claims.py": 2,
 }
 
 
