@@ -191,10 +191,17 @@ def test_a_text_is_retold_with_another_place_that_answers_the_question() -> None
         assert len(each.place) <= 5
 
 
-def test_a_question_that_is_asked_later_is_not_learned() -> None:
-    found = birthplaces.data(None, tiny())
+def test_a_question_that_is_asked_later_is_not_learned(tmp_path: Path) -> None:
+    names = ("Ada Lo", "Bo", "Cy", "Di")
+    (tmp_path / "wiki.txt").write_text("".join(f"{name}. {name} is from Bern.\n" for name in names))
+    asked = [f"Where was {name} born?\tBern\n" for name in (*names, *names)]  # each twice, so that one is held back
+    (tmp_path / "train.tsv").write_text("".join(asked))
+    (tmp_path / "dev.tsv").write_text(asked[1])
+    found = birthplaces.data(tmp_path, tiny(held=1))
     later = {each.text for each in (*found.held, *found.test)}
-    assert not later & {each.text for each in found.train}
+    learned = {each.text for each in found.train}
+    assert learned
+    assert not later & learned
 
 
 def test_a_model_asks_itself_about_everybody_else_and_learns_what_it_read(tmp_path: Path) -> None:
