@@ -1,6 +1,7 @@
 """What a run will take, before it runs: memory on each device and seconds a step, from counts and stated rates."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -8,7 +9,7 @@ import torch
 
 from regard.base.errors import ConfigError
 from regard.base.numbers import whole
-from regard.train.counts import Counts
+from regard.train.counts import Counts, Held
 from regard.train.plan import Plan
 from regard.train.rates import Rates
 from regard.train.tally import Cost, Work
@@ -151,8 +152,9 @@ def held(counts: Counts, at_once: int, accumulate: int = 1, devices: int = 1, pa
     made = counts.alone if accumulate == 1 else counts.several
     if pieces > 1:
         passing = made.beside.at(size) + _gathered(counts) + gradients
-        if accumulate > 1:  # gradients of all shares but the last are added up whole
-            passing += sum(each.bytes() for each in counts.gradients)
+        if accumulate > 1:
+            # gradients of all shares are added up whole, and a block of them is copied where it is sent
+            passing += sum(each.bytes() for each in counts.gradients) + _largest_blocks(counts.gradients, 1)
     else:
         # where they are sent, gradients lie in buckets too
         passing = made.peak.at(size) + (gradients if devices > 1 else 0)
@@ -168,11 +170,17 @@ def held(counts: Counts, at_once: int, accumulate: int = 1, devices: int = 1, pa
 
 
 def _gathered(counts: Counts) -> int:
-    """Bytes of parameters that are whole at once where they lie in pieces: those of no block, and of two blocks."""
-    blocks: dict[str | None, int] = {}
-    for each in counts.parameters:
-        blocks[each.block] = blocks.get(each.block, 0) + each.bytes()
-    return blocks.pop(None, 0) + sum(sorted(blocks.values())[-2:])  # the one at work, and the next
+    """Bytes of parameters that are whole at once where they lie in pieces: those of no block, and of some blocks."""
+    beside = sum(each.bytes() for each in counts.parameters if each.block is None)
+    return beside + _largest_blocks(counts.parameters, 3)  # the one at work, the next, and what that is unpacked from
+
+
+def _largest_blocks(tensors: Iterable[Held], most: int) -> int:
+    blocks: Counter[str] = Counter()
+    for each in tensors:
+        if each.block is not None:
+            blocks[each.block] += each.bytes()
+    return sum(sorted(blocks.values())[-most:])
 
 
 def _seconds(work: Work, rates: Rates, communication: float, accumulate: int) -> Seconds:

@@ -33,7 +33,7 @@ SIMPLE = Rates(
 
 @pytest.fixture(scope="module")
 def text() -> tuple[Any, NextToken, Plan]:
-    config = GPTConfig(vocab=301, context=33, width=96, depth=3, heads=3, dropout=0.0, attention_dropout=0.0)
+    config = GPTConfig(vocab=301, context=33, width=96, depth=4, heads=3, dropout=0.0, attention_dropout=0.0)
     tokens = torch.randint(301, (997,), generator=torch.Generator().manual_seed(3))
     return made(config), NextToken(tokens, tokens, 997, 33, BATCH, 5), Plan(steps=7, batch=BATCH)
 
@@ -91,8 +91,8 @@ def test_a_step_on_two_processes_makes_what_was_told(shares: int, pieces: Path) 
     taken = {way: json.loads((pieces / f"taken-{way}-{shares}.json").read_text()) for way in told}
     # buckets were there before the step
     assert told["data"].passing - told["data"].gradients == pytest.approx(taken["data"], rel=0.02)
-    # how far the next block is on its way when the peak comes is not known, so the prediction is above
-    assert 0.98 * taken["sharded"] < told["sharded"].passing < 1.25 * taken["sharded"]
+    # how far blocks are on their way when the peak comes is a matter of luck, so the prediction is above
+    assert taken["sharded"] < told["sharded"].passing < 1.4 * taken["sharded"]
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +129,13 @@ def test_devices_share_the_work_and_send_gradients(counts: Counts) -> None:
 def test_pieces_are_gathered_block_by_block(counts: Counts) -> None:
     four = on(counts, 4, "sharded")
     size = sum(each.bytes() for each in counts.gradients)
-    # there, back, and the sum: for each of three blocks and the rest
-    assert four.seconds.communication == pytest.approx(3 * 3 * (size / 4 / 1e8 + 4 * 1e-2))
+    # there, back, and the sum: for each of four blocks and the rest
+    assert four.seconds.communication == pytest.approx(3 * 3 * (size / 4 / 1e8 + 5 * 1e-2))
     assert on(counts, 4, "sharded", accumulate=3).seconds.communication == pytest.approx(
-        7 * 3 * (size / 4 / 1e8 + 4e-2)
+        7 * 3 * (size / 4 / 1e8 + 5e-2)
     )
-    blocks = [sum(each.bytes() for each in counts.parameters if each.block == f"blocks.{n}") for n in range(3)]
-    gathered = size - min(blocks)  # two blocks at once, and what is in none
+    blocks = [sum(each.bytes() for each in counts.parameters if each.block == f"blocks.{n}") for n in range(4)]
+    gathered = size - min(blocks)  # three blocks at once, and what is in none
     beside = counts.alone.beside.at(counts.at_most * 12)
     assert four.memory.passing == round(beside + gathered + four.memory.gradients)
     assert four.memory.gradients == pytest.approx(size / 4, rel=0.02)
