@@ -208,15 +208,18 @@ def test_keys_that_nobody_sees_may_hold_nan() -> None:
         assert torch.equal(getattr(found, name), getattr(clean, name)), name
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("beta", [None, 1e5])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_scores_that_are_no_numbers_make_their_rows_nan_and_no_others(bad: float, beta: float | None) -> None:
-    q, k = draw(j=N)
+def test_scores_that_are_no_numbers_make_their_rows_nan_and_no_others(
+    bad: float, beta: float | None, device: str
+) -> None:
+    q, k = (each.to(device) for each in draw(j=N))
     clean = statistics(q, k, mask=causal(), beta=beta)
     k = k.clone()
     k[1, 0, 5] = bad
     found = statistics(q, k, mask=causal(), beta=beta)
-    scores = (q[1, 0] @ k[1, 0].mT).masked_fill(~causal().dense(N, N), -math.inf)
+    scores = (q[1, 0] @ k[1, 0].mT).masked_fill(~causal().dense(N, N).to(device), -math.inf)
     broken = scores.softmax(-1).isnan().any(-1)
     assert broken.any()
     assert not broken[:5].any()
