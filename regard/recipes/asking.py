@@ -1,10 +1,12 @@
 """Questions to a model that knows when it does not know: then a store of facts is asked, and whoever is there."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regard.base.config import from_json, to_json
 from regard.base.errors import ConfigError, RegardError
+from regard.base.lock import only_one_in
 from regard.data.birthplaces import Question
 from regard.data.characters import Characters
 from regard.data.corruption import MASK, PAD
@@ -15,7 +17,7 @@ from regard.recipes.confidence import Confidence
 from regard.recipes.gaps import Asked, answers
 from regard.recipes.recipe import RESULT, Outcome, Place, finished, keep
 from regard.recipes.runs import read
-from regard.train.loop import fit
+from regard.train.loop import fit, keeping
 from regard.train.optimiser import AdamW
 from regard.train.plan import Plan
 from regard.train.schedule import Linear
@@ -72,6 +74,12 @@ class Asker:
 
         Texts and old questions are read along, so that what is new does not drive out what was known.
         """
+        with ExitStack() as until_the_end:
+            with keeping(self.folder):
+                place.world.shared(lambda: until_the_end.enter_context(only_one_in(self.folder)))
+            return self._learned(place, steps, rate)
+
+    def _learned(self, place: Place, steps: int, rate: float) -> tuple[list[Fact], dict[str, float]]:
         kept = self.store.all()
         told = [fact for fact in kept if self._readable(fact)]
         for fact in kept:
@@ -91,15 +99,24 @@ class Asker:
         reading = birthplaces.gap_task(self.settings, found, self.letters, plan.batch, Asked(0.5, asked))
         task = replace(reading, held=asked_for, seed=self.settings.seed + len(told))
         fit(self.model, task, plan, world=place.world, tell=place.tell, show=lambda now: place.show("learning", now))
-        figures, confidence = birthplaces.judged_with_confidence(self.settings, self.model, self.letters, found)
+        settings = replace(self.settings, told=tuple(sorted({*self.settings.told, *(each.text for each in asked_for)})))
+        figures, confidence = self._judged(settings, place)
         outcome = Outcome(figures, self.model, self.letters, {"confidence": to_json(confidence)})
-        keep("birthplaces", self.settings, outcome, self.folder)
+        keep("birthplaces", settings, outcome, self.folder)
         known = [fact for fact in new if self.guess(fact.question)[0] == fact.answer]
         for fact in new:
             if fact not in known:
                 place.tell(f"not learned yet, give it more --steps: {fact.question} {fact.answer}")
         self.store.mark_learned(known)
         return known, figures
+
+    def _judged(self, settings: birthplaces.Settings, place: Place) -> tuple[dict[str, float], Confidence]:
+        """By questions that were not told; what was known before stays where none of these is left."""
+        found = birthplaces.data(place.data, settings)
+        if found.held and found.test:
+            return birthplaces.judged_with_confidence(settings, self.model, self.letters, found)
+        place.tell("every question to judge by was told: figures and confidence are those from before")
+        return read(self.folder / RESULT, "figures")["figures"], self.confidence
 
     def _readable(self, fact: Fact) -> bool:
         text = as_learned(fact.question) + fact.answer
@@ -116,7 +133,7 @@ def asker(folder: Path, store: Path | None = None) -> Asker:
     recipe, settings, model, letters = finished(folder)
     if recipe.name != "birthplaces" or not isinstance(model, GPT) or not isinstance(letters, Characters):
         raise ConfigError(f"{folder} holds a run of {recipe.name!r}; questions are answered by one of 'birthplaces'")
-    about = read(folder / RESULT)
+    about = read(folder / RESULT, "confidence")
     confidence = from_json(f"{folder / RESULT}: confidence", Confidence, about["confidence"])
     return Asker(folder, settings, model.eval(), letters, confidence, facts(store or folder / "facts.sqlite"))
 

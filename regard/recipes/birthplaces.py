@@ -51,6 +51,7 @@ class Settings:
     held         questions of the training set that are kept back, to see how good and how sure the model is
     precision    the share of right answers among those that are given: less sure ones are not
     people       with a biography in the built-in set; half of them are asked about in training
+    told         questions whose answers a finished model was told and has learned: it is not judged by them
     """
 
     model: GPTConfig
@@ -67,6 +68,7 @@ class Settings:
     held: int = 200
     precision: float = 0.9
     people: int = 100
+    told: tuple[str, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -93,7 +95,7 @@ def built_in() -> Settings:
         steps=600, batch=64, optimiser=Muon(rate=0.02, decay=0.01, rest=AdamW(rate=3e-3, decay=0.01)),
         schedule=Linear(warmup=50), evaluate_every=100, save_every=200,
     )  # fmt: skip
-    return Settings(model=model, pretraining=plan, tuning=None, phrases=1.0, questions=0.1, held=20)
+    return Settings(model=model, pretraining=plan, tuning=None, phrases=1.0, questions=0.1, held=25)
 
 
 def real() -> Settings:
@@ -115,9 +117,18 @@ def real() -> Settings:
 
 
 def course(settings: Settings) -> Settings:
-    """Pretraining on the texts alone, by span corruption; then the questions alone."""
+    """Pretraining on the texts alone, by span corruption; then the questions alone.
+
+    Spans, pieces and where texts begin are those of the settings; phrases=0, pieces=0 and offset=0 make them plain.
+    """
     assert settings.pretraining is not None
     return replace(settings, questions=0.0, reading=0.0, asking=None, tuning=_tuning(settings.pretraining))
+
+
+def synthesizer(settings: Settings) -> Settings:
+    """As in course, with weights that each token proposes instead of comparing itself with others."""
+    model = replace(settings.model, positions="learned", synthesizer=("dense",))
+    return course(replace(settings, model=model))
 
 
 def unread(settings: Settings) -> Settings:
@@ -135,7 +146,7 @@ def _tuning(plan: Plan) -> Plan:
     )  # fmt: skip
 
 
-FORMS = {"course": course, "unread": unread}
+FORMS = {"course": course, "synthesizer": synthesizer, "unread": unread}
 
 
 @dataclass(frozen=True)
@@ -178,8 +189,8 @@ def data(folder: Path | None, settings: Settings) -> Set:
     else:
         found = read_birthplaces(folder)
         texts, subjects, train, test = found.documents, found.subjects, found.train, found.dev
-    told = (*texts, *(f"{each.text} {each.place}" for each in (*train, *test)))
-    marked = [text for text in told if PAD in text or MASK in text]
+    said = (*texts, *(f"{each.text} {each.place}" for each in (*train, *test)))
+    marked = [text for text in said if PAD in text or MASK in text]
     if marked:
         raise DataError(
             f"texts and questions may not hold {PAD!r} or {MASK!r}, which mark gaps, but one does: {marked[0][:60]!r}"
@@ -191,7 +202,9 @@ def data(folder: Path | None, settings: Settings) -> Set:
     asked_later = {each.text for each in (*held_out, *test)}
     # two people of one name make one question: it is not learned where it is asked later
     to_learn = tuple(each for each in _taken(train, learned.tolist()) if each.text not in asked_later)
-    return Set(texts, subjects, to_learn, held_out, test)
+    told = set(settings.told)
+    judges = (tuple(each for each in part if each.text not in told) for part in (held_out, test))
+    return Set(texts, subjects, to_learn, *judges)
 
 
 def _taken(questions: Sequence[Question], numbers: Sequence[int]) -> tuple[Question, ...]:
@@ -212,7 +225,8 @@ def start(settings: Settings, place: Place) -> Start:
         return gap_task(settings, found, letters, plan.batch, *mixed)
 
     def itself(plan: Plan) -> GapTask:
-        own = library.own_questions(model, letters, found.train)
+        # read by one process for all, since GPUs need not agree to the last bit
+        own = place.world.shared(lambda: library.own_questions(model, letters, found.train))
         return task(plan, Asked(settings.own, (*found.train, *own)))
 
     phases = []

@@ -9,7 +9,7 @@ import numpy
 from regard.base.errors import ConfigError
 from regard.base.numbers import real
 
-FEWEST = 5  # answers above a threshold before its precision means anything
+SURE = 0.9  # the chance that a threshold keeps its promise beyond the questions that it was found by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Confidence:
     """A logistic curve over the log-probability of an answer, and the confidence from which on one is given.
 
     precision  the share of right answers that was asked for among those given
-    threshold  the lowest confidence that reached it on questions kept back; above 1 where none did
+    threshold  the lowest confidence that reaches it, as questions kept back show; above 1 where they show it of none
     coverage   the share of those questions that were answered
     """
 
@@ -36,7 +36,11 @@ class Confidence:
 
 
 def calibrated(log_probabilities: Sequence[float], right: Sequence[bool], precision: float) -> Confidence:
-    """The curve that fits answers to questions kept back, and the threshold for a precision among them."""
+    """The curve that fits answers to questions kept back, and the threshold that promises a precision of others.
+
+    The promise is kept nine times in ten: what counts is not the share of right answers above a threshold, but the
+    least share that so many right ones among so few would not surprise at (Clopper and Pearson 1934).
+    """
     if not 0 < real("precision", precision, "a share of right answers") <= 1:
         raise ConfigError(f"precision is a share of right answers, above 0 and at most 1, not {precision}")
     if not right or len(right) != len(log_probabilities):
@@ -49,9 +53,16 @@ def calibrated(log_probabilities: Sequence[float], right: Sequence[bool], precis
         hits += hit
         following = order[count][0] if count < len(order) else -1.0
         # equal confidences are given together or not at all
-        if count >= FEWEST and hits / count >= precision and following < sure:
+        if following < sure and _at_least(hits, count) >= precision:
             threshold, coverage = sure, count / len(order)
     return Confidence(slope=slope, offset=offset, precision=precision, threshold=threshold, coverage=coverage)
+
+
+def _at_least(hits: int, count: int) -> float:
+    """The lowest share of right answers that gives so many hits at least once in ten times."""
+    from scipy.special import betaincinv
+
+    return float(betaincinv(hits, count - hits + 1, 1 - SURE)) if hits else 0.0
 
 
 def _fitted(log_probabilities: Sequence[float], right: Sequence[bool]) -> tuple[float, float]:

@@ -61,10 +61,9 @@ class Place:
     def under(self, phase: str) -> dict[str, Any]:
         """What `fit` has to know about one phase of the run."""
         folder = None if self.folder is None else self.folder / phase
-        resume = self.resume and folder is not None and (folder / "plan.json").is_file()
         return {
-            "folder": folder, "resume": resume, "world": self.world, "tensorboard": self.tensorboard,
-            "tell": self.tell, "show": lambda progress: self.show(phase, progress),
+            "folder": folder, "resume": self.resume and folder is not None, "world": self.world,
+            "tensorboard": self.tensorboard, "tell": self.tell, "show": lambda progress: self.show(phase, progress),
         }  # fmt: skip
 
 
@@ -146,10 +145,22 @@ class Recipe:
         if folder is not None:
             told = to_json(settings)
             place.world.shared(lambda: begun(folder, self.name, told, place.data, resume=place.resume))
+            place.world.shared(lambda: _see_that_nothing_was_learned_since(folder))
         outcome: Outcome = self.module.run(settings, place)
         if place.folder is not None and place.world.leads:
             keep(self.name, settings, outcome, place.folder)
         return outcome
+
+
+def _see_that_nothing_was_learned_since(folder: Path) -> None:
+    if not (folder / RESULT).is_file():
+        return
+    learned = read(folder / RESULT, "settings")["settings"].get("told", ())
+    if learned:
+        raise ConfigError(
+            f"the model in {folder} has learned {len(learned)} answers since it was trained, which would be lost; "
+            "train in another --folder"
+        )
 
 
 def finished(folder: Path) -> tuple[Recipe, Any, Model, Any]:
@@ -157,10 +168,7 @@ def finished(folder: Path) -> tuple[Recipe, Any, Model, Any]:
     file = folder / RESULT
     if not file.is_file():
         raise CheckpointError(f"{folder} holds no finished run: there is no {RESULT} in it")
-    about = read(file)
-    missing = {"recipe", "settings"} - set(about)
-    if missing:
-        raise CheckpointError(f"{file} is damaged: it does not say {min(missing)}; the run has to be made again")
+    about = read(file, "recipe", "settings", "figures")
     found = recipe(about["recipe"])
     settings = from_json(f"{file}: settings", found.module.Settings, about["settings"])
     tokens = folder / "model" / "tokenizer.json"

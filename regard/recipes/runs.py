@@ -51,7 +51,7 @@ def data_of(folder: Path, given: Path | None) -> Path | None:
     """The data of the run in a folder: what is given, else where they were when it began."""
     if given is not None or not (folder / RUN).is_file():
         return given
-    kept = read(folder / RUN)
+    kept = read(folder / RUN, "data", "data at")
     if kept["data"] is None:
         return None
     where = Path(kept["data at"])
@@ -61,18 +61,29 @@ def data_of(folder: Path, given: Path | None) -> Path | None:
 
 
 def fingerprint(data: Path) -> str:
-    """A word for the files of a data set: their names and sizes."""
+    """A word for the files of a data set: their names and what is in them."""
     files = sorted(file for file in data.rglob("*") if file.is_file()) if data.is_dir() else [data]
-    told = [(file.relative_to(data).as_posix(), file.stat().st_size) for file in files]
+    try:
+        told = [(file.relative_to(data).as_posix(), _digest(file)) for file in files]
+    except OSError as error:
+        raise DataError(f"{data} cannot be read: {error}") from None
     return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
 
-def read(file: Path) -> dict[str, Any]:
-    """A file of JSON that a run left."""
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "blake2b").hexdigest()
+
+
+def read(file: Path, *names: str) -> dict[str, Any]:
+    """A file of JSON that a run left, which must say all that is named."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} is damaged: {error}; the run has to be made again") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{file} is damaged: it holds no names; the run has to be made again")
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise CheckpointError(f"{file} is damaged: it does not say {missing[0]}; the run has to be made again")
     return found

@@ -38,6 +38,7 @@ from regard.train.schedule import Cosine
 from regard.train.task import Loss
 
 AT_ONCE = 1000  # images that are classified together
+DEALT = 1  # how images are dealt out, the same for every seed: runs are compared by images that none of them has seen
 Networks = ViTConfig | DaViTConfig | CNNConfig
 NAMES: Mapping[type[Networks], str] = {ViTConfig: "vit", DaViTConfig: "davit", CNNConfig: "cnn"}
 
@@ -51,7 +52,8 @@ class Settings:
     others        ready settings of the other networks
     smoothing     how much of each label is given to all classes alike
     validation    images that show during training how good the model is; 0 learns from them too
-    test          images that the model is judged by in the end
+    test          images that the model is judged by in the end, the same ones for every seed
+    size          height and width to bring images of different sizes to
     """
 
     network: str = "vit"
@@ -62,12 +64,17 @@ class Settings:
     smoothing: float = 0.1
     validation: int
     test: int
+    size: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         whole("validation", self.validation, 0, "images")
         whole("test", self.test, 1, "images")
         whole("seed", self.seed, 0)
+        if self.size is not None:
+            whole("size", self.size, 1, "pixels")
+        if not self.validation and (self.plan.patience is not None or self.plan.choose == "best"):
+            raise ConfigError("patience and choose='best' go by images for validation, but validation=0 leaves none")
         if not 0 <= real_number("smoothing", self.smoothing) < 1:
             raise ConfigError(f"smoothing is a share of each label, from 0 to below 1, not {self.smoothing}")
         ready = {NAMES[type(each)]: each for each in (*self.others, self.model)}
@@ -131,16 +138,17 @@ class Parts(NamedTuple):
 
 
 def data(folder: Path | None, settings: Settings) -> Parts:
-    """The images for training that lie in a folder, else the digits, dealt out by the seed."""
-    found = digits() if folder is None else read_images(folder)
+    """The images for training that lie in a folder, else the digits, dealt out."""
+    size = None if settings.size is None else (settings.size, settings.size)
+    found = digits() if folder is None else read_images(folder, size=size)
     held = settings.test + settings.validation
     if held >= len(found):
         raise ConfigError(
             f"test={settings.test} and validation={settings.validation} leave none of {len(found)} images to learn from"
         )
     # first those to judge by, so that they are the same however many there are for validation
-    rest, test = split(len(found), [settings.test], settings.seed)
-    train, validation = split(len(rest), [settings.validation], settings.seed)
+    rest, test = split(len(found), [settings.test], DEALT)
+    train, validation = split(len(rest), [settings.validation], DEALT)
     return Parts(*(found.chosen(records) for records in (rest[train], rest[validation], test)))
 
 

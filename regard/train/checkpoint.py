@@ -6,6 +6,7 @@ since does not have the checksum it should have, and the state before it is used
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from regard.train.world import ALONE, World
 FORMAT = "regard-run-1"
 NO_SCORE = float("-inf")
 UNFINISHED = ".unfinished-"
+NAME = re.compile(r"step-\d{8,}")
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def _about(file: Path) -> dict[str, Any]:
 
 
 def _finished(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*.json"))
+    return sorted(file for file in folder.glob("step-*.json") if NAME.fullmatch(file.stem))
 
 
 def _step(file: Path) -> int:
@@ -198,7 +200,8 @@ def _tidy(folder: Path, step: int, keep: int) -> None:
 
 def _clear(folder: Path) -> None:
     """Remove what was never finished, and tensors that no JSON speaks of."""
-    for each in [*folder.glob("step-*"), *folder.glob(f"{UNFINISHED}*")]:
+    written = [each for each in folder.glob("step-*") if NAME.fullmatch(each.stem)]
+    for each in [*written, *folder.glob(f"{UNFINISHED}*")]:
         if each.name.startswith(UNFINISHED) or not each.with_suffix(".json").is_file():
             shutil.rmtree(each) if each.is_dir() else each.unlink()
 

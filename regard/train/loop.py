@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard.base.atomic import write_atomically
 from regard.base.config import to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError
+from regard.base.lock import only_one_in
 from regard.train import generators
 from regard.train.averaging import Averager
 from regard.train.batches import Ahead, moved
@@ -85,19 +86,17 @@ def fit(
     _check(plan, folder, resume, world)
     if not world.leads:
         tell, show = _unheard, _unheard
-    if folder is not None:
-        world.shared(lambda: _begin(folder, plan, resume))
-    run = _Run(model, task, plan, folder, world, tell, show)
-    if resume:
-        run.restore()
-    if folder is None or not world.leads:
+    with ExitStack() as until_the_end:
+        if folder is not None:
+            world.shared(lambda: _begin(folder, plan, resume, until_the_end))
+        run = _Run(model, task, plan, folder, world, tell, show)
+        if resume:
+            run.restore()
+        if folder is not None and world.leads:
+            with _writing("the log", folder):
+                run.log = Log(folder, run.step, tensorboard=tensorboard)
+            until_the_end.callback(run.log.close)
         return run.to_the_end()
-    with _writing("the log", folder):
-        run.log = Log(folder, run.step, tensorboard=tensorboard)
-    try:
-        return run.to_the_end()
-    finally:
-        run.log.close()
 
 
 def score(figures: dict[str, float]) -> float:
@@ -358,9 +357,11 @@ def _check(plan: Plan, folder: Path | None, resume: bool, world: World) -> None:
         )
 
 
-def _begin(folder: Path, plan: Plan, resume: bool) -> None:
-    """Keep the plan in the folder, or see that it is the one kept there."""
+def _begin(folder: Path, plan: Plan, resume: bool, until_the_end: ExitStack) -> None:
+    """Keep the plan in the folder, or see that it is the one kept there; nobody else may train there meanwhile."""
     with keeping(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        until_the_end.enter_context(only_one_in(folder))
         for left in folder.glob(".unfinished-*"):  # by a run that was killed
             left.unlink()
         states = Keeper(folder / STATES).steps()
@@ -376,7 +377,6 @@ def _begin(folder: Path, plan: Plan, resume: bool) -> None:
                 told = ", ".join(f"{name} was {kept.get(name)!r} and is {wanted.get(name)!r}" for name in changed)
                 raise ConfigError(f"the run in {folder} had another plan: {told}; resume it with the same settings")
             return
-        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda path: path.write_text(json.dumps(wanted, indent=1) + "\n"))
 
 

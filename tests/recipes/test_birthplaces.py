@@ -8,6 +8,7 @@ import torch
 
 from regard.base.config import overridden
 from regard.base.errors import ConfigError, DataError, UnknownNameError
+from regard.base.lock import only_one_in
 from regard.data.birthplaces import Question
 from regard.data.corruption import IGNORED, MASK, PAD
 from regard.models.gpt import GPT
@@ -17,6 +18,7 @@ from regard.recipes.birthplaces import Settings
 from regard.recipes.gaps import Asked, GapTask, answers
 from regard.recipes.open_book import Library
 from regard.recipes.recipe import Place, finished, recipe
+from regard.recipes.runs import read as read_run
 
 SMALL = {"model.width": 24, "model.depth": 1, "model.heads": 2, "people": 16, "held": 3}
 
@@ -153,6 +155,37 @@ def test_what_the_model_does_not_know_is_looked_up_kept_and_learned(tmp_path: Pa
         asker(tmp_path).learn(Place())
 
 
+def test_a_model_is_not_judged_by_what_it_was_told(tmp_path: Path) -> None:
+    recipe("birthplaces").run(tiny(), Place(folder=tmp_path))
+    found = birthplaces.data(None, tiny())
+    asking = asker(tmp_path)
+    told = [*found.held[:1], *found.test[:3]]
+    for each in told:
+        asking.store.keep(each.text, "Bern")
+    asking.learn(Place(), steps=2)
+    _, settings, model, letters = finished(tmp_path)
+    left = birthplaces.data(None, settings)
+    assert {*left.held, *left.test} == {*found.held, *found.test} - {*told}
+    figures = birthplaces.judged(settings, model, letters, Place())
+    assert read_run(tmp_path / "result.json")["figures"] == figures
+    with pytest.raises(ConfigError, match="has learned 4 answers since it was trained, which would be lost; train in"):
+        recipe("birthplaces").run(tiny(), Place(folder=tmp_path, resume=True))
+    for each in (*found.held, *found.test):
+        asking.store.keep(each.text, each.place)
+    heard: list[str] = []
+    asker(tmp_path).learn(Place(tell=heard.append), steps=1)
+    assert "every question to judge by was told: figures and confidence are those from before" in heard
+    assert read_run(tmp_path / "result.json")["figures"] == figures
+
+
+def test_one_process_at_a_time_learns(tmp_path: Path) -> None:
+    recipe("birthplaces").run(tiny(), Place(folder=tmp_path))
+    asking = asker(tmp_path)
+    asking.store.keep("Where was Ada Borin born?", "Bern")
+    with only_one_in(tmp_path), pytest.raises(ConfigError, match="another process is at work"):
+        asking.learn(Place(), steps=1)
+
+
 def test_answers_do_not_depend_on_how_many_are_asked_at_once() -> None:
     found = birthplaces.data(None, tiny())
     model = birthplaces.run(tiny(), Place()).model
@@ -244,9 +277,12 @@ def test_forms_change_what_is_learned_from() -> None:
     first, second = birthplaces.start(replace(course, model=tiny().model, held=3), Place()).phases
     assert [(each.share, len(each.questions) > 0) for each in first.task.mixed] == [(0.0, True)]  # type: ignore[attr-defined]
     assert [each.share for each in second.task.mixed] == [1.0]  # type: ignore[attr-defined]
+    proposed = recipe("birthplaces").settings(real=True, form="synthesizer")
+    assert replace(proposed, model=course.model) == course
+    assert (proposed.model.positions, proposed.model.synthesizer) == ("learned", ("dense",))
     unread = recipe("birthplaces").settings(real=False, form="unread")
     assert [each.name for each in birthplaces.start(unread, Place()).phases] == ["tuning"]
-    with pytest.raises(UnknownNameError, match="birthplaces has no form 'cours'; there are course, unread"):
+    with pytest.raises(UnknownNameError, match="birthplaces has no form 'cours'; there are course, synthesizer, unread"):
         recipe("birthplaces").settings(real=False, form="cours")
     with pytest.raises(UnknownNameError, match="vision has no form 'x'; it has one form alone"):
         recipe("vision").settings(real=False, form="x")

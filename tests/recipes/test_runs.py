@@ -34,7 +34,7 @@ def test_data_are_remembered_and_recognised(tmp_path: Path) -> None:
         data_of(folder, None)
     begun(folder, "vision", SETTINGS, moved, resume=True)
     assert data_of(folder, None) == moved
-    (moved / "a.txt").write_text("other")
+    (moved / "a.txt").write_text("two")  # of the same size
     with pytest.raises(ConfigError, match="its data are others"):
         begun(folder, "vision", SETTINGS, moved, resume=True)
     assert data_of(tmp_path, None) is None
@@ -52,6 +52,12 @@ def test_a_folder_that_cannot_be_written_and_files_that_are_damaged_are_told(tmp
     (tmp_path / RUN).write_text('{"recipe": "vis')
     with pytest.raises(CheckpointError, match=f"{RUN} is damaged: "):
         begun(tmp_path, "vision", SETTINGS, None, resume=True)
+    (tmp_path / RUN).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"{RUN} is damaged: it does not say data"):
+        data_of(tmp_path, None)
     (tmp_path / RESULT).write_text("{}")
     with pytest.raises(CheckpointError, match=f"{RESULT} is damaged: it does not say recipe"):
+        finished(tmp_path)
+    (tmp_path / RESULT).write_text('{"recipe": "vision", "settings": {}}')
+    with pytest.raises(CheckpointError, match=f"{RESULT} is damaged: it does not say figures"):
         finished(tmp_path)

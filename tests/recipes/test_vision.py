@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from regard.base.config import from_json, overridden, to_json
@@ -121,7 +122,7 @@ def test_parts_share_no_image_and_are_the_same_ones_always() -> None:
     every = torch.cat([part.pixels for part in first]).flatten(1)
     assert len(every.unique(dim=0)) == 1797  # no two digits are alike
     other = vision.data(None, tiny(seed=1))
-    assert not torch.equal(other.test.pixels, first.test.pixels)
+    assert torch.equal(other.test.pixels, first.test.pixels)  # no seed learns from what another is judged by
 
 
 def test_images_to_judge_by_do_not_depend_on_how_many_are_for_validation() -> None:
@@ -195,6 +196,14 @@ def test_real_images_are_read_from_a_folder_and_decide_channels_and_classes(tmp_
     assert (outcome.model.config.channels, outcome.model.config.classes, outcome.model.config.image) == (3, 100, 32)
 
 
+def test_images_of_several_sizes_are_brought_to_one(tmp_path: Path) -> None:
+    for number in range(12):
+        (tmp_path / "ab"[number % 2]).mkdir(exist_ok=True)
+        Image.new("RGB", (5 + number, 7)).save(tmp_path / "ab"[number % 2] / f"{number}.png")
+    found = vision.data(tmp_path, tiny(size=9, test=3, validation=2))
+    assert [tuple(part.pixels.shape) for part in found] == [(7, 3, 9, 9), (2, 3, 9, 9), (3, 3, 9, 9)]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -202,6 +211,9 @@ def test_real_images_are_read_from_a_folder_and_decide_channels_and_classes(tmp_
         ({"smoothing": 1.0}, "smoothing is a share of each label, from 0 to below 1, not 1.0"),
         ({"test": 0}, "test is 0, but must be at least 1: it counts images"),
         ({"validation": -1}, "validation is -1, but must be at least 0: it counts images"),
+        ({"size": 0}, "size is 0, but must be at least 1: it counts pixels"),
+        ({"validation": 0, "plan.choose": "best"}, "go by images for validation, but validation=0 leaves none"),
+        ({"validation": 0, "plan.patience": 2}, "go by images for validation, but validation=0 leaves none"),
         ({"model.depht": 3}, "did you mean 'depth'"),
         ({"augmentation.flip": 2.0}, r"Augmentation\(flip\) is a share"),
     ],

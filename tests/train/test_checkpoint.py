@@ -68,6 +68,18 @@ def test_one_process_reads_what_several_wrote_and_the_other_way_round(tmp_path: 
         assert same(Keeper(tmp_path / wrote, world=WORLDS[reads]).newest(), state(3))
 
 
+def test_files_of_other_names_are_left_alone(keeper: Keeper) -> None:
+    keeper.write(state(7))
+    strangers = [keeper.folder / name for name in ("step-abc.json", "step-1.json", "step-notes.txt")]
+    for file in strangers:
+        file.write_text("mine")
+    keeper.clear()
+    keeper.write(state(8))
+    assert keeper.steps() == [7, 8]
+    assert same(keeper.newest(), state(8))
+    assert all(file.read_text() == "mine" for file in strangers)
+
+
 def altered(data: bytes, place: float) -> bytes:
     """One bit changed, some way into a file."""
     index = int(place * (len(data) - 1))

@@ -365,7 +365,22 @@ def test_a_file_system_that_refuses_stops_the_run(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, previous)
-    assert files(tmp_path) == {"plan.json", "log.jsonl"}
+    assert files(tmp_path) == {".lock", "plan.json", "log.jsonl"}
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def second(now: Progress) -> None:
+        before = files(tmp_path)
+        with pytest.raises(ConfigError, match="another process is at work in"):
+            fit(Tiny(), Points(), plan(), folder=tmp_path, resume=True)
+        heard.append("refused")
+        assert files(tmp_path) == before
+
+    fit(Tiny(), Points(), plan(), folder=tmp_path, show=second)
+    assert heard
+    assert whole(tmp_path)[-1] == plan().steps
 
 
 @pytest.mark.parametrize("where", ["loss", "evaluate", "save"])
