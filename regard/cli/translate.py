@@ -31,10 +31,10 @@ def command(
     """Translate sentences, one for each line; an empty line stays one."""
     if greedy and (beams is not None or length_penalty is not None):
         raise ConfigError("--beams and --length-penalty belong to a search, which --greedy does without")
-    lines = sentences(text, file)
+    origin, lines = sentences(text, file)
     run = opened(folder)
     strategy = run.strategy(greedy, beams, length_penalty)
-    told = run.translations(lines, strategy)
+    told = run.translations(lines, strategy, origin)
     if json:
         chosen = {"name": type(strategy).__name__.lower(), **asdict(strategy)}  # type: ignore[call-overload]
         show_json({"folder": str(folder), "strategy": chosen, "translations": [asdict(each) for each in told]})
@@ -42,21 +42,23 @@ def command(
     sys.stdout.write("".join(f"{each.text}\n" for each in told))
 
 
-def sentences(text: str | None, file: Path | None) -> list[str]:
-    """What is to be translated, line by line."""
+def sentences(text: str | None, file: Path | None) -> tuple[str, list[str]]:
+    """Where that comes from which is to be translated, and its lines."""
+    from regard.data.plain_text import content, decoded
+
     if (text is None) == (file is None):
         raise ConfigError("say what to translate in one way: a sentence, - for lines from stdin, or --file")
-    if file is None:
-        assert text is not None
-        found = lines_in(sys.stdin.read() if text == "-" else text)
+    if file is not None:
+        origin, data = str(file), content(file)
+    elif text == "-":
+        origin, data = "stdin", sys.stdin.buffer.read()  # as text, it would be of whatever kind the system thinks
     else:
-        try:
-            found = lines_in(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{file} cannot be read: {error}") from None
+        assert text is not None
+        origin, data = "the text", text.encode("utf-8", errors="surrogateescape")
+    found = lines_in(decoded(origin, data))
     if not any(line.strip() for line in found):
         raise DataError("there is nothing to translate: every line is empty")
-    return found
+    return origin, found
 
 
 def lines_in(text: str) -> list[str]:
@@ -93,12 +95,14 @@ class Run:
         width = self.settings.beams if beams is None else beams
         return beam(width, self.length_penalty if length_penalty is None else length_penalty)
 
-    def translations(self, lines: list[str], strategy: "Strategy") -> list[Translation]:
-        """All lines, those with words in one go."""
+    def translations(self, lines: list[str], strategy: "Strategy", origin: str) -> list[Translation]:
+        """All lines, those with words in one go; errors name the line by its number and origin."""
         from regard.recipes.translation import answers, plain, prepared
 
-        ready = [prepared(self.settings, line) for line in lines if line.strip()]
-        answered = iter(answers(self.model, self.pairs, ready, strategy))
+        filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        ready = [prepared(self.settings, line) for _, line in filled]
+        names = [f"{origin}, line {number}" for number, _ in filled]
+        answered = iter(answers(self.model, self.pairs, ready, strategy, names=names))
         found = []
         for line in lines:
             if not line.strip():

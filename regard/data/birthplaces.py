@@ -10,6 +10,7 @@ import torch
 
 from regard.base.errors import DataError
 from regard.base.seeds import generator
+from regard.data.folders import files
 from regard.data.plain_text import lines_of
 
 READING_ORDER = 20_260  # a seed: every reader of one folder gets the same order
@@ -66,7 +67,7 @@ def read_questions(file: Path) -> Iterable[Question]:
 
 
 def _only(folder: Path, word: str) -> Path:
-    found = sorted(file for file in folder.glob("*.tsv") if word in file.name)
+    found = [file for file in files(folder) if file.suffix.lower() == ".tsv" and word in file.name]
     if len(found) != 1:
         named = ", ".join(file.name for file in found) or "none"
         raise DataError(f"{folder} should have one .tsv with {word!r} in its name, but has {named}")

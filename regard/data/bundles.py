@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.base.errors import DataError
+from regard.data.folders import files, left_by_system
 from regard.data.plain_text import content
 
 TARS = (".tar", ".tar.gz", ".tgz")
@@ -53,15 +54,18 @@ def open_bundle(place: Path) -> Bundle:
     """The bundle at a place: the files that lie in a folder itself, or all of an archive."""
     try:
         if place.is_dir():
-            paths = [file.name for file in place.iterdir() if file.is_file()]
+            paths = [file.name for file in files(place)]
         elif is_tar(place):
             with tarfile.open(place) as tar:
                 paths = [member.name for member in tar if member.isfile()]
         else:
             with zipfile.ZipFile(place) as archive:
                 paths = [name for name in archive.namelist() if not name.endswith("/")]
+    except DataError:
+        raise
     except Exception as error:  # every way of packing raises errors of its own
         raise DataError(f"{place} is damaged or no archive: {error}") from None
+    paths = [path for path in paths if not any(map(left_by_system, path.removeprefix("./").split("/")))]
     named = {path.rpartition("/")[2]: path for path in paths}
     if len(named) < len(paths):
         # a class folder of images is no bundle; an archive with two files of one name is not understood

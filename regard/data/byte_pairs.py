@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from regard.base.config import from_json, to_json
@@ -81,7 +80,7 @@ class BytePairs:
 
         check_special(special)
         whole("BytePairs.trained(vocab)", vocab, 1, "tokens")
-        several = [*chain.from_iterable([text] if isinstance(text, str) else text for text in texts)]
+        several = [_spellable(each) for text in texts for each in ([text] if isinstance(text, str) else text)]
         if words:
             several = [END.join(text.split()) for text in several]
         if not any(several):
@@ -103,7 +102,7 @@ class BytePairs:
             show_progress=False,
             initial_alphabet=[ends.get(symbol, symbol) for symbol in symbols],
         )
-        ready = [_ended(text, ends) if words else _spellable(text) for text in several]
+        ready = [_ended(text, ends) for text in several] if words else several
         library.train_from_iterator(ready, trainer)
         spelled = {ord(stand_in): symbol for symbol, stand_in in ends.items()}
         merges = json.loads(library.to_str())["model"]["merges"]
@@ -201,7 +200,7 @@ def _stand_ins(symbols: Sequence[str]) -> dict[str, str]:
 
 def _ended(text: str, ends: Mapping[str, str]) -> str:
     """Words whose last characters are replaced by what stands for them."""
-    return END.join(word[:-1] + ends[word[-1] + END] for word in _spellable(text).split(END)) if text else ""
+    return END.join(word[:-1] + ends[word[-1] + END] for word in text.split(END)) if text else ""
 
 
 def _split(library: "Library", words: bool) -> None:

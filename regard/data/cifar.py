@@ -22,6 +22,7 @@ LABEL_BYTES = {10: 1, 100: 2}  # by the number of classes; the last one is the c
 COARSE = 20
 META = {"batches.meta", "meta"}
 CLASS_NAMES = {"batches.meta.txt": 10, "fine_label_names.txt": 100}
+BESIDE = {".txt", ".md", ".html", ".md5", ".sha1", ".sha256"}  # what may lie beside a batch and have its name
 PICKLED = (b"\x80", b"(dp", b"}q")  # of protocol 2 or later, 0 and 1; no binary file begins with as large a label
 
 
@@ -30,13 +31,13 @@ def batches(bundle: Bundle) -> list[str]:
     return [
         name
         for name in bundle
-        if name.endswith(".bin") or (Path(name).suffix == "" and split_of(name) and name not in META)
+        if name.lower().endswith(".bin") or (Path(name).suffix == "" and split_of(name) and name not in META)
     ]
 
 
 def is_batch(file: Path) -> bool:
     """Whether a file can be one of CIFAR's: named .bin, or a pickle."""
-    if file.suffix == ".bin":
+    if file.suffix.lower() == ".bin":
         return True
     with file.open("rb") as opened:
         return opened.read(3).startswith(PICKLED)
@@ -49,6 +50,13 @@ def read_cifar(bundle: Bundle, split: str = "train") -> Images:
         raise DataError(f"{bundle.place} has no CIFAR files; expected some such as data_batch_1.bin or train")
     chosen = of_split(bundle.place, names, split)
     _check_names(bundle.place, chosen)
+    for name in bundle:
+        batch = re.match(r"(data|test)_batch", name) and name not in names and Path(name).suffix.lower() not in BESIDE
+        if batch and split_of(name) == split_of(chosen[0]):
+            raise DataError(
+                f"{bundle.where(name)} has the name of a batch, but not its form; unpack it or move it away: expected "
+                "files such as data_batch_1.bin or, as Python batches, data_batch_1"
+            )
     classes = _classes(bundle)
     return joined(
         [_read(bundle.where(name), bundle.read(name), classes) for name in chosen],
@@ -63,7 +71,7 @@ def _check_names(place: Path, names: list[str]) -> None:
         raise DataError(f"{place} has the batches {', '.join(map(str, found))}; expected each from 1 on, and once")
     known: dict[str, str] = {}
     for name in names:
-        before = known.setdefault(re.sub(r"( \(\d+\))?(\.bin)?$", "", name), name)
+        before = known.setdefault(re.sub(r"( \(\d+\))?(\.bin)?$", "", name, flags=re.IGNORECASE), name)
         if before != name:
             raise DataError(f"{place} has {before} and {name}, which are one batch twice; leave one of them there")
 
@@ -91,6 +99,9 @@ def _from_binary(where: str, data: bytes, classes: tuple[str, ...] | None) -> Im
             f"CIFAR-{count} image; the file is cut off or damaged"
         )
     records = np.frombuffer(data, dtype=np.uint8).reshape(whole, size)
+    if count == 100:
+        coarse = records[:, 0].astype(np.int64)
+        _check_labels(where, coarse, COARSE, byte=lambda record: record * size, kind="coarse label")
     labels = records[:, LABEL_BYTES[count] - 1].astype(np.int64)
     _check_labels(where, labels, count, byte=lambda record: record * size + LABEL_BYTES[count] - 1)
     pixels = records[:, LABEL_BYTES[count] :].reshape(whole, 3, 32, 32)
@@ -150,12 +161,12 @@ def _from_batch(where: str, data: bytes, classes: tuple[str, ...] | None) -> Ima
     )
 
 
-def _check_labels(where: str, labels: Any, count: int, byte: Any = None) -> None:
+def _check_labels(where: str, labels: Any, count: int, byte: Any = None, kind: str = "label") -> None:
     wrong = np.flatnonzero((labels < 0) | (labels >= count))
     if len(wrong):
         record = int(wrong[0])
         place = f" (byte {byte(record)})" if byte else ""
-        raise DataError(f"{where}: record {record}{place} has label {labels[record]}; expected 0 to {count - 1}")
+        raise DataError(f"{where}: record {record}{place} has {kind} {labels[record]}; expected 0 to {count - 1}")
 
 
 def _classes(bundle: Bundle) -> tuple[str, ...] | None:

@@ -2,21 +2,27 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from regard.base.errors import DataError
+from regard.data.folders import folders
+
+if TYPE_CHECKING:
+    from regard.data.bundles import Bundle
 
 # words by which files and folders are named for a part of a set
 SPLITS = {"train": "train", "training": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
 FORMS = (
-    "CIFAR files (.bin, or Python batches such as data_batch_1), archives of these (.tar.gz), a folder of images for "
-    "each class, or images.webp with labels.npy and classes.json, in a folder or in zips"
+    "CIFAR files (.bin, or Python batches such as data_batch_1), archives of these (.tar.gz), parquet files of "
+    "Hugging Face (train-00000-of-00001.parquet), a folder of images for each class, or images.webp with labels.npy "
+    "and classes.json, in a folder or in zips"
 )
 
 
@@ -68,47 +74,100 @@ def read_images(path: str | os.PathLike[str], split: str = "train", *, size: tup
     """The set of images at a path, recognised by what lies there.
 
     split  the part to read, where files or folders are named for parts: train, test or val
-    size   height and width to bring images of different sizes to, for a folder of image files
+    size   height and width to bring all images to; without it, they must have one size, which stays
     """
-    from regard.data import cifar, image_folder, mosaic  # each is built from Images
-    from regard.data.bundles import is_tar, open_bundle
+    from regard.data.image_folder import resized  # built from Images
 
     place = Path(path)
     if not place.exists():
         raise DataError(f"{place} is not there; expected {FORMS}")
-    if place.is_file():
-        if not is_tar(place):
-            _check_single(place, split)
-        if place.suffix == ".zip":
-            return mosaic.read_mosaic(open_bundle(place))
-        if is_tar(place):
-            return cifar.read_cifar(open_bundle(place), split)
-        if cifar.is_batch(place):
-            return cifar.read_file(place)
-        raise DataError(f"{place} is not recognised; expected {FORMS}")
+    found = _of_file(place, split, size) if place.is_file() else _of_folder(place, split, size)
+    return found if size is None else resized(found, size)
+
+
+def _of_file(place: Path, split: str, size: tuple[int, int] | None) -> Images:
+    from regard.data import cifar, mosaic, parquet  # each is built from Images
+    from regard.data.bundles import is_tar, open_bundle
+
+    if is_tar(place):
+        return cifar.read_cifar(open_bundle(place), split)
+    _check_single(place, split)
+    if place.suffix == ".zip":
+        return mosaic.read_mosaic(open_bundle(place))
+    if place.suffix.lower() == ".parquet":
+        return parquet.read_files([place], size)
+    if cifar.is_batch(place):
+        return cifar.read_file(place)
+    raise DataError(f"{place} is not recognised; expected {FORMS}")
+
+
+def _of_folder(place: Path, split: str, size: tuple[int, int] | None) -> Images:
+    from regard.data import cifar, image_folder, mosaic  # each is built from Images
+    from regard.data.bundles import is_tar, open_bundle
+
     bundle = open_bundle(place)
-    if mosaic.PIXELS in bundle:
-        _check_single(place, split)
-        return mosaic.read_mosaic(bundle)
-    if cifar.batches(bundle):
-        return cifar.read_cifar(bundle, split)
-    zips = [name for name in bundle if name.endswith(".zip")]
+    here = [name for form in _forms(bundle) for name in form]
+    zips = [] if here else [name for name in bundle if name.endswith(".zip")]
+    inner = [folder for folder in folders(place) if any(_forms(open_bundle(folder)))]
+    if here or zips:
+        unpacked = {Path(name).stem for name in zips}
+        for folder in inner:
+            if folder.name not in unpacked and split_of(folder.name) in (None, SPLITS.get(split, split)):
+                raise DataError(
+                    f"{folder} has images, too, but beside {(here or zips)[0]} they would not be read; put all of a "
+                    "set into one folder, or give that of one set"
+                )
+    if here:
+        return _of_records(bundle, split, size)
     if zips:
         files = [place / name for name in of_split(place, zips, split)]
         return joined([mosaic.read_mosaic(open_bundle(file)) for file in files], [str(file) for file in files])
-    inner = [folder for folder in _folders(place) if cifar.batches(open_bundle(folder))]
-    if len(inner) > 1:
-        raise DataError(f"{place} has several sets: {', '.join(each.name for each in inner)}; give the folder of one")
     if inner:
-        return cifar.read_cifar(open_bundle(inner[0]), split)
+        return _of_inner(place, {folder.name: open_bundle(folder) for folder in inner}, split, size)
     tars = [name for name in bundle if is_tar(place / name)]
     if len(tars) > 1:
         raise DataError(f"{place} has several archives: {', '.join(tars)}; give one of them")
     if tars:
         return cifar.read_cifar(open_bundle(place / tars[0]), split)
-    if _folders(place):
-        return image_folder.read_folder(_split_folder(place, split), size)
+    if folders(place):
+        part = _split_folder(place, split)
+        image_folder.check_loose(place, part)
+        return image_folder.read_folder(part, size)
     raise DataError(f"{place} has no images in a form that is read; expected {FORMS}")
+
+
+def _forms(bundle: "Bundle") -> list[list[str]]:
+    """The files of a folder that hold many images each: a mosaic, CIFAR files and parquet files."""
+    from regard.data import cifar, mosaic, parquet  # each is built from Images
+
+    return [[mosaic.PIXELS] if mosaic.is_mosaic(bundle) else [], cifar.batches(bundle), parquet.tables(bundle)]
+
+
+def _of_records(bundle: "Bundle", split: str, size: tuple[int, int] | None) -> Images:
+    """The set of the one form that the files of a folder have."""
+    from regard.data import cifar, mosaic, parquet  # each is built from Images
+
+    whole, batches, tables = _forms(bundle)
+    several = [names[0] for names in (whole, batches, tables) if names]
+    if len(several) > 1:
+        raise DataError(f"{bundle.place} has several sets: {', '.join(several)}; put each into a folder of its own")
+    if whole:
+        _check_single(bundle.place, split)
+        return mosaic.read_mosaic(bundle)
+    if split_of(bundle.place.name) == SPLITS.get(split, split) and not any(map(split_of, [*batches, *tables])):
+        split = "train"  # in a folder of a part, files that do not tell theirs are all of it
+    return cifar.read_cifar(bundle, split) if batches else parquet.read_tables(bundle, split, size)
+
+
+def _of_inner(place: Path, inner: Mapping[str, "Bundle"], split: str, size: tuple[int, int] | None) -> Images:
+    """The set in the one folder that a place has, or in that of its part."""
+    told = any(split_of(file) for bundle in inner.values() for form in _forms(bundle) for file in form)
+    names = [*inner]
+    if not told and all(name.lower() in SPLITS for name in names):
+        names = of_split(place, names, split)
+    if len(names) > 1:
+        raise DataError(f"{place} has several sets: {', '.join(names)}; give the folder of one")
+    return _of_records(inner[names[0]], split, size)
 
 
 def of_split(place: Path, names: Sequence[str], split: str) -> list[str]:
@@ -118,9 +177,19 @@ def of_split(place: Path, names: Sequence[str], split: str) -> list[str]:
         if SPLITS.get(split, split) != "train":
             raise DataError(f"{place} has no parts, so there is no {split!r} to read; it has: {', '.join(names)}")
         return list(names)
+    for name, part in told.items():
+        if part is None:
+            raise DataError(
+                f"{place / name} does not say of which part it is, as {next(filter(told.get, told))} does; name it for "
+                "train, test or val, or move it away"
+            )
+    return _named_for(place, told, split)
+
+
+def _named_for(place: Path, told: Mapping[str, str | None], split: str) -> list[str]:
     found = [name for name, part in told.items() if part == SPLITS.get(split, split)]
     if not found:
-        raise DataError(f"{place} has nothing for split={split!r}; it has: {', '.join(names)}")
+        raise DataError(f"{place} has nothing for split={split!r}; it has: {', '.join(told)}")
     return found
 
 
@@ -139,20 +208,16 @@ def _check_single(place: Path, split: str) -> None:
         raise DataError(f"{place} has no parts and is not named for one, so there is no {split!r} to read")
 
 
-def _folders(place: Path) -> list[Path]:
-    return sorted(folder for folder in place.iterdir() if folder.is_dir() and not folder.name.startswith("."))
-
-
 def _split_folder(place: Path, split: str) -> Path:
     """The folder of a part where folders are parts, else the place itself."""
-    folders = _folders(place)
-    parts = {SPLITS[folder.name.lower()] for folder in folders if folder.name.lower() in SPLITS}
+    names = [folder.name for folder in folders(place)]
+    parts = {SPLITS[name.lower()] for name in names if name.lower() in SPLITS}
     # a folder `train` among others may well have pictures of trains
-    if len(parts) < 2 and not all(folder.name.lower() in SPLITS for folder in folders):
+    if len(parts) < 2 and not all(name.lower() in SPLITS for name in names):
         if SPLITS.get(split, split) != "train":
             raise DataError(f"{place} has a folder for each class and no parts, so there is no {split!r} to read")
         return place
-    found = of_split(place, [folder.name for folder in folders], split)
+    found = _named_for(place, {name: split_of(name) for name in names}, split)
     if len(found) > 1:
         raise DataError(f"{place} has several folders for {split!r}: {', '.join(found)}; give one of them")
     return place / found[0]

@@ -17,6 +17,11 @@ from regard.data.plain_text import decoded
 PIXELS, LABELS, NAMES, CLASSES = "images.webp", "labels.npy", "names.txt", "classes.json"
 
 
+def is_mosaic(bundle: Bundle) -> bool:
+    """Whether files of a mosaic lie together; an image of that name may also be one of many."""
+    return PIXELS in bundle and any(name in bundle for name in (LABELS, NAMES, CLASSES))
+
+
 def read_mosaic(bundle: Bundle) -> Images:
     """The set in images.webp, labels.npy and classes.json; names.txt, where it is there, has a line for each image."""
     for name in (PIXELS, LABELS, CLASSES):

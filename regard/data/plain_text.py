@@ -6,6 +6,9 @@ import zlib
 from pathlib import Path
 
 from regard.base.errors import DataError
+from regard.data.folders import files_below
+
+PACKED = {".bz2", ".xz", ".zst", ".zip", ".z", ".lz4", ".7z"}
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -13,11 +16,19 @@ def read_text(path: str | os.PathLike[str]) -> str:
     place = Path(path)
     if not place.is_dir():
         return text_of(place)
-    files = sorted([*place.rglob("*.txt"), *place.rglob("*.txt.gz")])
+    files = sorted(file for file in files_below(place) if _is_text(file))
     if not files:
         raise DataError(f"{place} has no .txt files; give a file, or a folder that has some")
     texts = [text_of(file) for file in files]
     return "".join(text if text.endswith("\n") else f"{text}\n" for text in texts[:-1]) + texts[-1]
+
+
+def _is_text(file: Path) -> bool:
+    """Whether a file is one to read; raises where it is text packed in a way that is not."""
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    if suffixes[-2:-1] == [".txt"] and suffixes[-1] in PACKED:
+        raise DataError(f"{file} is packed, and only .gz is unpacked; unpack it, or pack it with gzip")
+    return suffixes[-1:] == [".txt"] or suffixes[-2:] == [".txt", ".gz"]
 
 
 def text_of(file: Path) -> str:
@@ -40,7 +51,7 @@ def content(file: Path) -> bytes:
         packed = file.read_bytes()
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from None
-    if file.suffix != ".gz":
+    if file.suffix.lower() != ".gz":
         return packed
     try:
         return gzip.decompress(packed)
@@ -58,5 +69,5 @@ def decoded(file: Path | str, some: bytes) -> str:
         line = found.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{file}, line {line}, byte {place}: 0x{found[error.start]:02X} is not UTF-8 ({error.reason}); "
-            "convert the file to UTF-8"
+            "convert it to UTF-8"
         ) from None

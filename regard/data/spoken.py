@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.base.errors import ConfigError, DataError
 from regard.base.numbers import real, whole
 from regard.data.digit_strings import DigitStrings
+from regard.data.folders import files, files_below
 from regard.data.order import generator
 from regard.data.plain_text import content
 from regard.data.resample import resampled
@@ -27,6 +28,12 @@ NAME = re.compile(r"(\d)_([^_]+)_(\d+)")
 FASTEST = 1_000_000  # samples a second
 ARRAYS = ("samples", "offsets", "digit", "speaker", "index", "speakers", "sample_rate")
 ZIPPED, SINGLE = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"  # how .npz and .npy files begin
+# names by which recordings are known, so that none is passed over without a word
+SOUNDS = {
+    *(".wav", ".wave", ".w64", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".mp4", ".aac", ".wma", ".webm"),
+    *(".aif", ".aiff", ".aifc", ".au", ".snd", ".sph", ".amr", ".caf", ".mka", ".wv", ".ape", ".raw", ".pcm"),
+}
+PACKED = {".gz", ".bz2", ".xz", ".zst", ".zip", ".part"}
 PAUSE = (0.05, 0.2)  # seconds of silence between digits
 
 
@@ -75,10 +82,12 @@ def read_spoken(path: str | os.PathLike[str], rate: int | None = None) -> Record
     place = Path(path)
     if not place.exists():
         raise DataError(f"{place} is not there; expected an .npz file, or a folder of files such as 7_ann_0.wav")
-    files = _of_kind(place, ".npz") if place.is_dir() else [place]
-    if len(files) > 1:
-        raise DataError(f"{place} has several sets: {', '.join(file.name for file in files)}; give one of them")
-    found = _read_arrays(files[0]) if files else _read_folder(place, rate)
+    sets = _of_kind(place, ".npz") if place.is_dir() else [place]
+    if len(sets) > 1:
+        raise DataError(f"{place} has several sets: {', '.join(file.name for file in sets)}; give one of them")
+    if place.is_dir():
+        _check_others(place, sets or _of_kind(place, ".wav"))
+    found = _read_arrays(sets[0]) if sets else _read_folder(place, rate)
     if rate is None or found.rate == rate:
         return found
     sounds = tuple(resampled(sound, found.rate, rate) for sound in found.sounds)
@@ -167,24 +176,50 @@ def _whole_numbers(data: bytes, width: int) -> "np.ndarray[Any, np.dtype[np.int3
 
 def _of_kind(place: Path, suffix: str) -> list[Path]:
     """The files of a folder whose names end so, in small letters or capitals."""
-    return sorted(file for file in place.iterdir() if file.suffix.lower() == suffix)
+    return [file for file in files(place) if file.suffix.lower() == suffix]
+
+
+def _check_others(place: Path, read: list[Path]) -> None:
+    """Raise where a folder has a recording that is not among those read."""
+    for file in files_below(place):
+        if file in read or not _is_recording(file):
+            continue
+        if file.parent != place:
+            raise DataError(
+                f"{file} lies in a folder of its own, and only {place} itself is read; give the folder {file.parent}, "
+                "or put all recordings into one folder"
+            )
+        if file.suffix.lower() == ".wav":
+            raise DataError(
+                f"{place} has {read[0].name} and also {file.name}; give {read[0]}, or move one of them away"
+            )
+        raise DataError(
+            f"{file} is no WAV file, and no other sound is read; convert it to {file.name.partition('.')[0]}.wav"
+        )
+
+
+def _is_recording(file: Path) -> bool:
+    *before, last = [suffix.lower() for suffix in file.suffixes] or [""]
+    if last in PACKED:
+        return not SOUNDS.isdisjoint(before)
+    return last in SOUNDS or NAME.fullmatch(file.name) is not None
 
 
 def _read_folder(place: Path, rate: int | None) -> Recordings:
-    files = _of_kind(place, ".wav")
-    if not files:
+    recordings = _of_kind(place, ".wav")
+    if not recordings:
         raise DataError(f"{place} has no .wav and no .npz files; expected files such as 7_ann_0.wav")
     sounds, labels, speakers, takes = [], [], [], []
     rates: list[int] = []
-    for file in files:
+    for file in recordings:
         named = NAME.fullmatch(file.stem)
         if named is None:
             raise DataError(f"{file} is not named digit_speaker_take.wav, such as 7_ann_0.wav")
         sound, own_rate = read_wav(file)
         if rate is None and rates and own_rate != rates[0]:
             raise DataError(
-                f"{file} has {own_rate} samples a second, but {files[0].name} has {rates[0]}; bring the files to one "
-                f"rate, or read them with read_spoken(path, rate={rates[0]})"
+                f"{file} has {own_rate} samples a second, but {recordings[0].name} has {rates[0]}; bring the files to "
+                f"one rate, or read them with read_spoken(path, rate={rates[0]})"
             )
         sounds.append(sound if rate is None else resampled(sound, own_rate, rate))
         rates.append(own_rate)

@@ -126,9 +126,12 @@ def course(settings: Settings) -> Settings:
 
 
 def synthesizer(settings: Settings) -> Settings:
-    """As in course, with weights that each token proposes instead of comparing itself with others."""
+    """As in course, with weights that each token proposes instead of comparing itself with others.
+
+    Such a model is slower to learn names, so more of the gaps are phrases.
+    """
     model = replace(settings.model, positions="learned", synthesizer=("dense",))
-    return course(replace(settings, model=model))
+    return course(replace(settings, model=model, phrases=max(0.8, settings.phrases)))
 
 
 def unread(settings: Settings) -> Settings:

@@ -45,6 +45,7 @@ SPECIAL = PAD, START, END = "pad", "start", "end"
 SPELLINGS = 16  # of a word, drawn once; in training each occurrence takes one of them
 MULTIPLE = 8  # what widths of batches are filled up to: fewer shapes, and those that kernels like
 ROOM = 20  # tokens that a translation may have beyond twice the width of its source
+OTHERS = 5  # sentences that an error names beside the first
 PENALTY = "length penalty"  # the figure that says which exponent was chosen
 
 
@@ -297,15 +298,29 @@ def _width(length: int, most: int) -> int:
 
 
 def answers(
-    model: Transformer, pairs: BytePairs, sentences: Sequence[str], strategy: Strategy, at_once: int = 256
+    model: Transformer,
+    pairs: BytePairs,
+    sentences: Sequence[str],
+    strategy: Strategy,
+    at_once: int = 256,
+    names: Sequence[str] | None = None,
 ) -> list[Text]:
-    """What the model writes about each sentence. Those that are filled up to one width are read together."""
+    """What the model writes about each sentence. Those that are filled up to one width are read together.
+
+    names  what errors call each sentence: by default its number, from 1 on
+    """
     context = model.config.context
     read = pairs.encode_many(sentences)
+    unfit = [number for number, tokens in enumerate(read) if not 0 < len(tokens) <= context]
+    if unfit:
+        called = [f"sentence {number + 1}" if names is None else names[number] for number in unfit]
+        sentence, tokens = sentences[unfit[0]], read[unfit[0]]
+        raise DataError(
+            f"{called[0]}: {sentence[:40]!r} has {len(tokens)} tokens, but the model reads from 1 to {context}; "
+            f"{'split it' if tokens else 'leave it out'}{_also(called[1:])}"
+        )
     alike: dict[int, list[int]] = {}
-    for number, (sentence, tokens) in enumerate(zip(sentences, read, strict=True)):
-        if not 0 < len(tokens) <= context:
-            raise DataError(f"{sentence[:40]!r} has {len(tokens)} tokens, but the model reads from 1 to {context}")
+    for number, tokens in enumerate(read):
         alike.setdefault(_width(len(tokens), context), []).append(number)
     found: dict[int, Text] = {}
     for width, all_of_it in alike.items():
@@ -315,6 +330,14 @@ def answers(
             texts = _answered(model, pairs, [read[number] for number in chosen], strategy, 2 * width + ROOM)
             found.update(zip(chosen, texts, strict=True))
     return [found[number] for number in range(len(read))]
+
+
+def _also(called: Sequence[str]) -> str:
+    """The others that an error is about, a few of them by name."""
+    if not called:
+        return ""
+    more = f" and {len(called) - OTHERS} more" if len(called) > OTHERS else ""
+    return f". The same holds for {', '.join(called[:OTHERS])}{more}"
 
 
 def _answered(

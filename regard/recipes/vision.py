@@ -20,6 +20,7 @@ from torch.nn import functional
 from regard.base.errors import ConfigError
 from regard.base.numbers import real as real_number, whole
 from regard.data.digits import digits
+from regard.data.image_folder import resized
 from regard.data.images import Images, read_images
 from regard.data.order import Order, generator
 from regard.data.splits import split
@@ -53,7 +54,7 @@ class Settings:
     smoothing     how much of each label is given to all classes alike
     validation    images that show during training how good the model is; 0 learns from them too
     test          images that the model is judged by in the end, the same ones for every seed
-    size          height and width to bring images of different sizes to
+    size          height and width to bring images to; None leaves them, which must have one size
     """
 
     network: str = "vit"
@@ -140,7 +141,7 @@ class Parts(NamedTuple):
 def data(folder: Path | None, settings: Settings) -> Parts:
     """The images for training that lie in a folder, else the digits, dealt out."""
     size = None if settings.size is None else (settings.size, settings.size)
-    found = digits() if folder is None else read_images(folder, size=size)
+    found = read_images(folder, size=size) if folder is not None else digits() if size is None else resized(digits(), size)
     held = settings.test + settings.validation
     if held >= len(found):
         raise ConfigError(

@@ -1,6 +1,8 @@
 """`regard translate`: what it prints is what the library writes about each line, with a run that a recipe left."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,41 @@ def test_what_cannot_be_done_is_told_in_one_line(folder: str, words: list[str], 
     assert complaint in result.stderr
     assert result.stderr.startswith("regard: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_line_that_is_too_long_is_named_before_any_is_translated(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.recipes.translation.generate", lambda *_, **__: pytest.fail("something was translated"))
+    text = "\n".join([LINES[0], "", "one " * 30, LINES[2], "ten " * 31])
+    file = tmp_path / "lines.txt"
+    file.write_text(text, encoding="utf-8")
+    for words, origin in ([["-"], "stdin"], [["--file", str(file)], str(file)]):
+        result = run.invoke(app, [folder, *words], input=text)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert (
+            f"{origin}, line 3: '{'one ' * 10}' has 30 tokens, but the model reads from 1 to 19; split it. "
+            f"The same holds for {origin}, line 5\n"
+        ) in result.stderr
+
+
+def test_what_is_no_utf8_is_refused_wherever_it_comes_from(folder: str, tmp_path: Path) -> None:
+    data = "one hundred\nzwölf".encode("latin-1")
+    file = tmp_path / "lines.txt"
+    file.write_bytes(data)
+    given = data.decode("utf-8", errors="surrogateescape")  # as a system hands over what it cannot read
+    for words, origin in ([["-"], "stdin"], [["--file", str(file)], str(file)], [[given], "the text"]):
+        result = run.invoke(app, [folder, *words], input=data)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"{origin}, line 2, byte 14: 0xF6 is not UTF-8" in result.stderr
+
+
+def test_stdin_is_utf8_whatever_the_system_thinks(folder: str) -> None:
+    alone = {"PATH": "", "PYTHONIOENCODING": "ascii:surrogateescape", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "regard", "translate", folder, "-", "--greedy"]
+    refused = subprocess.run(command, input=b"one\n\xff\n", env=alone, capture_output=True)
+    assert (refused.returncode, refused.stdout) == (2, b"")
+    assert b"stdin, line 2, byte 4: 0xFF is not UTF-8" in refused.stderr
 
 
 def test_a_folder_without_a_run_of_this_recipe_is_told(folder: str, tmp_path: Path) -> None:

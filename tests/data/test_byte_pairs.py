@@ -160,6 +160,9 @@ def test_too_small_a_vocabulary_and_empty_texts_are_refused() -> None:
 def test_what_utf8_cannot_spell_is_named(exact: BytePairs) -> None:
     with pytest.raises(DataError, match=r"the text has U\+D800, half of a surrogate pair, at place 2; UTF-8 cannot"):
         exact.encode("ab\ud800")
+    for words in (False, True):
+        with pytest.raises(DataError, match=r"the text has U\+DCFF, half of a surrogate pair, at place 3; UTF-8 canno"):
+            BytePairs.trained("fine", ["a b\udcff c"], vocab=300, words=words)
 
 
 def test_tokens_outside_the_vocabulary_are_refused(exact: BytePairs) -> None:

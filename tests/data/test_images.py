@@ -173,6 +173,18 @@ def test_labels_out_of_range_are_named_with_their_record(place: Path) -> None:
         read_images(place / "alone")
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_coarse_labels_out_of_range_are_named_with_their_record(named: bool, place: Path) -> None:
+    cifar100("binary", place)
+    if not named:
+        (place / "fine_label_names.txt").unlink()
+    data = bytearray((place / "train.bin").read_bytes())
+    data[3 * 3074] = 250
+    (place / "train.bin").write_bytes(data)
+    with pytest.raises(DataError, match=r"train\.bin: record 3 \(byte 9222\) has coarse label 250; expected 0 to 19"):
+        read_images(place)
+
+
 def test_unfit_batches_are_named(place: Path) -> None:
     pixels, labels = some(3)
     for content, words in [
@@ -409,12 +421,85 @@ def test_images_of_different_sizes_are_brought_to_one_where_asked(place: Path) -
     with pytest.raises(
         DataError,
         match=r"cat/y\.png is 11 x 9, but .*bird/a\.bmp is 5 x 7 \(height x width\); bring the files to one size, or "
-        r"read them with read_images\(path, size=\(height, width\)\)",
+        r"read them with read_images\(path, size=\(height, width\)\), as `regard train vision --set size=32` does",
     ):
         read_images(place)
     found = read_images(place, size=(4, 6)).pixels
     assert found.shape == (5, 3, 4, 6)
     assert torch.equal(found[3], torch.tensor([10, 200, 30], dtype=torch.uint8)[:, None, None].expand(3, 4, 6))
+
+
+def test_images_of_one_size_are_brought_to_another_however_they_are_kept(place: Path, tmp_path: Path) -> None:
+    pixels, labels = some(3)
+    put(mosaic(pixels, labels, across=1), place)
+    found = read_images(place, size=(9, 7))
+    for number, image in enumerate(pixels):
+        (tmp_path / "files" / f"c{number}").mkdir(parents=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / "files" / f"c{number}" / "a.png")
+    assert torch.equal(found.pixels, read_images(tmp_path / "files", size=(9, 7)).pixels)
+    assert found.pixels.shape == (3, 3, 9, 7)
+    check(read_images(place, size=(32, 32)), pixels, labels, HUNDRED)
+
+
+def test_what_systems_leave_is_no_class_and_no_batch(place: Path, tmp_path: Path) -> None:
+    tree(place)
+    (place / "__MACOSX" / "cat").mkdir(parents=True)
+    (place / "__MACOSX" / "cat" / "._x.PNG").write_bytes(b"x")
+    assert read_images(place).classes == ("bird", "cat", "train")
+    batches = tmp_path / "batches"
+    batches.mkdir()
+    cifar10("python", batches)
+    (batches / "._test_batch").write_bytes(b"x")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(batches, ".")
+    for path in (batches, tmp_path / "a.tar"):
+        check(read_images(path, "test"), *some(2, 5), TEN)
+
+
+def test_images_beside_the_folders_of_parts_are_named(place: Path) -> None:
+    tree(place / "train")
+    tree(place / "test")
+    (place / "loose.heic").write_bytes(b"some")
+    with pytest.raises(DataError, match=r"set/loose\.heic lies in no class's folder; expected train/CLASS/loose\.heic"):
+        read_images(place)
+
+
+def test_a_set_is_never_read_in_part(place: Path) -> None:
+    cifar10("binary", place)
+    (place / "data_batch_6.bin.gz").write_bytes(b"some")
+    with pytest.raises(
+        DataError, match=r"data_batch_6\.bin\.gz has the name of a batch, but not its form; unpack it or"
+    ):
+        read_images(place)
+    assert len(read_images(place, "test")) == 2
+    (place / "data_batch_6.bin.gz").rename(place / "data_batch_1.bin.md5")
+    assert len(read_images(place)) == 10
+    (place / "extra.BIN").write_bytes(binary(*some(2)))
+    with pytest.raises(
+        DataError, match=r"set/extra\.BIN does not say of which part it is, as data_batch_1\.bin does; na"
+    ):
+        read_images(place)
+    (place / "extra.BIN").unlink()
+    put(mosaic(*some(2), across=2), place)
+    with pytest.raises(
+        DataError, match=r"has several sets: images\.webp, data_batch_1\.bin; put each into a folder of"
+    ):
+        read_images(place)
+
+
+def test_a_folder_with_more_images_beside_a_set_is_named(place: Path) -> None:
+    put(mosaic(*some(2), across=2), place / "set_train_a.zip")
+    (place / "set_train_a").mkdir()  # what was unpacked from the zip
+    put(mosaic(*some(2), across=2), place / "set_train_a")
+    (place / "set_test").mkdir()
+    put(mosaic(*some(3), across=3), place / "set_test")
+    assert len(read_images(place)) == 2
+    (place / "set_train_b").mkdir()
+    put(mosaic(*some(2), across=2), place / "set_train_b")
+    with pytest.raises(
+        DataError, match=r"set_train_b has images, too, but beside set_train_a\.zip they would not be read"
+    ):
+        read_images(place)
 
 
 def test_a_file_that_is_no_image_never_vanishes(place: Path) -> None:
@@ -444,9 +529,9 @@ def test_what_is_not_recognised_is_told_with_what_would_be(place: Path) -> None:
         read_images(place / "absent")
     with pytest.raises(DataError, match=r"set has no images in a form that is read; expected CIFAR files"):
         read_images(place)
-    (place / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"a\.parquet is not recognised; expected CIFAR files"):
-        read_images(place / "a.parquet")
+    (place / "a.arrow").write_bytes(b"ARROW1")
+    with pytest.raises(DataError, match=r"a\.arrow is not recognised; expected CIFAR files"):
+        read_images(place / "a.arrow")
 
 
 def test_several_sets_in_one_folder_are_told_apart(place: Path) -> None:

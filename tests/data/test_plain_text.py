@@ -31,6 +31,20 @@ def test_a_folder_is_the_text_of_its_files_in_the_order_of_names(tmp_path: Path)
     assert read_text(tmp_path) == "first\nsecond\nthird"
 
 
+def test_no_text_of_a_folder_is_passed_over_and_what_systems_leave_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.TXT").write_text("first\n")
+    (tmp_path / "b.txt.GZ").write_bytes(gzip.compress(b"second"))
+    (tmp_path / "__MACOSX").mkdir()
+    for left in ("._a.txt", "__MACOSX/a.txt"):
+        (tmp_path / left).write_bytes(b"\x00\xff")
+    assert read_text(tmp_path) == "first\nsecond"
+    (tmp_path / "c.txt.bz2").write_bytes(b"BZh9")
+    with pytest.raises(
+        DataError, match=r"c\.txt\.bz2 is packed, and only \.gz is unpacked; unpack it, or pack it with"
+    ):
+        read_text(tmp_path)
+
+
 def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("one\u2028still one\x0bstill\n\nthree\n")

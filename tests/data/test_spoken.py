@@ -85,6 +85,41 @@ def test_other_rates_are_brought_to_one_where_asked(tmp_path: Path) -> None:
     assert len(read_spoken(tmp_path, rate=4000).sounds[0]) == math.ceil(len(found.sounds[0]) / 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("7_a_2.flac", r"7_a_2\.flac is no WAV file, and no other sound is read; convert it to 7_a_2\.wav"),
+        ("noise.MP3", r"noise\.MP3 is no WAV file"),
+        ("7_a_2.wav.gz", r"7_a_2\.wav\.gz is no WAV file, and no other sound is read; convert it to 7_a_2\.wav"),
+        ("7_a_2", r"7_a_2 is no WAV file"),
+        (
+            "sub/7_a_1.wav",
+            r"sub/7_a_1\.wav lies in a folder of its own, and only .*; give the folder .*/sub, or put all",
+        ),
+        ("sub/deeper/7_a_1.flac", r"7_a_1\.flac lies in a folder of its own, .*; give the folder .*/sub/deeper, or"),
+        ("set.npz", r"has set\.npz and also 7_a_0\.wav; give .*/set\.npz, or move one of them away"),
+    ],
+)
+def test_a_recording_that_is_not_read_is_named(name: str, words: str, tmp_path: Path) -> None:
+    write_wav(tmp_path / "7_a_0.wav", np.ones((50, 1)))
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(b"some")
+    with pytest.raises(DataError, match=words):
+        read_spoken(tmp_path)
+
+
+def test_what_is_no_recording_may_lie_beside_those(tmp_path: Path) -> None:
+    write_wav(tmp_path / "7_a_0.wav", np.ones((50, 1)))
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "__MACOSX").mkdir()
+    for name in (
+        *("README.md", "LICENSE", "notes.txt", "7_a_0.txt", "pictures/7_a_0.png", "code.tar.gz", "Thumbs.db"),
+        *("._7_a_0.wav", ".7_a_1.flac", "__MACOSX/7_a_0.wav", "__MACOSX/._7_a_0.wav"),
+    ):
+        (tmp_path / name).write_bytes(b"some")
+    assert read_spoken(tmp_path).labels.tolist() == [7]
+
+
 def cut(file: Path, length: int) -> None:
     file.write_bytes(file.read_bytes()[:length])
 

@@ -278,11 +278,11 @@ def test_forms_change_what_is_learned_from() -> None:
     assert [(each.share, len(each.questions) > 0) for each in first.task.mixed] == [(0.0, True)]  # type: ignore[attr-defined]
     assert [each.share for each in second.task.mixed] == [1.0]  # type: ignore[attr-defined]
     proposed = recipe("birthplaces").settings(real=True, form="synthesizer")
-    assert replace(proposed, model=course.model) == course
+    assert replace(proposed, model=course.model, phrases=course.phrases) == course
     assert (proposed.model.positions, proposed.model.synthesizer) == ("learned", ("dense",))
     unread = recipe("birthplaces").settings(real=False, form="unread")
     assert [each.name for each in birthplaces.start(unread, Place()).phases] == ["tuning"]
-    with pytest.raises(UnknownNameError, match="birthplaces has no form 'cours'; there are course, synthesizer, unread"):
+    with pytest.raises(UnknownNameError, match="no form 'cours'; there are course, synthesizer, unread"):
         recipe("birthplaces").settings(real=False, form="cours")
     with pytest.raises(UnknownNameError, match="vision has no form 'x'; it has one form alone"):
         recipe("vision").settings(real=False, form="x")

@@ -202,6 +202,7 @@ def test_images_of_several_sizes_are_brought_to_one(tmp_path: Path) -> None:
         Image.new("RGB", (5 + number, 7)).save(tmp_path / "ab"[number % 2] / f"{number}.png")
     found = vision.data(tmp_path, tiny(size=9, test=3, validation=2))
     assert [tuple(part.pixels.shape) for part in found] == [(7, 3, 9, 9), (2, 3, 9, 9), (3, 3, 9, 9)]
+    assert vision.data(None, tiny(size=12)).train.pixels.shape[1:] == (1, 12, 12)
 
 
 @pytest.mark.parametrize(
