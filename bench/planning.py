@@ -20,8 +20,7 @@ from pathlib import Path
 
 import torch
 
-from regard.base.config import overridden
-from regard.cli.settings import read_settings
+from regard.cli.settings import applied
 from regard.recipes.recipe import RECIPES, Phase, Place, Start, recipe
 from regard.train.averaging import LastK
 from regard.train.counts import STEPS, counted
@@ -122,8 +121,7 @@ def main(argv: list[str]) -> int:
     for name in [options.only] if options.only else RECIPES:
         chosen = recipe(name)
         settings = chosen.settings(real=name in data)
-        for text in (each.split(":", 1)[1] for each in options.set if each.startswith(f"{name}:")):
-            settings = overridden(settings, read_settings([text], settings))
+        settings = applied(settings, [each.split(":", 1)[1] for each in options.set if each.startswith(f"{name}:")])
         start = chosen.module.start(settings, Place(data=data.get(name)))
         for line in lines(start, name, rates, device, options.steps):
             results.append(line)

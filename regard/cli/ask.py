@@ -3,13 +3,16 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.output import show_json, tell
-from regard.cli.train import Data, Device, Json, progress, show_figures
+from regard.cli.train import Data, Device, Json, progress, show_figures, unheard
+
+if TYPE_CHECKING:
+    from regard.recipes.asking import Asker
 
 
 def command(
@@ -32,14 +35,17 @@ def command(
     if learn:
         return learn_facts(folder, store, data, device, steps, json)
     assert question is not None
+    from regard.data.facts import compared
     from regard.recipes.asking import asker, stricter
 
+    if not compared(question):
+        raise ConfigError(f'the question {question!r} is empty; ask one such as "Where was Ada Lovelace born?"')
     asking = asker(folder, store)
     if threshold is not None:
         asking = stricter(asking, threshold)
     if answer is not None:
         asking.store.keep(question, answer)
-        tell(f"kept in {asking.store.file}")
+        tell(f"kept in {asking.store.file}{objection(asking, question, answer)}")
         return None
     reply = asking.reply(question)
     if json:
@@ -62,6 +68,14 @@ def command(
     return None
 
 
+def objection(asking: "Asker", question: str, answer: str) -> str:
+    """What to say where the model is sure of another answer, which goes before those in the store."""
+    reply = asking.reply(question)
+    if reply.answer == answer.strip():
+        return ""
+    return f"; the model is {reply.confidence:.0%} sure of {reply.answer!r} and will say so until `regard ask --learn`"
+
+
 def learn_facts(
     folder: Path, store: Path | None, data: Path | None, device: str | None, steps: int, json: bool
 ) -> None:
@@ -73,7 +87,10 @@ def learn_facts(
     asking = asker(folder, store)
     data = data_of(folder, data)
     with joined("data", device) as world, progress(world.leads) as showing:
-        new, figures = asking.learn(Place(data=data, world=world, tell=tell, show=showing), steps)
+        place = Place(data=data, world=world, tell=tell if world.leads else unheard, show=showing)
+        new, figures = asking.learn(place, steps)
+    if not world.leads:
+        return
     if json:
         show_json({"learned": [asdict(fact) for fact in new], "figures": figures})
     else:

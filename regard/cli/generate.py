@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from regard.models.strategies import Strategy
     from regard.models.transformer import Transformer
 
+RUN, RESULT = "run.json", "result.json"  # what a run leaves from its first moment on, and at its end
+# what the model of a finished run is for that does not go on with a text, by the recipe
+INSTEAD = {
+    "translation": "`regard translate {0} TEXT` translates",
+    "speech": "`regard listen {0} FILE` writes down what it hears",
+}
+
 # where Hugging Face writes tokens that matter for writing; what the first says goes before the second
 NAMING = ("generation_config.json", "config.json")
 
@@ -43,7 +50,7 @@ SETTINGS = {
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A saved folder, ours or Hugging Face's, or a preset such as gpt2")],
+    model: Annotated[str, typer.Argument(help="A saved folder, ours or Hugging Face's, a finished run, or a preset")],
     prompt: Annotated[
         str | None,
         typer.Argument(help="The text to go on from, or to answer; - reads it from stdin, less its last line break"),
@@ -78,13 +85,14 @@ def command(
         raise ConfigError(f"--count is {texts}, but at least 1 text is written")
     values = [strategy_of(strategy, settings, number) for number in range(texts)]
     text = read_prompt(prompt)
-    network = opened(model)
-    words = words_of(model, network.config.vocab, tokenizer)
+    place = model_in(model)
+    network = opened(place)
+    words = words_of(place, network.config.vocab, tokenizer)
     tokens = words.encode(text)
     if not tokens:
         raise ConfigError("the prompt is empty; a text needs a first token to go on from")
-    writer, begun = started(model, network, tokens)
-    stops = [words.encode(each, special=False) for each in stop or ()] + endings(model, network.config.vocab)
+    writer, begun = started(place, network, tokens)
+    stops = [words.encode(each, special=False) for each in stop or ()] + endings(place, network.config.vocab)
     written = [
         write(writer, begun, words, value, length=length, stops=stops, cache=not no_cache, shown=not json)
         for value in values
@@ -124,6 +132,28 @@ def read_prompt(prompt: str | None) -> str:
     if prompt is None:
         raise ConfigError("there is no prompt; write one after the model, or - to read it from stdin")
     return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+
+
+def model_in(name: str) -> str:
+    """The folder of the model, where a finished run is named whose model writes text; else what was named."""
+    folder = Path(name)
+    if (folder / "config.json").is_file() or not any((folder / file).is_file() for file in (RUN, RESULT)):
+        return name
+    from regard.models.files import load_config
+    from regard.models.gpt import GPT
+    from regard.recipes.runs import read
+
+    if not (folder / RESULT).is_file():
+        recipe = read(folder / RUN, "recipe")["recipe"]
+        raise ConfigError(
+            f"{name} holds a run of {recipe} that is not finished; `regard train {recipe} --resume --folder {name}` "
+            "goes on with it"
+        )
+    recipe = read(folder / RESULT, "recipe")["recipe"]
+    if not isinstance(load_config(folder / "model"), GPT.Config):
+        instead = INSTEAD.get(recipe, "`regard eval {0}` shows what it can do").format(name)
+        raise ConfigError(f"{name} holds a run of {recipe}, whose model does not go on with a text; {instead}")
+    return str(folder / "model")
 
 
 def opened(name: str) -> "GPT | Transformer":

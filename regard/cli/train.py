@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.output import show, show_json, tell
-from regard.cli.settings import read_settings
+from regard.cli.settings import Setting, applied, listed
 
 if TYPE_CHECKING:
     from regard.recipes.recipe import Recipe
@@ -31,7 +32,11 @@ class Parallel(StrEnum):
 
 Data = Annotated[Path | None, typer.Option(help="A folder or file with real data; the built-in set unless given")]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="A setting, as in --set model.depth=4; give it again for more")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="A setting, as in --set model.depth=4; give it again for more. `regard train list NAME` shows them all",
+    ),
 ]
 Form = Annotated[str | None, typer.Option(help="Another way to run it; `regard train list` says which there are")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON")]
@@ -40,11 +45,16 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU w
 
 def command(
     name: Annotated[str, typer.Argument(help="A recipe, or `list`")],
+    one: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="list: the recipe whose settings to show [all, without these]")
+    ] = None,
     data: Data = None,
     form: Form = None,
     settings: Changes = None,
     folder: Annotated[Path | None, typer.Option(help="Where states, log and model are kept [runs/NAME]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run that the folder holds, by its settings and data")
+    ] = False,
     parallel: Annotated[Parallel, typer.Option(help="Under torchrun: every process has all weights, or a piece")] = (
         Parallel.data
     ),
@@ -54,25 +64,41 @@ def command(
 ) -> None:
     """Train by a recipe. `regard train list` says which there are and what to expect of them.
 
+    `regard train list NAME` shows its settings, as --set takes them.
+
     torchrun --nproc-per-node 4 -m regard train NAME trains on several devices.
     """
     if name == "list":
-        return list_recipes(json)
+        return list_recipes(json) if one is None else list_settings(one, json)
+    if one is not None:
+        raise ConfigError(f"one recipe at a time: {name} or {one}; `regard train list NAME` shows one")
     from regard.base.config import to_json
     from regard.recipes.recipe import Place, recipe
     from regard.train.distributed import joined
 
-    # a worker that torchrun starts again goes on
-    resume = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     chosen = recipe(name)
-    complete = completed(chosen, data, form, settings or [])
     kept = folder or Path("runs") / name
-    with joined(parallel.value, device) as world, progress(world.leads) as showing:
-        place = Place(
-            data=data, folder=kept, resume=resume, world=world, tensorboard=tensorboard,
-            tell=tell if world.leads else _nothing, show=showing,
-        )  # fmt: skip
-        outcome = chosen.run(complete, place)
+    as_begun = resume and not settings and form is None
+    complete = None if as_begun else completed(chosen, data, form, settings or [])
+    # a worker that torchrun starts again goes on
+    again = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    steps = Steps()
+    try:
+        with joined(parallel.value, device) as world, progress(world.leads) as showing:
+            say = tell if world.leads else unheard
+            if resume:
+                world.shared(lambda: check_recipe(chosen, kept))
+            if as_begun:
+                complete, data = world.shared(lambda: begun_with(chosen, kept, data, say))
+            place = Place(
+                data=data, folder=kept, resume=again, world=world, tensorboard=tensorboard, tell=say,
+                show=steps.counted(showing),
+            )  # fmt: skip
+            outcome = chosen.run(complete, place)
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            tell(f"{steps.last}; {going_on(kept)}")
+        raise typer.Exit(130) from None
     if not world.leads:
         return None
     if json:
@@ -98,8 +124,10 @@ def evaluate(
     chosen, settings, model, tokenizer = finished(folder)
     with joined("data", device) as world:
         model.to(world.device)
-        place = Place(data=data_of(folder, data), world=world, tell=tell)
+        place = Place(data=data_of(folder, data), world=world, tell=tell if world.leads else unheard)
         figures = chosen.module.judged(settings, model, tokenizer, place)
+    if not world.leads:
+        return
     if json:
         show_json({"recipe": chosen.name, "figures": figures, "folder": str(folder)})
     else:
@@ -108,14 +136,73 @@ def evaluate(
 
 def completed(chosen: "Recipe", data: Path | None, form: str | None, changes: list[str]) -> Any:
     """The settings of a recipe for these data, in one of its forms, with what `--set` changes."""
-    from regard.base.config import overridden
+    try:
+        complete = applied(chosen.settings(real=data is not None, form=form), changes)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; `regard train list {chosen.name}` shows its settings") from None
+    check_data(data)
+    return complete
 
-    complete = chosen.settings(real=data is not None, form=form)
-    for text in changes:  # in turn: a later one may reach into what an earlier one has put there
-        complete = overridden(complete, read_settings([text], complete))
+
+def check_data(data: Path | None) -> None:
     if data is not None and not data.exists():
         raise ConfigError(f"--data {data} is not there")
-    return complete
+
+
+def begun_with(
+    chosen: "Recipe", folder: Path, data: Path | None, say: Callable[[str], None]
+) -> tuple[Any, Path | None]:
+    """The settings and the data of the run that a folder holds; those of a new one where it holds none yet."""
+    from regard.base.config import from_json
+    from regard.recipes.runs import RUN, data_of, read
+
+    check_data(data)
+    if not (folder / RUN).is_file():
+        say(f"{folder} holds no run to go on with: one begins")
+        return completed(chosen, data, None, []), data
+    kept = read(folder / RUN, "settings")["settings"]
+    return from_json(f"{folder / RUN}: settings", chosen.module.Settings, kept), data_of(folder, data)
+
+
+def check_recipe(chosen: "Recipe", folder: Path) -> None:
+    """Raise where a folder holds a run of another recipe."""
+    from regard.recipes.runs import RUN, read
+
+    if (folder / RUN).is_file() and (kept := read(folder / RUN, "recipe")["recipe"]) != chosen.name:
+        raise ConfigError(
+            f"{folder} holds a run of {kept}, not of {chosen.name}; go on with it by `regard train {kept} --resume "
+            f"--folder {folder}`, or choose another --folder"
+        )
+
+
+class Steps:
+    """How far a run has come, in words for whoever stops it."""
+
+    def __init__(self) -> None:
+        self.last = "stopped before any step was done"
+
+    def counted(self, showing: Callable[[str, "Progress"], None]) -> Callable[[str, "Progress"], None]:
+        """What shows progress, listened to."""
+
+        def heard(phase: str, now: "Progress") -> None:
+            # not every step is told
+            later = " or a little later" if now.step < now.steps else ""
+            self.last = f"stopped at step {now.step:,} of {now.steps:,} of {phase}{later}"
+            showing(phase, now)
+
+        return heard
+
+
+def going_on(folder: Path) -> str:
+    """Where a run that was stopped would go on."""
+    from regard.train.checkpoint import Keeper
+    from regard.train.loop import STATES
+
+    kept = {states: steps[-1] for states in folder.glob(f"*/{STATES}") if (steps := Keeper(states).steps())}
+    if not kept:
+        return "no state was kept yet, so --resume begins anew"
+    latest = max(kept, key=lambda states: states.stat().st_mtime)
+    return f"--resume goes on from step {kept[latest]:,} of {latest.parent.name}"
 
 
 def list_recipes(json: bool) -> None:
@@ -123,11 +210,47 @@ def list_recipes(json: bool) -> None:
 
     found = [recipe(name) for name in RECIPES]
     if json:
-        names = ("name", "title", "expected", "time", "memory")
-        show_json([{**{name: getattr(each, name) for name in names}, "forms": _forms(each)} for each in found])
+        show_json([_as_json(each) for each in found])
         return
     for each in found:
         show(_told(each))
+    print("`regard train list NAME` shows its settings")
+
+
+def list_settings(name: str, json: bool) -> None:
+    from regard.recipes.recipe import recipe
+
+    found = recipe(name)
+    settings = list(listed(found.settings(real=False), found.settings(real=True)))
+    if json:
+        show_json({**_as_json(found), "settings": [asdict(each) for each in settings]})
+    else:
+        show(_told(found), _table(settings))
+
+
+def _as_json(recipe: "Recipe") -> dict[str, Any]:
+    names = ("name", "title", "expected", "time", "memory")
+    return {**{name: getattr(recipe, name) for name in names}, "forms": _forms(recipe)}
+
+
+def _table(settings: list[Setting]) -> Any:
+    """Settings with what is said about them; what is not another for real data is shown once."""
+    from rich import box
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("--set", "built-in", "with --data", box=box.SIMPLE_HEAD)
+    table.columns[0].min_width = max(len(each.name) for each in settings)
+    for column in table.columns[1:]:
+        column.max_width, column.overflow = 14, "fold"
+    for each in settings:
+        name = Text(each.name, style="bold")
+        about = Padding(Text(each.about), (0, 0, 0, 2))
+        shown = [each.built_in, None] if each.built_in == each.real else [each.built_in or "-", each.real or "-"]
+        table.add_row(Group(name, about) if each.about else name, *(Text(value or "") for value in shown))
+    return table
 
 
 def _told(recipe: "Recipe") -> Any:
@@ -156,7 +279,7 @@ def show_figures(figures: dict[str, float]) -> None:
 def progress(leads: bool) -> Iterator[Callable[[str, "Progress"], None]]:
     """A bar for each phase of a run on a terminal, a line now and then elsewhere, on stderr."""
     if not leads:
-        yield _nothing
+        yield unheard
     elif not sys.stderr.isatty():
         yield _Lines()
     else:
@@ -196,5 +319,5 @@ def told(now: "Progress") -> str:
     return f"{now.step:,}/{now.steps:,}  loss {now.loss:.4f}  rate {now.rate:.2g}  {speed}  {left}{figures}"
 
 
-def _nothing(*told: object) -> None:
+def unheard(*told: object) -> None:
     """What the processes say that do not lead."""

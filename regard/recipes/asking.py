@@ -102,12 +102,14 @@ class Asker:
         settings = replace(self.settings, told=tuple(sorted({*self.settings.told, *(each.text for each in asked_for)})))
         figures, confidence = self._judged(settings, place)
         outcome = Outcome(figures, self.model, self.letters, {"confidence": to_json(confidence)})
-        keep("birthplaces", settings, outcome, self.folder)
+        if place.world.leads:
+            keep("birthplaces", settings, outcome, self.folder)
         known = [fact for fact in new if self.guess(fact.question)[0] == fact.answer]
         for fact in new:
             if fact not in known:
                 place.tell(f"not learned yet, give it more --steps: {fact.question} {fact.answer}")
-        self.store.mark_learned(known)
+        if place.world.leads:
+            self.store.mark_learned(known)
         return known, figures
 
     def _judged(self, settings: birthplaces.Settings, place: Place) -> tuple[dict[str, float], Confidence]:

@@ -32,7 +32,7 @@ from regard.data.characters import Characters
 from regard.data.tokenizers import tokenizer_from_json
 from regard.models.files import load, save
 from regard.models.model import Model
-from regard.recipes.runs import begun, read
+from regard.recipes.runs import RUN, begun, read
 from regard.train.loop import Progress, fit
 from regard.train.plan import Plan
 from regard.train.task import Task
@@ -167,7 +167,11 @@ def finished(folder: Path) -> tuple[Recipe, Any, Model, Any]:
     """The recipe, the settings, the model and its tokenizer that a run left in a folder."""
     file = folder / RESULT
     if not file.is_file():
-        raise CheckpointError(f"{folder} holds no finished run: there is no {RESULT} in it")
+        begun_as = read(folder / RUN, "recipe")["recipe"] if (folder / RUN).is_file() else None
+        more = f"; `regard train {begun_as} --resume --folder {folder}` goes on with the one begun there"
+        raise CheckpointError(
+            f"{folder} holds no finished run: there is no {RESULT} in it{'' if begun_as is None else more}"
+        )
     about = read(file, "recipe", "settings", "figures")
     found = recipe(about["recipe"])
     settings = from_json(f"{file}: settings", found.module.Settings, about["settings"])

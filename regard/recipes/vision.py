@@ -141,7 +141,8 @@ class Parts(NamedTuple):
 def data(folder: Path | None, settings: Settings) -> Parts:
     """The images for training that lie in a folder, else the digits, dealt out."""
     size = None if settings.size is None else (settings.size, settings.size)
-    found = read_images(folder, size=size) if folder is not None else digits() if size is None else resized(digits(), size)
+    found = digits() if folder is None else read_images(folder, size=size)
+    found = found if size is None else resized(found, size)
     held = settings.test + settings.validation
     if held >= len(found):
         raise ConfigError(

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from regard.cli import app
 from regard.cli.generate import SETTINGS, Way
 from regard.core.cache import Growing
+from regard.data.characters import Characters
 from regard.data.tokenizers import Bytes, load_tokenizer
 from regard.models.caches import Caches
 from regard.models.files import save
@@ -23,6 +24,7 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.models.presets import build, made
 from regard.models.strategies import Strategy
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.recipes.recipe import Outcome, keep, recipe
 
 run = CliRunner()
 WORDS = ["the", "cat", "sat", "on", "a", "mat", ".", "end", "?"]
@@ -282,6 +284,43 @@ def test_a_small_vocabulary_without_a_tokenizer_is_refused(tmp_path: Path) -> No
     assert result.exit_code == 2
     assert "has no tokenizer.json, and its vocabulary of 9 is too small for bytes, which need 256" in result.stderr
     assert "name a tokenizer with --tokenizer" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["language", "birthplaces"])
+def test_a_finished_run_writes_as_the_model_in_it(name: str, tmp_path: Path) -> None:
+    letters = Characters.of("Where was Ada born?")
+    outcome = Outcome({}, lively(letters.vocab), letters)
+    keep(name, recipe(name).settings(real=False), outcome, tmp_path)
+    text = written(str(tmp_path), "Where", "--length", "7")
+    assert text == written(str(tmp_path / "model"), "Where", "--length", "7")
+    assert set(text.strip("\n")) <= set(letters.alphabet)
+    assert told(str(tmp_path), "Where")["model"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("vision", "`regard eval RUN` shows what it can do"),
+        ("translation", "`regard translate RUN TEXT` translates"),
+        ("speech", "`regard listen RUN FILE` writes down what it hears"),
+    ],
+)
+def test_a_run_that_does_not_write_is_refused_with_what_it_does(name: str, instead: str, tmp_path: Path) -> None:
+    settings = recipe(name).settings(real=False)
+    keep(name, settings, Outcome({}, made(settings.model)), tmp_path)
+    result = run.invoke(app, ["generate", str(tmp_path), "Where"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    does = instead.replace("RUN", str(tmp_path))
+    assert result.stderr == (
+        f"regard: {tmp_path} holds a run of {name}, whose model does not go on with a text; {does}\n"
+    )
+
+
+def test_a_run_that_is_not_finished_is_refused_with_how_to_finish_it(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"recipe": "language"}')
+    result = run.invoke(app, ["generate", str(tmp_path), "Where"])
+    assert result.exit_code == 2
+    assert "holds a run of language that is not finished; `regard train language --resume --folder" in result.stderr
 
 
 def test_an_unknown_strategy_is_a_usage_error(folder: str) -> None:

@@ -1,17 +1,33 @@
 """`regard train`, `eval` and `ask`: from a recipe's name to an answer, with errors in one line."""
 
+import dataclasses
 import json
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import permutations
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+from regard.base.config import to_json
 from regard.cli import app
-from regard.cli.settings import read_value
-from regard.cli.train import completed
-from regard.recipes.recipe import recipe
+from regard.cli.settings import applied, listed, read_value
+from regard.cli.train import begun_with, completed
+from regard.models.files import load, save
+from regard.models.gpt import GPT
+from regard.models.presets import made
+from regard.recipes.recipe import RECIPES, Outcome, keep, recipe
+from regard.recipes.runs import begun
+from regard.train import distributed
+from regard.train.loop import Progress
+from regard.train.optimiser import AdamW
+from regard.train.world import World
 
 TINY = [
     "--set", "people=12", "--set", "held=3", "--set", "model.width=16", "--set", "model.depth=1", "--set",
@@ -72,6 +88,98 @@ def test_a_run_is_gone_on_with_by_its_own_settings(folder: Path) -> None:
     assert (ran.exit_code, "seed was 0 and is 3" in ran.stderr) == (2, True), ran.stderr
 
 
+def test_a_run_goes_on_with_nothing_typed_again(folder: Path) -> None:
+    ran = regard("train", "birthplaces", "--folder", str(folder), "--resume", "--device", "cpu", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    assert json.loads(ran.stdout)["settings"] == json.loads((folder / "run.json").read_text())["settings"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("real", [False, True])
+def test_a_folder_knows_settings_and_data_of_its_run(name: str, real: bool, tmp_path: Path) -> None:
+    data = tmp_path / "data" if real else None
+    if data is not None:
+        data.mkdir()
+    settings = applied(recipe(name).settings(real=real), ["seed=7"])
+    begun(tmp_path / "run", name, to_json(settings), data, resume=False)
+    assert begun_with(recipe(name), tmp_path / "run", None, pytest.fail) == (settings, data)
+    given = tmp_path / "run"
+    assert begun_with(recipe(name), tmp_path / "run", given, pytest.fail) == (settings, given)
+
+
+def test_a_run_of_another_recipe_is_not_gone_on_with(folder: Path) -> None:
+    for typed in ((), ("--set", "seed=3")):
+        ran = regard("train", "vision", "--folder", str(folder), "--resume", "--device", "cpu", *typed)
+        assert (ran.exit_code, ran.stderr.count("\n")) == (2, 1)
+        assert "holds a run of birthplaces, not of vision; go on with it by `regard train birthplaces --" in ran.stderr
+
+
+def test_where_there_is_no_run_to_go_on_with_it_is_told_that_one_begins(tmp_path: Path) -> None:
+    heard: list[str] = []
+    settings, data = begun_with(recipe("vision"), tmp_path, None, heard.append)
+    assert (settings, data) == (recipe("vision").settings(real=False), None)
+    assert heard == [f"{tmp_path} holds no run to go on with: one begins"]
+
+
+@pytest.mark.parametrize(
+    ("at", "goes_on"), [(1, "no state was kept yet, so --resume begins anew"), (10, "--resume goes on from step 8 of ")]
+)
+def test_a_run_that_is_interrupted_says_how_to_go_on(
+    at: int, goes_on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: object, phase: str, now: Progress) -> None:
+        if now.step == at:
+            signal.raise_signal(signal.SIGINT)
+
+    birthplaces = ("train", "birthplaces", "--folder", str(tmp_path / "run"))
+    longer = ("--set", "pretraining.steps=13", "--set", "pretraining.save_every=4")
+    with monkeypatch.context() as patched, interruptible():
+        patched.setattr("regard.cli.train._Lines.__call__", interrupted)
+        ran = regard(*birthplaces, *TINY, *longer)
+    assert (ran.exit_code, ran.stdout) == (130, "")
+    assert ran.stderr.splitlines()[-1].startswith(
+        f"stopped at step {at} of 13 of pretraining or a little later; {goes_on}"
+    )
+    again = regard(*birthplaces, "--resume", "--device", "cpu")
+    assert (again.exit_code, "13/13" in again.stderr) == (0, True), again.stderr
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Python hears an interrupt, also where a shell has started it deaf to them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_of_several_processes_the_leader_alone_speaks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def second(parallel: str, device: str | None) -> Iterator[World]:
+        yield World(rank=1, size=2)
+
+    monkeypatch.setattr(distributed, "joined", second)
+    for words in (("eval", str(folder)), ("eval", str(folder), "--json")):
+        ran = regard(*words)
+        assert (ran.exit_code, ran.stdout, ran.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_figures_are_printed_once_by_several_processes(folder: Path, tmp_path: Path) -> None:
+    def started(*words: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "regard", *words],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    assert started("eval", str(folder), "--device", "cpu").count("test accuracy") == 1
+    copied = shutil.copytree(folder, tmp_path / "copy")
+    assert regard("ask", "Where was Ada Nemo born?", "--answer", "Bern", "--folder", str(copied)).exit_code == 0
+    learned = started("ask", "--learn", "--steps", "2", "--folder", str(copied), "--device", "cpu")
+    assert learned.count("learned:") == learned.count("test accuracy") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["birthplaces", "translation"])
 def test_recipes_that_generate_are_trained_in_pieces(name: str, tmp_path: Path) -> None:
@@ -97,17 +205,93 @@ def test_kinds_of_settings_are_named(text: str, kind: str) -> None:
     assert type(getattr(settings.plan, text.split("=")[0].split(".")[1])).__name__ == kind
 
 
+TOGETHER = ["model.synthesizer=dense", "model.positions=learned", "model.reach=37"]
+
+
+@pytest.mark.parametrize("texts", list(permutations(TOGETHER)))
+def test_settings_that_need_each_other_come_in_any_order(texts: tuple[str, ...]) -> None:
+    model = completed(recipe("birthplaces"), None, None, list(texts)).model
+    assert (model.synthesizer, model.positions, model.reach) == (("dense",), "learned", 37)
+
+
+@pytest.mark.parametrize("texts", list(permutations(["model.width=9", "model.heads=3", "model.positions=none"])))
+def test_settings_that_only_fit_together_are_taken_together(texts: tuple[str, ...]) -> None:
+    model = completed(recipe("birthplaces"), None, None, list(texts)).model  # 9 is no multiple of 4, nor 64 of 3
+    assert (model.width, model.heads) == (9, 3)
+
+
+def test_a_part_is_chosen_before_what_is_in_it_and_the_last_of_a_name_counts() -> None:
+    texts = ["plan.optimiser.rate=0.7", "seed=3", "plan.optimiser=adamw", "seed=5"]
+    found = completed(recipe("vision"), None, None, texts)
+    assert (found.plan.optimiser, found.seed) == (AdamW(rate=0.7), 5)
+    # one that had to wait does not come after a later one of its name
+    texts = ["model.synthesizer=dense", "model.positions=learned", "model.synthesizer=dense,dot"]
+    assert completed(recipe("birthplaces"), None, None, texts).model.synthesizer == ("dense", "dot")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("real", [False, True])
+def test_listed_settings_are_as_set_takes_them(name: str, real: bool) -> None:
+    settings = recipe(name).settings(real=real)
+    rows = list(listed(recipe(name).settings(real=False), recipe(name).settings(real=True)))
+    texts = {each.name: each.real if real else each.built_in for each in rows}
+    for path, text in texts.items():
+        value = settings
+        for part in path.split("."):
+            value = getattr(value, part, None)
+        if text is not None and not dataclasses.is_dataclass(value):
+            assert applied(settings, [f"{path}={text}"]) == settings, path
+    assert {"seed", *(field.name for field in dataclasses.fields(settings) if field.type is int)} <= set(texts)
+
+
+def test_one_recipe_is_listed_with_all_its_settings() -> None:
+    told = json.loads(regard("train", "list", "vision", "--json").stdout)
+    assert {"name", "title", "expected", "time", "memory", "forms", "settings"} == set(told)
+    rows = {each.pop("name"): each for each in told["settings"]}
+    about = "records a step, over all processes and shares"
+    assert rows["plan.batch"] == {"built_in": "64", "real": "1024", "about": about}
+    assert rows["plan.optimiser"] == {"built_in": "Muon", "real": "Muon", "about": "takes AdamW, Muon"}
+    assert "others" not in rows
+    table = regard("train", "list", "vision").stdout
+    assert "expected" in table
+    (line,) = (line for line in table.splitlines() if line.split()[:1] == ["plan.batch"])
+    assert line.split() == ["plan.batch", "64", "1024"]
+    assert about in " ".join(table.split())
+
+
+def test_a_setting_that_real_data_do_without_is_told_from_one_that_stays() -> None:
+    lines = [line.split() for line in regard("train", "list", "language").stdout.splitlines()]
+    rows = {line[0]: line[1:] for line in lines if line}
+    assert rows["gpt.plan.optimiser"] == ["Muon", "AdamW"]
+    assert (rows["gpt.plan.optimiser.momentum"], rows["gpt.plan.keep"]) == (["0.95", "-"], ["2"])
+    assert rows["gpt.plan.optimiser.betas"] == ["-", "0.9,0.99"]
+
+
+@pytest.mark.parametrize("words", [("train", "--help"), ("train", "vision", "--help"), ("train", "list")])
+def test_it_is_told_where_settings_are_listed(words: tuple[str, ...]) -> None:
+    assert "`regard train list NAME` shows its settings" in regard(*words).stdout
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("train", "nothing"), "there is no recipe 'nothing'; there are birthplaces"),
+        (("train", "birthplaces", "vision"), "one recipe at a time: birthplaces or vision"),
+        (("train", "list", "nothing"), "there is no recipe 'nothing'; there are birthplaces"),
         (("train", "birthplaces", "--set", "model.widht=4"), "did you mean 'width'"),
+        (("train", "birthplaces", "--set", "model.widht=4"), "`regard train list birthplaces` shows its settings"),
+        (("train", "birthplaces", "--resume", "--data", "nowhere"), "--data nowhere is not there"),
         (("train", "birthplaces", "--set", "pretraining.steps=many"), "takes a whole number, not 'many'"),
         (("train", "birthplaces", "--set", "held"), "--set takes name=value"),
         (("train", "birthplaces", "--data", "nowhere"), "--data nowhere is not there"),
         (("eval", "nowhere"), "holds no finished run"),
         (("ask",), "ask a question, or give --learn"),
         (("ask", "Where?", "--folder", "nowhere"), "holds no finished run"),
+        (("ask", ""), "the question '' is empty; ask one such as"),
+        (("ask", " ?", "--folder", "nowhere"), "the question ' ?' is empty"),
+        (("translate", "nowhere", "Hi"), "holds no finished run"),
+        (("listen", "nowhere", "sound.wav"), "holds no finished run"),
+        (("generate", "./nowhere", "Hi"), "nowhere is not a folder"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(words: tuple[str, ...], said: str) -> None:
@@ -135,3 +319,42 @@ def test_a_question_nobody_can_answer_ends_with_1_and_an_answer_is_kept(folder: 
 def test_names_in_a_list_may_have_quotes() -> None:
     for text in ("dense,dot", "(dense, dot)", "('dense', 'dot')", '["dense","dot"]'):
         assert read_value(text, tuple[str, ...]) == ("dense", "dot")
+
+
+def test_an_answer_that_the_model_contradicts_is_kept_with_a_warning(folder: Path, tmp_path: Path) -> None:
+    sure = shutil.copytree(folder, tmp_path / "sure")
+    model = load(sure / "model")
+    assert isinstance(model, GPT)
+    with torch.no_grad():  # from now on it says "ooo", whatever it is asked
+        letter = json.loads((sure / "model" / "tokenizer.json").read_text())["alphabet"].index("o")
+        model.norm.weight.zero_()
+        model.norm.bias.copy_(100 * model.tokens.weight[letter])
+    save(model, sure / "model")
+    asking = ("ask", "Where was Ada Nemo born?", "--folder", str(sure), "--threshold", "0")
+    said = regard(*asking).stdout.strip()
+    assert set(said) == {"o"}
+    kept = regard(*asking, "--answer", "Bern")
+    assert kept.exit_code == 0
+    assert f"% sure of {said!r} and will say so until `regard ask --learn`" in kept.stderr
+    assert regard(*asking).stdout.strip() == said
+    assert "sure of" not in regard(*asking, "--answer", said).stderr
+    assert "sure of" not in regard(*asking, "--answer", "Bern", "--threshold", "1").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("translate", "RUN", "Hi"), "holds a run of vision, which does not translate"),
+        (("listen", "RUN", "sound.wav"), "holds a run of the recipe vision, whose model does not listen"),
+        (("ask", "Where?", "--folder", "RUN"), "holds a run of 'vision'; questions are answered by one of"),
+        (("ask", "--learn", "--folder", "RUN"), "holds a run of 'vision'; questions are answered by one of"),
+        (("generate", "RUN", "Hi"), "holds a run of vision, whose model does not go on with a text"),
+        (("eval", "RUN/model"), "holds no finished run: there is no result.json"),
+    ],
+)
+def test_a_run_of_another_recipe_is_refused_in_a_line(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    settings = recipe("vision").settings(real=False)
+    keep("vision", settings, Outcome({"test accuracy": 0.0}, made(settings.model)), tmp_path)
+    ran = regard(*(word.replace("RUN", str(tmp_path)) for word in words))
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.output
+    assert said in ran.stderr
