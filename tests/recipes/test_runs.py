@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_written_and_files_that_are_damaged_are_told(tmp
     with pytest.raises(CheckpointError, match=f"{RUN} is damaged: "):
         begun(tmp_path, "vision", SETTINGS, None, resume=True)
     (tmp_path / RUN).write_text('{"recipe": "vision"}')
-    with pytest.raises(CheckpointError, match="`regard train vision --resume --folder .*` goes on with the one begun"):
+    with pytest.raises(CheckpointError, match=r"`regard train vision --resume --folder .*` goes on with the one begun"):
         finished(tmp_path)
     (tmp_path / RUN).write_text("{}")
     with pytest.raises(CheckpointError, match=f"{RUN} is damaged: it does not say data"):
