@@ -3,7 +3,7 @@
 Expected: built-in all of 50 questions about people never asked in training (98 % and more), and 2 % without pretraining
 (--form unread); of the real set 85 % with rotary positions (one seed: 91 %), and 50 % by --form course (one seed:
 69 %).
-Time: built-in one minute on one core; the real set two minutes on one H200, by estimate.
+Time: built-in one minute of one core; the real set two minutes on one H200, by estimate.
 Memory: built-in under 1 GB; the real set 2.4 GB of the GPU's.
 """
 

@@ -7,7 +7,7 @@ Expected: built-in at most 1 % of the digits of tones wrong, streamed. Real, lea
 speakers, at least 98.5 % of 300 others of theirs right and under 2 % of the digits of strings of 3 to 10 wrong, as they
 come (one seed: 99.7 % and none; on a CPU, with plan.steps=800, plan.batch=32, plan.precision=float32 and
 plan.compile=false, 98.7 % and 1.5 %). Latency is 175 ms built-in and 215 ms for speech, by the settings.
-Time: built-in two minutes on two cores; real four minutes on an H200, or with those settings six of one core.
+Time: built-in one minute of one core; real four minutes on an H200, or with those settings six of one core.
 Memory: built-in 1 GB; real 0.9 GB on a CPU, about 2 GB of a GPU's by estimate.
 """
 

@@ -2,7 +2,7 @@
 
 Expected: built-in at least 99 % of numbers in words, never seen in training, to the letter; Multi30k English to German
 is made for 41.0 BLEU on test2016 (lower-cased, tokenised, beam of 5) with 2.6 M parameters.
-Time: built-in two minutes on two cores; Multi30k is made for less than 15 minutes on one H200.
+Time: built-in one minute of one core; Multi30k is made for less than 15 minutes on one H200.
 Memory: built-in 1 GB; Multi30k about 10 GB on the GPU by its sizes.
 """
 

@@ -2,7 +2,7 @@
 
 Expected: built-in 98 % of digits it has not seen; 76 % of 5,000 images of CIFAR-100 that were held out (one seed, half
 as many steps: 80 %).
-Time: built-in one minute on two cores; CIFAR-100 seven minutes on one H200, by estimate.
+Time: built-in one minute of one core; CIFAR-100 seven minutes on one H200, by estimate.
 Memory: built-in 1 GB; CIFAR-100 4.8 GB of the GPU's.
 """
 
