@@ -12,6 +12,7 @@ from torch import nn
 from regard.base.errors import ConfigError
 from regard.base.numbers import whole
 from regard.base.registry import Registry
+from regard.conform.anew import anew
 from regard.conform.asking import asked, known_layout
 from regard.conform.declared import Declared
 from regard.conform.decoder import Decoder, as_decoder, looks_like_a_decoder
@@ -24,7 +25,7 @@ from regard.conform.findings import Findings
 from regard.conform.inputs import Inputs
 from regard.conform.report import EXPLAINED, FAILED, NOT_APPLICABLE, PASSED, Convention, Report, Result
 from regard.conform.shrink import Complaint, failure as shortest
-from regard.conform.subject import WIDTHS, settled
+from regard.conform.subject import CAUSAL, DOCUMENTS, GROUPED, WIDTHS, Subject, settled
 from regard.see.adapters import Probe
 from regard.see.xrays.eye import switched
 
@@ -91,14 +92,16 @@ def check(
             return Report(decoder.name, plan.kind, results, decoder.conventions())
         sizes = {"heads": heads, "kv_heads": kv_heads, "width": width}
         options: dict[str, Any] = {**sizes, "layout": layout, **(extra or {})}
+        again = anew(fn, lambda: asked(fn, **options).probe)
         way = asked(fn, **options)
         with switched(way.probe.module, training=False):
-            subject = replace(settled(way.probe, plan.declared, seed), fitting=way.fitting)
+            subject = replace(settled(way.probe, plan.declared, seed), fitting=way.fitting, anew=again)
             findings = Findings(replace(subject, way=way_of(fn, subject, options, way.special)))
             results = _tested(plan.facts, findings, progress)
             broken = any(result.status == FAILED and result.fact.fatal for result in results)
             noted = (Convention("asked", way.note),) if way.note else ()
-            return Report(way.probe.name, plan.kind, results, noted if broken else (*noted, *named(findings)))
+            left = () if broken else _not_asked(findings, options)
+            return Report(way.probe.name, plan.kind, results, noted if broken else (*noted, *named(findings), *left))
 
 
 @contextmanager
@@ -156,6 +159,8 @@ def planned(
         raise ConfigError(f"kind is 'attention' or 'decoder', not {kind!r}")
     if not isinstance(fn, Probe) and not callable(fn):
         raise ConfigError(f"what is checked is a function of q, k and v, an nn.Module or a decoder, not {fn!r}")
+    if isinstance(fn, type):
+        raise ConfigError(f"{fn.__name__} is a class; hand over an instance, as {fn.__name__}(...)")
     if kind is None:
         with _kept_running(fn):  # a module is run to see what it embeds
             kind = "decoder" if looks_like_a_decoder(fn) else "attention"
@@ -239,7 +244,7 @@ def named(f: Findings) -> tuple[Convention, ...]:
     ways: dict[str, tuple[Callable[[], str | None], object]] = {
         "sees": (lambda: str(f.band or "neither everything nor a band"), None),
         "causal by": (lambda: _causal_words(f), None),
-        "alignment": (lambda: f.alignment, said.alignment),
+        "alignment": (lambda: f.alignment or _aligned_by_rotary(f), said.alignment),
         "scale": (lambda: f.scale_name if f.scores_fit else None, said.scale),
         "grouped heads": (lambda: f.grouping, said.grouping),
         "rotary pairing": (lambda: _rotary_words(f), said.rotary),
@@ -251,7 +256,7 @@ def named(f: Findings) -> tuple[Convention, ...]:
         "padding": (lambda: _padding_words(f), said.mask_polarity),
         "mask and causal": (lambda: "a mask takes the place of the causal one" if f.mask_replaces else None, None),
         "blind row": (lambda: f.blind_rows, said.blind_rows),
-        "lengths": (lambda: None if subject.free_lengths else "as many queries as keys", None),
+        "lengths": (lambda: _lengths_words(f), None),
         "widths": (lambda: None if subject.free_widths else "values as wide as queries and keys", None),
         "widths of heads": (lambda: _taken(subject.widths), None),
         "layout": (lambda: None if subject.probe.layout == "b h n c" else subject.probe.layout, None),
@@ -270,10 +275,52 @@ def named(f: Findings) -> tuple[Convention, ...]:
     return tuple(found)
 
 
+def _not_asked(f: Findings, handed: Mapping[str, Any]) -> tuple[Convention, ...]:
+    """The arguments that nothing was tried with, so that nobody takes them for tested."""
+    subject, asked_for = f.subject, {*CAUSAL, *GROUPED, *handed, *f.subject.probe.made_up}
+    asked_for |= {subject.mask.name} if subject.mask is not None else set()
+    asked_for |= {f.padding.name} if f.padding is not None and not f.padding.refused else set()
+    asked_for |= {name for name in (subject.dropout_argument, memory_argument(f)) if name is not None}
+    asked_for |= set(_first(DOCUMENTS, subject))
+    if subject.scale_argument is not None and _takes(subject, {subject.scale_argument: 1.7}):
+        asked_for.add(subject.scale_argument)
+    left = [name for name in subject.probe.parameters if name not in asked_for]
+    if not left:
+        return ()
+    advice = "" if subject.mask is not None else "; say mask_argument=... where one is a mask"
+    return (Convention("not asked", f"{', '.join(left)}{advice}"),)
+
+
+def _first(names: tuple[str, ...], subject: Subject) -> list[str]:
+    return [name for name in names if name in subject.probe.parameters][:1]
+
+
+def _takes(subject: Subject, given: Mapping[str, Any]) -> bool:
+    try:
+        subject(subject.draw(5, 5), **given)
+    except Exception:
+        return False
+    return True
+
+
 def _causal_words(f: Findings) -> str | None:
     if f.subject.causal_argument is None:
         return None
     return f"{f.subject.causal_argument}=True{'' if f.subject.causal_alone else ', refused without a mask'}"
+
+
+def _aligned_by_rotary(f: Findings) -> str | None:
+    """Where nothing is hidden, positions may still say where queries stand."""
+    return None if f.rotary_alignment is None else f"{f.rotary_alignment}, by rotary positions"
+
+
+def _lengths_words(f: Findings) -> str | None:
+    if f.subject.free_lengths:
+        return None
+    memory = memory_argument(f)
+    return "as many queries as keys" + (
+        "" if memory is None else f", where no {memory} of another length is handed over"
+    )
 
 
 def _taken(widths: tuple[int, ...]) -> str | None:

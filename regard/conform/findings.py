@@ -53,7 +53,7 @@ class Band:
         if self.after == 0:
             return "causal" if self.before is None else f"causal, {self.before} earlier keys and itself"
         earlier = "all earlier keys" if self.before is None else f"{self.before} earlier keys"
-        later = "all later ones" if self.after is None else f"{self.after} later ones"
+        later = "all later ones" if self.after is None else f"{self.after} later one{'s' * (self.after != 1)}"
         return f"{earlier}, itself and {later}"
 
 
@@ -66,6 +66,7 @@ class Fit:
     rotary: str | None = None
     base: float = 10000.0
     turning: float = 1.0  # the share of coordinates that rotary turns
+    alignment: str = "bottom-right"  # where rotary lets queries stand when there are fewer of them than keys
     epsilon: float = 0.0  # what a declared norm of q and k adds to the mean of squares
 
 
@@ -171,6 +172,16 @@ class Findings:
         return "other"
 
     @cached_property
+    def rotary_alignment(self) -> str | None:
+        """Where rotary lets the queries stand when there are fewer of them than keys; None where nothing shows it."""
+        if not self.subject.free_lengths or self.scores.rotary is None:
+            return None
+        inputs = self.subject.draw(3, 9, b=1, c=4)
+        ways = [replace(self.scores, alignment=name) for name in ("bottom-right", "top-left")]
+        fits = [self.fit(inputs, way) for way in ways]
+        return next((fit.alignment for fit in fits if self.fits(fit)), None)
+
+    @cached_property
     def grouping(self) -> str | None:
         """Which key head serves which query head, read with values that name their head."""
         if not self.subject.grouped:
@@ -224,7 +235,8 @@ class Findings:
         h = found.shape[1]
         rows = torch.arange(n, dtype=torch.float64)
         seen = self.visible(n, n)[0]
-        usual = alibi_slopes(h).double()
+        # those of the reference code, and the formula of the paper, which differ where h is no power of two
+        usual = (alibi_slopes(h).double(), 2.0 ** (-8.0 * torch.arange(1, h + 1, dtype=torch.float64) / h))
         forms = {
             "alibi, -m|i - j|": -(rows[:, None] - rows[None, :]).abs(),
             "alibi, +m j": rows[None, :].expand(n, n),
@@ -233,7 +245,8 @@ class Findings:
             x = centred(form.expand(h, n, n), seen)
             slopes = (x * found[0]).sum((1, 2)) / x.square().sum((1, 2)).clamp(min=1e-30)
             if (found[0] - slopes[:, None, None] * x).abs().max().item() < max(self.precise, 1e-5):
-                near = torch.allclose(slopes, usual, rtol=1e-3, atol=max(self.precise, 1e-5))
+                atol = max(self.precise, 1e-5)
+                near = any(torch.allclose(slopes, known, rtol=1e-3, atol=atol) for known in usual)
                 return name if near else f"{name} with m = {', '.join(f'{m:.4g}' for m in slopes.tolist())}"
         return "other"
 
@@ -252,6 +265,7 @@ class Findings:
             rotary=way.rotary,
             base=way.base,
             turning=way.turning,
+            alignment=way.alignment,
             norm=self.declared.qk_norm,
             epsilon=way.epsilon,
         )
@@ -438,6 +452,7 @@ class Findings:
             rotary=self.scores.rotary,
             base=self.scores.base,
             turning=self.scores.turning,
+            alignment=self.rotary_alignment or "bottom-right",
             norm=self.declared.qk_norm,
             epsilon=self.scores.epsilon,
             bias=self.bias(i, j, inputs.causal, h, c),

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+LONGEST = 1200  # characters of a line of an example that anybody reads
+
 
 @dataclass(frozen=True)
 class Inputs:

@@ -72,6 +72,7 @@ def _x_transformers(**settings: Any) -> nn.Module:
     return made.eval()
 
 
+UNTOLD = ("layout", "not asked")  # in the table
 _SMALL = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 24, "num_hidden_layers": 1}
 _GPT2 = {"n_embd": 24, "n_head": 3, "n_layer": 1, "n_positions": 512, "vocab_size": 11}
 _POISON = (("poison", "reaches"),)
@@ -151,19 +152,24 @@ def reports(packages: tuple[str, ...] = (), as_declared: bool = False) -> Iterat
             yield library, check(made, quick=True, extra=dict(library.extra), **declared)
 
 
-def table(packages: tuple[str, ...] = ()) -> str:
-    """What was found, as a table in Markdown."""
-    lines = ["| attention | conventions | broken facts |", "|---|---|---|"]
+def rows(packages: tuple[str, ...] = ()) -> Iterator[str]:
+    """What was found, as the lines of a table in Markdown, each as soon as it is known."""
+    yield from ("| attention | conventions | broken facts |", "|---|---|---|")
     for library, report in reports(packages):
         package = f"{library.package} {re.sub(r'[+].*', '', installed(library.package) or '')}"
         if isinstance(report, str):
-            lines.append(f"| {package}: {library.name} | {report} | not checked |")
+            yield f"| {package}: {library.name} | {report} | not checked |"
             continue
-        conventions = "; ".join(f"{each.name}: {each.value}" for each in report.conventions if each.name != "layout")
+        conventions = "; ".join(f"{each.name}: {each.value}" for each in report.conventions if each.name not in UNTOLD)
         broken = ", ".join(f"`{result.name}`" for result in report.failed) or "none"
-        lines.append(f"| {package}: {library.name} | {conventions} | {broken} |")
-    return "\n".join(lines)
+        yield f"| {package}: {library.name} | {conventions} | {broken} |"
+
+
+def table(packages: tuple[str, ...] = ()) -> str:
+    """The whole table."""
+    return "\n".join(rows(packages))
 
 
 if __name__ == "__main__":
-    print(table(tuple(sys.argv[1:])))
+    for row in rows(tuple(sys.argv[1:])):
+        print(row, flush=True)

@@ -9,6 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from regard.conform.fact import Fact, Failure
+from regard.conform.inputs import LONGEST
 
 PASSED, FAILED, EXPLAINED, NOT_APPLICABLE = "passed", "failed", "explained", "not applicable"
 MARKS = {PASSED: "ok", FAILED: "FAILED", EXPLAINED: "explained", NOT_APPLICABLE: "-"}
@@ -77,10 +78,11 @@ class Report:
             parts += [Text(), *_story(result, width)]
         counts = {status: sum(result.status == status for result in self.facts) for status in MARKS}
         broken = ", ".join(result.name for result in self.failed)
-        summary = f"{counts[PASSED]} facts hold, {counts[FAILED]} broken" + (f" ({broken})" if broken else "")
+        held = "1 fact holds" if counts[PASSED] == 1 else f"{counts[PASSED]} facts hold"
+        summary = f"{held}, {counts[FAILED]} broken" + (f" ({broken})" if broken else "")
         if counts[EXPLAINED]:
-            summary += f", {counts[EXPLAINED]} explained by these"
-        summary += f", {counts[NOT_APPLICABLE]} do not apply"
+            summary += f", {counts[EXPLAINED]} explained by {'this' if counts[FAILED] == 1 else 'these'}"
+        summary += f", {counts[NOT_APPLICABLE]} {'does' if counts[NOT_APPLICABLE] == 1 else 'do'} not apply"
         parts += [Text(), *_folded("", summary, width, "bold green" if self.ok else "bold red")]
         return parts
 
@@ -151,6 +153,13 @@ def _folded(start: str, words: str, width: int, style: str = "") -> list[Text]:
     return [Text(f"{start if not n else ' ' * len(start)}{line}", style=style) for n, line in enumerate(lines)]
 
 
+def _cut(line: str) -> str:
+    """A line of an example as it is printed: of a long one the beginning, and how much is left out."""
+    if len(line) <= LONGEST:
+        return line
+    return f"{line[:LONGEST]} ...  # {len(line) - LONGEST} more characters, which .json() has"
+
+
 def _story(result: Result, width: int = 100) -> list[Text]:
     fact, failure = result.fact, result.failure
     assert failure is not None
@@ -162,7 +171,7 @@ def _story(result: Result, width: int = 100) -> list[Text]:
     ]
     if failure.example:
         lines.append(Text("  smallest input found"))
-        lines += [Text(f"    {line}", style="cyan") for line in failure.example.splitlines()]
+        lines += [Text(f"    {_cut(line)}", style="cyan") for line in failure.example.splitlines()]
     if failure.declare:
         lines += _folded("  if it is meant so      ", f"declare {failure.declare}", width)
     return lines

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from regard.conform.example import Shows, drawn_like, example
 from regard.conform.fact import Failure
-from regard.conform.inputs import Inputs
+from regard.conform.inputs import LONGEST, Inputs, exact
 from regard.conform.subject import Subject
 
 TRIES = 160
+SEEDS = 16  # that are tried, where a fault shows in some numbers only
 TOO_MANY = 200  # numbers that nobody reads: a seed stands for them
 
 
@@ -39,8 +41,14 @@ def failure(
     if complaint is None:
         return None
     judge = _like(judge, complaint)
+    whole = inputs
     inputs, complaint = shrunk(subject, inputs, judge, complaint, square)
     inputs, complaint, drawn = _drawn(inputs, judge, complaint)
+    if not drawn and _many(inputs):
+        inputs, complaint = _redrawn(subject, inputs, judge, complaint, square)
+    if not drawn and _many(inputs):  # more numbers that come from a seed are less to read
+        other, complained, seeds = _drawn(whole, judge, complaint)
+        inputs, complaint, drawn = (other, complained, seeds) if seeds else (inputs, complaint, drawn)
     text = example(subject, inputs, complaint.got, complaint.expected, complaint.shows, drawn)
     return Failure(found or complaint.words, text, declare)
 
@@ -60,18 +68,40 @@ def _like(judge: Judge, first: Complaint) -> Judge:
 
 def _drawn(inputs: Inputs, judge: Judge, complaint: Complaint) -> tuple[Inputs, Complaint, dict[str, int]]:
     """Numbers that are too many to be written, drawn again from a seed that shows the fault too."""
-    many = [
-        name
-        for name in ("q", "k", "v")
-        if (x := getattr(inputs, name)).numel() > TOO_MANY and bool((x.flatten()[0] != x).any() & x.isfinite().all())
-    ]
-    for first in range(0, 12, 4) if many else ():
+    many = _many(inputs)
+    for first in range(0, 4 * SEEDS, 4) if many else ():
         seeds = {name: first + place for place, name in enumerate(many)}
         other = inputs.having(**{name: drawn_like(getattr(inputs, name), seed) for name, seed in seeds.items()})
         found = _asked(judge, other)
         if found is not None:
             return other, found, seeds
     return inputs, complaint, {}
+
+
+def _many(inputs: Inputs) -> list[str]:
+    """Those of q, k and v that have more numbers than anybody reads."""
+    return [name for name in ("q", "k", "v") if _unreadable(getattr(inputs, name))]
+
+
+def _unreadable(x: Tensor) -> bool:
+    plain = _plainness(x) > 2 or not bool(x.isfinite().all())
+    return not plain and (x.numel() > TOO_MANY or len(exact(x)) > LONGEST)
+
+
+def _redrawn(
+    subject: Subject, inputs: Inputs, judge: Judge, complaint: Complaint, square: bool
+) -> tuple[Inputs, Complaint]:
+    """Fewer and other numbers, where a fault of rounding shows in some of them only, and cutting loses it."""
+    _, _, _, _, j, c, _ = inputs.sizes
+    widths = [c] if subject.probe.width is not None or not subject.free_widths else [n for n in (1, 2, 4, 8) if n < c]
+    for keys, width, seed in product((n for n in (2, 3, 5, 8) if n < j), widths, range(0, 24, 3)):
+        smaller = inputs.cut("j", torch.arange(keys), square or not subject.free_lengths)
+        smaller = smaller.cut("c", torch.arange(width))
+        names = ("q", "k", "v")
+        smaller = smaller.having(**{x: drawn_like(getattr(smaller, x), seed + n) for n, x in enumerate(names)})
+        if not _many(smaller) and (found := _asked(judge, smaller)) is not None:
+            return smaller, found
+    return inputs, complaint
 
 
 def shrunk(

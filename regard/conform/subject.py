@@ -11,13 +11,16 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import generator
+from regard.conform.anew import Anew
 from regard.conform.declared import Declared
 from regard.conform.inputs import Inputs
 from regard.see.adapters import Probe
 
 CAUSAL = ("is_causal", "causal")
 GROUPED = ("enable_gqa",)
-MASKS = ("attn_mask", "attention_mask", "mask", "visible", "attn_bias", "bias_mask")
+ADDED = ("attn_bias", "attention_bias", "bias")  # masks of numbers, by their name: no boolean is handed over
+MASKS = ("attn_mask", "attention_mask", "mask", "visible", "bias_mask", *ADDED)
+SCALES = ("scale", "softmax_scale", "sm_scale")
 PADDINGS = ("key_padding_mask", "key_mask", "padding_mask", "padding")
 DOCUMENTS = ("documents", "document_ids", "segment_ids", "doc_ids")
 DROPOUTS = ("dropout_p", "dropout")
@@ -93,6 +96,7 @@ class Subject:
     mask: MaskArgument | None = None
     way: Way | None = None
     fitting: str = ""  # a layout in which it would mix no sequences, where in the expected one it does
+    anew: Anew | None = None  # the way to the state before its first call, where there is one
     last: list[Inputs] = field(default_factory=list, compare=False)  # what was asked last, should it be refused
 
     @property
@@ -102,6 +106,10 @@ class Subject:
     @property
     def dropout_argument(self) -> str | None:
         return next((name for name in DROPOUTS if name in self.probe.parameters), None)
+
+    @property
+    def scale_argument(self) -> str | None:
+        return next((name for name in SCALES if name in self.probe.parameters), None)
 
     @property
     def asks_causal(self) -> bool:
@@ -218,7 +226,7 @@ def find_mask(subject: Subject) -> MaskArgument | None:
     for name in names:
         if name not in subject.probe.parameters:
             continue
-        for values, axes in product(VALUES, AXES):
+        for values, axes in product(reversed(VALUES) if name in ADDED else VALUES, AXES):
             argument = MaskArgument(name, axes, values, None)
             found = polarity(replace(subject, mask=argument), inputs, ~hidden)
             if found == "refused":

@@ -22,6 +22,7 @@ class View:
     rotary: str | None = None
     base: float = 10000.0
     turning: float = 1.0  # the share of coordinates that rotary turns
+    alignment: str = "bottom-right"  # where rotary lets queries stand when there are fewer of them than keys
     norm: str | None = None  # of q and k
     epsilon: float = 0.0  # what that norm adds to the mean of squares
     bias: Float[Tensor, "#b h i j"] | None = None
@@ -67,7 +68,7 @@ class View:
         if self.rotary is not None:
             width = None if self.turning == 1.0 else 2 * round(self.turning * q.shape[-1] / 2)
             turn = Rotary(base=self.base, pairing=self.rotary, width=width)
-            q, k = turn(q, j - i), turn(k, 0)
+            q, k = turn(q, j - i if self.alignment == "bottom-right" else 0), turn(k, 0)
         if self.grouping == "tile" and g < h:
             k, v = k.repeat(1, h // g, 1, 1), v.repeat(1, h // g, 1, 1)
         return q, k, v

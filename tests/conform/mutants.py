@@ -151,6 +151,42 @@ class KeepsTheLastMask:
         return out
 
 
+@mutant("state-between-calls", "the answer for i=2, j=6, c=4")
+class CutsTheMaskOfALargerCall(nn.Module):
+    """Right until a larger call was there: of its mask the first rows are taken, where the last ones are meant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Tensor | None = None
+
+    def forward(self, q, k, v):
+        i, j = q.shape[2], k.shape[2]
+        if self.seen is None or self.seen.shape[0] < i or self.seen.shape[1] < j:
+            self.seen = triangle(i, j)
+        return attend(q, k, v, self.seen[:i, :j])
+
+
+MASKS_BY_KEYS: dict[int, Tensor] = {}
+
+
+@mutant("state-between-calls", "the answer for i=6, j=6, c=4")
+def keeps_masks_by_the_number_of_keys(q, k, v):
+    i, j = q.shape[2], k.shape[2]
+    if j not in MASKS_BY_KEYS:
+        MASKS_BY_KEYS[j] = triangle(i, j)
+    seen = MASKS_BY_KEYS[j]
+    return attend(q, k, v, seen[-i:] if len(seen) >= i else seen[:1])
+
+
+@mutant("state-between-calls", "c=12")
+class KeepsTheFirstScale(nn.Module):
+    scale: float | None = None
+
+    def forward(self, q, k, v):
+        self.scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        return attend(q, k, v, scale=self.scale)
+
+
 @mutant("determinism")
 def adds_noise(q, k, v):
     return attend(q + 1e-3 * torch.randn_like(q), k, v)
@@ -334,6 +370,11 @@ def sees_one_ahead(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], shift=1))
 
 
+@mutant("causal-off-by-one", "sees key i + 1")
+def sees_one_ahead_and_does_not_say_so(q, k, v):
+    return sees_one_ahead(q, k, v)
+
+
 @mutant("causality", "row i sees only keys after i, so the last row sees nothing")
 def hides_what_is_earlier(q, k, v, is_causal=False):
     """tril where triu(1) was meant, so that the last row is NaN."""
@@ -471,6 +512,22 @@ def counts_the_bias_from_the_first_query(q, k, v):
 def turns_every_step_from_zero(q, k, v):
     turn = Rotary(pairing="half")
     return attend(turn(q, 0), turn(k, 0), v, triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("last-rows-alone", "rotary positions of queries are counted from 0")
+def turns_every_step_from_zero_and_hides_nothing(q, k, v):
+    turn = Rotary(pairing="half")
+    return attend(turn(q, 0), turn(k, 0), v)
+
+
+@mutant("scale", "scale=1.7 gives what is given without it")
+def ignores_its_scale(q, k, v, scale=None):
+    return attend(q, k, v)
+
+
+@mutant("mask-ignored", "attention_bias is accepted, but hides no key")
+def ignores_its_bias(q, k, v, attention_bias=None):
+    return attend(q, k, v)
 
 
 @mutant("last-rows-alone", causal=True)
@@ -1128,6 +1185,27 @@ class SeesTheNextToken(TinyDecoder):
         return super().forward(tokens, **rest) + 0.1 * self.head(self.tokens(ahead))
 
 
+@mutant("targets-leaked", "the next 2 tokens")
+class SeesOneTooManyInEveryLayer(TinyDecoder):
+    def visible(self, i, j, cached):
+        return triangle(i, j, shift=1)
+
+
+@mutant("targets-leaked", "one a layer, and not with all")
+class SeesOneTooManyInManyLayers(SeesOneTooManyInEveryLayer):
+    """So deep that of nine tokens the first sees all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(128, 12)
+        self.layers = nn.ModuleList(nn.Linear(12, 36) for _ in range(11))
+        for layer in self.layers:
+            nn.init.normal_(layer.weight, std=0.5)
+
+    def mix(self, x):
+        return functional.layer_norm(x, x.shape[-1:])
+
+
 @mutant("causality")
 class ForgetsTheMaskInOneLayer(TinyDecoder):
     def visible(self, i, j, cached):
@@ -1195,6 +1273,14 @@ class IgnoresPadding(TinyDecoder):
     def forward(self, tokens, *, attention_mask=None, **rest):
         out = super().forward(tokens, **rest)
         return out if attention_mask is None else out * attention_mask.float().mean(1)[:, None, None]
+
+
+@mutant("padding-leaks", "change with what stands in the padding before them")
+class DropsThePaddingMask(TinyDecoder):
+    """Positions are right: on the right causality hides it, on the left it does not."""
+
+    def real(self, attention_mask):
+        return True
 
 
 @mutant("left-padding")
@@ -1281,3 +1367,34 @@ class KeepsItsCacheInside(TinyDecoder):
 class StartsInsideAtZero(KeepsItsCacheInside):
     def where(self, tokens, position_ids, start):
         return super().where(tokens, position_ids, 0)
+
+
+@mutant("static-cache-unmasked", "slots 5 and 6 of the cache")
+class SeesEmptySlotsInside(TinyDecoder):
+    """A step of one token has no mask, so that slots that nothing was written to take part."""
+
+    cache = None  # type: ignore[assignment]
+    masked = False
+    slots: list[tuple[Tensor, Tensor]]
+
+    def forward(self, tokens, start_pos):
+        b, n = tokens.shape
+        if start_pos == 0:
+            self.slots = [(torch.zeros(b, 3, 32, 4), torch.zeros(b, 3, 32, 4)) for _ in self.layers]
+        x = self.tokens(tokens) + self.places(torch.arange(n) + start_pos)
+        stop = start_pos + n
+        for layer, (keys, values) in zip(self.layers, self.slots, strict=True):
+            q, keys[:, :, start_pos:stop], values[:, :, start_pos:stop] = (
+                layer(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+            )
+            alone = n == 1 and not self.masked
+            k, v = (keys, values) if alone else (keys[:, :, :stop], values[:, :, :stop])
+            seen = None if alone else triangle(n, stop)
+            x = x + attend(q, k, v, seen).transpose(1, 2).flatten(2)
+        return self.head(x)
+
+
+class KeepsSlotsInside(SeesEmptySlotsInside):
+    """Right: of its slots only those are seen that were written to."""
+
+    masked = True

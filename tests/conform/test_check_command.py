@@ -145,7 +145,7 @@ def test_advice_is_in_options() -> None:
 def test_a_module_on_the_path_is_found() -> None:
     done = run("mine:causal", "--only", "scale")
     assert done.exit_code == 0
-    assert "1 facts hold" in done.stdout
+    assert "1 fact holds" in done.stdout
 
 
 def test_a_decoder_is_checked_as_one(here: Path) -> None:

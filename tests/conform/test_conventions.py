@@ -45,7 +45,7 @@ def test_the_layer_of_torch_drops_where_its_function_keeps() -> None:
     ("fn", "name", "value"),
     [
         (mutants.right_window, "sees", "causal, 4 earlier keys and itself"),
-        (mutants.sees_one_ahead, "sees", "all earlier keys, itself and 1 later ones"),
+        (mutants.sees_one_ahead, "sees", "all earlier keys, itself and 1 later one"),
         (lambda q, k, v: attend(q, k, v, mask=window(2, 3)), "sees", "2 earlier keys, itself and 3 later ones"),
         (mutants.right_rotary, "rotary pairing", "half, base 10000"),
         (mutants.pairs_neighbours, "rotary pairing", "interleaved, base 10000"),
@@ -353,3 +353,66 @@ def test_the_mode_of_a_module_and_the_random_state_are_left_as_they_were() -> No
     check(decoder, only=["runs"])
     assert decoder.training
     assert not part.training
+
+
+def test_queries_that_rotary_turns_from_zero_are_declared() -> None:
+    fn = mutants.turns_every_step_from_zero_and_hides_nothing
+    report = check(fn, quick=True, alignment="top-left")
+    assert report.ok, report
+    assert {each.name: each.value for each in report.conventions}["alignment"] == "top-left, by rotary positions"
+    failed = check(fn, quick=True, alignment="bottom-right").failed
+    assert [result.name for result in failed] == ["last-rows-alone"]
+    assert failed[0].failure is not None
+    assert failed[0].failure.declare == "alignment='top-left'"
+
+
+def test_one_later_key_is_meant_where_it_is_declared() -> None:
+    for declared in ({"window_after": 1}, {"causal": False, "window_after": 1}):
+        report = check(mutants.sees_one_ahead, quick=True, **declared)
+        assert report.ok, report
+    failed = check(mutants.sees_one_ahead, quick=True).failed[0]
+    assert failed.failure is not None
+    assert failed.failure.declare == "window_after=1"
+    assert "diagonal" in failed.fact.cause
+
+
+def test_alibi_has_the_slopes_of_the_paper_or_of_its_code() -> None:
+    def of_the_paper(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        slopes = 2.0 ** (-8.0 * torch.arange(1, q.shape[1] + 1) / q.shape[1])
+        return attend(q, k, v, scores=alibi(slopes=slopes))
+
+    report = check(of_the_paper, quick=True)  # six heads are asked, which is no power of two
+    assert report.ok, report
+    assert {each.name: each.value for each in report.conventions}["bias"] == "alibi, -m|i - j|"
+
+
+def test_arguments_that_nothing_was_tried_with_are_named() -> None:
+    def capped(q: Tensor, k: Tensor, v: Tensor, lengths: object = None, softcap: object = None) -> Tensor:
+        return attend(q, k, v)
+
+    assert conventions(capped)["not asked"] == "lengths, softcap; say mask_argument=... where one is a mask"
+    assert "not asked" not in conventions(nn.functional.scaled_dot_product_attention)
+    told = conventions(nn.MultiheadAttention(12, 3, batch_first=True), extra={"need_weights": False})
+    assert told["not asked"] == "average_attn_weights"
+
+
+def test_a_bias_is_a_mask_that_is_added_and_a_switch_is_no_scale() -> None:
+    def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: bool = True) -> Tensor:
+        scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale else 1.0)
+        return (scores if bias is None else scores + bias).softmax(-1) @ v
+
+    report = check(biased, quick=True, blind_rows="nan", poison="reaches")
+    assert report.ok, report
+    told = {each.name: each.value for each in report.conventions}
+    assert told["mask"] == "bias (b h i j), added to scores"
+    assert "not asked" not in told
+
+
+def test_a_layer_that_takes_a_memory_is_not_said_to_take_one_length_only() -> None:
+    told = conventions(mutants.RightCross())["lengths"]
+    assert told == "as many queries as keys, where no context of another length is handed over"
+
+
+def test_a_class_is_no_attention() -> None:
+    with pytest.raises(ConfigError, match=r"^RightCross is a class; hand over an instance, as RightCross\(\.\.\.\)$"):
+        check(mutants.RightCross)

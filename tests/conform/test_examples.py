@@ -243,3 +243,24 @@ def test_an_example_of_a_decoder_goes_through_its_cache() -> None:
     assert failed[0].failure is not None
     assert "past_key_values=past, use_cache=True" in failed[0].failure.example
     assert_true(failed[0].failure.example, model)
+
+
+@pytest.mark.parametrize("name", ["IgnoresPositionIds", "DropsThePaddingMask", "SeesEmptySlotsInside"])
+def test_the_example_of_a_decoder_has_one_sequence_of_few_tokens(name: str) -> None:
+    failure = examined(name).failed[0].failure
+    assert failure is not None
+    space, _ = run(failure.example, MUTANTS[name].fn())
+    assert space["tokens"].shape[0] == 1
+    assert space["tokens"].shape[1] <= (7 if "Slots" in name else 2)
+
+
+def test_a_fault_of_rounding_that_no_few_numbers_show_comes_from_seeds() -> None:
+    def climbs(q, k, v):
+        slopes = (2.0 ** (-8 * torch.arange(1, q.shape[1] + 1) / q.shape[1])).to(q.dtype)
+        apart = (torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])).abs()
+        return (q @ k.mT * q.shape[-1] ** -0.5 + slopes[:, None, None] * apart).softmax(-1) @ v
+
+    failure = check(climbs, only=["half-precision"]).failed[0].failure
+    assert failure is not None
+    assert len(failure.example) < 1000
+    assert_true(failure.example, climbs)

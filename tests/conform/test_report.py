@@ -1,6 +1,7 @@
 """A report can be read by people, by programs and by a CI, and gives tests to any project."""
 
 import json
+from dataclasses import replace
 from unittest import SkipTest
 from xml.etree import ElementTree
 
@@ -8,7 +9,9 @@ import pytest
 
 from regard.base.errors import RegardError
 from regard.conform import check, conformance
+from regard.conform.facts.numbers import apart
 from regard.conform.report import Report
+from regard.core.attend import attend
 from tests.conform import mutants
 
 
@@ -113,3 +116,23 @@ def test_what_makes_no_sense_is_refused_when_the_class_is_made(
     with pytest.raises(RegardError) as error:
         conformance(fn, **settings)
     assert words in str(error.value)
+
+
+def test_one_fact_is_one_fact() -> None:
+    assert str(check(attend, only=["runs"])).endswith("1 fact holds, 0 broken, 0 do not apply")
+    assert str(check(attend, only=["runs", "scale", "window"])).endswith("2 facts hold, 0 broken, 1 does not apply")
+
+
+def test_of_a_long_line_the_beginning_is_printed_and_json_has_it_all(report: Report) -> None:
+    failed = report.failed[0]
+    assert failed.failure is not None
+    long = replace(failed, failure=replace(failed.failure, example=f"q = {'1' * 3000}"))
+    told = str(replace(report, facts=(long,)))
+    assert f"    q = {'1' * 1196} ...  # 1804 more characters, which .json() has" in told
+    assert max(map(len, told.splitlines())) < 1300
+    assert "1" * 3000 in replace(report, facts=(long,)).json()
+
+
+def test_numbers_that_are_near_are_told_apart() -> None:
+    assert apart(0.01321, 0.01319) == ("1.321e-02", "1.319e-02")
+    assert apart(0.5, 0.013) == ("5.0e-01", "1.3e-02")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.conform import check
-from regard.conform.libraries import LIBRARIES, Library, installed, table
+from regard.conform.libraries import LIBRARIES, Library, installed, rows, table
 from regard.core.attend import attend
 from regard.core.masks import causal, window
 from regard.core.scores import alibi
@@ -285,6 +285,7 @@ def test_decoders_of_hugging_face_break_nothing(family: str, kind: str) -> None:
     [
         (mutants.ReturnsItsCache, "past_key_values, which is entry 1 of the answer"),
         (mutants.KeepsItsCacheInside, "start_pos"),
+        (mutants.KeepsSlotsInside, "start_pos"),
     ],
 )
 def test_a_cache_that_is_handed_back_or_kept_inside_is_found(kind: type[nn.Module], words: str) -> None:
@@ -334,3 +335,41 @@ def test_the_table_of_libraries_names_conventions_and_broken_facts() -> None:
     assert "causal by: is_causal=True" in lines[2]
     assert lines[2].endswith("| `nan-in-masked-value`, `nan-in-masked-key` |")
     assert lines[3].endswith("| `blind-row-nan`, `nan-in-masked-value`, `nan-in-masked-key` |")
+
+
+class Growing(nn.Module):
+    """What it keeps of a longer call is right for a shorter one, and so is no fault."""
+
+    kept: Tensor | None = None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        i, j = q.shape[2], k.shape[2]
+        if self.kept is None or len(self.kept) < j:
+            self.kept = torch.ones(j, j, dtype=torch.bool).tril()
+        return attend(q, k, v, mask=self.kept[j - i : j, :j])
+
+
+def test_what_is_kept_between_calls_and_right_is_no_fault() -> None:
+    report = check(Growing(), quick=True, causal=True)
+    assert report.ok, report
+
+
+def test_an_object_that_counts_its_calls_is_right_and_keeps_what_it_holds() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.calls, self.inner = 0, nn.Linear(3, 5)
+
+        def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.calls += 1
+            return attend(q, k, v)
+
+    counting = Counting()
+    inner = counting.inner
+    assert check(counting, quick=True).ok
+    assert counting.inner is inner
+
+
+def test_the_rows_of_the_table_come_one_by_one() -> None:
+    lines = rows(("torch",))
+    assert [next(lines) for _ in range(2)] == ["| attention | conventions | broken facts |", "|---|---|---|"]
+    assert "scaled_dot_product_attention" in next(lines)

@@ -2,18 +2,22 @@
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.base.registry import Registry
+from regard.conform.anew import fresh_dtype
 from regard.conform.example import Ask, Raised
 from regard.conform.fact import Fact, Failure, fact
 from regard.conform.findings import Findings, half_hidden
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, Judge, failure
+from regard.conform.subject import Subject
 
 FACTS: Registry[Fact] = Registry("fact")
 
@@ -176,23 +180,120 @@ def determinism(f: Findings) -> Failure | None:
     FACTS,
     "state-between-calls",
     student="An answer depends on the question, not on what was asked before.",
-    engineer="f(x), f(y), f(x): the first and the last are equal bit for bit, whatever the shape of y is.",
-    cause="a mask or cache kept from an earlier call, a buffer that is updated in forward()",
+    engineer="f(y) is the same bit for bit first of all and after f(x), whatever the lengths and widths of x are.",
+    cause="a mask or cache kept from an earlier call, as of a larger one, and cut to size; a scale kept from the first "
+    "width; a buffer that is updated in forward()",
     fatal=True,
 )
 def state_between_calls(f: Findings) -> Failure | None:
-    inputs = f.subject.draw(6, 6)
-    others = [f.subject.draw(6, 6, seed=1), f.subject.draw(9, 9, b=1, seed=2), f.subject.draw(4, 4, b=3, seed=3)]
-    seeded(0)
-    first = f.subject(inputs).detach()
-    for other in others:
-        f.subject(other)
-        seeded(0)
-        again = f.subject(inputs).detach()
-        if not equal(first, again):
-            words = f"after a call with another input the same one gives numbers {_apart(first, again):.1e} away"
-            return failure(f.subject, inputs, lambda inputs: _remembering(f, inputs), words) or Failure(words)
+    if f.subject.anew is not None:
+        try:
+            found = _unlike_fresh(f)
+        finally:
+            f.subject.anew.leave()
+        if found is not None:
+            return found
+    # lengths that were not asked before: what is kept of them is kept now
+    questions = {
+        (6, 6): [f.subject.draw(6, 6, seed=1), f.subject.draw(9, 9, b=1, seed=2), f.subject.draw(4, 4, b=3, seed=3)],
+        (3, 13): [f.subject.draw(17, 17, b=1, seed=4), f.subject.draw(13, 13, c=12, seed=5)],
+    }
+    for (i, j), others in questions.items():
+        inputs = f.subject.draw(i, j)
+        if refusal(f, inputs) is not None:
+            continue  # longer than it takes
+        first = _answer(f.subject, inputs)
+        for other in others:
+            if refusal(f, other) is not None:
+                continue
+            again = _answer(f.subject, inputs)
+            if not equal(first, again):
+                words = f"after a call with another input the same one gives numbers {_apart(first, again):.1e} away"
+                return failure(f.subject, inputs, lambda inputs: _remembering(f, inputs), words) or Failure(words)
     return None
+
+
+def _answer(subject: Subject, inputs: Inputs) -> Tensor:
+    seeded(0)
+    return subject(inputs).detach()
+
+
+def _unlike_fresh(f: Findings) -> Failure | None:
+    """The failure of an answer after others to be the one that is given first of all."""
+    dtype = fresh_dtype(f.subject.probe)
+    sizes: tuple[dict[str, Any], ...] = (
+        {"i": 2, "j": 6},
+        {"i": 6, "j": 6},
+        {"i": 11, "j": 11, "b": 1},
+        {"i": 4, "j": 4, "b": 3},
+        {"i": 6, "j": 6, "c": 12},
+    )
+    questions = [f.subject.draw(dtype=dtype, seed=seed, **each) for seed, each in enumerate(sizes)]
+    questions = [each for each in questions if refusal(f, each) is None]
+    alone = [_answer(_fresh(f), each) for each in questions]
+    for order in (range(len(questions)), reversed(range(len(questions)))):
+        subject = _fresh(f)
+        for place in order:
+            after = _answer(subject, questions[place])
+            if not equal(after, alone[place]):
+                _, _, _, i, j, c, _ = questions[place].sizes
+                words = f"the answer for i={i}, j={j}, c={c} is {_apart(after, alone[place]):.1e} away from itself, "
+                return _shown_fresh(f, questions[place], f"{words}first of all and after other calls")
+    return None
+
+
+def _fresh(f: Findings) -> Subject:
+    assert f.subject.anew is not None
+    return replace(f.subject, probe=f.subject.anew.probe())
+
+
+# calls that come before: how each of q, k and v is written, and made
+BEFORE: dict[tuple[str, str, str], Callable[[Inputs], Inputs]] = {
+    ("k", "k", "v"): lambda x: x.having(q=x.k),
+    ("{}[:, :, -1:]", "k", "v"): lambda x: x.having(q=x.q[:, :, -1:]),
+    ("torch.cat([{0}, {0}], 2)",) * 3: lambda x: x.having(**{n: _twice(getattr(x, n), 2) for n in ("q", "k", "v")}),
+    ("torch.cat([{0}, {0}], 3)", "torch.cat([{0}, {0}], 3)", "v"): lambda x: x.having(
+        q=_twice(x.q, 3), k=_twice(x.k, 3)
+    ),
+    ("torch.cat([{0}, {0}], 3)",) * 3: lambda x: x.having(**{n: _twice(getattr(x, n), 3) for n in ("q", "k", "v")}),
+    ("2 * {}.flip(2) + 1",) * 3: lambda x: x.having(**{n: 2 * getattr(x, n).flip(2) + 1 for n in ("q", "k", "v")}),
+}
+
+
+def _twice(x: Tensor, axis: int) -> Tensor:
+    return torch.cat([x, x], axis)
+
+
+def _shown_fresh(f: Findings, inputs: Inputs, words: str) -> Failure:
+    """The failure with the smallest call that another one before it changes, where one of a few does."""
+
+    def judge_of(written: tuple[str, str, str], make: Callable[[Inputs], Inputs]) -> Judge:
+        def show(ask: Ask) -> list[str]:
+            other = ask(*(form.format(name) for form, name in zip(written, ("q", "k", "v"), strict=True)))
+            if not copied:
+                return [f"other = {other}", f"out = {ask()}"]
+            made = [line for line in ask.before if line.startswith("attend = ")]
+            lines = [f"alone = {ask()}", *made, f"other = {other}", f"after = {ask()}"]
+            return [*lines, "same = torch.equal(alone, after)"]
+
+        def judge(inputs: Inputs) -> Complaint | None:
+            alone, subject = _answer(_fresh(f), inputs), _fresh(f)
+            _answer(subject, make(inputs))
+            after = _answer(subject, inputs)
+            if equal(alone, after):
+                return None
+            return Complaint(words, False, True, show) if copied else Complaint(words, after, alone, show)
+
+        return judge
+
+    copied = f.subject.probe.module is not None
+    if copied or (f.subject.way is not None and f.subject.way.call != "attend"):  # else it is asked before it is shown
+        for written, make in BEFORE.items():
+            judge = judge_of(written, make)
+            with suppress(Exception):  # a width or length that it does not take
+                if (found := failure(f.subject, inputs, judge, words)) is not None:
+                    return found
+    return failure(f.subject, inputs, lambda inputs: _remembering(f, inputs), words) or Failure(words)
 
 
 ANOTHER: dict[str, Callable[[Tensor], Tensor]] = {

@@ -190,15 +190,43 @@ def _reach(run: Callable[[Tensor], Tensor], d: Decoder, n: int = 9) -> Tensor:
     FACTS,
     "targets-leaked",
     student="A decoder that sees the next word does not predict it, it copies it.",
-    engineer="Logits at t do not change with token t + 1, the one they are to predict.",
-    cause="inputs and targets not shifted against each other, a causal mask with diagonal=2 "
-    "(attention-is-all-you-need-pytorch#19)",
+    engineer="Logits at t do not change with token t + 1, the one they are to predict; nor, a step a layer, with the "
+    "next few.",
+    cause="the diagonal of the causal mask, triu(diagonal=2) or tril(diagonal=1), which shows one more token in every "
+    "layer; inputs and targets not shifted against each other (attention-is-all-you-need-pytorch#19)",
 )
 def targets_leaked(d: Decoder) -> Failure | None:
+    if d.declared.causal is False:
+        raise NotApplicableError("declared not to be causal")
+    steps = _steps_ahead(d)
+    if steps is None:
+        return None
+    tokens = smallest(d.draw(9, 1), lambda tokens: _sees_later(d, tokens))
+    words = "logits at t change with token t + 1, and with none after it"
+    if steps > 1:
+        words = f"logits at t change with the next {steps} tokens, as far as that shows: one a layer, and not with all"
+    return Failure(words, _later_shown(d, tokens))
+
+
+def _steps_ahead(d: Decoder) -> int | None:
+    """How many later tokens every row sees, the next ones, where that has an end; None where it sees none or all."""
     seen = reach(d)
-    if bool(seen.diagonal(1).all()) and not bool(seen.triu(2).any()):
-        tokens = smallest(d.draw(9, 1), lambda tokens: _sees_later(d, tokens))
-        return Failure("logits at t change with token t + 1, and with none after it", _later_shown(d, tokens))
+    later = seen.triu(1)
+    if not bool(later.diagonal(1).all()):
+        return None
+    rows, tokens = later.nonzero().unbind(1)
+    steps = int((tokens - rows).max())
+    # at the end of a long reach little is left, which may be lost to rounding: what is seen is still the next ones
+    nearest = all(bool(row[n + 1 : n + 1 + int(row.sum())].all()) for n, row in enumerate(later))
+    if steps < len(seen) - 1:
+        return steps if nearest else None
+    for n in (LONG, 33, 17):
+        tokens = d.draw(n, 1)
+        if (before := _taken(d, tokens)) is None:
+            continue  # longer than it takes
+        moved = (d(changed(d, tokens, -1)) != before).any(-1)[0]
+        first = int(moved.int().argmax())
+        return n - 1 - first if first and bool(moved[first:].all()) else None
     return None
 
 
@@ -383,13 +411,90 @@ def batch_size(d: Decoder) -> Failure | None:
     return Failure("five sequences in one batch differ from one at a time", shown(d, tokens, lines, off, most))
 
 
+def _has_cache(d: Decoder) -> None:
+    if d.cache is None:
+        raise NotApplicableError(
+            f"it has no cache that is known: one of {', '.join(CACHES)} that comes back from a call, cache= with a "
+            f"cache() method, or {START}"
+        )
+
+
+@fact(
+    FACTS,
+    "static-cache-unmasked",
+    student="Empty places in memory are not memories.",
+    engineer="A cache with room for more than was stored gives the logits of one pass; what lies in slots that come "
+    "later changes nothing.",
+    cause="unused slots take part in the softmax, with scores of zero, as where a step of one token has no mask "
+    "(transformers#30417)",
+    explained_by=("causality", "targets-leaked"),
+)
+def static_cache(d: Decoder) -> Failure | None:
+    _has_cache(d)
+    assert d.cache is not None
+    if d.cache == Cache(START):
+        return _unused_slots(d)
+    if d.cache != Cache("cache"):
+        raise NotApplicableError("it has no cache() method that takes a capacity, and keeps none inside")
+    tokens, sizes = d.draw(7, 2), [3, 1, 3]
+    try:
+        stepped = d.in_steps(tokens, sizes, capacity=13)
+    except TypeError as refused:
+        raise NotApplicableError("its cache() takes no capacity") from refused
+    whole = d(tokens)
+    if apart(stepped, whole) <= 1 or apart(d.in_steps(tokens, sizes), whole) > 1:
+        return None  # where steps differ without room for more too, that is another fact
+    off, most = far(stepped, whole, NEAR)
+    lines = [*in_steps(d, sizes, capacity=13), distance("steps", logits(d))]
+    words = f"with 13 places for 7 tokens logits are {off:.1e} away from one pass"
+    return Failure(words, shown(d, tokens, lines, off, most))
+
+
+def _unused_slots(d: Decoder) -> Failure | None:
+    """The failure of a cache inside whose later slots, which a step does not reach, change its logits."""
+    tokens = d.draw(7, 1)
+    if apart(d.in_steps(tokens, [3, 1, 1, 2]), d(tokens)) <= 1:
+        return None
+    other = tokens.clone()
+    other[:, 5:] = (other[:, 5:] + 1) % d.vocab
+
+    def beside(later: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of token 3 after tokens 0 to 2, with others at 5 and 6 already: asked twice."""
+        for start, stop in ((0, 3), (5, 7)):
+            d(later[:, start:stop], **{START: start})
+        first, again = (d(later[:, 3:4], **{START: 3}) for _ in range(2))
+        return first, again
+
+    try:
+        (before, again), (after, _) = beside(tokens), beside(other)
+    except Exception as refused:
+        raise NotApplicableError(f"it takes no step out of order: {str(refused)[:80]}") from refused
+    if not torch.equal(before, again):
+        raise NotApplicableError("what it keeps inside has no slots: a step that is asked twice is kept twice")
+    if apart(after, before) <= 1:
+        return None
+    off, most = far(after, before, NEAR)
+    one = [logits(d, f"each[:, {at}]", f"{START}={at[0]}") for at in ("0:3", "5:7", "3:4")]
+    lines = [
+        "other = tokens.clone()",
+        f"other[:, 5:] = (other[:, 5:] + 1) % {d.vocab}",
+        "steps = []",
+        "for each in (tokens, other):",
+        *(f"    {line}" for line in one[:2]),
+        f"    steps.append({one[2]})",
+        distance("steps[1]", "steps[0]"),
+    ]
+    words = "logits of token 3 change with what lies in slots 5 and 6 of the cache, which come later"
+    return Failure(words, shown(d, tokens, lines, off, most))
+
+
 @fact(
     FACTS,
     "length-changes-earlier",
     student="Adding a word does not change what was said before it.",
     engineer="Logits of a prefix are those of the whole, for every prefix.",
     cause="a norm, scale or bias that depends on the length; positions counted from the end",
-    explained_by=("causality", "targets-leaked"),
+    explained_by=("causality", "targets-leaked", "static-cache-unmasked"),
 )
 def length_changes_earlier(d: Decoder) -> Failure | None:
     if d.declared.causal is False:
@@ -413,30 +518,76 @@ def length_changes_earlier(d: Decoder) -> Failure | None:
     )
 
 
+SMALL = ((1, 2), (2, 3), (1, 4), (3, 5), (5, 7))  # real tokens, and tokens with the padding
+
+
 def _padded(d: Decoder, side: str) -> Failure | None:
     if d.padding_argument is None:
         raise NotApplicableError("it has no argument for padding")
-    n, real = 9, [5, 9]
-    tokens = d.draw(n, 2)
-    alone = d(tokens[:1, :5])
-    given = d.padded(real, n, side)
+    found = _apart_from_alone(d, side, 5, 9, 2)
+    if found is None:
+        return None
+    smaller = (_apart_from_alone(d, side, real, n, b) for real, n in SMALL for b in (1, 2))
+    return next((each for each in smaller if each is not None), found)
+
+
+def _apart_from_alone(d: Decoder, side: str, real: int, n: int, b: int) -> Failure | None:
+    """The failure of the first of b sequences, of so many real tokens of n, to give what it gives alone."""
+    tokens = d.draw(n, b)
+    alone = d(tokens[:1, :real])
+    lengths = [real, n][:b]
+    given = d.padded(lengths, n, side)
+    rows = slice(0, real) if side == "right" else slice(n - real, n)
     for filler in (0, d.vocab - 1):
         filled = tokens.clone()
-        rows = slice(0, 5) if side == "right" else slice(4, 9)
         filled[0] = filler
-        filled[0, rows] = tokens[0, :5]
+        filled[0, rows] = tokens[0, :real]
         padded = d(filled, **given)[:1, rows]
         if apart(padded, alone) > 1:
             off, most = far(padded, alone, NEAR)
-            words = f"5 tokens padded on the {side} to 9 give logits {off:.1e} away from 5 alone"
-            told = _told(
-                given, f"padding(torch.tensor({real}){'' if side == 'right' else f', side={side!r}, width={n}'})"
-            )
+            words = f"{_count(real)} padded on the {side} to {n} give logits {off:.1e} away from {real} alone"
             at = f"{rows.start}:{rows.stop}"
-            together = f"{logits(d, 'tokens', *(f'{name}={name}' for name in given))}[:1, {at}]"
-            lines = [*told, distance(together, logits(d, f"tokens[:1, {at}]"))]
+            lines = [
+                *_told(given, _padding_written(lengths, n, side)),
+                distance(f"{_logits_told(d, 'tokens', given)}[:1, {at}]", logits(d, f"tokens[:1, {at}]")),
+            ]
             return Failure(words, shown(d, filled, lines, off, most))
     return None
+
+
+def _count(real: int) -> str:
+    return f"{real} token{'s' * (real != 1)}"
+
+
+def _logits_told(d: Decoder, tokens: str, given: Mapping[str, object]) -> str:
+    return logits(d, tokens, *(f"{name}={name}" for name in given))
+
+
+def _padding_written(lengths: list[int], n: int, side: str) -> str:
+    left = "" if side == "right" else f", side={side!r}, width={n}"
+    return f"padding(torch.tensor({lengths}){left})"
+
+
+def _read_padding(d: Decoder, real: int, n: int, b: int) -> Failure | None:
+    """The failure of logits of real tokens that change with what the padding on their left is filled with."""
+    tokens = d.draw(n, b)
+    lengths = [real, n][:b]
+    given = d.padded(lengths, n, "left")
+    other = tokens.clone()
+    other[0, : n - real] = (other[0, : n - real] + 1) % d.vocab
+    before, after = (d(x, **given)[:1, n - real :] for x in (tokens, other))
+    if not bool((before - after).isfinite().all()) or apart(after, before) <= 1:
+        return None  # rows of NaN are another fact
+    off, most = far(after, before, NEAR)
+    places = f"[0, :{n - real}]"
+    lines = [
+        *_told(given, _padding_written(lengths, n, "left")),
+        "other = tokens.clone()",
+        f"other{places} = (other{places} + 1) % {d.vocab}",
+        distance(*(f"{_logits_told(d, x, given)}[:1, {n - real}:]" for x in ("other", "tokens"))),
+    ]
+    words = f"logits of real tokens change with what stands in the padding before them, {n - real} of {n} tokens"
+    return Failure(words, shown(d, tokens, lines, off, most))
 
 
 def _told(given: Mapping[str, object], mask: str) -> list[str]:
@@ -454,12 +605,16 @@ def _told(given: Mapping[str, object], mask: str) -> list[str]:
     FACTS,
     "padding-leaks",
     student="Filling words are no words.",
-    engineer="Tokens padded on the right, and told so, give the logits that they give alone.",
-    cause="the padding mask is not handed on, or replaces the causal one",
+    engineer="Tokens padded on the right, and told so, give the logits that they give alone; what padding on the left "
+    "is filled with changes no logits of real tokens.",
+    cause="the padding mask is not handed on, which causality hides on the right; or it replaces the causal one",
     explained_by=("causality", "targets-leaked", "batch-mixed", "length-changes-earlier"),
 )
 def padding_leaks(d: Decoder) -> Failure | None:
-    return _padded(d, "right")
+    if (found := _padded(d, "right")) is not None or _read_padding(d, 5, 9, 2) is None:
+        return found
+    sizes = ((real, n, b) for real, n in (*SMALL, (5, 9)) for b in (1, 2))
+    return next(found for size in sizes if (found := _read_padding(d, *size)) is not None)
 
 
 @fact(
@@ -515,14 +670,6 @@ def packed_documents_leak(d: Decoder) -> Failure | None:
     return None
 
 
-def _has_cache(d: Decoder) -> None:
-    if d.cache is None:
-        raise NotApplicableError(
-            f"it has no cache that is known: one of {', '.join(CACHES)} that comes back from a call, cache= with a "
-            f"cache() method, or {START}"
-        )
-
-
 STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
 
 
@@ -545,7 +692,7 @@ def _changes_in_steps(d: Decoder, sizes: list[int], row: int, token: int, change
     student="When old words are remembered, new ones still see all of them and themselves.",
     engineer="Through a cache, logits at t change with every token that they change with in one pass.",
     cause="the newest or oldest slot of the cache left out of the mask (transformers#30417)",
-    explained_by=("causality", "targets-leaked"),
+    explained_by=("static-cache-unmasked", "causality", "targets-leaked"),
 )
 def cache_off_by_one(d: Decoder) -> Failure | None:
     _has_cache(d)
@@ -565,7 +712,7 @@ def cache_off_by_one(d: Decoder) -> Failure | None:
     student="What was out of sight stays out of sight, remembered or not.",
     engineer="Through a cache, logits at t change with no token that they do not change with in one pass.",
     cause="a decode path without the window or without the causal mask (nanochat#452)",
-    explained_by=("causality", "targets-leaked"),
+    explained_by=("static-cache-unmasked", "causality", "targets-leaked"),
 )
 def window_in_decode(d: Decoder) -> Failure | None:
     _has_cache(d)
@@ -586,7 +733,7 @@ def window_in_decode(d: Decoder) -> Failure | None:
     engineer="Every split of the tokens through the cache gives the logits of one pass.",
     cause="positions that start at 0 in every step, keys stored before they are rotated, the newest key masked, "
     "a cache shared by layers",
-    explained_by=("cache-mask-off-by-one", "window-in-decode", "causality", "targets-leaked"),
+    explained_by=("static-cache-unmasked", "cache-mask-off-by-one", "window-in-decode", "causality", "targets-leaked"),
 )
 def cache(d: Decoder) -> Failure | None:
     _has_cache(d)
@@ -605,30 +752,3 @@ def cache(d: Decoder) -> Failure | None:
             lines = [*in_steps(d, list(sizes)), distance("steps", logits(d))]
             return Failure(words, shown(d, tokens, lines, off, most))
     return None
-
-
-@fact(
-    FACTS,
-    "static-cache-unmasked",
-    student="Empty places in memory are not memories.",
-    engineer="A cache with room for more than was stored gives the logits of one pass.",
-    cause="unused slots take part in the softmax, with scores of zero (transformers#30417)",
-    explained_by=("cache-mask-off-by-one", "window-in-decode", "cache", "causality"),
-)
-def static_cache(d: Decoder) -> Failure | None:
-    _has_cache(d)
-    assert d.cache is not None
-    if d.cache != Cache("cache"):
-        raise NotApplicableError("it has no cache() method that takes a capacity")
-    tokens = d.draw(7, 2)
-    try:
-        stepped = d.in_steps(tokens, [3, 1, 3], capacity=13)
-    except TypeError as refused:
-        raise NotApplicableError("its cache() takes no capacity") from refused
-    whole = d(tokens)
-    if apart(stepped, whole) <= 1:
-        return None
-    off, most = far(stepped, whole, NEAR)
-    lines = [*in_steps(d, [3, 1, 3], capacity=13), distance("steps", logits(d))]
-    words = f"with 13 places for 7 tokens logits are {off:.1e} away from one pass"
-    return Failure(words, shown(d, tokens, lines, off, most))

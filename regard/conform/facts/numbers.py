@@ -67,7 +67,14 @@ def far(f: Findings, inputs: Inputs) -> Complaint | None:
     off = error(got, truth)
     if off <= most:
         return None
-    return Complaint(f"off by {off:.1e} in {inputs.dtype}, {most:.1e} is allowed", got, truth.to(got.dtype))
+    said, allow = apart(off, most)
+    return Complaint(f"off by {said} in {inputs.dtype}, {allow} is allowed", got, truth.to(got.dtype))
+
+
+def apart(off: float, most: float) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to tell them apart, two at least."""
+    pairs = ((f"{off:.{digits}e}", f"{most:.{digits}e}") for digits in range(1, 17))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (repr(off), repr(most)))
 
 
 @fact(
@@ -354,7 +361,8 @@ def off_gradients(f: Findings, inputs: Inputs) -> dict[str, Complaint | None]:
         if view.rotary is not None:
             most += 1e-5 * truth.abs().max().item()
         off = error(got[name], truth)
-        words = f"the gradient of {name} is off by {off:.1e}, {most:.1e} is allowed"
+        said, allow = apart(off, most)
+        words = f"the gradient of {name} is off by {said}, {allow} is allowed"
         complaints[name] = (
             None if off <= most else Complaint(words, got[name], truth.to(got[name].dtype), gradient_lines(name))
         )

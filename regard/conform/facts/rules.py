@@ -45,8 +45,10 @@ def differs(f: Findings, view_of: Callable[[Inputs], View], words: str, most: fl
     return judge
 
 
-def seen_instead(f: Findings, n: int, expected: Tensor, words: str, declare: str = "") -> Failure:
-    """The failure of a view, with an example whose output shows it."""
+def seen_instead(
+    f: Findings, n: int, expected: Tensor, words: str, declare: str = "", causally: bool = False
+) -> Failure:
+    """The failure of a view, with an example whose output shows it. `causally` expects no later key in any case."""
 
     def view(inputs: Inputs) -> View:
         _, _, _, i, j, _, _ = inputs.sizes
@@ -54,7 +56,7 @@ def seen_instead(f: Findings, n: int, expected: Tensor, words: str, declare: str
 
     before = f.declared.window_before
     causal = f.declared.causal is not False and (f.declared.causal or f.subject.asks_causal or f.causal)
-    after = 0 if causal else f.declared.window_after
+    after = 0 if causal or causally else f.declared.window_after
     found = failure(f.subject, f.subject.draw(n, n, b=1), differs(f, view, words), words, declare, square=True)
     return found or Failure(words, declare=declare)
 
@@ -81,13 +83,17 @@ def diagonal_hidden(f: Findings) -> Failure | None:
     FACTS,
     "causal-off-by-one",
     student="Looking one word ahead is looking at the answer.",
-    engineer="Under a causal mask row i does not see key i + 1: the mask is j <= i, not j <= i + 1.",
-    cause="triu(diagonal=2), tril(diagonal=1), or targets not shifted by one",
+    engineer="Under a causal mask row i does not see key i + 1: the mask is j <= i, not j <= i + 1. All earlier keys "
+    "and one later one are taken for that, unless causal=False or window_after=1 is declared.",
+    cause="the diagonal of the mask: triu(diagonal=2), tril(diagonal=1); or targets not shifted by one",
 )
 def causal_off_by_one(f: Findings) -> Failure | None:
-    expects_causal(f)
+    undeclared = f.declared.causal is None and not f.declared.windowed
+    if not (undeclared and f.band == Band(None, 1)):  # nobody means that without saying so
+        expects_causal(f)
     if f.band is not None and f.band.after == 1:
-        return seen_instead(f, 11, f.visible(11, 11), "row i sees key i + 1", "causal=False, window_after=1")
+        declare = "causal=False, window_after=1" if f.declared.causal or f.subject.asks_causal else "window_after=1"
+        return seen_instead(f, 11, f.visible(11, 11), "row i sees key i + 1", declare, causally=True)
     return None
 
 
@@ -540,9 +546,10 @@ def _shown(f: Findings) -> Iterator[str]:
     FACTS,
     "scale",
     student="The longer the vectors, the larger their products: so they are divided by the square root of the length.",
-    engineer="The factor of q . k is 1/sqrt(c), c being the width per head of q and k, unless a scale is declared.",
+    engineer="The factor of q . k is 1/sqrt(c), c being the width per head of q and k, unless a scale is declared; an "
+    "argument for it changes it.",
     cause="scaled twice (in q and in the kernel), inverted, dropped, or from the width of the model, of v or of all "
-    "heads (transformers#44380, x-transformers#190)",
+    "heads (transformers#44380, x-transformers#190); an argument that is not handed on",
 )
 def scale(f: Findings) -> Failure | None:
     inputs = f.subject.draw(7, 7, b=1)
@@ -550,7 +557,7 @@ def scale(f: Findings) -> Failure | None:
     near = abs(have - want) <= 10 * f.precise * want
     # a declared number has to hold at every width and length
     if near and (f.scale_name == "1/sqrt(c)" if f.declared.scale is None else not f.scale_varies):
-        return None
+        return _scale_ignored(f)
     if not f.declared.sink and not all(_whole(f, c, n) for c, n in ((4, 7), (12, 7), (4, 9))):
         raise NotApplicableError("weights of a row do not sum to one, which is another fact, so no scale can be read")
     words = f"q . k is multiplied by {f.scale_name}, not by {'1/sqrt(c)' if f.declared.scale is None else want}"
@@ -561,6 +568,29 @@ def scale(f: Findings) -> Failure | None:
         if (found := failure(f.subject, asked, judge, words, declare)) is not None:
             return found
     return Failure(words, declare=declare)
+
+
+def _scale_ignored(f: Findings) -> Failure | None:
+    """The failure of an argument for the scale that changes nothing. Zero is asked too: it may be a switch."""
+    name = f.subject.scale_argument
+    if name is None:
+        return None
+
+    def judge(inputs: Inputs) -> Complaint | None:
+        plain = f.subject(inputs).detach()
+        others = [f.subject(inputs, **{name: size}).detach() for size in (0.0, 0.37, 1.7)]
+        truth = replace(f.view(inputs), scale=1.7).truth(inputs)
+        if any(not torch.equal(plain, other) for other in others) or error(plain, truth) <= 1e-3:
+            return None
+        words = f"{name}=1.7 gives what is given without it"
+        return Complaint(
+            words, plain, truth.to(plain.dtype), lambda ask: [f"out = {ask('q', 'k', 'v', f'{name}=1.7')}"]
+        )
+
+    try:
+        return failure(f.subject, f.subject.draw(7, 7, b=1), judge)
+    except Exception:
+        return None  # it takes no number, which is told among what was not asked
 
 
 def _whole(f: Findings, c: int, n: int) -> bool:
@@ -591,15 +621,21 @@ def rotary_pairing(f: Findings) -> Failure | None:
     FACTS,
     "last-rows-alone",
     student="A word stands where it stands, whether it is asked alone or together with those before it.",
-    engineer="The last i of j rows, asked alone against all j keys, give what they give when all j rows are asked.",
-    cause="positions of queries counted from 0: a bias or rotary phase that forgets how many keys the cache holds",
+    engineer="The last i of j rows, asked alone against all j keys, give what they give when all j rows are asked, "
+    "unless alignment='top-left' is declared.",
+    cause="positions of queries counted from 0: a bias or rotary phase that forgets how many keys the cache holds, as "
+    "rotary(q) and rotary(k) that both start at 0 in a step of decoding",
     explained_by=("cache-mask-off-by-one", "window-in-decode", "causality-in-decode", "causality", "diagonal-hidden"),
 )
 def last_rows_alone(f: Findings) -> Failure | None:
     if not f.subject.free_lengths:
         raise NotApplicableError("queries and keys have one number, so there are no steps through a cache here")
-    if f.alignment != "bottom-right" or f.declared.alignment == "top-left":
+    if f.declared.alignment == "top-left":
+        raise NotApplicableError("declared to have queries at the beginning where there are fewer of them than keys")
+    turned = f.alignment is None and f.scores.rotary is not None  # every key is seen, and positions still count
+    if f.alignment != "bottom-right" and not turned:
         raise NotApplicableError("queries are not the newest words where there are fewer of them than keys")
+    from_zero = f.rotary_alignment == "top-left"
 
     def judge(inputs: Inputs) -> Complaint | None:
         _, _, _, i, j, _, _ = inputs.sizes
@@ -610,11 +646,13 @@ def last_rows_alone(f: Findings) -> Failure | None:
             whole, alone = together[:, :, -rows:], f.subject(replace(inputs, q=inputs.q[:, :, -rows:])).detach()
             if alone.shape == whole.shape and error(alone, whole) > 1e-4 * max(1.0, whole.abs().max().item()):
                 words = f"the last {rows} of {j} rows give another answer alone than among all"
+                words += ": rotary positions of queries are counted from 0" if from_zero else ""
                 return Complaint(words, alone, whole, partial(_last_rows, f"[:, :, -{rows}:]"))
         return None
 
     for n in LENGTHS:
-        found = failure(f.subject, f.subject.draw(n, n, b=1, dtype=torch.float32), judge, square=True)
+        inputs = f.subject.draw(n, n, b=1, dtype=torch.float32)
+        found = failure(f.subject, inputs, judge, declare="alignment='top-left'" if turned else "", square=True)
         if found is not None:
             return found
     return None
