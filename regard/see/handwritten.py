@@ -3,8 +3,8 @@
 A product is a matmul, an einsum of any number of operands, or an elementwise product and a sum. What is done to the
 scores in between is followed step by step: a factor becomes beta, what is added becomes a term, what is filled in
 becomes a mask. After a step that has no such form the scores are kept as they are, so the record stays exact and only
-costs more memory. So are square scores that came from out of sight, from compiled code for instance: then queries and
-keys are not known, but every statistic is. Weights made of scores in another way than by a softmax over the last axis,
+costs more memory. So are square scores that are no product, or none that was seen: then queries and keys are not known,
+but every statistic is. Weights made of scores in another way than by a softmax over the last axis,
 by exp and a sum or by a sigmoid for instance, are not followed, nor is a part of the weights, or weights whose axes
 were moved: the product with the values says so.
 """
@@ -21,7 +21,20 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.core.algebra import Full, Mask
 from regard.core.grid import Places
 from regard.core.scores import Term, additive
-from regard.see.translate import Given, Heard, Order, Way, apart, four_axes, hides, narrowed, read_mask, simplest
+from regard.see.translate import (
+    Given,
+    Heard,
+    Order,
+    Said,
+    Way,
+    apart,
+    batch_and_heads,
+    heads_within,
+    hides,
+    narrowed,
+    read_mask,
+    simplest,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +55,7 @@ class Scores:
 class Weights:
     """A tensor of weights, and the scores that its softmax was taken of."""
 
-    scores: Scores | None  # None where they came from out of sight
+    scores: Scores | None  # None where they are no product that was seen
     shape: torch.Size  # that of the scores when the softmax was taken
     given: tuple[Tensor, int] | None  # the scores themselves and their version, where some step had no form
     dropout: float = 0.0
@@ -155,10 +168,11 @@ class Follower:
     """Follows scores and weights through the functions that a model calls.
 
     found  is handed a call, its output and the way from (..., i, e) to that output
+    said   how many heads the call being made has, where somebody says so
     """
 
-    def __init__(self, found: Callable[[Heard, Tensor, Way], None]) -> None:
-        self._found = found
+    def __init__(self, found: Callable[[Heard, Tensor, Way], None], said: Callable[[], Said | None]) -> None:
+        self._found, self._said = found, said
         self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def forget(self) -> None:
@@ -291,7 +305,7 @@ class Follower:
         for known in told:
             if isinstance(known, Untold):
                 raise RuntimeError(known.reason)
-        # the softmax of numbers from out of sight may be anything, so only in the first place it is taken for weights
+        # the softmax of other numbers than scores may be anything, so only in the first place it is taken for weights
         weighs = [at for at, known in enumerate(told) if isinstance(known, Weights) and (known.scores or at == 0)]
         letters, result = _lettered(equation, operands)
         if len(weighs) > 1:
@@ -358,12 +372,17 @@ class Follower:
         if factor[-2:] != shape[-2:]:
             raise RuntimeError(f"weights {tuple(shape)} of a softmax were mixed with values as {tuple(factor)}")
         if scores is None and i != j:
-            raise RuntimeError("values were mixed by a softmax of numbers from out of sight, attention or not")
+            raise RuntimeError(
+                "values were mixed by a softmax of numbers that are no product of queries and keys, or none that was "
+                "seen, as additive attention has them; attention or not"
+            )
         if lead != factor[:-2]:
             if factor != shape:
                 raise RuntimeError(f"weights {tuple(shape)} of a softmax were mixed with values of {tuple(lead)} each")
             shape = torch.Size((*lead, i, j))  # one map for the values of several
         leading = shape[:-2]
+        heads, told = self._heads(leading, factor[:-2])
+        note = ", ".join(part for part in (note, told) if part)
         v = v.expand(*lead, *v.shape[-2:]).reshape(*leading, *v.shape[-2:])
         mask: Mask = Full()
         terms: tuple[Term, ...] = ()
@@ -371,21 +390,26 @@ class Follower:
             numbers, then = weights.given
             if version(numbers) != then:
                 raise RuntimeError("scores were written into between their softmax and the product with the values")
-            visible, numbers, _ = apart(four_axes(numbers.expand(shape)))
+            visible, numbers, _ = apart(batch_and_heads(numbers.expand(shape), heads))
             terms = (Given(numbers),)
             mask = simplest(narrowed(visible), i, j)
         if scores is None:
             q, k = v.new_zeros(*leading, i, 1), v.new_zeros(*leading, j, 1)
-            note = ", ".join(["queries and keys were out of sight", *([note] if note else [])])
+            note = ", ".join(
+                [
+                    "its scores are no product that was seen, so queries and keys are not known",
+                    *([note] if note else []),
+                ]
+            )
         else:
             q, k = (_led(x, weights.shape[:-2], leading) for x in (scores.q, scores.k))
         if scores is not None and weights.given is None:
-            mask, terms = _read_added(scores.added, shape)
+            mask, terms = _read_added(scores.added, shape, heads)
         heard = Heard(
             ROUTE,
-            four_axes(q),
-            four_axes(k),
-            four_axes(v),
+            batch_and_heads(q, heads),
+            batch_and_heads(k, heads),
+            batch_and_heads(v, heads),
             mask,
             terms,
             1.0 if scores is None else scores.beta,
@@ -395,8 +419,18 @@ class Follower:
         )
         self._found(heard, out, way)
 
+    def _heads(self, leading: torch.Size, factor: torch.Size) -> tuple[int | None, str]:
+        """How many heads are within the leading axes of the scores, and who said so. The product may show it."""
+        if len(leading) == 2:
+            return None, ""
+        if len(leading) == 1 and len(factor) == 2 and leading.numel() == factor.numel():
+            return factor[1], ""
+        said = self._said()
+        heads = heads_within(leading, said)
+        return heads, said.note if said is not None and heads is not None else ""
 
-def _read_added(added: tuple[Tensor, ...], shape: torch.Size) -> tuple[Mask, tuple[Term, ...]]:
+
+def _read_added(added: tuple[Tensor, ...], shape: torch.Size, heads: int | None) -> tuple[Mask, tuple[Term, ...]]:
     """All that was added to scores, as one mask and the terms.
 
     Numbers that hide are summed before they are read: a row in which nothing else is left weighs by what is highest.
@@ -404,7 +438,7 @@ def _read_added(added: tuple[Tensor, ...], shape: torch.Size) -> tuple[Mask, tup
     low: Tensor | None = None
     terms: list[Term] = []
     for values in added:
-        numbers = narrowed(four_axes(values.expand(shape)))
+        numbers = narrowed(batch_and_heads(values.expand(shape), heads))
         hidden = hides(numbers)
         rest = torch.where(hidden, 0.0, numbers)
         if bool(rest.any()):

@@ -1,14 +1,16 @@
 """Hugging Face's attention registry: the functions it hands out, told what they were called with.
 
 A model of transformers asks the registry for its attention function at every call. While watching, the registry hands
-out the same function with a listener around it. What "eager" and "sdpa" compute is then seen inside them, step by step;
-what runs out of sight (flash attention, compiled flex_attention, a function of one's own) is told by its arguments: the
-queries, keys and values, and the mask that the mask function registered under the same name has made.
+out the same function with a listener around it. What any of them computes is heard inside it, step by step, as in code
+written by hand. Only where nothing was heard there (flash attention, compiled flex_attention, an operator of one's own)
+is it told by its arguments: the queries, keys and values, and the mask that the mask function registered under the same
+name has made. Since a function may do as it likes with its arguments, that is held against what it gave.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -19,10 +21,14 @@ from regard.core.algebra import Mask
 from regard.core.grid import Places
 from regard.core.masks import causal, window
 from regard.core.scores import Term, additive, sink, softcap
-from regard.see.translate import FlexMask, Heard, read_mask, spread
+from regard.see.statistics import statistics
+from regard.see.translate import FlexMask, Heard, Said, cut_rows, read_mask, spread
 
 Listen = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-IN_SIGHT = ("eager", "sdpa")
+ROWS = 8  # queries whose output is held against the weights
+BY_ARGUMENTS = "told by its arguments, not by what happens inside"
+# how far rounding may carry an output, as a share of the largest value: a product in a lower precision is no other mask
+ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-3}
 
 
 @contextmanager
@@ -83,6 +89,60 @@ def from_interface(
 
 
 _softcap = softcap
+
+
+def heads_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Said | None:
+    """How many heads a registered function is asked for: its queries are (b h i c)."""
+    query = args[0] if args else kwargs.get("query")
+    return Said(query.shape[1]) if isinstance(query, Tensor) and query.ndim == 4 else None
+
+
+def compiles(function: Callable[..., Any]) -> bool:
+    """Whether this is the library's own function that compiles flex_attention: with a listener on it would again."""
+    return getattr(function, "__module__", "") == "transformers.integrations.flex_attention"
+
+
+def theirs(function: Callable[..., Any]) -> bool:
+    """Whether a function is the library's own, which is known to keep to its arguments."""
+    return getattr(function, "__module__", "").startswith("transformers.")
+
+
+def held_against(heard: Heard, out: Tensor, attention_mask: Any = None, trusted: bool = False) -> Heard:
+    """A call told by its arguments, with a note that says so, or an error where it did not give what they mean.
+
+    out             what the function gave, (b i h e)
+    attention_mask  as the function was handed it: a row of real keys for each sequence leaves filling out
+    trusted         whether the function is known to keep to its arguments, where dropout leaves nothing to compare
+    """
+    b, h, i, _ = heard.q.shape
+    if heard.v is None or out.shape != (b, i, h, heard.v.shape[-1]):
+        raise RuntimeError(f"a registered function gave {tuple(out.shape)}, which is not (b i h e) of its arguments")
+    if heard.dropout and trusted:
+        return replace(heard, note=f"{BY_ARGUMENTS}; not held against its output, which dropout changed")
+    if heard.dropout:
+        raise RuntimeError(
+            "a registered function that could not be followed inside, and whose output dropout changed, so that it "
+            "could not be held against its arguments; call model.eval() first"
+        )
+    rows = torch.linspace(0, i - 1, min(i, ROWS), device=out.device).long()
+    few = cut_rows(heard, rows)
+    exact = torch.promote_types(heard.q.dtype, torch.float32)
+    v = heard.v.to(exact).repeat_interleave(h // heard.v.shape[1], 1)
+    given = out.detach().transpose(1, 2)[:, :, rows].to(exact)
+    with torch.autocast(out.device.type, enabled=False):
+        found = statistics(few.q, few.k, mask=few.mask, scores=few.terms, beta=few.beta, places=few.places)
+        off = (found.weights() @ v - given).abs().amax(-1)
+    off = off.masked_fill(found.lse == -torch.inf, 0)  # a row that sees nothing is given anything: zeros, a mean, NaN
+    if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
+        off = off.masked_fill(~attention_mask[:, -i:].to(torch.bool)[:, None, rows], 0)
+    coarse = max((heard.q.dtype, out.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+    room = ROUNDING.get(coarse, 3e-2) * v.abs().amax((-2, -1))[..., None]
+    if not bool((off <= room).all()):  # asked this way, NaN is no agreement
+        raise RuntimeError(
+            "a registered function that could not be followed inside, and whose output is not what its arguments mean: "
+            "it has a mask, scale or bias of its own"
+        )
+    return replace(heard, note=f"{BY_ARGUMENTS}; {len(rows)} rows of its output agree")
 
 
 def causal_by(module: object, arguments: Mapping[str, object]) -> bool:

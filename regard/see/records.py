@@ -182,7 +182,7 @@ class Seen(Mapping[str, Record]):
         return table_of(self, tokens)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write all records into one safetensors file."""
+        """Write all records into one safetensors file. One that cannot be written is told in `left_out`, there too."""
         from regard.see.saving import save  # it makes records
 
         save(self, path)

@@ -44,6 +44,7 @@ def roles(seen: Seen) -> Roles:
 
     For a model that names them otherwise, make `Roles(encoder, decoder, cross)` of the records by hand.
     """
+    _refuse_repeats(seen, "Roles(encoder, decoder, cross) of those of one pass")
     encoder, decoder, cross = (
         [record for record in seen.records if role_of(record.name) == role] for role in ("encoder", "decoder", "cross")
     )
@@ -324,13 +325,18 @@ def _portions(record: Record) -> Sequence[Tensor]:
 
 
 def _stack(maps: Maps) -> list[Record | Tensor]:
-    """Layers that follow each other, checked: each takes as many positions as the one before gives."""
+    """Layers that follow each other, checked: each takes as many positions as the one before gives.
+
+    All that was seen has to be one stack by its names; a list was chosen by the caller, who knows.
+    """
     layers: list[Record | Tensor] = list(maps.records) if isinstance(maps, Seen) else list(maps)
     if not layers:
         reasons = "; ".join(maps.left_out) if isinstance(maps, Seen) else ""
         left_out = f"there are no maps, since every call was left out: {reasons}"
         nothing = "there are no maps; run the model inside `with watch(model) as seen:` first"
         raise ConfigError(left_out if reasons else nothing)
+    if isinstance(maps, Seen):
+        _refuse_what_does_not_follow(maps)
     b, n = _sizes(layers[0])[:2]
     for number, layer in enumerate(layers):
         name = layer.name if isinstance(layer, Record) else f"map {number}"
@@ -344,6 +350,28 @@ def _stack(maps: Maps) -> list[Record | Tensor]:
                 "layer; choose its layers with watch(layers=...), or use encoder_decoder_rollout for cross attention"
             )
     return layers
+
+
+def _refuse_what_does_not_follow(seen: Seen) -> None:
+    """Raise where some of the calls do not take what the one before gave, though all may have the same sizes."""
+    found = sorted({role_of(name.partition(":")[0]) for name in seen})
+    if len(found) > 1:
+        raise ConfigError(
+            f"by their names these are {' and '.join(found)} attention calls, which are no single stack; use "
+            "encoder_decoder_rollout or encoder_decoder_gradient_relevance for all of them, choose one part with "
+            "watch(layers=...), or hand over a list of the records that follow each other"
+        )
+    _refuse_repeats(seen, "a list of those that follow each other")
+
+
+def _refuse_repeats(seen: Seen, instead: str) -> None:
+    again = next((name for name in seen if len(seen.calls(name)) > 1), None)
+    if again is not None:
+        raise ConfigError(
+            f"{again} was called {len(seen.calls(again))} times, so these may be several passes; watch one pass, or, "
+            f"where a layer is shared or no model was given to watch, make {instead}: seen.records has all in order, "
+            f"seen.calls({again!r}) those of one name"
+        )
 
 
 def _rows(rows: Sequence[int], n: int) -> list[int]:

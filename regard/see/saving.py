@@ -1,7 +1,8 @@
 """What was seen, on disk: one safetensors file with all tensors, and the rest of each record as JSON in its header.
 
 Masks that are rules are written as the expression that makes them, masks that hold data with their tensors beside. A
-mask known only by its answers is written as the matrix of them, while that is not too large.
+mask known only by its answers is written as the matrix of them, and a score_mod as the scores that it gave, while that
+is not too large. A record that cannot be written is left out, and the file says so.
 """
 
 import json
@@ -18,16 +19,18 @@ from torch import Tensor
 
 from regard.base.errors import CheckpointError
 from regard.core import algebra, given, rules, scores
-from regard.core.algebra import And, Mask, Not, Or, Predicate
+from regard.core.algebra import And, Full, Mask, Not, Or, Predicate
 from regard.core.given import Matrix
 from regard.core.grid import Places
 from regard.core.scores import Term
 from regard.see import translate
 from regard.see.records import Record, Seen
-from regard.see.translate import FlexMask, Heard, some_rows
+from regard.see.translate import FlexMask, FlexScore, Given, Heard, some_rows
 
 FORMAT = "regard-seen-1"
 LARGEST = 1 << 28  # answers of a mask that are still written out
+LARGEST_SCORES = 1 << 24  # scores of a score_mod that are: 64 MiB
+AT_ONCE = 1 << 20  # scores worked out at a time
 MASKS: dict[str, type[Mask]] = {
     kind.__name__: kind
     for kind in (
@@ -51,18 +54,18 @@ def save(seen: Seen, path: str | os.PathLike[str]) -> None:
         raise CheckpointError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
     tensors: dict[str, Tensor] = {}
     told = []
+    failed: list[CheckpointError] = []
     for number, record in enumerate(seen.records):
-        kept = _Tensors(tensors, str(number))
-        about: dict[str, Any] = {
-            name: getattr(record, name)
-            for name in ("name", "route", "beta", "dropout", "note", "heads", "rows_kept", "located")
-        }
-        for name in ("q", "k", "v", "gradient"):
-            about[name] = kept.put(name, getattr(record, name))
-        about["mask"] = _mask(record.mask, record, kept)
-        about["terms"] = [_fields(term, TERMS, f"the term {term!r} of {record.name}", kept) for term in record.terms]
-        about["places"] = [record.places.queries, kept.put("places", record.places.keys)]
-        told.append(about)
+        own: dict[str, Tensor] = {}
+        try:
+            told.append(_about(record, _Tensors(own, str(number))))
+        except CheckpointError as error:
+            failed.append(error)
+        else:
+            tensors |= own
+    if failed and not told:
+        raise failed[0]
+    seen.left_out |= {f"not saved: {error}": 1 for error in failed}
     text = json.dumps({"format": FORMAT, "records": told, "left_out": seen.left_out})
     handle, name = tempfile.mkstemp(prefix=".unfinished-", dir=file.parent)
     os.close(handle)
@@ -72,6 +75,24 @@ def save(seen: Seen, path: str | os.PathLike[str]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _about(record: Record, kept: "_Tensors") -> dict[str, Any]:
+    """A record as JSON holds it, with its tensors put beside."""
+    about: dict[str, Any] = {
+        name: getattr(record, name)
+        for name in ("name", "route", "beta", "dropout", "note", "heads", "rows_kept", "located")
+    }
+    for name in ("q", "k", "v", "gradient"):
+        about[name] = kept.put(name, getattr(record, name))
+    about["mask"] = _mask(record.mask, record, kept)
+    terms = record.terms
+    if (last := max((at for at, term in enumerate(terms) if isinstance(term, FlexScore)), default=None)) is not None:
+        terms = (_scores(record, terms[: last + 1]), *terms[last + 1 :])
+        about["note"] = "; ".join(part for part in (record.note, "saved with the scores of its score_mod") if part)
+    about["terms"] = [_fields(term, TERMS, f"the term {term!r} of {record.name}", kept) for term in terms]
+    about["places"] = [record.places.queries, kept.put("places", record.places.keys)]
+    return about
 
 
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Seen:
@@ -172,6 +193,28 @@ def _answers(mask: Mask, record: Record) -> Mask:
     heard = Heard("", record.q, record.k, None, mask, (), record.beta, record.places)
     seen = mask.see(some_rows(heard, torch.arange(i, device=record.q.device)))
     return Matrix(translate.narrowed(translate.four_axes(seen)))
+
+
+def _scores(record: Record, terms: tuple[Term, ...]) -> Given:
+    """What a score_mod, which is a function, made of the scores, as numbers."""
+    b, h, i, _ = record.q.shape
+    g, j = record.k.shape[1:3]
+    if (pairs := b * h * i * j) > LARGEST_SCORES:
+        raise CheckpointError(
+            f"the score_mod of {record.name} is a function, and its {pairs:,} scores are too many to write; "
+            "watch fewer rows or heads"
+        )
+    exact = torch.promote_types(record.q.dtype, torch.float32)
+    q, k = record.q.to(exact), record.k.to(exact).repeat_interleave(h // g, 1)
+    heard = Heard("", record.q, record.k, None, Full(), (), record.beta, record.places)
+    bound = [term.bind(q, record.beta) for term in terms]
+    found = []
+    for rows in torch.arange(i, device=q.device).split(max(1, AT_ONCE // max(1, b * h * j))):
+        scores, grid = torch.einsum("bhic,bhjc->bhij", q[:, :, rows], k) * record.beta, some_rows(heard, rows)
+        for modify in bound:
+            scores = modify(scores, grid)
+        found.append(scores)
+    return Given(torch.cat(found, 2))
 
 
 def _made_mask(about: dict[str, Any], tensors: dict[str, Tensor]) -> Mask:

@@ -1,6 +1,6 @@
 """Attention calls of other libraries, told in the terms of this one: q, k, v, a mask, terms, beta and places."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -37,6 +37,14 @@ class Heard:
     note: str = ""
     told: bool = False
     located: bool = True
+
+
+@dataclass(frozen=True)
+class Said:
+    """How many heads there are, as somebody said, for calls whose axes do not show it."""
+
+    heads: int
+    note: str = ""
 
 
 @runtime_checkable
@@ -166,16 +174,29 @@ def from_sdpa(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    said: Said | None = None,
 ) -> Heard:
     """A call of torch's scaled_dot_product_attention. Its is_causal counts both from 0, whatever their numbers."""
-    q, k, v = (four_axes(x) for x in lowered(query, key, value))
+    q, k, v = lowered(query, key, value)
+    note = ""
+    if enable_gqa:  # there the third axis from the end is that of heads
+        q, k, v = (four_axes(x) for x in (q, k, v))
+    else:
+        leading = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))
+        heads = heads_within(leading, said)
+        note = said.note if said is not None and heads is not None else ""
+        if attn_mask is not None and attn_mask.ndim > 2:
+            attn_mask = batch_and_heads(attn_mask.expand(*leading, *attn_mask.shape[-2:]), heads)
+        q, k, v = (
+            batch_and_heads(x if x.ndim == len(leading) + 2 else x.expand(*leading, -1, -1), heads) for x in (q, k, v)
+        )
     q, k, v = spread(q, k, v)
     i, j = q.shape[2], k.shape[2]
     mask, terms, places = read_mask(attn_mask, i, j)
     if is_causal:
         mask, places = causal(), Places(0, 0)
     beta = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    return Heard("sdpa", q, k, v, mask, terms, beta, places, float(dropout_p))
+    return Heard("sdpa", q, k, v, mask, terms, beta, places, float(dropout_p), note)
 
 
 def from_flex(
@@ -234,8 +255,29 @@ def lowered(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def heads_within(leading: Sequence[int], said: Said | None) -> int | None:
+    """How many heads share an axis with the sequences, or are two axes, groups and those in a group; None elsewhere."""
+    if said is None:
+        return None
+    shared = len(leading) == 1 and leading[0] > 0 and said.heads > 1 and leading[0] % said.heads == 0
+    grouped = len(leading) > 2 and leading[-1] != said.heads == leading[-2] * leading[-1]
+    return said.heads if shared or grouped else None
+
+
+def batch_and_heads(x: Shaped[Tensor, "..."], heads: int | None = None) -> Shaped[Tensor, "b h n c"]:
+    """Any number of leading axes as two: with three axes every sequence has one head, unless `heads_within` says more.
+
+    An axis of size one still serves all.
+    """
+    if x.ndim == 3:
+        return x[:, None] if heads is None or len(x) == 1 else x.unflatten(0, (-1, heads))
+    if x.ndim > 4 and heads is not None:
+        return x.reshape(-1, x.shape[-4] * x.shape[-3], *x.shape[-2:])
+    return four_axes(x)
+
+
 def four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
-    """Any number of leading axes as two: batch and heads."""
+    """Four axes, those that are missing put in front as where numbers are stretched, and all in front as one."""
     if x.ndim < 4:
         return x.reshape(*(1,) * (4 - x.ndim), *x.shape)
     return x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])

@@ -6,27 +6,34 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from functools import wraps
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _len_torch_function_stack
-from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
+from torch._C import _get_function_stack_at, _len_torch_function_stack
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode,
+    _pop_mode,
+    _pop_mode_temporarily,
+    _push_mode,
+)
 
 from regard.base.errors import ConfigError, RegardError
 from regard.core import kernels
 from regard.core.kernels.call import Call
-from regard.see import hugging, multihead
+from regard.see import compiled, hugging, multihead
 from regard.see.choosing import numbers, place, within
 from regard.see.handwritten import Follower
 from regard.see.records import Record, Seen
 from regard.see.standing import stood
-from regard.see.translate import Heard, Order, Way, cut_heads, cut_rows, from_call, from_flex, from_sdpa, moved
+from regard.see.translate import Heard, Order, Said, Way, cut_heads, cut_rows, from_call, from_flex, from_sdpa, moved
 
 Change = Callable[[Record], Tensor | None]
 SDPA = torch.nn.functional.scaled_dot_product_attention
 OUTSIDE = "attention"  # the name of a call with no module around it
+COUNTS = ("num_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads")  # how modules say it
 
 
 def watch(
@@ -42,9 +49,9 @@ def watch(
 
     Seen are calls of scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its encoder layers, of
     every function in Hugging Face's attention registry, attention written by hand as a softmax between two products,
-    and our own `attend`. What could not be told is in `seen.left_out`, each reason with how often it came up. Outputs
-    and gradients are the same bits as without watching. At the end, and after an error, everything is put back; what
-    was seen stays usable.
+    and our own `attend`. What could not be told is in `seen.left_out`, each reason with how often it came up, and so is
+    compiled code that ran. Other threads are not heard. Outputs and gradients are the same bits as without watching. At
+    the end, and after an error, everything is put back; what was seen stays usable.
 
     model    whose calls to record; None, or a function that is no model, records all calls inside
     layers   names or patterns of modules, such as "encoder.layer.3" or "*.cross_attention"; None is all
@@ -53,7 +60,27 @@ def watch(
     device   where to keep what is recorded; None leaves it where it is
     values   whether to keep the values too, which relevance needs
     """
-    return Watcher(model, layers, heads, rows, device, values).listening()
+    return Watching(Watcher(model, layers, heads, rows, device, values).listening())
+
+
+class Watching(AbstractContextManager[Seen]):
+    """One block of watching, entered once: what is seen in it belongs together."""
+
+    def __init__(self, block: AbstractContextManager[Seen]) -> None:
+        self._block, self._entered = block, False
+
+    def __enter__(self) -> Seen:
+        if self._entered:
+            raise ConfigError(
+                "this watch was entered before, and records one block: write `with watch(...) as seen:` anew for each"
+            )
+        self._entered = True
+        return self._block.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._block.__exit__(kind, error, trace)
 
 
 class Watcher(TorchFunctionMode):
@@ -87,8 +114,9 @@ class Watcher(TorchFunctionMode):
         self._heard = 0  # attention calls that came by, recorded or not
         self._route: str | None = None
         self._causal = False  # whether the call being made is known to be causal attention to itself
+        self._said_by_call: Said | None = None
         self._counts: dict[str, int] = {}
-        self._follower = Follower(self._by_hand)
+        self._follower = Follower(self._by_hand, self._said)
 
     @contextmanager
     def listening(self) -> Iterator[Seen]:
@@ -97,6 +125,7 @@ class Watcher(TorchFunctionMode):
             stack.callback(self._follower.forget)
             stack.enter_context(kernels.observing(self._attend))
             stack.enter_context(hugging.listening(self._registered))
+            stack.enter_context(compiled.listening(self._out_of_hearing, self._aside))
             for kind, wrapped in (
                 (nn.MultiheadAttention, self._multihead),
                 (nn.TransformerEncoderLayer, self._encoder_layer),
@@ -114,7 +143,7 @@ class Watcher(TorchFunctionMode):
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         if func is SDPA:
-            self._note(lambda: from_sdpa(*args, **kwargs), out)
+            self._note(lambda: self._sdpa(out, args, kwargs), out)
         elif func is torch.nn.functional.multi_head_attention_forward:
             way = multihead.Projection(args[11].detach(), args[4], batch_first=False)
             self._note(lambda: multihead.from_functional(*args, **kwargs), out[0], way)
@@ -147,6 +176,10 @@ class Watcher(TorchFunctionMode):
         finally:
             self._silent -= 1
 
+    def _sdpa(self, out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Heard:
+        said = None if out.ndim == 4 else self._said()
+        return from_sdpa(*args, **(kwargs | {"said": said}))
+
     def _attend(self, kernel: str, call: Call, out: Tensor) -> None:
         if self._silent == 0 and threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1:
             self._note(lambda: from_call(kernel, call), out)
@@ -163,23 +196,41 @@ class Watcher(TorchFunctionMode):
                 return function(module, *args, **kwargs)
             before, left_out = self._heard, dict(self.seen.left_out)
             outer, self._causal = self._causal, hugging.causal_by(module, kwargs)
+            around, self._said_by_call = self._said_by_call, hugging.heads_of_call(args, kwargs)
             try:
-                if name in hugging.IN_SIGHT:
-                    with self._going_by(f"hugging face {name}"):
-                        result = function(module, *args, **kwargs)
-                    if self._heard > before:
-                        return result
-                    self.seen.left_out = left_out  # what could not be told inside is told by its arguments
-                else:
-                    with self._silence():
-                        result = function(module, *args, **kwargs)
-                way = Order([0, 2, 1, 3])  # their functions give (b i h e)
-                self._note(lambda: hugging.from_interface(name, module, *args, **kwargs), result[0], way, owner=module)
+                with self._silence() if hugging.compiles(function) else self._going_by(f"hugging face {name}"):
+                    result = function(module, *args, **kwargs)
+                if self._heard == before:
+                    self._by_arguments(name, function, module, args, kwargs, result[0], left_out)
             finally:
-                self._causal = outer
+                self._causal, self._said_by_call = outer, around
             return result
 
         return heard
+
+    def _by_arguments(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        module: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Tensor,
+        left_out: dict[str, int],
+    ) -> None:
+        """A function of the registry in which nothing was heard. What was left out inside it is then not left out."""
+
+        def told() -> Heard:
+            heard = hugging.from_interface(name, module, *args, **kwargs)
+            if _unusable(heard.q) is not None:
+                return heard
+            mask = args[3] if len(args) > 3 else kwargs.get("attention_mask")
+            return hugging.held_against(heard, out, mask, hugging.theirs(function))
+
+        inside = dict(self.seen.left_out)
+        self._note(told, out, Order([0, 2, 1, 3]), owner=module)  # their functions give (b i h e)
+        if self.seen.left_out == inside:
+            self.seen.left_out = left_out
 
     @contextmanager
     def _going_by(self, route: str) -> Iterator[None]:
@@ -258,6 +309,42 @@ class Watcher(TorchFunctionMode):
             with torch.no_grad():
                 out += way.forth(shift.to(out.dtype), out)
 
+    def _out_of_hearing(self, called: object, how: str) -> None:
+        """Compiled code is being called: of the model, or a function or script that may be or call anything."""
+        if torch.compiler.is_compiling() or self._deaf():
+            return
+        owner = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
+        name = getattr(called, "__qualname__", "some code")
+        if isinstance(owner, nn.Module):
+            name = self.paths.get(id(owner), type(owner).__name__)
+            inside = self.model is None or any(id(module) in self.paths for module in owner.modules())
+            if not inside and not isinstance(owner, torch.jit.ScriptModule) and self._name(None) is None:
+                return  # the module of somebody else
+        if how == "compiled":
+            way = "call it uncompiled, or under torch.compiler.set_stance('force_eager')"
+        else:
+            way = "call the module it was made of"
+        self._leave_out(f"{name} ran {how}, where nothing can be heard; {way}")
+
+    def _aside(self) -> Callable[[], None]:
+        """Leave the stack of function modes, wherever it stands in it; gives the way back to the same place."""
+        stack = [_get_function_stack_at(at) for at in range(_len_torch_function_stack())]
+        if self not in stack:  # in another thread, or aside already
+            return lambda: None
+        above = len(stack) - 1 - stack.index(self)
+
+        def move(away: bool) -> None:
+            modes = [_pop_mode() for _ in range(above)]
+            if away:
+                _pop_mode()
+            else:
+                _push_mode(self)
+            for mode in reversed(modes):
+                _push_mode(mode)
+
+        move(away=True)
+        return lambda: move(away=False)
+
     @contextmanager
     def _harmless(self) -> Iterator[None]:
         """A call that cannot be told must not stop the model: it is left out, and the reason kept."""
@@ -305,6 +392,20 @@ class Watcher(TorchFunctionMode):
             rows_kept=rows,
             located=kept.located,
         )
+
+    def _said(self) -> Said | None:
+        """How many heads the call has that is being made: as a registry's function was asked, or its module says."""
+        if self._said_by_call is not None:
+            return self._said_by_call
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            module = frame.f_locals.get("self")
+            if isinstance(module, nn.Module):
+                counts = ((name, getattr(module, name, None)) for name in COUNTS)
+                found = next(((name, count) for name, count in counts if type(count) is int), None)
+                return None if found is None else Said(found[1], f"heads read from {found[0]}={found[1]} of its module")
+            frame = frame.f_back
+        return None
 
     def _name(self, owner: object) -> str | None:
         """The path of the nearest module of the model on the way to this call; None where the model is not on it."""

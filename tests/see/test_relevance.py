@@ -474,3 +474,47 @@ def test_maps_that_do_not_follow_each_other_are_refused() -> None:
         case.run(case.model)
     with pytest.raises(ConfigError, match=r"first was recorded for some rows only, but the next layer reads all"):
         rollout(seen)
+
+
+@pytest.mark.parametrize("relevance", ["rollout", "flow", "gradient_relevance"])
+def test_parts_of_an_encoder_decoder_are_no_stack_though_their_lengths_are_equal(relevance: str) -> None:
+    seek = {
+        "rollout": rollout,
+        "flow": lambda maps: flow(maps, rows=[3]),
+        "gradient_relevance": gradient_relevance,
+    }[relevance]
+    model = nn.Transformer(24, 3, 1, 2, 32, batch_first=True).eval()
+    x = torch.randn(2, 7, 24)
+    with watch(model) as seen:
+        model(x, x).square().sum().backward()
+    with pytest.raises(
+        ConfigError,
+        match=r"these are cross and decoder and encoder attention calls, which are no single stack; use enc",
+    ):
+        seek(seen)
+    assert seek(seen.records).shape[-1] == 7  # chosen by hand
+    with watch(model, layers="decoder.*.self_attn") as seen:
+        model(x, x).square().sum().backward()
+    assert len(seen) == 2
+    assert seek(seen).shape[-1] == 7
+
+
+def test_two_passes_are_not_composed() -> None:
+    case = CASES["by hand"]()
+    with torch.no_grad():
+        with watch(case.model) as once:
+            case.run(case.model)
+        with watch(case.model) as twice:
+            case.run(case.model)
+            case.run(case.model)
+    with pytest.raises(
+        ConfigError, match=r"first was called 2 times, so these may be several passes; watch one pass, or"
+    ):
+        rollout(twice)
+    assert torch.equal(rollout([twice["first:2"], twice["second:2"]]), rollout(once))
+    transformer = nn.Transformer(24, 3, 1, 1, 32, batch_first=True).eval()
+    with torch.no_grad(), watch(transformer) as seen:
+        for _ in range(2):
+            transformer(torch.randn(2, 7, 24), torch.randn(2, 5, 24))
+    with pytest.raises(ConfigError, match=r"make Roles\(encoder, decoder, cross\) of those of one pass: seen\.records"):
+        encoder_decoder_rollout(seen)

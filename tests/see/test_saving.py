@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from regard.base.errors import CheckpointError
 from regard.core.algebra import Mask
@@ -109,7 +109,7 @@ def test_a_function_that_cannot_be_written_is_refused_and_nothing_is_left(
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_a_mask_mod_is_written_out_and_a_score_mod_refused(tmp_path: Path) -> None:
+def test_a_mask_mod_is_written_out(tmp_path: Path) -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     q = torch.randn(2, 3, 13, 8)
@@ -119,10 +119,59 @@ def test_a_mask_mod_is_written_out_and_a_score_mod_refused(tmp_path: Path) -> No
     seen.save(tmp_path / "seen.safetensors")
     again = Seen.load(tmp_path / "seen.safetensors")
     assert torch.equal(seen["attention"].weights(), again["attention"].weights())
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("choice", [{}, {"heads": [4, 1], "rows": [-1, 3]}])
+def test_a_score_mod_is_written_as_the_scores_it_gave(
+    choice: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.where(i >= j, score * (1 + h) - 0.3 * (i - j), -torch.inf)
+
+    q, k, v = torch.randn(2, 6, 13, 8), torch.randn(2, 2, 13, 8), torch.randn(2, 2, 13, 8)
+    with watch(**choice) as seen:
+        attend(q, q, q)
+        flex_attention(q, k, v, modified, enable_gqa=True)
+    monkeypatch.setattr(saving, "AT_ONCE", 2 * 6 * 13 * 5)  # so that rows come in several parts
+    seen.save(tmp_path / "seen.safetensors")
+    again = Seen.load(tmp_path / "seen.safetensors")
+    for name in ("attention", "attention:2"):
+        torch.testing.assert_close(seen[name].weights(), again[name].weights())
+        torch.testing.assert_close(seen[name].entropy, again[name].entropy)
+    assert again["attention:2"].note == "saved with the scores of its score_mod"
+    assert again["attention"].note == ""
+    assert not again.left_out
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_a_record_that_cannot_be_written_does_not_cost_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = torch.randn(3, 2, 3, 13, 8)
+    monkeypatch.setattr(saving, "LARGEST_SCORES", 1000)
     with watch() as seen:
-        flex_attention(q, q, q, lambda s, b, h, i, j: s * 2)
-    with pytest.raises(CheckpointError, match="the term score_mod of attention is a function and cannot be written"):
-        seen.save(tmp_path / "other.safetensors")
+        flex_attention(q, k, v, lambda s, b, h, i, j: s * 2)
+    words = r"score_mod of attention is a function, and its 1,014 scores are too many to write; watch fewer rows"
+    with pytest.raises(CheckpointError, match=words):
+        seen.save(tmp_path / "seen.safetensors")
+    assert list(tmp_path.iterdir()) == []
+    with watch() as seen:
+        flex_attention(q, k, v, lambda s, b, h, i, j: s * 2)
+        attend(q, q, q)
+    for _ in range(2):
+        seen.save(tmp_path / "seen.safetensors")
+    again = Seen.load(tmp_path / "seen.safetensors")
+    assert list(again) == ["attention:2"]
+    assert torch.equal(again["attention:2"].weights(), seen["attention:2"].weights())
+    assert again.left_out == seen.left_out
+    ((reason, count),) = again.left_out.items()
+    assert reason.startswith("not saved: the score_mod of attention is a function")
+    assert count == 1
 
 
 def test_a_broken_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

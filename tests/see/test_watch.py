@@ -1,10 +1,14 @@
 """Watching any model: the numbers are those of eager attention, no bit changes, nothing stays behind."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +24,7 @@ from regard.core.scores import alibi
 from regard.layers.attention import Attention
 from regard.see.heads import heads_of
 from regard.see.records import Record, Seen
+from regard.see.relevance import rollout
 from regard.see.statistics import statistics
 from regard.see.watch import watch
 from regard.see.zeroing import value_zeroing
@@ -39,6 +44,9 @@ def nothing_left() -> bool:
         and all(kind.forward is forward for kind, forward in FORWARDS.items())
         and interface.get_interface.__qualname__ == "AttentionInterface.get_interface"
         and not hasattr(interface.get_interface, "__wrapped__")
+        and not hasattr(torch._dynamo.eval_frame._callback_from_stance, "__wrapped__")
+        and not hasattr(torch.compile, "__wrapped__")
+        and "__call__" not in vars(torch.jit.ScriptModule)
     )
 
 
@@ -194,6 +202,82 @@ def test_sdpa_takes_any_number_of_axes(axes: int) -> None:
     record, _ = seen_of(functional.scaled_dot_product_attention, q, k, v)
     expected = (q @ k.mT * 8**-0.5).softmax(-1)
     torch.testing.assert_close(record.weights().reshape(expected.shape), expected)
+
+
+class OneHead(nn.Module):
+    """Attention without an axis for heads."""
+
+    def __init__(self, by_hand: bool) -> None:
+        super().__init__()
+        self.by_hand, self.qkv = by_hand, nn.Linear(24, 72)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if not self.by_hand:
+            return functional.scaled_dot_product_attention(q, k, v, mask)
+        return ((q @ k.mT / 24**0.5).masked_fill(~mask, -math.inf)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("mask_axes", [2, 3])
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_three_axes_are_sequences_with_one_head_each(by_hand: bool, mask_axes: int) -> None:
+    model, x = OneHead(by_hand), torch.randn(2, 9, 24)
+    mask = torch.rand(2, 9, 9) > 0.5
+    mask = (mask | torch.eye(9, dtype=torch.bool))[(0,) * (3 - mask_axes)]
+    with watch(model) as both:
+        model(x, mask).square().sum().backward()
+    with watch(model) as second:
+        model(x[1:], mask[1:] if mask_axes == 3 else mask).square().sum().backward()
+    record = both["OneHead"]
+    assert record.q.shape == (2, 1, 9, 24)
+    assert record.note == ""
+    torch.testing.assert_close(record.weights()[1:], second["OneHead"].weights())
+    torch.testing.assert_close(record.gradient[1:], second["OneHead"].gradient)
+    tokens = torch.randint(0, 3, (2, 9))
+    assert len(both.table(tokens)) == 1
+    torch.testing.assert_close(rollout(both)[1:], rollout(second))
+    with watch(model, heads=[0]) as chosen:
+        model(x, mask)
+    assert chosen["OneHead"].q.shape == (2, 1, 9, 24)
+
+
+class Folded(nn.Module):
+    """Attention whose sequences and heads share the first axis, as older code has it."""
+
+    def __init__(self, by_hand: bool) -> None:
+        super().__init__()
+        self.by_hand, self.num_heads = by_hand, 3
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        q, k, v, bias = (x.flatten(0, 1) for x in (q, k, v, bias))
+        if not self.by_hand:
+            return functional.scaled_dot_product_attention(q, k, v, bias)
+        return torch.bmm(torch.baddbmm(bias, q, k.mT, alpha=8**-0.5).softmax(-1), v)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_sequences_and_heads_in_one_axis_are_told_apart_by_what_the_module_says(by_hand: bool) -> None:
+    q, k, v = qkv(h=3, g=3)
+    bias = torch.randn(2, 3, 5, 7)
+    model = Folded(by_hand)
+    with watch(model) as seen:
+        model(q, k, v, bias)
+    record = seen["Folded"]
+    assert torch.equal(record.q, q)
+    assert record.note == "heads read from num_heads=3 of its module"
+    torch.testing.assert_close(record.weights(), softmaxed(q, k, added=bias))
+    model.num_heads = 5  # which six are no multiple of
+    with watch(model) as seen:
+        model(q, k, v, bias)
+    assert seen["Folded"].q.shape == (6, 1, 5, 8)
+    assert seen["Folded"].note == ""
+
+
+def test_weights_folded_for_their_softmax_alone_show_their_heads_in_the_product() -> None:
+    q, k, v = qkv()
+    record, _ = seen_of(lambda q, k, v: (q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (2, 6)) @ v, q, k, v)
+    assert record.note == ""
+    torch.testing.assert_close(record.weights(), softmaxed(q, k, 1.0))
 
 
 def test_a_boolean_mask_means_visible_and_numbers_are_added() -> None:
@@ -833,7 +917,7 @@ def test_mixing_that_may_not_be_attention_is_told_but_not_recorded() -> None:
         scores = torch.cat([q @ k.mT, torch.zeros(2, 6, 5, 1)], -1)
         torch.matmul(scores.softmax(-1)[..., :-1], v)
     assert len(seen) == 0
-    assert "by a softmax of numbers from out of sight, attention or not" in repr(seen)
+    assert "by a softmax of numbers that are no product of queries and keys, or none that was seen" in repr(seen)
     assert "by getitem of the weights of a softmax, not by the weights themselves" in repr(seen)
 
 
@@ -864,9 +948,32 @@ def test_scores_from_out_of_sight_are_kept_as_they_are() -> None:
             return q @ k.mT * 0.4
 
     record, out = seen_of(lambda q, k, v: unseen(q, k).softmax(-1) @ v, q, k, v)
-    assert record.note == "queries and keys were out of sight"
+    assert record.note == "its scores are no product that was seen, so queries and keys are not known"
     torch.testing.assert_close(record.weights(), softmaxed(q, k, 0.4))
     torch.testing.assert_close(record.statistics.out, out)
+
+
+def test_additive_attention_is_told_as_what_it_is() -> None:
+    class Additive(nn.Module):
+        """Bahdanau, Cho and Bengio 2014."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.score = nn.Linear(8, 5), nn.Linear(8, 5), nn.Linear(5, 1)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            scores = self.score(torch.tanh(self.q(x)[:, :, None] + self.k(y)[:, None])).squeeze(-1)
+            return scores.softmax(-1) @ y
+
+    model, x, y = Additive(), torch.randn(2, 5, 8), torch.randn(2, 7, 8)
+    with watch(model) as seen:
+        model(x, y)
+    assert len(seen) == 0
+    assert "no product of queries and keys, or none that was seen, as additive attention has them" in repr(seen)
+    with watch(model) as seen:
+        model(x, x)
+    assert seen["Additive"].q.shape == (2, 1, 5, 1)
+    assert seen["Additive"].note.startswith("its scores are no product that was seen")
 
 
 def test_scores_overwritten_after_their_softmax_are_left_out() -> None:
@@ -1059,6 +1166,23 @@ def test_calls_outside_the_model_are_not_its_own() -> None:
     assert list(seen) == ["Calls"]
 
 
+def test_one_watch_is_one_block() -> None:
+    model = OneHead(True)
+    watching = watch(model)
+    with watching as seen:
+        model(torch.randn(2, 5, 24), torch.ones(5, 5, dtype=torch.bool))
+        with pytest.raises(ConfigError, match="this watch was entered before"), watching:
+            pass
+    with (
+        pytest.raises(
+            ConfigError, match=r"this watch was entered before.*: write `with watch\(\.\.\.\) as seen:` anew"
+        ),
+        watching,
+    ):
+        pass
+    assert len(seen) == 1
+
+
 def test_watching_inside_watching_sees_the_same() -> None:
     case = CASES["torch encoder"]()
     with torch.no_grad():
@@ -1146,6 +1270,138 @@ def test_a_function_registered_with_hugging_face_is_seen_with_its_mask() -> None
         torch.testing.assert_close(seen[name].weights(), usual[name].weights(), atol=1e-5, rtol=1e-4)
 
 
+Masked = Tensor | None
+
+
+@contextmanager
+def registered(function: Any, mask: Any = None) -> Iterator[Case]:
+    """A small llama with grouped heads that runs on a function of one's own."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register("own", function)
+    if mask is not None:
+        AttentionMaskInterface.register("own", mask)
+    try:
+        case = CASES["llama sdpa"]()
+        case.model.set_attn_implementation("own")
+        yield case
+    finally:
+        AttentionInterface._global_mapping.pop("own")
+        if mask is not None:
+            AttentionMaskInterface._global_mapping.pop("own")
+
+
+def written(times: float, slope: float) -> Any:
+    """Attention that adds the mask it is handed, if any, and has a scale and a bias on keys of its own."""
+
+    def own(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Masked, scaling: float, **rest: Any) -> Any:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        scores = q @ k.mT * scaling * times + slope * torch.arange(k.shape[2])
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        return (weights @ v).transpose(1, 2).contiguous(), weights
+
+    return own
+
+
+def grouped(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Masked, scaling: float, **rest: Any) -> Any:
+    """Heads as (groups, in each group), so that nothing is repeated."""
+    q = q.unflatten(1, (k.shape[1], -1))
+    weights = (q @ k[:, :, None].mT * scaling).softmax(-1)
+    return (weights @ v[:, :, None]).flatten(1, 2).transpose(1, 2), weights.flatten(1, 2)
+
+
+def folded(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Masked, scaling: float, **rest: Any) -> Any:
+    """Sequences and heads in one axis."""
+    b, h = q.shape[:2]
+    q, k, v = (x.repeat_interleave(h // x.shape[1], 1).flatten(0, 1) for x in (q, k, v))
+    weights = torch.bmm(q, k.mT).mul(scaling).softmax(-1)
+    return torch.bmm(weights, v).unflatten(0, (b, h)).transpose(1, 2), weights.unflatten(0, (b, h))
+
+
+REGISTERED: dict[str, tuple[Any, bool]] = {
+    "no mask, so the future is seen": (written(1.0, 0.0), False),
+    "scores nine times as large": (written(9.0, 0.0), True),
+    "a bias on keys": (written(1.0, 0.5), True),
+    "groups of heads": (grouped, False),
+    "sequences and heads in one axis": (folded, False),
+}
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_registered_function_is_followed_inside_and_not_told_by_its_arguments(name: str) -> None:
+    from transformers.masking_utils import eager_mask
+
+    function, masked = REGISTERED[name]
+    with registered(function, eager_mask if masked else None) as case, torch.no_grad():
+        weights = case.model(ids(), use_cache=False, output_attentions=True).attentions
+        plain = case.run(case.model)
+        with watch(case.model) as seen:
+            case.model(ids(), use_cache=False)
+        with watch(case.model):
+            assert torch.equal(case.run(case.model), plain)
+    assert tuple(seen) == case.names
+    assert not seen.left_out
+    for record, expected in zip(seen.values(), weights, strict=True):
+        agrees(record, expected)
+        assert record.route == "hugging face own"
+        assert (record.weights().triu(1).count_nonzero() == 0) == masked
+
+
+def test_a_registered_function_that_calls_sdpa_is_seen_with_its_groups_and_scale() -> None:
+    def own(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Masked, scaling: float, **rest: Any) -> Any:
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=3 * scaling, enable_gqa=True)
+        return out.transpose(1, 2), None
+
+    with registered(own) as case, torch.no_grad(), watch(case.model) as seen:
+        case.run(case.model)
+    record = seen[case.names[0]]
+    assert (record.q.shape[1], record.k.shape[1]) == (6, 2)
+    assert record.beta == pytest.approx(3 * 4**-0.5)
+    assert record.note == ""
+
+
+@torch.library.custom_op("regard_tests::opaque", mutates_args=())
+def opaque(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """Attention that no ear reaches: in numpy."""
+    a, b, c = (x.repeat_interleave(q.shape[1] // x.shape[1], 1).double().numpy() for x in (q, k, v))
+    scores = np.einsum("bhic,bhjc->bhij", a, b) * scale
+    if causal:
+        scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return torch.from_numpy(np.einsum("bhij,bhje->bihe", weights / weights.sum(-1, keepdims=True), c)).to(q)
+
+
+@pytest.mark.parametrize("late_hidden", [True, False])
+def test_an_operator_in_which_nothing_is_heard_is_told_by_its_arguments_where_its_output_agrees(
+    late_hidden: bool,
+) -> None:
+    def own(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Masked, scaling: float, **rest: Any) -> Any:
+        return torch.ops.regard_tests.opaque(q, k, v, scaling, late_hidden), None
+
+    with registered(own) as case, torch.no_grad():
+        plain = case.model(ids(), use_cache=False).logits
+        with watch(case.model) as seen:
+            assert torch.equal(case.model(ids(), use_cache=False).logits, plain)
+        case.model.train()
+        for module in case.model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.1
+        with watch(case.model) as dropped:
+            case.model(ids(), use_cache=False)
+    assert len(dropped) == 0
+    assert "output dropout changed" in repr(dropped)
+    if late_hidden:
+        assert [repr(record.mask) for record in seen.values()] == ["causal()"] * 2
+        assert (
+            seen[case.names[0]].note == "told by its arguments, not by what happens inside; 8 rows of its output agree"
+        )
+        assert not seen.left_out
+    else:
+        assert len(seen) == 0
+        assert "left out 2: " in repr(seen)
+        assert "whose output is not what its arguments mean: it has a mask, scale or bias of its own" in repr(seen)
+
+
 def test_a_registered_function_without_a_mask_is_causal_as_its_module_says() -> None:
     from regard.see.hugging import from_interface
 
@@ -1207,13 +1463,133 @@ def test_compiled_models_are_refused_with_the_way_out() -> None:
         pass
 
 
-def test_code_compiled_inside_the_block_runs_as_ever() -> None:
-    q, k, v = qkv()
-    function = torch.compile(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v) + 1, backend="eager")
+def nearest(x: Tensor) -> Tensor:
+    """Attention of a sequence to itself."""
+    return functional.scaled_dot_product_attention(x, x, x) + 1
+
+
+class Nearest(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nearest(x)
+
+
+UNHEARD = "ran compiled, where nothing can be heard; call it uncompiled, or under torch.compiler.set_stance"
+
+
+@pytest.mark.parametrize("watched", ["the model", "a part", "nothing", "another model"])
+def test_a_compiled_model_runs_as_ever_and_that_it_cannot_be_heard_is_told(watched: str) -> None:
+    model, other = nn.Sequential(Nearest()), OneHead(True)
+    compiled = torch.compile(model, backend="aot_eager")
+    x = torch.randn(2, 3, 5, 8)
+    plain = compiled(x)
+    with watch({"the model": model, "a part": model[0], "nothing": None, "another model": other}[watched]) as seen:
+        assert torch.equal(compiled(x), plain)
+        assert torch.equal(compiled(x), plain)
+    assert len(seen) == 0
+    if watched == "another model":
+        assert not seen.left_out
+    else:
+        ((reason, count),) = seen.left_out.items()
+        assert (reason.partition("(")[0], count) == (f"Sequential {UNHEARD}", 2)
+    if watched != "another model":
+        with torch.compiler.set_stance("force_eager"), watch(model) as seen:
+            compiled(x)
+        assert list(seen) == ["0"]
+        assert not seen.left_out
+
+
+def test_a_compiled_function_inside_a_model_is_told_also_to_a_watcher_around() -> None:
+    inner = torch.compile(nearest, backend="aot_eager")
+    model = Calls(inner)
+    x = torch.randn(2, 3, 5, 8)
+    with watch() as outer, watch(model) as seen:
+        out = model(x)
+    assert torch.equal(out, nearest(x))
+    assert [reason.partition("(")[0] for reason in seen.left_out] == [f"nearest {UNHEARD}"]
+    assert outer.left_out == seen.left_out
+    with pytest.raises(TypeError, match="takes 1 positional argument"), watch(model):
+        model(x, x)
+    assert nothing_left()
+
+
+def test_a_watcher_steps_aside_for_compiled_code_and_listens_again_after_it() -> None:
+    def split(x: Tensor) -> Tensor:
+        return nearest(x.unflatten(-1, (3, 8)).transpose(1, 2))  # which no compiler takes with a watcher around it
+
+    made = []
+
+    def backend(graph: Any, inputs: list[Tensor]) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(split, backend=backend, fullgraph=True)
+    x = torch.randn(2, 5, 24)
+    plain = compiled(x)
+    with watch() as outer, watch() as inner:
+        assert torch.equal(compiled(x), plain)
+        with pytest.raises(Exception, match="unflatten"):
+            compiled(x[..., :23])
+        assert [type(torch._C._get_function_stack_at(at)).__name__ for at in range(2)] == ["Watcher"] * 2
+        split(x)
+    assert len(outer) == len(inner) == 1
+    assert list(inner.left_out.values()) == list(outer.left_out.values()) == [2]
+    assert len(made) == 1  # nothing was compiled again
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_is_heard_where_it_is_not_compiled_and_told_where_it_is() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    q, k, v = qkv(13, 13)
+    masking = torch.compile(create_block_mask, backend="aot_eager")
     with watch() as seen:
-        out = function(q, k, v)
-    torch.testing.assert_close(out, functional.scaled_dot_product_attention(q, k, v) + 1)
-    assert len(seen) <= 1
+        masking(lambda b, h, i, j: i >= j, None, None, 13, 13, device="cpu")
+        flex_attention(q, k, v)
+    assert len(seen) == 1
+    assert not seen.left_out
+    compiled = torch.compile(flex_attention, backend="aot_eager")
+    plain = compiled(q, k, v)
+    with watch() as seen:
+        assert torch.equal(compiled(q, k, v), plain)
+    assert [reason.partition("(")[0] for reason in seen.left_out] == [f"flex_attention {UNHEARD}"]
+    with torch.compiler.set_stance("force_eager"), watch() as seen:
+        compiled(q, k, v)
+    assert len(seen) == 1
+
+
+def test_code_compiled_for_the_first_time_inside_the_block_is_told() -> None:
+    """In a process of its own, where nothing has loaded the compiler yet."""
+    script = """
+import sys, torch
+from regard.see.watch import watch
+assert "torch._dynamo.eval_frame" not in sys.modules
+original = torch.compile
+with watch() as seen:
+    f = torch.compile(lambda x: x.softmax(-1) @ x, backend="eager")
+    f(torch.ones(1, 5, 5))
+    f(torch.ones(1, 5, 5))
+assert list(seen.left_out.values()) == [2], seen
+assert torch.compile is original
+assert not hasattr(torch._dynamo.eval_frame._callback_from_stance, "__wrapped__")
+"""
+    subprocess.run([sys.executable, "-W", "error::UserWarning:regard", "-c", script], check=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_torchscript_is_told_whether_it_is_in_the_model_or_made_of_it() -> None:
+    model = nn.Sequential(Nearest())
+    x = torch.randn(2, 3, 5, 8)
+    traced = torch.jit.trace(model, (x,))
+    with watch(model) as seen:
+        assert torch.equal(traced(x), model(x))
+    assert list(seen) == ["0"]
+    (reason,) = seen.left_out
+    assert reason.endswith("ran as TorchScript, where nothing can be heard; call the module it was made of")
+    outer = nn.ModuleDict({"part": traced})
+    with watch(outer) as seen:
+        outer["part"](x)
+    (reason,) = seen.left_out
+    assert reason.startswith("part ran as TorchScript")
 
 
 def test_calls_that_cannot_be_kept_are_counted() -> None:
