@@ -38,10 +38,15 @@ def test_long_numbers_become_floats() -> None:
     assert isinstance(number("0.1234567891234", "x"), float)
 
 
-@pytest.mark.parametrize("written", ["x", "1/0", "nan", "inf", "", "1e999", "1,2", "True"])
+@pytest.mark.parametrize("written", ["x", "1/0", "nan", "inf", "", "1,2", "True"])
 def test_what_is_no_number_is_said(written: str) -> None:
     with pytest.raises(ConfigError, match=r"w, row 1 is .* but should be a number such as 3, -0.5 or -1/2"):
         number(written, "w, row 1")
+
+
+def test_a_number_beyond_floats_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"w, row 1 is '1e999', which is too large: numbers go up to 1.8e\+308 here"):
+        number("1e999", "w, row 1")
 
 
 def test_matrices_are_typed_with_commas_or_spaces() -> None:
