@@ -6,9 +6,9 @@ import zlib
 THINNED = {
     "tests/core/test_truth.py": 12,
     "tests/core/test_transforms.py": 3,
-    "tests/models/": 4,
+    "tests/models/": 8,
     "tests/see/": 3,
-    "tests/conform/test_mutants.py": 4,
+    "tests/conform/test_mutants.py": 8,
     "tests/conform/test_silence.py": 2,
     "tests/conform/test_examples.py": 2,
     "tests/recipes/": 2,
