@@ -24,6 +24,7 @@ from regard.core.rules import Causal, Window
 ROWS, KEYS = 64, 128  # a tile: measured on an H200 (docs/log.md)
 WARPS, STAGES = 4, 3
 SPANS = 128  # rows of the finest map that is pooled along the way
+LARGEST = 4096.0  # log-sum-exp, up to which float32 leaves weights three digits
 AT_ONCE = 1 << 26  # numbers held at a time while a map is pooled: 256 MiB
 
 
@@ -104,6 +105,15 @@ def passed(call: Call, lse: Float[Tensor, "b h i"] | None) -> Passed:
     passes.locate[(-(-i // 16), b * h)](q, k, best, largest, where, *sizes, *q.stride(), *k.stride(), **few)
     entropy, distance = sums.mul_(torch.tensor([-math.log(2), 1.0], device=device)).unbind(-1)
     return Passed(lse, entropy, largest, where.long(), distance, received, cells)
+
+
+def is_exact(found: Passed) -> bool:
+    """Whether every score was a number, and none so large that its difference to the log-sum-exp is lost to rounding.
+
+    Kernels differ in what a score that is no number does to a row, and the sums of its tiles are lost.
+    """
+    awake = found.lse.masked_fill(found.lse == -math.inf, 0)
+    return bool((found.entropy.isfinite() & (awake.abs() < LARGEST)).all())
 
 
 def pooled(call: Call, found: Passed, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:

@@ -57,19 +57,19 @@ class Rates:
         return self.reached * halves.get(dtype, self.float32)
 
 
-_SHEET = "peaks of NVIDIA's data sheet without sparsity; share reached, launches and latency are assumptions"
+_SHEET = "peaks of NVIDIA's data sheet without sparsity; a launch as runs on an H200 had it; share and latency assumed"
 MACHINES = {
     "h200": Rates(
         name="h200", source=_SHEET, float32=67e12, bfloat16=989e12, float16=989e12, memory=4.8e12, reached=0.6,
-        launch=1e-5, link=450e9, latency=2e-5, capacity=141 * 10**9,
+        launch=3.5e-5, link=450e9, latency=2e-5, capacity=141 * 10**9,
     ),
     "h100": Rates(
         name="h100", source=_SHEET, float32=67e12, bfloat16=989e12, float16=989e12, memory=3.35e12, reached=0.6,
-        launch=1e-5, link=450e9, latency=2e-5, capacity=80 * 10**9,
+        launch=3.5e-5, link=450e9, latency=2e-5, capacity=80 * 10**9,
     ),
     "a100": Rates(
         name="a100", source=_SHEET, float32=19.5e12, bfloat16=312e12, float16=312e12, memory=2.04e12, reached=0.6,
-        launch=1e-5, link=300e9, latency=2e-5, capacity=80 * 10**9,
+        launch=3.5e-5, link=300e9, latency=2e-5, capacity=80 * 10**9,
     ),
     "cpu": Rates(
         name="cpu", source="one core of a server, rounded from what `measured` gave; links between processes assumed",
