@@ -278,7 +278,7 @@ def test_forms_change_what_is_learned_from() -> None:
     assert [(each.share, len(each.questions) > 0) for each in first.task.mixed] == [(0.0, True)]  # type: ignore[attr-defined]
     assert [each.share for each in second.task.mixed] == [1.0]  # type: ignore[attr-defined]
     proposed = recipe("birthplaces").settings(real=True, form="synthesizer")
-    assert replace(proposed, model=course.model, phrases=course.phrases) == course
+    assert replace(proposed, model=course.model, phrases=course.phrases, pieces=course.pieces) == course
     assert (proposed.model.positions, proposed.model.synthesizer) == ("learned", ("dense",))
     unread = recipe("birthplaces").settings(real=False, form="unread")
     assert [each.name for each in birthplaces.start(unread, Place()).phases] == ["tuning"]
