@@ -6,6 +6,7 @@ import zlib
 THINNED = {
     "tests/core/test_truth.py": 12,
     "tests/core/test_transforms.py": 3,
+    "tests/core/test_flex.py::test_no_length_but_the_second": 3,
     "tests/models/": 8,
     "tests/see/": 3,
     "tests/conform/test_mutants.py": 8,
@@ -18,6 +19,9 @@ THINNED = {
     "tests/train/test_distributed.py": 4,
     "tests/lab/test_every_claim.py::test_the_same_seed": 5,
     "tests/lab/test_every_claim.py::test_a_short_run": 2,
+    "tests/lab/test_every_claim.py::test_sentences_have": 3,
+    "tests/lab/test_every_claim.py::test_numbers_are": 3,
+    "tests/lab/test_every_claim.py::test_every_wrong_answer": 2,
     "tests/lab/test_every_claim.py::test_what_seeds_do_not_agree_on": 5,
     "tests/lab/test_every_claim.py::test_these_claims_repeat": 5,
     "tests/lab/test_transformers.py": 2,

@@ -91,7 +91,7 @@ def test_a_step_on_two_processes_makes_what_was_told(shares: int, pieces: Path) 
     taken = {way: json.loads((pieces / f"taken-{way}-{shares}.json").read_text()) for way in told}
     # buckets were there before the step
     assert told["data"].passing - told["data"].gradients == pytest.approx(taken["data"], rel=0.02)
-    # how far blocks are on their way when the peak comes is a matter of luck, so the prediction is above
+    # how far blocks are on their way when the peak comes is a matter of luck, so the prediction is above the usual
     assert taken["sharded"] < told["sharded"].passing < 1.4 * taken["sharded"]
 
 
