@@ -57,7 +57,7 @@ class Rates:
         return self.reached * halves.get(dtype, self.float32)
 
 
-_SHEET = "peaks of NVIDIA's data sheet without sparsity; a launch as runs on an H200 had it; share and latency assumed"
+_SHEET = "peaks of NVIDIA's data sheet without sparsity; a launch fitted to steps on an H200; the rest assumed"
 MACHINES = {
     "h200": Rates(
         name="h200", source=_SHEET, float32=67e12, bfloat16=989e12, float16=989e12, memory=4.8e12, reached=0.6,

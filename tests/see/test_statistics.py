@@ -208,6 +208,19 @@ def test_keys_that_nobody_sees_may_hold_nan() -> None:
         assert torch.equal(getattr(found, name), getattr(clean, name)), name
 
 
+@pytest.mark.parametrize(
+    ("lse", "entropy", "exact"),
+    [
+        (3.0, 0.5, True), (-math.inf, 0.0, True), (4000.0, 0.5, True), (5000.0, 0.5, False), (-5000.0, 0.5, False),
+        (math.inf, 0.5, False), (math.nan, math.nan, False), (3.0, math.nan, False),
+    ],
+)  # fmt: skip
+def test_a_fused_pass_is_kept_only_where_it_is_exact(lse: float, entropy: float, exact: bool) -> None:
+    line = torch.tensor([1.0, 0.0]).expand(1, 1, 2)
+    lines = [torch.stack([line[..., 0], torch.full((1, 1), value)], -1) for value in (lse, entropy)]
+    assert fused.is_exact(fused.Passed(*lines, line, line.long(), line, line, None)) == exact
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("beta", [None, 1e5])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

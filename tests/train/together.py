@@ -138,7 +138,7 @@ def hold(out: Path) -> None:
             batch = run._batch(0)
             for _ in range(2):  # buckets are laid out anew after the first
                 run._one(batch, 0.0)
-            # a process that is kept waiting has more blocks on their way: that is luck, and not of the run
+            # now and then a step has more blocks on their way than usual: that is luck
             taken = min(allocated(partial(run._one, batch, 0.0)) for _ in range(3))
             if each.leads:
                 (out / f"taken-{way}-{shares}.json").write_text(json.dumps(taken))
