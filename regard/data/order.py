@@ -69,6 +69,38 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Alike(Order):
+    """Batches of records of like length, so that little of them is filled up.
+
+    The records of `pool` batches of an Order are sorted together and cut into batches, which come in any order.
+
+    lengths  of all the records
+    """
+
+    lengths: Int64[Tensor, "size"] = field(kw_only=True, repr=False, compare=False)
+    pool: int = field(kw_only=True)
+    _pools: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("Alike(pool)", self.pool, 1, "batches")
+        if self.lengths.shape != (self.size,):
+            raise ConfigError(f"lengths are of {len(self.lengths)} records, but there are {self.size}")
+
+    def at(self, step: int) -> Int64[Tensor, "batch"]:
+        """The records of one step; steps count from 0."""
+        pool, number = divmod(whole("Alike.at(step)", step, 0), self.pool)
+        if pool not in self._pools:
+            self._pools.clear()
+            first = pool * self.pool
+            records = torch.cat([super(Alike, self).at(each) for each in range(first, first + self.pool)])
+            # stable, so that the same records come in the same order everywhere
+            batches = records[self.lengths[records].argsort(stable=True)].view(self.pool, self.batch)
+            self._pools[pool] = batches[torch.randperm(self.pool, generator=generator(self.seed, pool, "alike"))]
+        return self._pools[pool][number]
+
+
+@dataclass(frozen=True)
 class Part:
     """One process's share of each batch."""
 

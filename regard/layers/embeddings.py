@@ -25,7 +25,7 @@ class TokenEmbedding(nn.Module):
         embedded = functional.embedding(tokens.long(), self.weight)  # torch takes no narrower ones
         return embedded if self.scale == 1.0 else embedded * self.scale
 
-    def unembed(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n w"]:
+    def unembed(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n w"]:
         """Logits by the same vectors: tied weights. Press and Wolf 2017, arXiv:1608.05859."""
         return functional.linear(x, self.weight)
 

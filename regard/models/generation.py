@@ -7,6 +7,7 @@ A text is a function of its prompt, the strategy and its number in the batch. Wh
 padded, and whether a cache is used change the rounding of numbers and nothing else.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -172,25 +173,26 @@ class Task:
         done: list[list[Row]] = [[] for _ in rows]
         while rows:
             ready, _, log_probabilities = self._read(rows)
-            place = {row: number for number, row in enumerate(ready)}
+            best = dict(zip(ready, _best([rows[row] for row in ready], log_probabilities, strategy.width), strict=True))
             following: list[Row] = []
             parents: list[int] = []
             for text, group in groupby(range(len(rows)), key=lambda number: rows[number].text):
                 members = list(group)
-                if members[0] not in place:  # a longer prompt, still being read
+                if members[0] not in best:  # a longer prompt, still being read
                     following += [rows[member] for member in members]
                     parents += members
                     continue
                 free = strategy.width - len(done[text])
-                scores = log_probabilities[place[members[0]] : place[members[-1]] + 1]
-                for member, token, value in _best([rows[member] for member in members], scores, free):
-                    row = rows[members[member]].extended(token, value)
+                possible = [(member, *each) for member in members for each in best[member]]
+                # equally likely ones stay in order: earlier rows first, and then lower tokens
+                for member, token, value, _ in sorted(possible, key=lambda each: -each[-1])[:free]:
+                    row = rows[member].extended(token, value)
                     row.ended = self._ended(row)
                     if row.ended is not None:
                         done[text].append(row)
                     else:
                         following.append(row)
-                        parents.append(members[member])
+                        parents.append(member)
                 if not following or following[-1].text != text:
                     yield from _told(max(done[text], key=lambda row: strategy.score(_total(row), row.new)))
             rows = self._kept(rows, parents, following)
@@ -228,16 +230,19 @@ def gathered(prompt: Sequence[int], tokens: Sequence[Token], stops: Sequence[Sto
     return Text(tuple(prompt), new, values, tokens[-1].ended, stop)
 
 
-def _best(rows: list[Row], log_probabilities: Float[Tensor, "r w"], count: int) -> Iterator[tuple[int, int, float]]:
-    """The likeliest continuations by one token, best first: row, token and the token's log-probability."""
+def _best(rows: list[Row], log_probabilities: Float[Tensor, "r w"], count: int) -> list[list[tuple[int, float, float]]]:
+    """The likeliest continuations of each row by one token, best first: the token, its log-probability, that of all.
+
+    All rows at once: what a GPU is asked for should not grow with the number of texts.
+    """
     before = torch.tensor([_total(row) for row in rows], dtype=torch.float64, device=log_probabilities.device)
-    totals = (before[:, None] + log_probabilities).flatten()
-    best = leading(totals, count)
-    possible = best[totals[best] > -torch.inf]
-    vocab = log_probabilities.shape[1]
-    values = log_probabilities.flatten()[possible].tolist()
-    for index, value in zip(possible.tolist(), values, strict=True):
-        yield index // vocab, index % vocab, value
+    totals = before[:, None] + log_probabilities
+    tokens = leading(totals, count)
+    values, sums = log_probabilities.gather(1, tokens), totals.gather(1, tokens)
+    return [
+        [each for each in zip(*row, strict=True) if each[-1] > -math.inf]
+        for row in zip(tokens.tolist(), values.tolist(), sums.tolist(), strict=True)
+    ]
 
 
 def _told(row: Row) -> Iterator[Token]:

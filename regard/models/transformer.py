@@ -95,13 +95,16 @@ class Transformer(Model):
         *,
         source_padding: Mask | None = None,
         target_padding: Mask | None = None,
-    ) -> Float[Tensor, "b n w"]:
+        places: Int[Tensor, " t"] | None = None,
+    ) -> Float[Tensor, "*n w"]:
         """Logits of the target token after each one; the target begins with a token that says start.
 
         Padding says which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`.
+
+        places  numbers into the flattened target (b n): only these tokens get their logits, which are (t w) then
         """
         memory = self.encode(source, source_padding)
-        return self.decode(target, memory, source_padding=source_padding, target_padding=target_padding)
+        return self.decode(target, memory, source_padding=source_padding, target_padding=target_padding, places=places)
 
     def encode(self, source: Int[Tensor, "b m"], padding: Mask | None = None) -> Float[Tensor, "b m d"]:
         """What the decoder looks at: one vector for each token of the source."""
@@ -116,10 +119,12 @@ class Transformer(Model):
         source_padding: Mask | None = None,
         target_padding: Mask | None = None,
         cache: Caches | None = None,
-    ) -> Float[Tensor, "b n w"]:
+        places: Int[Tensor, " t"] | None = None,
+    ) -> Float[Tensor, "*n w"]:
         """Logits of the target token after each one, given what `encode` made or what each block remembers of it.
 
-        cache  from `self.cache()`: the target goes on where it ends
+        cache   from `self.cache()`: the target goes on where it ends
+        places  as in `forward`
         """
         rows = memory.shape[0] if isinstance(memory, Tensor) else len(memory[0].k)
         if isinstance(target, Tensor) and target.ndim == 2 and target.shape[0] != rows:
@@ -136,7 +141,14 @@ class Transformer(Model):
             caches = [None] * len(blocks) if cache is None else cache
             for block, seen, kept in zip(blocks, memories, caches, strict=True):
                 x = block(x, seen, mask=mask, memory_mask=source_padding, cache=kept)
-        logits = self.tokens.unembed(self.decoder.close(x))
+        x = self.decoder.close(x)
+        if places is not None:
+            if places.ndim != 1:
+                raise ShapeError(
+                    f"places is {tuple(places.shape)}, but is (t), numbers into the flattened target (b n)"
+                )
+            x = x.flatten(0, 1).index_select(0, places)
+        logits = self.tokens.unembed(x)
         return logits if self.output_bias is None else logits + self.output_bias
 
     def start(

@@ -22,7 +22,7 @@ from regard.train.world import ALONE
 
 FEW = 2, 8  # records that a step is counted on, at least
 LOOKED_AT = 32  # shares of a batch among which the widest is sought
-STEPS = 3  # whose batches are measured
+STEPS = 16  # whose batches are measured: some have longer records than others
 
 
 @dataclass(frozen=True)

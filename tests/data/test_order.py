@@ -1,13 +1,14 @@
 """Which records a step sees is a function of the seed and the step alone, and no record is lost or doubled."""
 
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.data.order import Order, generator
+from regard.data.order import Alike, Order, generator
 
 
 def drawn(order: Order, steps: int) -> Tensor:
@@ -48,6 +49,42 @@ def test_what_is_drawn_elsewhere_changes_nothing() -> None:
     state = torch.random.get_rng_state()
     assert torch.equal(Order(31, 4).at(3), before)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+LENGTHS = torch.randint(1, 30, (53,), generator=torch.Generator().manual_seed(0))
+
+
+def alike(pool: int, seed: int = 4) -> Alike:
+    return Alike(53, 6, seed, lengths=LENGTHS, pool=pool)
+
+
+@pytest.mark.parametrize("pool", [1, 5, 9])
+def test_records_of_like_length_come_together_and_none_is_lost(pool: int) -> None:
+    rising = 0
+    for first in range(0, 90, pool):
+        batches = [alike(pool).at(step) for step in range(first, first + pool)]
+        plain = torch.cat([Order(53, 6, 4).at(step) for step in range(first, first + pool)])
+        assert torch.cat(batches).sort().values.equal(plain.sort().values)
+        spans = [(int(LENGTHS[batch].min()), int(LENGTHS[batch].max())) for batch in batches]
+        in_order = sorted(spans)
+        assert all(one[1] <= other[0] for one, other in pairwise(in_order)), "batches cut a sorted row"
+        rising += spans == in_order
+    assert pool == 1 or rising <= 2, "the batches of a pool come in any order, not from short to long"
+
+
+def test_steps_of_like_length_do_not_depend_on_those_before_nor_on_the_number_of_processes() -> None:
+    whole, order = [alike(4).at(step) for step in range(23)], alike(4)
+    for step in (22, 0, 9, 9, 3, 22, 4, 1):
+        assert torch.equal(order.at(step), whole[step])
+        assert torch.equal(torch.cat([order.part(rank, 3).at(step) for rank in range(3)]), whole[step])
+    assert not torch.equal(drawn(alike(4, seed=5), 23), torch.cat(whole))
+
+
+def test_lengths_are_those_of_the_records() -> None:
+    with pytest.raises(ConfigError, match="lengths are of 53 records, but there are 54"):
+        Alike(54, 6, lengths=LENGTHS, pool=2)
+    with pytest.raises(ConfigError, match=r"Alike\(pool\) is 0, but must be at least 1"):
+        alike(0)
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 6])

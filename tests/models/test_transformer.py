@@ -167,6 +167,23 @@ def test_sequences_branch_end_and_change_places(side: str) -> None:
     assert (state.length, state.source_padding.data.tolist()) == (5, [4, 2, 7])
 
 
+def test_logits_of_some_places_are_those_of_all() -> None:
+    model = small()
+    source, target = texts()
+    places = torch.tensor([4, 0, 13, 7])
+    some, every = model(source, target, places=places), model(source, target)
+    assert near(some, every.flatten(0, 1)[places])
+    weights = torch.randn_like(some)
+    for one, other in zip(
+        torch.autograd.grad((some * weights).sum(), list(model.parameters())),
+        torch.autograd.grad((every.flatten(0, 1)[places] * weights).sum(), list(model.parameters())),
+        strict=True,
+    ):
+        assert near(one, other)
+    with pytest.raises(ShapeError, match=r"places is \(1, 4\), but is \(t\)"):
+        model(source, target, places=places[None])
+
+
 @torch.no_grad()
 def test_a_state_says_what_it_holds() -> None:
     model, (source, target) = small(), texts()

@@ -80,7 +80,13 @@ def small(**changes: Any) -> Settings:
 
 
 def task_of(pairs: BytePairs, **changes: Any) -> TranslationTask:
-    given: dict[str, Any] = {"smoothing": 0.1, "consistency": 0.0, "unjoined": 0.0, "context": CONTEXT} | changes
+    given: dict[str, Any] = {
+        "smoothing": 0.1,
+        "consistency": 0.0,
+        "unjoined": 0.0,
+        "pool": 1,
+        "context": CONTEXT,
+    } | changes
     return TranslationTask(
         numbers(SIZES["train"]), numbers(SIZES["val"]), pairs, batch_size=6, seed=5, **given
     )  # fmt: skip
@@ -102,9 +108,11 @@ def model_of(pairs: BytePairs, seed: int = 3, dropout: float = 0.0, context: int
 def rows(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
     """Each row without what was filled in."""
     assert isinstance(batch.source_padding, Padding)
+    following = torch.full_like(batch.given, IGNORED)
+    following.view(-1)[batch.places] = batch.wanted
     found = []
     for source, length, given, wanted in zip(
-        batch.source.tolist(), batch.source_padding.data.tolist(), batch.given.tolist(), batch.wanted.tolist(),
+        batch.source.tolist(), batch.source_padding.data.tolist(), batch.given.tolist(), following.tolist(),
         strict=True,
     ):  # fmt: skip
         real_ones = [token for token in wanted if token != IGNORED]
@@ -118,6 +126,7 @@ def rows(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
         ({"smoothing": 1.0}, "smoothing is a share, from 0 to below 1, not 1.0"),
         ({"unjoined": -0.1}, "unjoined is a share, from 0 to below 1, not -0.1"),
         ({"consistency": -1.0}, "consistency is 0 or above, such as 5, not -1.0"),
+        ({"pool": 0}, "pool is 0, but must be at least 1"),
         ({"beams": 0}, "beams is 0, but must be at least 1"),
         ({"pieces": 0}, "pieces is 0, but must be at least 1"),
         ({"penalties": ()}, "penalties has no exponent to choose from"),
@@ -145,7 +154,7 @@ def test_the_real_form_is_the_stated_protocol() -> None:
 def test_the_recipe_is_read_with_what_it_expects() -> None:
     found = recipe("translation")
     assert "99 %" in found.expected
-    assert "BLEU on test2016" in found.expected
+    assert "BLEU on held-out pairs" in found.expected
     assert found.settings(real=True) == real()
     assert found.settings(real=False) == built_in()
 
@@ -180,7 +189,22 @@ def test_a_batch_holds_pairs_and_the_target_a_token_later(pairs: BytePairs) -> N
         assert following[-1] == end
         assert pairs.decode(following) == wanted[pairs.decode(source)]
     assert batch.source.shape[1] % 8 == batch.given.shape[1] % 8 == 0
-    assert (batch.given == pairs.token("pad")).equal(batch.wanted == IGNORED)
+    assert (batch.given.flatten() != pairs.token("pad")).nonzero()[:, 0].equal(batch.places)
+    assert len(batch.wanted) == sum(len(following) for _, _, following in rows(batch))
+
+
+def test_pairs_of_like_length_come_together(pairs: BytePairs) -> None:
+    drawn, alike = task_of(pairs), task_of(pairs, pool=5)
+    steps = range(61)  # six passes: 61 records, 6 in a batch
+    assert sum(alike.batch(step, 0, 1).given.numel() for step in steps) < 0.9 * sum(
+        drawn.batch(step, 0, 1).given.numel() for step in steps
+    )
+    for first in range(0, 60, 5):  # what five steps see is what they would have seen
+        mine, others = (
+            sorted(row for step in range(first, first + 5) for row in rows(task.batch(step, 0, 1)))
+            for task in (alike, drawn)
+        )
+        assert mine == others
 
 
 @pytest.mark.parametrize("consistency", [0.0, 2.0])
@@ -280,14 +304,11 @@ def test_where_two_passes_disagree_it_costs_their_divergences(pairs: BytePairs) 
     torch.manual_seed(11)
     loss = task.loss(model, batch)
     torch.manual_seed(11)
-    one, other = model(batch.source, batch.given, source_padding=batch.source_padding).log_softmax(-1).chunk(2)
-    wanted = batch.wanted[:6]
-    inside = wanted != IGNORED
-    surprise = sum(functional.nll_loss(each[inside], wanted[inside], reduction="sum") for each in (one, other))
-    apart = sum(
-        functional.kl_div(p[inside], q[inside], log_target=True, reduction="sum")
-        for p, q in ((one, other), (other, one))
-    )
+    logits = model(batch.source, batch.given, source_padding=batch.source_padding)
+    one, other = logits.flatten(0, 1)[batch.places].log_softmax(-1).chunk(2)
+    wanted = batch.wanted[: len(one)]
+    surprise = sum(functional.nll_loss(each, wanted, reduction="sum") for each in (one, other))
+    apart = sum(functional.kl_div(p, q, log_target=True, reduction="sum") for p, q in ((one, other), (other, one)))
     assert apart > 1
     assert loss.total.item() == pytest.approx((surprise / 2 + 5.0 / 4 * apart).item(), rel=1e-5)
 
