@@ -1,5 +1,6 @@
 """`regard plan`: what a recipe's run will take, in memory and in time, before it runs."""
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +39,7 @@ def command(
     from regard.train.prediction import predicted
     from regard.train.rates import GIB, machine as rates_of
 
-    if memory is not None and not memory > 0:
+    if memory is not None and not 0 < memory < math.inf:
         raise ConfigError(f"--memory is a number of GiB above 0, not {memory:g}")
     chosen = recipe(name)
     complete = completed(chosen, data, form, settings or [])

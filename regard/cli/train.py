@@ -74,14 +74,13 @@ def command(
         raise ConfigError(f"one recipe at a time: {name} or {one}; `regard train list NAME` shows one")
     from regard.base.config import to_json
     from regard.recipes.recipe import Place, recipe
+    from regard.recipes.runs import started_again
     from regard.train.distributed import joined
 
     chosen = recipe(name)
     kept = folder or Path("runs") / name
     as_begun = resume and not settings and form is None
     complete = None if as_begun else completed(chosen, data, form, settings or [])
-    # a worker that torchrun starts again goes on
-    again = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     steps = Steps()
     try:
         with joined(parallel.value, device) as world, progress(world.leads) as showing:
@@ -90,8 +89,9 @@ def command(
                 world.shared(lambda: check_recipe(chosen, kept))
             if as_begun:
                 complete, data = world.shared(lambda: begun_with(chosen, kept, data, say))
+            again = world.shared(lambda: started_again(kept))
             place = Place(
-                data=data, folder=kept, resume=again, world=world, tensorboard=tensorboard, tell=say,
+                data=data, folder=kept, resume=resume or again, world=world, tensorboard=tensorboard, tell=say,
                 show=steps.counted(showing),
             )  # fmt: skip
             outcome = chosen.run(complete, place)

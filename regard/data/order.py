@@ -72,7 +72,8 @@ class Order:
 class Alike(Order):
     """Batches of records of like length, so that little of them is filled up.
 
-    The records of `pool` batches of an Order are sorted together and cut into batches, which come in any order.
+    The records of `pool` batches of an Order are sorted together and cut into batches, which come in any order. No more
+    are taken than a pass has: else the same records would meet in a batch.
 
     lengths  of all the records
     """
@@ -85,18 +86,20 @@ class Alike(Order):
         super().__post_init__()
         whole("Alike(pool)", self.pool, 1, "batches")
         if self.lengths.shape != (self.size,):
-            raise ConfigError(f"lengths are of {len(self.lengths)} records, but there are {self.size}")
+            raise ConfigError(f"lengths is {tuple(self.lengths.shape)}, but there are {self.size} records")
 
     def at(self, step: int) -> Int64[Tensor, "batch"]:
         """The records of one step; steps count from 0."""
-        pool, number = divmod(whole("Alike.at(step)", step, 0), self.pool)
+        size = min(self.pool, self.size // self.batch)
+        if size <= 1:
+            return super().at(step)
+        pool, number = divmod(whole("Alike.at(step)", step, 0), size)
         if pool not in self._pools:
             self._pools.clear()
-            first = pool * self.pool
-            records = torch.cat([super(Alike, self).at(each) for each in range(first, first + self.pool)])
+            records = torch.cat([super(Alike, self).at(each) for each in range(pool * size, (pool + 1) * size)])
             # stable, so that the same records come in the same order everywhere
-            batches = records[self.lengths[records].argsort(stable=True)].view(self.pool, self.batch)
-            self._pools[pool] = batches[torch.randperm(self.pool, generator=generator(self.seed, pool, "alike"))]
+            batches = records[self.lengths[records].argsort(stable=True)].view(size, self.batch)
+            self._pools[pool] = batches[torch.randperm(size, generator=generator(self.seed, pool, "alike"))]
         return self._pools[pool][number]
 
 

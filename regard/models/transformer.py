@@ -143,11 +143,7 @@ class Transformer(Model):
                 x = block(x, seen, mask=mask, memory_mask=source_padding, cache=kept)
         x = self.decoder.close(x)
         if places is not None:
-            if places.ndim != 1:
-                raise ShapeError(
-                    f"places is {tuple(places.shape)}, but is (t), numbers into the flattened target (b n)"
-                )
-            x = x.flatten(0, 1).index_select(0, places)
+            x = x.flatten(0, 1).index_select(0, _checked(places, x.shape[0] * x.shape[1]))
         logits = self.tokens.unembed(x)
         return logits if self.output_bias is None else logits + self.output_bias
 
@@ -242,6 +238,18 @@ class Decoding:
             kept = self.source_padding
             self.source_padding = replace(kept, data=kept.data.index_select(0, rows.to(kept.data.device)))
         self.caches.reorder(rows)
+
+
+def _checked(places: object, tokens: int) -> Int[Tensor, " t"]:
+    """Places in so many tokens; those on a GPU are not looked at, since that would be waited for."""
+    if not isinstance(places, Tensor) or places.ndim != 1 or places.dtype not in (torch.int32, torch.int64):
+        kind = f"{tuple(places.shape)} of {places.dtype}" if isinstance(places, Tensor) else f"{places!r:.40}"
+        raise ShapeError(f"places is {kind}, but is a tensor (t) of whole numbers into the flattened target (b n)")
+    if places.device.type == "cpu" and not torch.compiler.is_compiling() and len(places):
+        least, most = int(places.min()), int(places.max())
+        if least < 0 or most >= tokens:
+            raise ShapeError(f"places has {least if least < 0 else most}, but the target has tokens 0 to {tokens - 1}")
+    return places
 
 
 def _positions(config: TransformerConfig) -> nn.Module:

@@ -16,7 +16,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +32,7 @@ from regard.data.characters import Characters
 from regard.data.tokenizers import tokenizer_from_json
 from regard.models.files import load, save
 from regard.models.model import Model
-from regard.recipes.runs import RUN, begun, read
+from regard.recipes.runs import RUN, begun, may_begin, read
 from regard.train.loop import Progress, fit
 from regard.train.plan import Plan
 from regard.train.task import Task
@@ -48,6 +48,7 @@ class Place:
 
     data    a folder with real data; None is the built-in set
     folder  where states, the log and the finished model are kept; None keeps nothing
+    begins  called once all data are read, before the first step
     """
 
     data: Path | None = None
@@ -57,6 +58,7 @@ class Place:
     tensorboard: bool = False
     tell: Callable[[str], None] = lambda text: None
     show: Callable[[str, Progress], None] = lambda phase, progress: None
+    begins: Callable[[], None] = lambda: None
 
     def under(self, phase: str) -> dict[str, Any]:
         """What `fit` has to know about one phase of the run."""
@@ -92,6 +94,7 @@ class Start:
     def trained(self, place: Place) -> float:
         """Train the model, phase after phase; how many seconds that took."""
         seconds = 0.0
+        place.world.shared(place.begins)
         for each in self.phases:
             begun = time.perf_counter()
             task = each.task if each.prepared is None else each.prepared()
@@ -144,8 +147,10 @@ class Recipe:
         folder = place.folder
         if folder is not None:
             told = to_json(settings)
-            place.world.shared(lambda: begun(folder, self.name, told, place.data, resume=place.resume))
+            data, resume = place.data, place.resume
+            place.world.shared(lambda: may_begin(folder, self.name, told, resume=resume))
             place.world.shared(lambda: _see_that_nothing_was_learned_since(folder))
+            place = replace(place, begins=lambda: begun(folder, self.name, told, data, resume=resume))
         outcome: Outcome = self.module.run(settings, place)
         if place.folder is not None and place.world.leads:
             keep(self.name, settings, outcome, place.folder)

@@ -110,7 +110,7 @@ def built_in() -> Settings:
 
 
 def real() -> Settings:
-    """Transformer-Tiny, with what helps where there are few sentences: much dropout, two views, many spellings."""
+    """Transformer-Tiny, with what helps where there are few sentences: two views, many spellings, averages."""
     model = TransformerConfig(
         vocab=10_000, context=256, width=128, depth=4, heads=4, ff_width=256, dropout=0.1
     )  # fmt: skip

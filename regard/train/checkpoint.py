@@ -157,7 +157,7 @@ def _about(file: Path) -> dict[str, Any]:
         text: dict[str, Any] = json.loads(file.read_text())
         about: dict[str, Any] = text["state"]
         whole = text["sha256"] == _digest_of(about)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {type(error).__name__}: {error}") from None
     if not whole:
         raise CheckpointError(f"{file} is damaged: it is not what was written")

@@ -22,7 +22,7 @@ from regard.train.world import ALONE
 
 FEW = 2, 8  # records that a step is counted on, at least
 LOOKED_AT = 32  # shares of a batch among which the widest is sought
-STEPS = 16  # whose batches are measured: some have longer records than others
+STEPS = 16  # whose batches are measured, from all over a run: some have longer records than others
 
 
 @dataclass(frozen=True)
@@ -139,18 +139,19 @@ def counted(model: nn.Module, task: Task, plan: Plan, *, gpu: bool = False) -> C
     with generators.untouched(ALONE.device), imitated:
         run = _Run(copy.deepcopy(model).cpu(), task, eager, None, ALONE, _unheard, _unheard)
         run.model.train()
-        small, large = (_widest(task, plan.batch, records) for records in _few(plan.batch))
+        lengths = {step: _size(task.batch(step, 0, 1)) / plan.batch for step in steps_over(plan)}
+        longest = max(lengths, key=lambda step: lengths[step])
+        small, large = (_widest(task, longest, plan.batch, records) for records in _few(plan.batch))
         sizes = _size(small), _size(large)
         run._one([small], 0.0)  # so that the optimiser remembers
         saved = _kept(run, small), _kept(run, large)
         one, more = _tallied(run, [small]), _tallied(run, [large])
         two, two_more = _tallied(run, [small] * 2), _tallied(run, [large] * 2)
     between, share = sizes[1] - sizes[0], two.work.plus(one.work, -1)
-    records = [_size(task.batch(step, 0, 1)) / plan.batch for step in range(min(STEPS, plan.steps))]
     held = {name: _held(p, _block(run.model, name)) for name, p in run.parameters.items()}
     return Counts(
-        per_record=sum(records) / len(records),
-        at_most=max(records),
+        per_record=sum(lengths.values()) / len(lengths),
+        at_most=lengths[longest],
         parameters=tuple(held.values()),
         gradients=tuple(held[name] for name, p in run.parameters.items() if p.requires_grad),
         remembered=tuple(_held(tensor) for tensor in run.stepper.tensors().values()),
@@ -175,10 +176,17 @@ def _few(batch: int) -> tuple[int, int]:
     return first, next((records for records in shares if records >= FEW[1] and records % first == 0), batch)
 
 
-def _widest(task: Task, batch: int, records: int) -> Any:
-    """The share of the first batch that has the longest records: it is as wide as the batch is."""
+def steps_over(plan: Plan) -> list[int]:
+    """The steps that are looked at."""
+    count = min(STEPS, plan.steps)
+    return [plan.steps * number // count for number in range(count)]
+
+
+def _widest(task: Task, step: int, batch: int, records: int) -> Any:
+    """The share of a batch that has the longest of the records looked at."""
     of = batch // records
-    return max((task.batch(0, part, of) for part in range(min(of, LOOKED_AT))), key=_size)
+    looked_at = {of - 1 - of * number // LOOKED_AT for number in range(LOOKED_AT)}  # the last one too
+    return max((task.batch(step, part, of) for part in sorted(looked_at)), key=_size)
 
 
 def _size(batch: Any) -> int:

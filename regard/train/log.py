@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,9 +32,11 @@ class Log:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        # what could not be written has been told when it was added
+        for each in (self._file, self._board):
+            with suppress(OSError):
+                if each is not None:
+                    each.close()
 
 
 def _continued(file: Path, start: int) -> TextIO:

@@ -33,6 +33,8 @@ def write(folder: Path, tensors: dict[str, Tensor], world: World) -> dict[str, s
         with _alone_or_not():
             save(_apart(tensors), storage_writer=writer, no_dist=world.size == 1)
     except CheckpointException as error:  # it is no Exception, and holds one for each process
+        if world.leads:
+            _cleared(beside)  # room for whoever has to make some
         raise _first(error) from error
     files = world.shared(lambda: sorted(each.name for each in beside.iterdir()))
     mine = world.gathered(lambda: {name: _synced_digest(beside / name) for name in files[world.rank :: world.size]})

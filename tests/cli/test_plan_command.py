@@ -64,6 +64,7 @@ def test_every_recipe_can_be_planned(name: str) -> None:
         (["nothing"], "there is no recipe 'nothing'"),
         ([*TINY, "--machine", "abacus"], "there is no machine 'abacus'"),
         ([*TINY, "--machine", "cpu", "--memory", "0"], "--memory is a number of GiB above 0, not 0"),
+        ([*TINY, "--machine", "cpu", "--memory", "inf"], "--memory is a number of GiB above 0, not inf"),
         ([*TINY, "--machine", "cpu", "--devices", "5"], "a batch of 12 has no 5 equal shares"),
         ([*TINY, "--data", "nowhere"], "--data nowhere is not there"),
     ],

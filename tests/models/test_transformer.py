@@ -180,8 +180,14 @@ def test_logits_of_some_places_are_those_of_all() -> None:
         strict=True,
     ):
         assert near(one, other)
-    with pytest.raises(ShapeError, match=r"places is \(1, 4\), but is \(t\)"):
-        model(source, target, places=places[None])
+    for bad, why in (
+        (places[None], r"places is \(1, 4\) of torch.int64, but is a tensor \(t\) of whole numbers"),
+        (places > 3, r"places is \(4,\) of torch.bool, but"),
+        (torch.tensor([3, 15]), "places has 15, but the target has tokens 0 to 14"),
+        (torch.tensor([3, -1]), "places has -1, but"),
+    ):
+        with pytest.raises(ShapeError, match=why):
+            model(source, target, places=bad)
 
 
 @torch.no_grad()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from regard.base.errors import CheckpointError, ConfigError, DataError, TrainingError
-from regard.recipes.recipe import RESULT, finished
-from regard.recipes.runs import RUN, begun, data_of
+from regard.recipes.recipe import RESULT, Place, finished, recipe
+from regard.recipes.runs import RUN, begun, data_of, may_begin, started_again
 
 SETTINGS = {"seed": 1, "plan": {"steps": 5}}
 
@@ -20,6 +20,47 @@ def test_a_folder_is_begun_once_and_gone_on_with_as_it_was(tmp_path: Path) -> No
         begun(tmp_path, "vision", {"seed": 2, "plan": {"steps": 6}}, None, resume=True)
     with pytest.raises(ConfigError, match="recipe was 'vision' and is 'speech'"):
         begun(tmp_path, "speech", SETTINGS, None, resume=True)
+
+
+def test_whether_a_run_may_begin_is_known_before_its_data_are_read(tmp_path: Path) -> None:
+    may_begin(tmp_path / "none yet", "vision", SETTINGS, resume=False)
+    assert not (tmp_path / "none yet").exists()
+    begun(tmp_path, "vision", SETTINGS, None, resume=False)
+    may_begin(tmp_path, "vision", SETTINGS, resume=True)
+    with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
+        may_begin(tmp_path, "vision", SETTINGS, resume=False)
+    with pytest.raises(ConfigError, match="is another one: seed was 1 and is 2"):
+        may_begin(tmp_path, "vision", {**SETTINGS, "seed": 2}, resume=True)
+
+
+def test_a_folder_is_not_taken_by_a_run_whose_data_are_bad(tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    chosen = recipe("translation")
+    with pytest.raises(DataError):
+        chosen.run(chosen.settings(real=True), Place(data=data, folder=folder))
+    assert not (folder / RUN).exists()
+    may_begin(folder, "translation", {}, resume=False)
+
+
+def test_only_the_torchrun_that_began_a_run_goes_on_with_it_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("abc", "none"):  # torchrun says none where nobody named it
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+        folder = tmp_path / name
+        assert not started_again(folder)
+        begun(folder, "vision", SETTINGS, None, resume=False)
+        assert not started_again(folder)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        assert started_again(folder)
+        assert not started_again(tmp_path / "another")
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another launch")
+        assert not started_again(folder)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setattr("os.getppid", lambda: -1)
+    assert not started_again(tmp_path / "none")
 
 
 def test_data_are_remembered_and_recognised(tmp_path: Path) -> None:
@@ -38,6 +79,19 @@ def test_data_are_remembered_and_recognised(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its data are others"):
         begun(folder, "vision", SETTINGS, moved, resume=True)
     assert data_of(tmp_path, None) is None
+
+
+def test_files_of_the_system_and_of_the_run_itself_are_no_data(tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "data" / "run"
+    data.mkdir()
+    (data / "a.txt").write_text("one")
+    begun(folder, "vision", SETTINGS, data, resume=False)
+    (folder / "log.jsonl").write_text("{}")
+    (data / ".DS_Store").write_text("")
+    begun(folder, "vision", SETTINGS, data, resume=True)
+    (data / "b.txt").write_text("")
+    with pytest.raises(ConfigError, match="its data are others"):
+        begun(folder, "vision", SETTINGS, data, resume=True)
 
 
 def test_a_folder_that_cannot_be_written_and_files_that_are_damaged_are_told(tmp_path: Path) -> None:

@@ -105,6 +105,13 @@ def test_one_altered_bit_anywhere_is_found_told_and_the_state_before_is_used(
     assert heard[0].endswith("; the one before it is used")
 
 
+def test_json_without_end_is_damaged_too(keeper: Keeper) -> None:
+    for step in (4, 9):
+        keeper.write(state(step))
+    (keeper.folder / "step-00000009.json").write_text("[" * 200_000)
+    assert same(keeper.newest(), state(4))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.6, 0.99])
 @pytest.mark.parametrize("part", ["tensors", "JSON"])
 def test_a_truncated_file_is_found(part: str, share: float, keeper: Keeper) -> None:

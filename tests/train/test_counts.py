@@ -12,7 +12,7 @@ from regard.base.config import overridden
 from regard.models.count import saving
 from regard.recipes.recipe import Phase, Place, Start, recipe
 from regard.train.averaging import Exponential, LastK
-from regard.train.counts import STEPS, Counts, Held, Line, Peak, _few, counted
+from regard.train.counts import Counts, Held, Line, Peak, _few, counted, steps_over
 from regard.train.loop import _Run
 from regard.train.optimiser import AdamW, Muon
 from regard.train.plan import Plan
@@ -65,16 +65,16 @@ def test_the_peak_of_a_step_is_the_allocators(both: tuple[_Run, Counts, float]) 
 
 def test_work_is_that_of_a_step(both: tuple[_Run, Counts, float]) -> None:
     run, counts, _ = both
-    batches = [run._batch(step) for step in range(STEPS)]
+    batches = [run._batch(step) for step in steps_over(run.plan)]
     told = counts.work(run.plan.batch // run.plan.accumulate, run.plan.accumulate)
     with Tally(run.model, run.stepper.tensors().values()) as tally:
         for batch in batches:
             run._one(batch, 0.0)
     # the few sentences that are counted on are filled up less than a batch is, and only some work is spared by that
-    assert told.flops == pytest.approx(tally.work.flops / STEPS, rel=0.06)
-    assert told.moved == pytest.approx(tally.work.moved / STEPS, rel=0.06)
+    assert told.flops == pytest.approx(tally.work.flops / len(batches), rel=0.06)
+    assert told.moved == pytest.approx(tally.work.moved / len(batches), rel=0.06)
     calls = sum(cost.calls for cost in told.costs.values())
-    assert calls == pytest.approx(sum(cost.calls for cost in tally.work.costs.values()) / STEPS, rel=0.02)
+    assert calls == pytest.approx(sum(cost.calls for cost in tally.work.costs.values()) / len(batches), rel=0.02)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -166,6 +166,6 @@ def test_a_peak_changes_its_place_with_the_size() -> None:
 
 def test_sizes_are_those_of_whole_batches_with_their_padding(both: tuple[_Run, Counts, float]) -> None:
     run, counts, _ = both
-    batches = [run.task.batch(step, 0, 1) for step in range(STEPS)]
+    batches = [run.task.batch(step, 0, 1) for step in steps_over(run.plan)]
     sizes = [sum(x.numel() for x in batch if isinstance(x, torch.Tensor)) / run.plan.batch for batch in batches]
-    assert (counts.per_record, counts.at_most) == (pytest.approx(sum(sizes) / STEPS), max(sizes))
+    assert (counts.per_record, counts.at_most) == (pytest.approx(sum(sizes) / len(sizes)), max(sizes))

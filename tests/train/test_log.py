@@ -46,6 +46,16 @@ def test_a_line_is_on_disk_when_it_is_added(tmp_path: Path) -> None:
     log.close()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_what_could_not_be_written_is_told_when_it_is_added_and_not_again(tmp_path: Path) -> None:
+    log = Log(tmp_path, 0)
+    log._file.close()
+    with Path("/dev/full").open("w") as log._file:
+        with pytest.raises(OSError, match="No space left"):
+            log.add(1, {"loss": 0.5})
+        log.close()
+
+
 def test_tensorboard_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="TensorBoard is not installed: pip install tensorboard, or go on without"):
