@@ -1,9 +1,11 @@
 """Data sets and tokenizers: plain batches of tokens, images and sound, and nothing of models.
 
-Four sets need no files: `digits` (images), `tones` (sound), `number_words` (translation) and `python_text`. The others
-are read from a path. What only one of them needs is loaded when it is called.
+Five sets need no files: `digits` (images), `tones` (sound), `number_words` (translation), `python_text`, and
+`biographies` (texts and questions). The others are read from a path. What only one of them needs is loaded when it is
+called.
 """
 
+from regard.data.biographies import Biographies as Biographies, biographies as biographies
 from regard.data.birthplaces import (
     Birthplaces as Birthplaces,
     Question as Question,
@@ -16,7 +18,7 @@ from regard.data.digits import digits as digits
 from regard.data.images import Images as Images, read_images as read_images
 from regard.data.log_mel import LogMel as LogMel, LogMelStream as LogMelStream, log_mel as log_mel
 from regard.data.number_words import number_pairs as number_pairs, number_words as number_words
-from regard.data.order import Order as Order, generator as generator
+from regard.data.order import Alike as Alike, Order as Order, generator as generator
 from regard.data.parallel import Parallel as Parallel, read_parallel as read_parallel
 from regard.data.plain_text import read_text as read_text
 from regard.data.python_text import python_text as python_text

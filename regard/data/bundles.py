@@ -1,8 +1,9 @@
 """Bundles: a folder, a zip or a tar as files by name, read one at a time."""
 
+import re
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from regard.data.folders import files, left_by_system
 from regard.data.plain_text import content
 
 TARS = (".tar", ".tar.gz", ".tgz")
+# what systems and browsers add to the name of a copy, before its ending
+COPIED = re.compile(r"( ?\((\d+|copy)\)|( -)? copy( \d+)?)*(\.bin|\.zip)?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ def open_bundle(place: Path) -> Bundle:
         elif is_tar(place):
             with tarfile.open(place) as tar:
                 paths = [member.name for member in tar if member.isfile()]
+                _check_end(place, tar)
         else:
             with zipfile.ZipFile(place) as archive:
                 paths = [name for name in archive.namelist() if not name.endswith("/")]
@@ -73,5 +77,32 @@ def open_bundle(place: Path) -> Bundle:
     return Bundle(place, named)
 
 
+def _check_end(place: Path, tar: tarfile.TarFile) -> None:
+    """Raise where a tar that was listed goes on otherwise than with the zeros that end it."""
+    assert tar.fileobj is not None  # it was just read
+    tar.fileobj.seek(tar.offset)
+    after = tar.fileobj.read(-1)
+    if len(after) < tarfile.BLOCKSIZE or after.strip(b"\0"):
+        # the library takes a header that it cannot read for the end
+        raise DataError(
+            f"{place} is damaged or cut off: what can be read of it ends at byte {tar.offset} (unpacked); expected at "
+            f"least {tarfile.BLOCKSIZE} zeros and nothing else from there on, but there are {len(after)} bytes"
+            f"{', not all zero' if after.strip(bytes(1)) else ''}; fetch it again"
+        )
+
+
+def check_copies(place: Path, names: Sequence[str], what: str) -> None:
+    """Raise where two of the names are one file and its copy, such as `train.bin` and `train (1).bin`."""
+    known: dict[str, str] = {}
+    for name in names:
+        before = known.setdefault(COPIED.sub("", name, count=1), name)
+        if before != name:
+            raise DataError(f"{place} has {before} and {name}, which are one {what} twice; leave one of them there")
+
+
 def is_tar(place: Path) -> bool:
-    return place.name.endswith(TARS)
+    return place.name.lower().endswith(TARS)
+
+
+def is_zip(place: Path) -> bool:
+    return place.suffix.lower() == ".zip"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from regard.base.errors import DataError
-from regard.data.bundles import Bundle
+from regard.data.bundles import Bundle, check_copies
 from regard.data.images import Images, joined, of_split, split_of
 from regard.data.plain_pickle import plain_pickle
 from regard.data.plain_text import content, decoded
@@ -23,6 +23,7 @@ COARSE = 20
 META = {"batches.meta", "meta"}
 CLASS_NAMES = {"batches.meta.txt": 10, "fine_label_names.txt": 100}
 BESIDE = {".txt", ".md", ".html", ".md5", ".sha1", ".sha256"}  # what may lie beside a batch and have its name
+TRAINING = 5  # batches of CIFAR-10
 PICKLED = (b"\x80", b"(dp", b"}q")  # of protocol 2 or later, 0 and 1; no binary file begins with as large a label
 
 
@@ -67,13 +68,12 @@ def read_cifar(bundle: Bundle, split: str = "train") -> Images:
 def _check_names(place: Path, names: list[str]) -> None:
     """Raise where a numbered batch is missing, or any is there twice."""
     found = sorted(int(number[1]) for name in names if (number := re.search(r"data_batch_(\d+)", name)))
-    if found != [*range(1, len(found) + 1)]:
-        raise DataError(f"{place} has the batches {', '.join(map(str, found))}; expected each from 1 on, and once")
-    known: dict[str, str] = {}
-    for name in names:
-        before = known.setdefault(re.sub(r"( \(\d+\))?(\.bin)?$", "", name, flags=re.IGNORECASE), name)
-        if before != name:
-            raise DataError(f"{place} has {before} and {name}, which are one batch twice; leave one of them there")
+    last = max(TRAINING, *found) if found else 0
+    if found != [*range(1, last + 1)]:
+        raise DataError(
+            f"{place} has the batches {', '.join(map(str, found))}; expected those from 1 to {last}, each once"
+        )
+    check_copies(place, names, "batch")
 
 
 def read_file(file: Path) -> Images:

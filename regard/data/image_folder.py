@@ -60,7 +60,7 @@ def check_loose(place: Path, part: Path) -> None:
 
 def pixels_of(where: str, data: bytes, size: tuple[int, int] | None = None) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     """An image file as (height, width, 3); `where` names it in errors."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as image:
@@ -69,6 +69,10 @@ def pixels_of(where: str, data: bytes, size: tuple[int, int] | None = None) -> "
             plain = image.convert("RGB")
     except DataError:
         raise
+    except UnidentifiedImageError:  # its own words are about an object in memory
+        raise DataError(
+            f"{where} cannot be read as an image: its {len(data)} bytes are cut off, or none of the kinds that are read"
+        ) from None
     except Exception as error:  # decoders raise whatever they stumble over
         raise DataError(f"{where} cannot be read as an image: {error}") from None
     if size is not None:

@@ -12,13 +12,14 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from regard.base.errors import DataError
-from regard.data.folders import folders
+from regard.data.folders import entries, folders
 
 if TYPE_CHECKING:
     from regard.data.bundles import Bundle
 
 # words by which files and folders are named for a part of a set
 SPLITS = {"train": "train", "training": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
+PARTIAL = {".part", ".partial", ".crdownload", ".download"}  # how browsers name what they have not all of
 FORMS = (
     "CIFAR files (.bin, or Python batches such as data_batch_1), archives of these (.tar.gz), parquet files of "
     "Hugging Face (train-00000-of-00001.parquet), a folder of images for each class, or images.webp with labels.npy "
@@ -87,12 +88,12 @@ def read_images(path: str | os.PathLike[str], split: str = "train", *, size: tup
 
 def _of_file(place: Path, split: str, size: tuple[int, int] | None) -> Images:
     from regard.data import cifar, mosaic, parquet  # each is built from Images
-    from regard.data.bundles import is_tar, open_bundle
+    from regard.data.bundles import is_tar, is_zip, open_bundle
 
     if is_tar(place):
         return cifar.read_cifar(open_bundle(place), split)
     _check_single(place, split)
-    if place.suffix == ".zip":
+    if is_zip(place):
         return mosaic.read_mosaic(open_bundle(place))
     if place.suffix.lower() == ".parquet":
         return parquet.read_files([place], size)
@@ -103,13 +104,14 @@ def _of_file(place: Path, split: str, size: tuple[int, int] | None) -> Images:
 
 def _of_folder(place: Path, split: str, size: tuple[int, int] | None) -> Images:
     from regard.data import cifar, image_folder, mosaic  # each is built from Images
-    from regard.data.bundles import is_tar, open_bundle
+    from regard.data.bundles import check_copies, is_tar, is_zip, open_bundle
 
     bundle = open_bundle(place)
     here = [name for form in _forms(bundle) for name in form]
-    zips = [] if here else [name for name in bundle if name.endswith(".zip")]
+    zips = [] if here else [name for name in bundle if is_zip(place / name)]
     inner = [folder for folder in folders(place) if any(_forms(open_bundle(folder)))]
     if here or zips:
+        _check_whole(place, split)
         unpacked = {Path(name).stem for name in zips}
         for folder in inner:
             if folder.name not in unpacked and split_of(folder.name) in (None, SPLITS.get(split, split)):
@@ -120,7 +122,9 @@ def _of_folder(place: Path, split: str, size: tuple[int, int] | None) -> Images:
     if here:
         return _of_records(bundle, split, size)
     if zips:
-        files = [place / name for name in of_split(place, zips, split)]
+        chosen = of_split(place, zips, split)
+        check_copies(place, chosen, "part of a set")
+        files = [place / name for name in chosen]
         return joined([mosaic.read_mosaic(open_bundle(file)) for file in files], [str(file) for file in files])
     if inner:
         return _of_inner(place, {folder.name: open_bundle(folder) for folder in inner}, split, size)
@@ -134,6 +138,16 @@ def _of_folder(place: Path, split: str, size: tuple[int, int] | None) -> Images:
         image_folder.check_loose(place, part)
         return image_folder.read_folder(part, size)
     raise DataError(f"{place} has no images in a form that is read; expected {FORMS}")
+
+
+def _check_whole(place: Path, split: str) -> None:
+    """Raise where a download of the part to read has not come to its end; some browsers make a folder of one."""
+    for entry in entries(place):
+        if entry.suffix.lower() in PARTIAL and split_of(entry.name) in (None, SPLITS.get(split, split)):
+            raise DataError(
+                f"{entry} is a download that has not come to its end, so a part of the set may be missing; finish it, "
+                "or move it away"
+            )
 
 
 def _forms(bundle: "Bundle") -> list[list[str]]:

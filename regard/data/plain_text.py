@@ -35,7 +35,7 @@ def text_of(file: Path) -> str:
     """The text of one file, unpacked where its name ends in .gz; lines end in \\n, however the file ends them."""
     text = decoded(file, content(file)).replace("\r\n", "\n")
     if not text:
-        raise DataError(f"{file} is empty")
+        raise DataError(f"{file} is empty; expected text in UTF-8")
     return text
 
 

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import wave
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from regard.data.tones import checked_length
 
 NAME = re.compile(r"(\d)_([^_]+)_(\d+)")
 FASTEST = 1_000_000  # samples a second
+BITS = (8, 16, 24, 32)  # of a sample in a WAV file
 ARRAYS = ("samples", "offsets", "digit", "speaker", "index", "speakers", "sample_rate")
 ZIPPED, SINGLE = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"  # how .npz and .npy files begin
 # names by which recordings are known, so that none is passed over without a word
@@ -97,19 +99,19 @@ def read_spoken(path: str | os.PathLike[str], rate: int | None = None) -> Record
 def read_wav(file: str | os.PathLike[str]) -> tuple[Float32[Tensor, "_"], int]:
     """The sound of a WAV file from -1 to 1, several channels as their mean, and its rate."""
     try:
-        with wave.open(os.fspath(file), "rb") as opened:
+        whole_file = Path(file).read_bytes()
+        with wave.open(io.BytesIO(whole_file), "rb") as opened:
             channels, width, rate, frames = opened.getparams()[:4]
             if not 0 < rate < FASTEST:
                 raise DataError(f"{file} says that it has {rate} samples a second, which no sound has")
             data = opened.readframes(frames)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from None
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, RuntimeError) as error:  # the last for a part that is longer than the file
         raise DataError(
             f"{file} is no WAV file of whole numbers: {str(error) or 'it ends inside its header'}"
         ) from None
-    if not 1 <= width <= 4:
-        raise DataError(f"{file} has {8 * width} bits a sample; expected 8, 16, 24 or 32")
+    _check_format(file, whole_file, channels)
     if len(data) != frames * channels * width:
         raise DataError(
             f"{file} is cut off: its header promises {frames} samples, but sample {len(data) // (channels * width)} "
@@ -117,8 +119,47 @@ def read_wav(file: str | os.PathLike[str]) -> tuple[Float32[Tensor, "_"], int]:
         )
     if not frames:
         raise DataError(f"{file} has no samples")
+    _check_end(file, whole_file, channels * width)
     sound = torch.from_numpy(_whole_numbers(data, width)).reshape(frames, channels).double().mean(1)
     return (sound / 2.0 ** (8 * width - 1)).float(), rate
+
+
+def _chunks(whole_file: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The parts of a WAV file: what each is called, the byte where its content begins, and its size as it is told."""
+    place = 12
+    while place < len(whole_file):
+        size = int.from_bytes(whole_file[place + 4 : place + 8], "little")
+        yield whole_file[place : place + 4], place + 8, size
+        place += 8 + size + size % 2  # to an even byte
+
+
+def _check_format(file: str | os.PathLike[str], whole_file: bytes, channels: int) -> None:
+    """Raise where samples have a size that is not read, or not the size of which the file is built."""
+    start = next(start for name, start, _ in _chunks(whole_file) if name == b"fmt ")
+    built, bits = (int.from_bytes(whole_file[start + place :][:2], "little") for place in (12, 14))
+    if bits not in BITS:
+        raise DataError(f"{file} has {bits} bits a sample; expected {', '.join(map(str, BITS[:-1]))} or {BITS[-1]}")
+    if built != channels * bits // 8:
+        raise DataError(
+            f"{file} says that it is built of {built} bytes for all channels of a sample, but also that it has "
+            f"{channels} x {bits} bits; expected {channels * bits // 8} bytes"
+        )
+
+
+def _check_end(file: str | os.PathLike[str], whole_file: bytes, frame: int) -> None:
+    """Raise where a header tells of fewer bytes of sound than there are."""
+    chunks = _chunks(whole_file)
+    start, told = next((start, size) for name, start, size in chunks if name == b"data")
+    if told % frame:
+        raise DataError(
+            f"{file} says that it has {told} bytes of sound; expected a multiple of {frame}, those a sample"
+        )
+    for name, place, size in chunks:
+        if not (len(name) == 4 and name.isascii() and name.decode().isprintable() and place + size <= len(whole_file)):
+            raise DataError(
+                f"{file} says that it has {told} bytes of sound, from byte {start} on, but {len(whole_file) - start} "
+                f"follow, and what stands at byte {place - 8} is no other part of a WAV file"
+            )
 
 
 def strings(
@@ -211,10 +252,14 @@ def _read_folder(place: Path, rate: int | None) -> Recordings:
         raise DataError(f"{place} has no .wav and no .npz files; expected files such as 7_ann_0.wav")
     sounds, labels, speakers, takes = [], [], [], []
     rates: list[int] = []
+    known: dict[tuple[str, str, int], Path] = {}
     for file in recordings:
         named = NAME.fullmatch(file.stem)
         if named is None:
             raise DataError(f"{file} is not named digit_speaker_take.wav, such as 7_ann_0.wav")
+        before = known.setdefault((named[1], named[2], int(named[3])), file)
+        if before != file:
+            raise DataError(f"{file} is take {int(named[3])}, as {before.name} is; leave one of them there")
         sound, own_rate = read_wav(file)
         if rate is None and rates and own_rate != rates[0]:
             raise DataError(
@@ -264,8 +309,10 @@ def _read_arrays(file: Path) -> Recordings:
     speaker = arrays["speaker"].astype(np.int64)
     _check(file, f"has none of the {len(names)} speakers", np.flatnonzero((speaker < 0) | (speaker >= len(names))))
     rate = arrays["sample_rate"]
-    if rate.size != 1 or rate.dtype.kind not in "iu" or int(rate.reshape(())) < 1:
-        raise DataError(f"{file}: sample_rate should be one whole number of samples a second")
+    if rate.size != 1 or rate.dtype.kind not in "iu" or not 0 < int(rate.reshape(())) < FASTEST:
+        raise DataError(
+            f"{file}: sample_rate should be one whole number of samples a second, from 1 to {FASTEST - 1}, not {rate}"
+        )
     scaled = torch.from_numpy(samples.astype(np.float32)) / 2**15
     return Recordings(
         tuple(scaled.split(np.diff(starts).tolist())),

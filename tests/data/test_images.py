@@ -1,5 +1,6 @@
 """Sets of images in every form that is read give the same images, and every fault is named."""
 
+import gzip
 import io
 import json
 import pickle
@@ -91,12 +92,30 @@ def test_cifar_10_is_read_as_it_is_distributed(form: str, place: Path) -> None:
     batch_2 = next(file for file in place.iterdir() if "data_batch_2" in file.name)
     copied = batch_2.with_name(batch_2.name.replace("2", "2 (1)")) if form == "binary" else place / "data_batch_2_1"
     copied.write_bytes(batch_2.read_bytes())
-    with pytest.raises(DataError, match=r"has the batches 1, 2, 2, 3, 4, 5; expected each from 1 on, and once"):
+    with pytest.raises(DataError, match=r"has the batches 1, 2, 2, 3, 4, 5; expected those from 1 to 5, each once"):
         read_images(place)
     copied.unlink()
     batch_2.unlink()
-    with pytest.raises(DataError, match=r"has the batches 1, 3, 4, 5; expected each from 1 on, and once"):
+    with pytest.raises(DataError, match=r"has the batches 1, 3, 4, 5; expected those from 1 to 5, each once"):
         read_images(place)
+
+
+@pytest.mark.parametrize("form", ["binary", "python"])
+def test_cifar_10_without_its_last_batch_is_not_whole(form: str, place: Path, tmp_path: Path) -> None:
+    cifar10(form, place)
+    last = next(file for file in place.iterdir() if "data_batch_5" in file.name)
+    sixth = last.with_name(last.name.replace("5", "6"))
+    sixth.write_bytes(last.read_bytes())
+    assert len(read_images(place)) == 12  # more than CIFAR-10 has is another set, which is whole
+    sixth.unlink()
+    last.unlink()
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(place, "cifar")
+    for path in (place, tmp_path / "a.tar"):
+        with pytest.raises(DataError, match=r"has the batches 1, 2, 3, 4; expected those from 1 to 5, each once"):
+            read_images(path)
+        check(read_images(path, "test"), *some(2, 5), TEN)
+    check(read_images(next(file for file in place.iterdir() if "data_batch_4" in file.name)), *some(2, 3), TEN)
 
 
 @pytest.mark.parametrize("form", ["binary", "python"])
@@ -229,7 +248,7 @@ def mosaic(pixels: Tensor, labels: list[int], across: int, classes: list[str] = 
 
 
 def put(files: dict[str, bytes], place: Path) -> None:
-    if place.suffix == ".zip":
+    if place.suffix.lower() == ".zip":
         with zipfile.ZipFile(place, "w") as archive:
             for name, data in files.items():
                 archive.writestr(name, data)
@@ -241,9 +260,10 @@ def put(files: dict[str, bytes], place: Path) -> None:
 def test_a_mosaic_is_read_from_a_folder_and_from_a_zip(place: Path, tmp_path: Path) -> None:
     pixels, labels = some(15, 3, 100)
     put(mosaic(pixels, labels, across=5), place)
-    put(mosaic(pixels, labels, across=3), tmp_path / "a.zip")
     check(read_images(place), pixels, labels, HUNDRED)
-    check(read_images(tmp_path / "a.zip"), pixels, labels, HUNDRED)
+    for name in ("a.zip", "b.ZIP"):
+        put(mosaic(pixels, labels, across=3), tmp_path / name)
+        check(read_images(tmp_path / name), pixels, labels, HUNDRED)
 
 
 def test_a_single_file_is_no_part_that_it_is_not_named_for(tmp_path: Path) -> None:
@@ -264,10 +284,49 @@ def test_tiles_of_any_size_are_told_by_the_number_of_labels(place: Path) -> None
 def test_several_zips_are_parts_of_one_set(place: Path) -> None:
     first, second, third = (some(6 - number, number, 100) for number in range(3))
     put(mosaic(*first, across=2), place / "set_train_a.zip")
-    put(mosaic(*second, across=1), place / "set_train_b.zip")
+    put(mosaic(*second, across=1), place / "set_train_b.ZIP")
     put(mosaic(*third, across=4), place / "set_test.zip")
     check(read_images(place), torch.cat([first[0], second[0]]), first[1] + second[1], HUNDRED)
     check(read_images(place, "test"), *third, HUNDRED)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        "set_train_a (1).zip",
+        "set_train_a(2).zip",
+        "set_train_a - Copy.zip",
+        "set_train_a copy 2.zip",
+        "set_train_a (3).ZIP",
+    ],
+)
+def test_a_zip_that_was_fetched_twice_is_not_read_twice(copied: str, place: Path) -> None:
+    for name in ("set_train_a.zip", "set_train_b.zip", "set_test.zip", "set_test (1).zip"):
+        put(mosaic(*some(2), across=2), place / name)
+    assert len(read_images(place)) == 4  # the copy is of another part
+    put(mosaic(*some(2), across=2), place / copied)
+    with pytest.raises(
+        DataError, match=r"set has set_tr.*\.(zip|ZIP) and set_tr.*, which are one part of a set twice; l"
+    ):
+        read_images(place)
+
+
+@pytest.mark.parametrize(
+    "name", ["set_train_b.zip.part", "set_train_b.zip.crdownload", "set_train_b.zip.download", "Unconfirmed 7.PARTIAL"]
+)
+@pytest.mark.parametrize("form", ["zip", "batches"])
+def test_a_download_that_has_not_ended_is_named(name: str, form: str, place: Path) -> None:
+    if form == "zip":
+        put(mosaic(*some(2), across=2), place / "set_train_a.zip")
+    else:
+        cifar100("binary", place)
+    (place / "set_test.zip.part").write_bytes(b"PK")
+    assert len(read_images(place)) == (2 if form == "zip" else 5)  # what has not come is of another part
+    (place / name).mkdir() if name.endswith(".download") else (place / name).write_bytes(b"PK")
+    with pytest.raises(
+        DataError, match=rf"set/{name} is a download that has not come to its end, so .*; finish it, or"
+    ):
+        read_images(place)
 
 
 def test_parts_of_different_sets_are_not_joined(place: Path) -> None:
@@ -369,6 +428,40 @@ def test_a_cut_archive_is_named(length: int, tmp_path: Path, place: Path) -> Non
     (tmp_path / "a.tar.gz").write_bytes(whole[:length])
     with pytest.raises(DataError, match=r"a\.tar\.gz.* is damaged"):
         read_images(tmp_path / "a.tar.gz")
+
+
+@pytest.mark.parametrize("packing", ["", "gz"])
+def test_a_tar_with_a_damaged_header_loses_no_batch_unseen(packing: str, tmp_path: Path, place: Path) -> None:
+    cifar10("binary", place)
+    unpacked, archive = tmp_path / "a.tar", tmp_path / ("a.tar.gz" if packing else "a.TAR")
+    with tarfile.open(unpacked, "w", format=tarfile.GNU_FORMAT) as tar:
+        for file in sorted(place.iterdir()):
+            tar.add(file, f"cifar/{file.name}")
+    whole = unpacked.read_bytes()
+    header = whole.index(b"cifar/data_batch_3.bin")
+    end = len(whole.rstrip(b"\0")) + 511 & ~511
+
+    def read(data: bytes) -> Images:
+        archive.write_bytes(gzip.compress(data) if packing else data)
+        return read_images(archive)
+
+    for complete in (whole, whole[: end + 512]):  # one block of zeros is enough
+        assert len(read(complete)) == 10
+    for damaged, byte, rest in [
+        (whole[:header] + b"X" + whole[header + 1 :], header, f"{len(whole) - header} bytes, not all zero"),
+        (whole[:header] + bytes(512) + whole[header + 512 :], header, f"{len(whole) - header} bytes, not all zero"),
+        (whole[:header], header, "0 bytes"),
+        (whole[: header + 100], header, "100 bytes, not all zero"),
+        (whole[:end], end, "0 bytes"),
+        (whole[: end + 511], end, "511 bytes"),
+        (whole + whole, end, f"{2 * len(whole) - end} bytes, not all zero"),
+    ]:
+        with pytest.raises(
+            DataError,
+            match=rf"{archive.name} is damaged or cut off: what can be read of it ends at byte {byte} \(unpacked\); "
+            rf"expected at least 512 zeros and nothing else from there on, but there are {rest}; fetch it again",
+        ):
+            read(damaged)
 
 
 def tree(place: Path, sizes: tuple[int, int] = (5, 7)) -> dict[str, np.ndarray]:
@@ -508,6 +601,13 @@ def test_a_file_that_is_no_image_never_vanishes(place: Path) -> None:
     for data in (b"", b"not an image", (place / "cat" / "x.PNG").read_bytes()[:-25]):
         file.write_bytes(data)
         with pytest.raises(DataError, match=r"y\.png cannot be read as an image"):
+            read_images(place)
+    for length in (0, 5, 30):
+        file.write_bytes((place / "cat" / "x.PNG").read_bytes()[:length])
+        with pytest.raises(
+            DataError,
+            match=rf"y\.png cannot be read as an image: its {length} bytes are cut off, or none of the kinds that ar",
+        ):
             read_images(place)
     Image.fromarray(np.full((5, 7), 40_000, dtype=np.uint16)).save(file)
     with pytest.raises(DataError, match=r"y\.png has pixels of kind 'I;16'; expected 8 bits a channel"):

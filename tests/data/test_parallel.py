@@ -52,6 +52,34 @@ def test_an_empty_line_is_named(folder: Path) -> None:
         read_parallel(folder)
 
 
+@pytest.mark.parametrize("line", ["\0\0\0", "\u200b", "\ufeff \u200d\u00ad", "\x1b\x07", "\x85\u200e"])
+def test_a_line_that_cannot_be_seen_is_named(line: str, folder: Path) -> None:
+    (folder / "train.de").write_text(f"Ein Hund .\nZwei\u200b Katzen .\n{line}\n")
+    with pytest.raises(
+        DataError, match=r"train\.de, line 3 has only characters that cannot be seen, '\\.*'; expected a s"
+    ):
+        read_parallel(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("Ein Hund .\rZwei Katzen .\rEin Vogel .\r", 1), ("Ein Hund .\nZwei Katzen .\rEin Vogel .\n", 2)]
+)
+def test_lines_that_end_as_on_old_systems_are_no_single_sentence(text: str, line: int, folder: Path) -> None:
+    (folder / "train.de").write_bytes(text.encode())
+    (folder / "train.en").write_bytes(b"A dog .\n" * (text.count("\n") or 1))  # as many as there seem to be
+    words = rf"train\.de, line {line} has \\r without \\n inside, .*; expected .* lines that end in \\n or \\r\\n"
+    with pytest.raises(DataError, match=words):
+        read_parallel(folder)
+
+
+def test_a_file_that_is_there_packed_and_unpacked_is_named(folder: Path) -> None:
+    (folder / "train.de.gz").write_bytes(gzip.compress(b"Ein Hund .\n"))
+    with pytest.raises(
+        DataError, match=r"has train\.de and also train\.de\.gz; expected one of them: move the other aw"
+    ):
+        read_parallel(folder)
+
+
 def test_a_missing_file_is_told_with_those_that_are_there(folder: Path) -> None:
     with pytest.raises(
         DataError, match=r"has neither test\.en nor test\.en\.gz; it has: train\.de, train\.en, train\.l"

@@ -158,6 +158,64 @@ def test_faults_of_wav_files_are_named(tmp_path: Path) -> None:
         read_wav(tmp_path / "absent.wav")
 
 
+def number(value: int, size: int = 4) -> bytes:
+    return value.to_bytes(size, "little")
+
+
+LIST = b"LIST" + number(4) + b"INFO"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (34, number(12, 2), r"has 12 bits a sample; expected 8, 16, 24 or 32"),
+        (34, number(40, 2), r"has 40 bits a sample; expected 8, 16, 24 or 32"),
+        (34, number(8, 2), r"says that it is built of 4 bytes for all channels of a sample, but .* 2 x 8 .* 2 bytes"),
+        (22, number(1, 2), r"says that it is built of 4 bytes for all .* 1 x 16 bits; expected 2 bytes"),
+        (
+            40,
+            number(100),
+            r"says that it has 100 bytes of sound, from byte 44 on, but 212 follow, and what .* byte 144",
+        ),
+        (40, number(196), r"says that it has 196 bytes of sound, from byte 44 on, but 212 follow, .* byte 240 is no"),
+        (40, number(199), r"says that it has 199 bytes of sound; expected a multiple of 4, those a sample"),
+        (40, number(198), r"says that it has 198 bytes of sound; expected a multiple of 4, those a sample"),
+        (248, number(5), r"says that it has 200 bytes of sound, .* byte 244 is no other part of a WAV file"),
+        (256, b"T", r"says that it has 200 bytes of sound, from byte 44 on, but 213 follow, .* byte 256 is no other"),
+        (16, number(9_000), r"is no WAV file of whole numbers: it ends inside its header"),
+    ],
+)
+def test_a_header_that_does_not_fit_its_sound_is_refused(place: int, value: bytes, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "7_ann_0.wav"
+    write_wav(file, 9 * np.arange(1, 101).reshape(50, 2))
+    data = bytearray(file.read_bytes() + LIST)
+    data[4:8] = number(len(data) - 8)
+    file.write_bytes(data)
+    assert len(read_wav(file)[0]) == 50
+    data[place : place + len(value)] = value
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=rf"7_ann_0\.wav {words}"):
+        read_wav(file)
+
+
+def test_sound_of_an_odd_size_is_read_with_the_byte_that_fills_it_up(tmp_path: Path) -> None:
+    write_wav(tmp_path / "a.wav", np.arange(7).reshape(7, 1), width=3)
+    whole = (tmp_path / "a.wav").read_bytes()
+    for more in (b"", b"\0", b"\0" + LIST):
+        (tmp_path / "a.wav").write_bytes(whole + more)
+        assert (read_wav(tmp_path / "a.wav")[0] * 2**23).tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("again", ["1_a_00.wav", "1_a_000.WAV"])
+def test_a_take_that_is_there_twice_is_named(again: str, tmp_path: Path) -> None:
+    for name in ("1_a_0.wav", "1_a_10.wav", "1_b_0.wav", "2_a_0.wav"):
+        write_wav(tmp_path / name, np.ones((50, 1)))
+    assert len(read_spoken(tmp_path)) == 4
+    write_wav(tmp_path / again, np.ones((50, 1)))
+    with pytest.raises(DataError, match=r"1_a_0.* is take 0, as 1_a_0.* is; leave one of them there"):
+        read_spoken(tmp_path)
+
+
 ARRAYS: dict[str, Any] = {
     "samples": np.arange(-10, 13, dtype=np.int16) * 1000,
     "offsets": np.array([0, 5, 12, 23]),
@@ -192,7 +250,10 @@ def test_a_file_of_arrays_is_read_alone_and_from_its_folder(tmp_path: Path) -> N
         ("digit", np.array([4, 0]), r"digit has 2 entries, but offsets tell of 3 recordings"),
         ("speaker", np.array([0, 1, 2]), r"recording 2 has none of the 2 speakers"),
         ("index", np.array([1, 2, 3, 4]), r"index has 4 entries, but offsets tell of 3 recordings"),
-        ("sample_rate", np.array(0), r"sample_rate should be one whole number of samples a second"),
+        *(
+            ("sample_rate", np.array(rate), rf"sample_rate should be .* a second, from 1 to 999999, not {rate}")
+            for rate in (0, 1_000_000, 4_000_000_000, 0.5)
+        ),
         ("speakers", None, r"is no set of recordings: it lacks speakers; expected arrays samples, offsets"),
         ("speakers", np.array([None, "a"]), r"is no set of recordings: .*allow_pickle=False"),
     ],

@@ -14,7 +14,7 @@ NAMES = {
     *("Images", "read_images", "digits", "Recordings", "read_spoken", "strings", "tones", "DigitStrings"),
     *("LogMel", "LogMelStream", "log_mel", "resampled", "number_pairs", "number_words"),
     *("Bytes", "BytePairs", "Characters", "Tokenizer", "load_tokenizer", "tokenizer_from_json"),
-    *("Order", "generator", "split"),
+    *("Alike", "Biographies", "biographies", "Order", "generator", "split"),
 }
 
 
