@@ -1,6 +1,7 @@
 """Telling images apart: a run goes through, goes on where it stopped, and reaches what the recipe expects."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,10 @@ def alike(model: nn.Module, other: nn.Module) -> bool:
 
 @pytest.mark.slow
 def test_the_built_in_run_reaches_what_it_is_expected_to() -> None:
+    before = time.process_time()
     outcome = vision.run(vision.built_in(), Place())
     assert outcome.figures["test accuracy"] >= 0.98
+    assert time.process_time() - before < 120, "a minute of two cores, whatever else they do"
 
 
 @pytest.mark.slow
