@@ -10,6 +10,7 @@ import typer
 from regard.base.errors import ConfigError
 from regard.cli.output import show_json, tell
 from regard.cli.train import Data, Device, Json, progress, show_figures, unheard
+from regard.cli.typed import typed
 
 if TYPE_CHECKING:
     from regard.recipes.asking import Asker
@@ -38,15 +39,14 @@ def command(
     from regard.data.facts import compared
     from regard.recipes.asking import asker, stricter
 
+    question = typed("the question", question)
     if not compared(question):
         raise ConfigError(f'the question {question!r} is empty; ask one such as "Where was Ada Lovelace born?"')
     asking = asker(folder, store)
     if threshold is not None:
         asking = stricter(asking, threshold)
     if answer is not None:
-        asking.store.keep(question, answer)
-        tell(f"kept in {asking.store.file}{objection(asking, question, answer)}")
-        return None
+        return keep(asking, question, typed("--answer", answer), json)
     reply = asking.reply(question)
     if json:
         show_json(asdict(reply))
@@ -68,12 +68,15 @@ def command(
     return None
 
 
-def objection(asking: "Asker", question: str, answer: str) -> str:
-    """What to say where the model is sure of another answer, which goes before those in the store."""
+def keep(asking: "Asker", question: str, answer: str, json: bool) -> None:
+    """Put an answer into the store, and say so where the model is sure of another, which goes before the store's."""
+    asking.store.keep(question, answer)
     reply = asking.reply(question)
-    if reply.answer == answer.strip():
-        return ""
-    return f"; the model is {reply.confidence:.0%} sure of {reply.answer!r} and will say so until `regard ask --learn`"
+    sure = f"; the model is {reply.confidence:.0%} sure of {reply.answer!r} and will say so until `regard ask --learn`"
+    tell(f"kept in {asking.store.file}{'' if reply.answer == answer.strip() else sure}")
+    if json:
+        kept = {"question": question.strip(), "answer": answer.strip()}
+        show_json({"kept": kept, "store": str(asking.store.file), "reply": asdict(reply)})
 
 
 def learn_facts(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.base.errors import CheckpointError, ConfigError
+from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.cli.output import show_json, tell
+from regard.cli.typed import from_stdin, typed
 
 if TYPE_CHECKING:
     from regard.data.tokenizers import Tokenizer
@@ -88,11 +89,12 @@ def command(
     place = model_in(model)
     network = opened(place)
     words = words_of(place, network.config.vocab, tokenizer)
-    tokens = words.encode(text)
+    tokens = read_as("the prompt", text, words)
     if not tokens:
         raise ConfigError("the prompt is empty; a text needs a first token to go on from")
     writer, begun = started(place, network, tokens)
-    stops = [words.encode(each, special=False) for each in stop or ()] + endings(place, network.config.vocab)
+    stops = [read_as("--stop", typed("--stop", each), words, special=False) for each in stop or ()]
+    stops += endings(place, network.config.vocab)
     written = [
         write(writer, begun, words, value, length=length, stops=stops, cache=not no_cache, shown=not json)
         for value in values
@@ -131,7 +133,24 @@ def read_prompt(prompt: str | None) -> str:
     """The prompt as given, or from stdin."""
     if prompt is None:
         raise ConfigError("there is no prompt; write one after the model, or - to read it from stdin")
-    return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    return from_stdin().replace("\r\n", "\n").removesuffix("\n") if prompt == "-" else typed("the prompt", prompt)
+
+
+def read_as(origin: str, text: str, words: "Tokenizer", special: bool = True) -> list[int]:
+    """The tokens of a text, or an error that names all of its characters that have none."""
+
+    def readable(character: str) -> bool:
+        try:
+            words.encode(character)
+        except DataError:
+            return False
+        return True
+
+    try:
+        return words.encode(text, special=special)
+    except DataError:
+        unknown = "".join(each for each in dict.fromkeys(text) if not readable(each))
+        raise DataError(f"{origin} has {unknown!r}, which the model's training text never had; leave it out") from None
 
 
 def model_in(name: str) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.recipes.hearing import Word
     from regard.recipes.speech import Settings
 
-PIECE = 100  # of a second of sound is listened to at a time: words are timed as finely
+PIECE = 100  # of a second of sound is listened to at a time
 
 
 def command(
@@ -34,8 +34,8 @@ def command(
 ) -> None:
     """Write down the words of a sound while it comes in.
 
-    Each is shown with the seconds of sound that had come when it was known, and how many of them came after the moment
-    at which the model has placed it. The algorithmic latency is the most that these can be before the sound ends.
+    Each is shown with the seconds of sound that it takes to know it, and how many of them come after the moment at
+    which the model has placed it. The algorithmic latency is the most that these can be.
     """
     settings, model = opened(folder)
     if file == "-":
@@ -46,7 +46,6 @@ def command(
     else:
         pieces, own = from_file(file)
     bridge = Resampling(own, settings.sound.rate)
-    latency = settings.latency + bridge.latency
     words: list[Word] = []
     hearing = Hearing(model, settings, bridge)
     for word in hearing.words(pieces):
@@ -56,10 +55,10 @@ def command(
     if json:
         told = [asdict(word) for word in words]
         about = {"folder": str(folder), "file": file, "rate": own, "seconds": hearing.seconds}
-        show_json({**about, "latency": latency, "words": told})
+        show_json({**about, "latency": hearing.latency, "words": told})
         return
     count = "1 word" if len(words) == 1 else f"{len(words)} words"
-    say(f"{count} in {hearing.seconds:.2f} s of sound; algorithmic latency {1000 * latency:.0f} ms\n")
+    say(f"{count} in {hearing.seconds:.2f} s of sound; algorithmic latency {1000 * hearing.latency:.0f} ms\n")
 
 
 def opened(folder: Path) -> "tuple[Settings, Speech]":
@@ -114,9 +113,13 @@ class Hearing:
     """Pieces of a sound to words, and how many seconds have come."""
 
     def __init__(self, model: "Speech", settings: "Settings", bridge: "Resampling") -> None:
+        from regard.models.speech import STEP
         from regard.recipes.hearing import Listener
 
         self.listener, self.bridge = Listener(model, settings.sound), bridge
+        self.latency = settings.latency + bridge.latency
+        self.chunk = STEP * settings.model.chunk * settings.sound.hop  # samples whose rows are given out together
+        self.needed = round(settings.latency * bridge.to)  # samples from the first of a chunk
 
     @property
     def seconds(self) -> float:
@@ -129,8 +132,11 @@ class Hearing:
         yield from self._timed(self.listener.finish())
 
     def _timed(self, words: "list[Word]") -> "Iterator[Word]":
-        """Timed by the sound that has come in, of which the model may not have got all yet."""
-        return (replace(word, shown=self.seconds) for word in words)
+        """Timed by the last sample that the chunk of a word needs, or by the end of the sound where it came before."""
+        for word in words:
+            begun = round(word.at * self.bridge.to) // self.chunk * self.chunk
+            known = (begun + self.needed) / self.bridge.to + self.bridge.latency
+            yield replace(word, shown=min(self.seconds, known))
 
 
 class Resampling:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.base.errors import ConfigError, DataError
-from regard.cli.output import show_json
+from regard.cli.output import show_json, tell
+from regard.cli.typed import from_stdin, typed
 
 if TYPE_CHECKING:
     from regard.data.byte_pairs import BytePairs
@@ -35,6 +36,9 @@ def command(
     run = opened(folder)
     strategy = run.strategy(greedy, beams, length_penalty)
     told = run.translations(lines, strategy, origin)
+    for number, each in enumerate(told, 1):
+        if each.unknown:
+            tell(f"{origin}, line {number}: training never had {each.unknown!r}; what it says there may be nonsense")
     if json:
         chosen = {"name": type(strategy).__name__.lower(), **asdict(strategy)}  # type: ignore[call-overload]
         show_json({"folder": str(folder), "strategy": chosen, "translations": [asdict(each) for each in told]})
@@ -49,13 +53,13 @@ def sentences(text: str | None, file: Path | None) -> tuple[str, list[str]]:
     if (text is None) == (file is None):
         raise ConfigError("say what to translate in one way: a sentence, - for lines from stdin, or --file")
     if file is not None:
-        origin, data = str(file), content(file)
+        origin, given = str(file), decoded(file, content(file))
     elif text == "-":
-        origin, data = "stdin", sys.stdin.buffer.read()  # as text, it would be of whatever kind the system thinks
+        origin, given = "stdin", from_stdin()
     else:
         assert text is not None
-        origin, data = "the text", text.encode("utf-8", errors="surrogateescape")
-    found = lines_in(decoded(origin, data))
+        origin, given = "the text", typed("the text", text)
+    found = lines_in(given)
     if not any(line.strip() for line in found):
         raise DataError("there is nothing to translate: every line is empty")
     return origin, found
@@ -68,13 +72,17 @@ def lines_in(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Translation:
-    """One line, and what became of it; an empty line has no tokens."""
+    """One line, and what became of it; an empty line has no tokens.
+
+    unknown  its characters that training never had, each once: one that stands for all of them is read in their place
+    """
 
     source: str
     text: str
     tokens: tuple[int, ...] = ()
     log_probability: float | None = None
     ended: str | None = None
+    unknown: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,14 +112,20 @@ class Run:
         names = [f"{origin}, line {number}" for number, _ in filled]
         answered = iter(answers(self.model, self.pairs, ready, strategy, names=names))
         found = []
+        sentences = iter(ready)
         for line in lines:
             if not line.strip():
                 found.append(Translation(line, ""))
                 continue
-            text = next(answered)
+            text, unknown = next(answered), self.unknown(next(sentences))
             said = plain(self.settings, self.pairs.decode(text.body))
-            found.append(Translation(line, said, text.tokens, text.log_probability, text.ended))
+            found.append(Translation(line, said, text.tokens, text.log_probability, text.ended, unknown))
         return found
+
+    def unknown(self, sentence: str) -> str:
+        """The characters of a prepared sentence that training never had, each once."""
+        known = {*self.pairs.symbols, " "}
+        return "".join(dict.fromkeys(each for each in "".join(sentence.split()) if each not in known))
 
 
 def opened(folder: Path) -> Run:

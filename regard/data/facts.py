@@ -48,6 +48,7 @@ class Facts:
         """Remember an answer; a newer one takes the place of an older, and has to be learned anew."""
         if not compared(question) or not answer.strip():
             raise DataError(f"a fact has a question and an answer, but they are {question!r} and {answer!r}")
+        _check_spelling(answer)
         with self._opened() as store:
             store.execute(
                 "INSERT INTO facts (question, asked, answer) VALUES (?, ?, ?) ON CONFLICT (question) DO UPDATE SET "
@@ -106,5 +107,14 @@ def facts(file: str | os.PathLike[str]) -> Facts:
 
 def compared(question: str) -> str:
     """A question as it is compared with others."""
+    _check_spelling(question)
     plain = unicodedata.normalize("NFKC", question).casefold()
     return re.sub(r"\s+", " ", plain).strip().rstrip("?!. ")
+
+
+def _check_spelling(text: str) -> None:
+    """Raise where a text holds half a surrogate pair, which no store can spell: bytes that were read as no UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"a fact is UTF-8, which cannot spell character {error.start} of {text!r}") from None

@@ -1,7 +1,7 @@
 """The built-in sounds: strings of digits dialled on a telephone.
 
 Each digit is two tones at once, one for its row of the keys and one for its column (ITU-T Q.23); their length, their
-loudness and the pauses between them vary, and noise is added.
+loudness and the pauses between them vary, and noise is added. Some strings, the quiet ones, have long silences too.
 """
 
 import math
@@ -24,14 +24,24 @@ PITCHES = {
 }
 TONE, PAUSE = (0.06, 0.16), (0.04, 0.12)  # seconds: shortest and longest
 LOUDNESS = (0.1, 0.4)  # of each tone
+FAINTEST = 1e-3  # of the noise there is, in a quiet string
 
 
 def tones(
-    count: int, length: tuple[int, int] = (3, 7), *, seed: int = 0, rate: int = 8000, noise: float = 0.05
+    count: int,
+    length: tuple[int, int] = (3, 7),
+    *,
+    seed: int = 0,
+    rate: int = 8000,
+    noise: float = 0.05,
+    quiet: float = 0.0,
+    seconds: float = 2.2,
 ) -> DigitStrings:
     """Strings of `length` (fewest, most) digits, both drawn evenly. String i is the same however many are made.
 
-    noise  how far the noise spreads, beside tones of 0.1 to 0.4
+    noise    how far the noise spreads, beside tones of 0.1 to 0.4
+    quiet    share of the strings that have long silences before, between or after digits, and less noise or none
+    seconds  how long silences may make these strings; one that is longer without them gets none
     """
     fewest, most = checked_length(length)
     whole("tones(count)", count, 1, "strings")
@@ -39,6 +49,10 @@ def tones(
         raise ConfigError(f"rate={rate} is too low for tones of {max(COLUMNS)} hertz; use at least {2 * max(COLUMNS)}")
     if not 0 <= real("tones(noise)", noise) < math.inf:
         raise ConfigError(f"noise={noise} must be 0 or more")
+    checked_quiet(quiet)
+    if not 0 < real("tones(seconds)", seconds) < math.inf:
+        raise ConfigError(f"seconds={seconds} must be more than 0")
+    room = round(seconds * rate)
     sounds, labels = [], []
     for number in range(count):
         draw = generator(seed, number, "tones")
@@ -46,8 +60,17 @@ def tones(
         parts = [_silence(rate, draw)]
         for digit in string.tolist():
             parts += [_tone(digit, rate, draw), _silence(rate, draw)]
+        still = generator(seed, number, "quiet")  # its own, so that the other strings do not depend on it
+        stilled = _between((0, 1), still) < quiet
+        own = _faint(noise, still) if stilled else noise
+        spread = [own] * len(parts)
+        if stilled:
+            for gap, samples in long_silences(len(string) + 1, room - sum(map(len, parts)), still):
+                parts.insert(2 * gap, torch.zeros(samples))
+                spread.insert(2 * gap, own if _between((0, 1), still) < 0.5 else _faint(noise, still))
         clean = torch.cat(parts)
-        sounds.append((clean + noise * torch.randn(len(clean), generator=draw)).clamp(-1, 1))
+        levels = torch.cat([torch.full((len(part),), level) for part, level in zip(parts, spread, strict=True)])
+        sounds.append((clean + levels * torch.randn(len(clean), generator=draw)).clamp(-1, 1))
         labels.append(string)
     return DigitStrings(tuple(sounds), tuple(labels), rate)
 
@@ -58,6 +81,30 @@ def checked_length(length: tuple[int, int]) -> tuple[int, int]:
     if whole("length (most)", most, 1, "digits") < whole("length (fewest)", fewest, 1, "digits"):
         raise ConfigError(f"length=({fewest}, {most}) has the fewest and the most digits; most must not be smaller")
     return fewest, most
+
+
+def checked_quiet(quiet: float) -> float:
+    """The share of strings that have long silences."""
+    if not 0 <= real("quiet", quiet) <= 1:
+        raise ConfigError(f"quiet is a share of the strings, from 0 to 1, not {quiet}")
+    return quiet
+
+
+def long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[tuple[int, int]]:
+    """One or two of the gaps before, between and after digits, the last first, and the samples of silence for each.
+
+    Together they take half to all of the samples to spare, if there are any.
+    """
+    chosen = sorted(torch.randperm(gaps, generator=draw)[: 1 + int(_between((0, 2), draw))].tolist(), reverse=True)
+    samples = int(_between((0.5, 1), draw) * max(spare, 0))
+    first = samples if len(chosen) == 1 else int(_between((0, 1), draw) * samples)
+    return list(zip(chosen, (first, samples - first), strict=False))
+
+
+def _faint(noise: float, draw: torch.Generator) -> float:
+    """None one time in three; else between the faintest noise and all of it, evenly in decibels."""
+    share = _between((-0.5, 1), draw)
+    return 0.0 if share < 0 else noise * FAINTEST**share
 
 
 def _tone(digit: int, rate: int, draw: torch.Generator) -> Tensor:

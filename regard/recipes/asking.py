@@ -13,7 +13,8 @@ from regard.data.corruption import MASK, PAD
 from regard.data.facts import Fact, Facts, facts
 from regard.models.gpt import GPT
 from regard.recipes import birthplaces
-from regard.recipes.confidence import Confidence
+from regard.recipes.confidence import Confidence, Said
+from regard.recipes.familiar import familiarity
 from regard.recipes.gaps import Asked, answers
 from regard.recipes.recipe import RESULT, Outcome, Place, finished, keep
 from regard.recipes.runs import read
@@ -60,14 +61,16 @@ class Asker:
 
     def guess(self, question: str) -> tuple[str | None, float]:
         """The model's likeliest answer and how sure it is, whatever the threshold."""
+        asked = as_learned(question)
         try:
-            (text,) = answers(self.model, self.letters, [as_learned(question)])
+            (text,) = answers(self.model, self.letters, [asked])
         except RegardError:  # a character it never saw, or more of them than fit
             return None, 0.0
         told = self.letters.decode(text.body)
-        if not told or PAD in told or MASK in told:  # the model has lost its way
+        if not told.strip() or PAD in told or MASK in told:  # the model has lost its way
             return None, 0.0
-        return told, self.confidence.of(text.log_probability)
+        (name,) = familiarity(self.model, self.letters, [asked])
+        return told, self.confidence.of(Said(text.log_probability, name))
 
     def learn(self, place: Place, steps: int = 300, rate: float = 3e-4) -> tuple[list[Fact], dict[str, float]]:
         """Train on with all facts that were told, and leave the model in the folder; what it knows now, and figures.
@@ -96,6 +99,11 @@ class Asker:
             steps=steps, batch=32, optimiser=AdamW(rate=rate, decay=0.01), schedule=Linear(warmup=steps // 10),
             seed=self.settings.seed,
         )  # fmt: skip
+        # as texts too, with the name where a question has it: of a question only the answer is learned, and a name that
+        # was never read stays that of a stranger
+        texts = [f"{each.text} {each.place}"[self.settings.offset :] for each in asked_for]
+        texts *= max(1, len(found.texts) // len(texts))
+        found = replace(found, texts=(*found.texts, *texts), subjects=(*found.subjects, *[""] * len(texts)))
         reading = birthplaces.gap_task(self.settings, found, self.letters, plan.batch, Asked(0.5, asked))
         task = replace(reading, held=asked_for, seed=self.settings.seed + len(told))
         fit(self.model, task, plan, world=place.world, tell=place.tell, show=lambda now: place.show("learning", now))
@@ -104,9 +112,10 @@ class Asker:
         outcome = Outcome(figures, self.model, self.letters, {"confidence": to_json(confidence)})
         if place.world.leads:
             keep("birthplaces", settings, outcome, self.folder)
-        known = [fact for fact in new if self.guess(fact.question)[0] == fact.answer]
+        known = [replace(fact, learned=True) for fact in new if self.guess(fact.question)[0] == fact.answer]
+        answers_now = {fact.question for fact in known}
         for fact in new:
-            if fact not in known:
+            if fact.question not in answers_now:
                 place.tell(f"not learned yet, give it more --steps: {fact.question} {fact.answer}")
         if place.world.leads:
             self.store.mark_learned(known)
@@ -135,8 +144,12 @@ def asker(folder: Path, store: Path | None = None) -> Asker:
     recipe, settings, model, letters = finished(folder)
     if recipe.name != "birthplaces" or not isinstance(model, GPT) or not isinstance(letters, Characters):
         raise ConfigError(f"{folder} holds a run of {recipe.name!r}; questions are answered by one of 'birthplaces'")
-    about = read(folder / RESULT, "confidence")
-    confidence = from_json(f"{folder / RESULT}: confidence", Confidence, about["confidence"])
+    about = read(folder / RESULT, "confidence")["confidence"]
+    if "slope" in about:  # it was fitted without strangers, of whom it would be sure
+        raise ConfigError(
+            f"{folder} was trained before confidence knew of strangers; train it anew: regard train birthplaces"
+        )
+    confidence = from_json(f"{folder / RESULT}: confidence", Confidence, about)
     return Asker(folder, settings, model.eval(), letters, confidence, facts(store or folder / "facts.sqlite"))
 
 

@@ -22,10 +22,12 @@ from regard.data.splits import split
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.model import Model
 from regard.models.presets import made
-from regard.recipes.confidence import Confidence, calibrated
-from regard.recipes.gaps import LONGEST, Asked, GapTask, verdicts
+from regard.recipes.confidence import NEVER, Confidence, Said, calibrated
+from regard.recipes.familiar import familiarity
+from regard.recipes.gaps import LONGEST, Asked, GapTask, answers
 from regard.recipes.open_book import Library
 from regard.recipes.recipe import Outcome, Phase, Place, Start
+from regard.recipes.strangers import strangers
 from regard.train.optimiser import AdamW, Muon
 from regard.train.plan import Plan
 from regard.train.schedule import Cosine, Linear
@@ -48,7 +50,8 @@ class Settings:
     pieces       how often only the name and a piece around the gap are left of a text, in pretraining
     offset       the place at which texts begin. A question says the name after ten characters, and a model with a table
                  of places knows a name only where it has read it
-    held         questions of the training set that are kept back, to see how good and how sure the model is
+    held         questions of the training set that are kept back, to see how good and how sure the model is; as many
+                 about strangers are asked beside them
     precision    the share of right answers among those that are given: less sure ones are not
     people       with a biography in the built-in set; half of them are asked about in training
     told         questions whose answers a finished model was told and has learned: it is not judged by them
@@ -283,6 +286,11 @@ def run(settings: Settings, place: Place) -> Outcome:
     assert isinstance(letters, Characters)
     seconds = begun.trained(place)
     found = data(place.data, settings)
+    if not unheard_of(settings, found):
+        place.tell(
+            f"no stranger's name can be joined of two questions {QUESTION!r}: nothing shows how sure the model is of "
+            "strangers, so it answers nobody"
+        )
     figures, confidence = judged_with_confidence(settings, model, letters, found)
     return Outcome({**figures, "seconds": seconds}, model, letters, {"confidence": to_json(confidence)})
 
@@ -296,15 +304,42 @@ def judged(settings: Settings, model: Model, letters: Characters, place: Place) 
 def judged_with_confidence(
     settings: Settings, model: GPT, letters: Characters, found: Set
 ) -> tuple[dict[str, float], Confidence]:
-    """Figures, and the confidence that was fitted to the questions kept back."""
-    sure, right = verdicts(model, letters, found.held)
-    confidence = calibrated(sure, right, settings.precision)
-    test_sure, test_right = verdicts(model, letters, found.test)
-    given = [hit for one, hit in zip(test_sure, test_right, strict=True) if confidence.given(one)]
+    """Figures, and the confidence that was fitted to the questions kept back and to as many about strangers.
+
+    Whatever is said of a stranger is wrong. Other strangers show how many would be answered all the same. Where the
+    questions' names make no stranger, nothing shows how sure the model is of one, and it answers nobody.
+    """
+    said, right = heard(model, letters, found.held)
+    asked = [Question(each, "") for each in unheard_of(settings, found)]
+    made_up, others = (heard(model, letters, some)[0] for some in (asked[: len(right)], asked[len(right) :]))
+    confidence = calibrated([*said, *made_up], [*right, *[False] * len(made_up)], settings.precision)
+    if not made_up:
+        confidence = replace(confidence, threshold=NEVER, coverage=0.0)
+    test_said, test_right = heard(model, letters, found.test)
+    given = [hit for one, hit in zip(test_said, test_right, strict=True) if confidence.given(one)]
     figures = {
         "test accuracy": sum(test_right) / len(test_right),
         "held-out accuracy": sum(right) / len(right),
         "answered": len(given) / len(test_right),
-        "right of answered": sum(given) / max(1, len(given)),
     }
+    if given:
+        figures["right of answered"] = sum(given) / len(given)
+    if others:
+        figures["strangers answered"] = sum(map(confidence.given, others)) / len(others)
     return figures, confidence
+
+
+def unheard_of(settings: Settings, found: Set) -> list[str]:
+    """Questions about strangers: as many as were kept back, to fit confidence by, and then others to judge it by."""
+    asked = (each.text for each in (*found.train, *found.held, *found.test))
+    count = len(found.held) + len(found.test)
+    return strangers(found.train, (*found.texts, *asked, *settings.told), count, settings.seed)
+
+
+def heard(model: GPT, letters: Characters, questions: Sequence[Question]) -> tuple[list[Said], list[bool]]:
+    """How likely each answer and the name asked about are, and whether the answer is right to the letter."""
+    asked = [each.text for each in questions]
+    told = answers(model, letters, asked)
+    likely = [text.log_probability for text in told]
+    right = [letters.decode(text.body) == each.place for text, each in zip(told, questions, strict=True)]
+    return list(map(Said, likely, familiarity(model, letters, asked))), right

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy
 
@@ -10,52 +11,71 @@ from regard.base.errors import ConfigError
 from regard.base.numbers import real
 
 SURE = 0.9  # the chance that a threshold keeps its promise beyond the questions that it was found by
+NEVER = 2.0  # a threshold that no confidence reaches
+
+
+class Said(NamedTuple):
+    """Log-probabilities of what was said: of the answer, and of the name that was asked about.
+
+    The second is minus infinity where the question has no name.
+    """
+
+    answer: float
+    name: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
-    """A logistic curve over the log-probability of an answer, and the confidence from which on one is given.
+    """A logistic curve over the log-probabilities of answer and name, and the confidence from which on one is given.
 
+    answer     how much the curve rises with the log-probability of the answer
+    name       how much it rises with that of the name
     precision  the share of right answers that was asked for among those given
-    threshold  the lowest confidence that reaches it, as questions kept back show; above 1 where they show it of none
-    coverage   the share of those questions that were answered
+    threshold  a confidence that reaches it, as questions kept back show; above 1 where they show it of none
+    coverage   the share of those questions that were answered, those about strangers among them
     """
 
-    slope: float
+    answer: float
+    name: float
     offset: float
     precision: float
     threshold: float
     coverage: float
 
-    def of(self, log_probability: float) -> float:
-        """The share of answers with this log-probability that are right, as far as is known."""
-        return 1 / (1 + math.exp(-min(50.0, max(-50.0, self.slope * log_probability + self.offset))))
+    def of(self, said: Said) -> float:
+        """The share of such answers that are right, as far as is known; 0 where nobody is asked about by name."""
+        if said.name == -math.inf:
+            return 0.0
+        height = self.answer * said.answer + self.name * said.name + self.offset
+        return 1 / (1 + math.exp(-min(30.0, max(-30.0, height))))  # never 1: nothing is that sure
 
-    def given(self, log_probability: float) -> bool:
-        return self.of(log_probability) >= self.threshold
+    def given(self, said: Said) -> bool:
+        return self.of(said) >= self.threshold
 
 
-def calibrated(log_probabilities: Sequence[float], right: Sequence[bool], precision: float) -> Confidence:
+def calibrated(said: Sequence[Said], right: Sequence[bool], precision: float) -> Confidence:
     """The curve that fits answers to questions kept back, and the threshold that promises a precision of others.
 
     The promise is kept nine times in ten: what counts is not the share of right answers above a threshold, but the
-    least share that so many right ones among so few would not surprise at (Clopper and Pearson 1934).
+    least share that so many right ones among so few would not surprise at (Clopper and Pearson 1934). No threshold is
+    below the precision: sure answers are no excuse for one that is not.
     """
     if not 0 < real("precision", precision, "a share of right answers") <= 1:
         raise ConfigError(f"precision is a share of right answers, above 0 and at most 1, not {precision}")
-    if not right or len(right) != len(log_probabilities):
-        raise ConfigError(f"there are {len(log_probabilities)} answers and {len(right)} verdicts on them")
-    slope, offset = _fitted(log_probabilities, right)
-    curve = Confidence(slope=slope, offset=offset, precision=precision, threshold=math.inf, coverage=0.0)
-    order = sorted(zip(map(curve.of, log_probabilities), right, strict=True), reverse=True)
-    threshold, coverage, hits = 2.0, 0.0, 0
+    if not right or len(right) != len(said):
+        raise ConfigError(f"there are {len(said)} answers and {len(right)} verdicts on them")
+    answer, name, offset = _fitted(said, right)
+    curve = Confidence(answer=answer, name=name, offset=offset, precision=precision, threshold=NEVER, coverage=0.0)
+    order = sorted(zip(map(curve.of, said), right, strict=True), reverse=True)
+    threshold, coverage, hits = NEVER, 0.0, 0
     for count, (sure, hit) in enumerate(order, 1):
         hits += hit
         following = order[count][0] if count < len(order) else -1.0
         # equal confidences are given together or not at all
-        if following < sure and _at_least(hits, count) >= precision:
-            threshold, coverage = sure, count / len(order)
-    return Confidence(slope=slope, offset=offset, precision=precision, threshold=threshold, coverage=coverage)
+        if following < sure >= precision and _at_least(hits, count) >= precision:
+            # halfway to the next one, which is kept back: as good by these questions, and kinder to others
+            threshold, coverage = max(precision, (sure + following) / 2), count / len(order)
+    return replace(curve, threshold=threshold, coverage=coverage)
 
 
 def _at_least(hits: int, count: int) -> float:
@@ -65,15 +85,26 @@ def _at_least(hits: int, count: int) -> float:
     return float(betaincinv(hits, count - hits + 1, 1 - SURE)) if hits else 0.0
 
 
-def _fitted(log_probabilities: Sequence[float], right: Sequence[bool]) -> tuple[float, float]:
-    """Slope and offset by maximum likelihood. One answer of each kind is added, so that a curve always exists."""
+def _fitted(said: Sequence[Said], right: Sequence[bool]) -> tuple[float, float, float]:
+    """How much answer and name count, and the offset, by maximum likelihood.
+
+    One answer of each kind is added, the least and the most likely, so that a curve always exists.
+    """
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 
-    low, high = min(log_probabilities), max(log_probabilities)
-    x = numpy.array([*log_probabilities, low, high])[:, None]
-    y = numpy.array([*right, False, True])
-    model = LogisticRegression(C=1e3).fit(x, y)
-    slope, offset = float(model.coef_[0, 0]), float(model.intercept_[0])
-    if slope > 0:
-        return slope, offset
-    return 0.0, math.log(y.sum() / (len(y) - y.sum()))  # likelier answers are not better: all are right as often
+    named = [(one, hit) for one, hit in zip(said, right, strict=True) if one.name > -math.inf]
+    if not named:
+        return 0.0, 0.0, 0.0  # nobody is asked about by name, so nothing is ever sure
+    x = numpy.array([one for one, _ in named])
+    x = numpy.concatenate([x, x.min(0, keepdims=True), x.max(0, keepdims=True)])
+    y = numpy.array([*(hit for _, hit in named), False, True])
+    weights, counted = [0.0, 0.0], [0, 1]
+    while counted:
+        model = LogisticRegression(C=1e3, max_iter=1000).fit(x[:, counted], y)
+        worst = int(model.coef_[0].argmin())
+        if model.coef_[0, worst] > 0:
+            for column, weight in zip(counted, model.coef_[0], strict=True):
+                weights[column] = float(weight)
+            return weights[0], weights[1], float(model.intercept_[0])
+        counted.pop(worst)  # what is likelier is not better
+    return 0.0, 0.0, math.log(y.sum() / (len(y) - y.sum()))  # all are right as often

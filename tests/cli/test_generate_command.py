@@ -278,6 +278,26 @@ def test_what_does_not_fit_is_said_in_one_line(folder: str, words: list[str], er
     assert (result.stdout, result.stderr.count("\n")) == ("", 1)
 
 
+@pytest.mark.parametrize("words", [["x\udcff"], ["-"], ["x", "--stop", "x\udcff"]])
+def test_what_is_no_utf8_is_refused_in_one_line(folder: str, words: list[str]) -> None:
+    result = run.invoke(app, ["generate", folder, *words], input=b"x\xff")
+    assert result.exit_code == 2
+    origin = {"-": "stdin", "x": "--stop"}.get(words[0], "the prompt")
+    assert f"{origin}, line 1, byte 1: 0xFF is not UTF-8 (invalid start byte); convert it to UTF-8" in result.stderr
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(("words", "origin"), [(["Ward éö?é"], "the prompt"), (["Ada", "--stop", "öé"], "--stop")])
+def test_characters_that_training_never_had_are_all_named(words: list[str], origin: str, tmp_path: Path) -> None:
+    letters = Characters.of("Where was Ada born?")
+    keep("language", recipe("language").settings(real=False), Outcome({}, lively(letters.vocab), letters), tmp_path)
+    result = run.invoke(app, ["generate", str(tmp_path), *words])
+    assert result.exit_code == 2
+    unknown = "éö" if origin == "the prompt" else "öé"
+    assert f"{origin} has {unknown!r}, which the model's training text never had; leave it out" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_small_vocabulary_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     save(lively(9), tmp_path)
     result = run.invoke(app, ["generate", str(tmp_path), "x"])

@@ -89,8 +89,23 @@ def test_json_has_the_tokens_and_how_likely_they_are(folder: str) -> None:
     for each, line, text in zip((first, last), (LINES[0], LINES[2]), truth(folder, beam(3, 0.7)), strict=True):
         assert (each["source"], each["tokens"], each["ended"]) == (line, list(text.tokens), text.ended)
         assert each["log_probability"] == pytest.approx(text.log_probability, abs=1e-4)
-    assert empty == {"source": "", "text": "", "tokens": [], "log_probability": None, "ended": None}
+    assert empty == {"source": "", "text": "", "tokens": [], "log_probability": None, "ended": None, "unknown": ""}
+    assert [first["unknown"], last["unknown"]] == ["", ""]
     assert json.loads(written(folder, "-", "--json", "--greedy", stdin=LINES[0]))["strategy"] == {"name": "greedy"}
+
+
+def test_characters_that_training_never_had_are_told_once_for_each_line(folder: str) -> None:
+    text = "One hundred three.\n\nOne-hundred 日本日-ten.\nÇa\n"
+    result = run.invoke(app, [folder, "-", "--json"], input=text)
+    assert result.exit_code == 0
+    assert [each["unknown"] for each in json.loads(result.stdout)["translations"]] == ["", "", "-日本", "ç"]
+    assert result.stderr == (
+        "stdin, line 3: training never had '-日本'; what it says there may be nonsense\n"
+        "stdin, line 4: training never had 'ç'; what it says there may be nonsense\n"
+    )
+    plainly = run.invoke(app, [folder, "one-hundred"])
+    assert plainly.stdout.count("\n") == 1
+    assert plainly.stderr == "the text, line 1: training never had '-'; what it says there may be nonsense\n"
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ def test_half_a_fact_is_refused(tmp_path: Path, question: str, answer: str) -> N
         facts(tmp_path / "facts.sqlite").keep(question, answer)
 
 
+@pytest.mark.parametrize(("question", "answer"), [("Where\udcff?", "Here"), ("Where?", "Here\udcff")])
+def test_bytes_that_were_no_utf8_are_refused(tmp_path: Path, question: str, answer: str) -> None:
+    store = facts(tmp_path / "facts.sqlite")
+    with pytest.raises(DataError, match=r"a fact is UTF-8, which cannot spell character [45] of"):
+        store.keep(question, answer)
+    assert store.all() == []
+
+
 def test_a_file_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "letter.txt"
     file.write_text("Dear reader, " * 100)

@@ -54,9 +54,53 @@ def test_lengths_and_pauses_vary() -> None:
     assert all(4 * 0.06 + 5 * 0.04 <= len(sound) / 8000 <= 4 * 0.16 + 5 * 0.12 for sound in found.sounds)
 
 
+def pauses(sound: Tensor, rate: int = 8000) -> list[float]:
+    """The seconds before, between and after what is loud."""
+    loud = torch.nn.functional.max_pool1d(sound.abs()[None], 41, 1, 20)[0] > 0.02  # a tone crosses 0 now and then
+    edges = torch.cat([torch.zeros(1), loud.float(), torch.zeros(1)]).diff().nonzero().flatten().tolist()
+    places = [0, *edges, len(sound)]
+    return [(end - begin) / rate for begin, end in zip(places[::2], places[1::2], strict=True)]
+
+
+def test_quiet_strings_have_long_silences_before_between_and_after_digits_and_the_others_stay_as_they_are() -> None:
+    plain, mixed = tones(160, noise=0.0), tones(160, noise=0.0, quiet=0.25, seconds=2.5)
+    longer, where = [], set()
+    for number, (before, after) in enumerate(zip(plain.sounds, mixed.sounds, strict=True)):
+        assert torch.equal(plain.labels[number], mixed.labels[number])
+        if torch.equal(before, after):
+            continue
+        longer.append(len(after) / 8000)
+        assert heard(after, 8000) == mixed.labels[number].tolist()
+        gaps = pauses(after)
+        long = [gap for gap, pause in enumerate(gaps) if pause > 0.2]
+        assert 1 <= len(long) <= 2
+        where |= {"before" if gap == 0 else "after" if gap == len(gaps) - 1 else "between" for gap in long}
+    assert 0.15 < len(longer) / 160 < 0.35
+    assert where == {"before", "between", "after"}
+    assert 2.4 < max(longer) <= 2.5
+
+
+def test_the_noise_of_quiet_strings_and_of_their_silences_is_fainter_or_none() -> None:
+    sounds = tones(90, (3, 3), quiet=1.0, seconds=4.0, seed=3).sounds
+    edges = [sound[:80] for sound in sounds] + [sound[-80:] for sound in sounds]  # no tone is so near to an end
+    levels = torch.stack(edges).std(-1)
+    assert 0.2 < float((levels == 0).float().mean()) < 0.5
+    faint = levels[levels > 0]
+    assert faint.min() < 1e-4
+    assert 0.03 < faint.max() < 0.07
+    assert all(level > 0.03 for level in torch.stack([sound[:80] for sound in tones(9).sounds]).std(-1).tolist())
+
+
+def test_a_string_that_leaves_no_room_gets_no_silence() -> None:
+    plain, quiet = tones(5, noise=0.0), tones(5, noise=0.0, quiet=1.0, seconds=0.1)
+    assert all(torch.equal(one, other) for one, other in zip(plain.sounds, quiet.sounds, strict=True))
+
+
 def test_a_string_is_the_same_however_many_are_made() -> None:
     few, many = tones(2, seed=7), tones(5, seed=7)
     assert all(torch.equal(few.sounds[number], many.sounds[number]) for number in range(2))
+    quiet, more = tones(2, seed=7, quiet=1.0), tones(5, seed=7, quiet=1.0)
+    assert all(torch.equal(quiet.sounds[number], more.sounds[number]) for number in range(2))
     assert not torch.equal(tones(1, seed=8).sounds[0], few.sounds[0])
     assert len(few) == 2
 
@@ -66,6 +110,10 @@ def test_unfit_numbers_are_refused() -> None:
         tones(3, rate=2000)
     with pytest.raises(ConfigError, match=r"noise=-1 must be 0 or more"):
         tones(3, noise=-1)
+    with pytest.raises(ConfigError, match=r"quiet is a share of the strings, from 0 to 1, not 1\.5"):
+        tones(3, quiet=1.5)
+    with pytest.raises(ConfigError, match=r"seconds=0\.0 must be more than 0"):
+        tones(3, seconds=0.0)
     with pytest.raises(ConfigError, match=r"tones\(count\) is 0"):
         tones(0)
     with pytest.raises(ConfigError, match=r"length \(fewest\) is 0"):

@@ -1,31 +1,47 @@
 """The recipe goes through from lives to answers, can be gone on with, and the answers know what they do not know."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from regard.base.config import overridden
+from regard.base.config import from_json, overridden
 from regard.base.errors import ConfigError, DataError, UnknownNameError
 from regard.base.lock import only_one_in
+from regard.data.biographies import biographies
 from regard.data.birthplaces import Question
+from regard.data.characters import Characters
 from regard.data.corruption import IGNORED, MASK, PAD
 from regard.models.gpt import GPT
+from regard.models.presets import made
 from regard.recipes import birthplaces
 from regard.recipes.asking import asker, stricter
 from regard.recipes.birthplaces import Settings
-from regard.recipes.gaps import Asked, GapTask, answers
+from regard.recipes.confidence import NEVER, Confidence, calibrated
+from regard.recipes.familiar import familiarity
+from regard.recipes.gaps import LONGEST, Asked, GapTask, answers
 from regard.recipes.open_book import Library
 from regard.recipes.recipe import Place, finished, recipe
 from regard.recipes.runs import read as read_run
 
+SURE = Confidence(answer=1.0, name=0.0, offset=9.0, precision=0.9, threshold=0.9, coverage=1.0)
 SMALL = {"model.width": 24, "model.depth": 1, "model.heads": 2, "people": 16, "held": 3}
 
 
 def tiny(steps: int = 6, **more: object) -> Settings:
     plan = replace(birthplaces.built_in().pretraining, steps=steps, batch=8, evaluate_every=3, save_every=2)  # type: ignore[type-var]
     return overridden(birthplaces.built_in(), {**SMALL, "pretraining": plan, **more})
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learned next to nothing, for tests that write nothing into it."""
+    folder = tmp_path_factory.mktemp("run")
+    recipe("birthplaces").run(tiny(), Place(folder=folder))
+    return folder
 
 
 def task(share: float = 0.3, phrases: float = 0.5, batch: int = 12) -> GapTask:
@@ -148,6 +164,10 @@ def test_what_the_model_does_not_know_is_looked_up_kept_and_learned(tmp_path: Pa
     assert [fact.question for fact in new] == [question]
     learned = asker(tmp_path)
     assert learned.guess(question)[0] == "Bern"
+    assert [fact.learned for fact in new] == [True]
+    other = question.replace("Ada Borin", "Ada Nibor")
+    told, untold = familiarity(learned.model, learned.letters, [question, other])
+    assert told > untold + 12, "its name was read too, and not its answer alone learned"
     assert learned.guess(f"  {question.rstrip('?').replace(' ', '  ')} ")[0] == "Bern", "blanks and marks do not matter"
     assert stricter(learned, 0.0).reply(question).source == "model"
     assert [fact.learned for fact in asking.store.all() if fact.question == question] == [True]
@@ -176,6 +196,32 @@ def test_a_model_is_not_judged_by_what_it_was_told(tmp_path: Path) -> None:
     asker(tmp_path).learn(Place(tell=heard.append), steps=1)
     assert "every question to judge by was told: figures and confidence are those from before" in heard
     assert read_run(tmp_path / "result.json")["figures"] == figures
+
+
+def test_a_blank_is_no_answer(done: Path, tmp_path: Path) -> None:
+    asking = asker(done, tmp_path / "facts.sqlite")
+    blank = stricter(replace(asking, model=saying(" ", asking.letters)), 0.0)
+    question = "Where was Ada Borin born?"
+    assert (blank.reply(question).source, blank.reply(question).guess) == ("nobody", None)
+    blank.store.keep(question, "Bern")
+    assert blank.reply(question).answer == "Bern"
+
+
+def test_a_question_of_another_form_than_it_learned_is_not_answered_by_the_model(done: Path) -> None:
+    asking = asker(done)
+    sure = replace(asking, model=saying("o", asking.letters), confidence=replace(SURE, threshold=0.1))
+    assert sure.reply("Where was Ada Borin born?").source == "model"
+    for question in ("where was Ada Borin born?", "Where is Ada Borin from?", "Where was  born?"):
+        assert (sure.reply(question).source, sure.reply(question).confidence) == ("nobody", 0), question
+
+
+def test_a_run_whose_confidence_knows_no_strangers_is_to_be_trained_anew(done: Path, tmp_path: Path) -> None:
+    result = read_run(done / "result.json")
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    old = {"kind": "Confidence", "slope": 11.0, "offset": 7.3, "precision": 0.9, "threshold": 0.5, "coverage": 1.0}
+    (tmp_path / "result.json").write_text(json.dumps({**result, "confidence": old}))
+    with pytest.raises(ConfigError, match="was trained before confidence knew of strangers; train it anew"):
+        asker(tmp_path)
 
 
 def test_one_process_at_a_time_learns(tmp_path: Path) -> None:
@@ -288,13 +334,68 @@ def test_forms_change_what_is_learned_from() -> None:
         recipe("vision").settings(real=False, form="x")
 
 
+def saying(word: str, letters: Characters) -> GPT:
+    """A model that is sure of one letter, whatever it is asked, and says it until it is stopped."""
+    model = made(replace(tiny().model, vocab=letters.vocab), seed=1)
+    assert isinstance(model, GPT)
+    with torch.no_grad():
+        model.norm.weight.zero_()
+        model.norm.bias.copy_(10_000 * model.tokens.weight[letters.encode(word)[0]])
+    return model.eval()
+
+
+def test_a_model_that_says_one_thing_of_everybody_answers_nobody_even_where_it_is_right() -> None:
+    settings = tiny(people=150, held=31)
+    found = birthplaces.data(None, settings)
+    held, test = (tuple(Question(each.text, "o" * LONGEST) for each in part) for part in (found.held, found.test))
+    found = replace(found, held=held, test=test)
+    model = saying("o", found.letters)
+    figures, confidence = birthplaces.judged_with_confidence(settings, model, found.letters, found)
+    assert (figures["held-out accuracy"], figures["test accuracy"]) == (1, 1)
+    assert (figures["answered"], figures["strangers answered"], confidence.threshold) == (0, 0, NEVER)
+    assert "right of answered" not in figures, "none was answered, and 0 of 0 is no share"
+    said, right = birthplaces.heard(model, found.letters, found.held)
+    assert calibrated(said, right, settings.precision).coverage > 0.9, "those who were read of do not show it"
+
+
+def test_questions_whose_names_make_no_strangers_are_not_answered(tmp_path: Path) -> None:
+    names = [f"Bo{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    (tmp_path / "wiki.txt").write_text("".join(f"{name}. {name} is from Bern.\n" for name in names))
+    (tmp_path / "train.tsv").write_text("".join(f"The town of {name}?\tBern\n" for name in names))
+    (tmp_path / "dev.tsv").write_text("The town of Cy?\tBern\n")
+    heard: list[str] = []
+    outcome = birthplaces.run(tiny(2, held=24), Place(data=tmp_path, tell=heard.append))
+    assert any("no stranger's name can be joined of two questions 'Where was {name} born?'" in each for each in heard)
+    assert "strangers answered" not in outcome.figures
+    assert outcome.more["confidence"]["threshold"] == NEVER
+
+
+def test_strangers_of_the_judgement_are_others_than_those_of_the_fit_and_not_those_who_were_told() -> None:
+    settings = tiny(people=60, held=11)
+    found = birthplaces.data(None, settings)
+    asked = birthplaces.unheard_of(settings, found)
+    assert len(asked) == len(set(asked)) == 11 + 30
+    told = replace(settings, told=tuple(asked[:5]))
+    assert not {*birthplaces.unheard_of(told, found)} & {*asked[:5]}
+
+
 @pytest.mark.slow
-def test_the_built_in_run_reaches_its_figures() -> None:
+def test_the_built_in_run_reaches_its_figures_and_does_not_know_strangers() -> None:
     outcome = birthplaces.run(birthplaces.built_in(), Place())
     assert outcome.figures["test accuracy"] >= 0.9
     assert outcome.figures["seconds"] < 300
+    assert outcome.figures["answered"] >= 0.8
+    assert outcome.figures["strangers answered"] <= 0.06
+    others = biographies(100, seed=77)
+    strangers = [Question(*each) for each in (*others.training, *others.evaluation)]
+    confidence = from_json("confidence", Confidence, outcome.more["confidence"])
+    assert isinstance(outcome.model, GPT)
+    assert isinstance(outcome.tokenizer, Characters)
+    said, _ = birthplaces.heard(outcome.model, outcome.tokenizer, strangers)
+    assert sum(map(confidence.given, said)) <= 2
     without = birthplaces.run(birthplaces.unread(birthplaces.built_in()), Place())
     assert without.figures["test accuracy"] < 0.1
+    assert "right of answered" not in without.figures
 
 
 @pytest.mark.parametrize("name", ["wiki.txt", "train.tsv", "dev.tsv"])

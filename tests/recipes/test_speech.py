@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from regard.base.errors import ConfigError, DataError
+from regard.data.log_mel import LogMel
 from regard.data.spoken import read_spoken
+from regard.data.tones import tones
+from regard.models.speech import Speech
 from regard.recipes import speech
-from regard.recipes.hearing import token_error
+from regard.recipes.hearing import Listener, token_error
 from regard.recipes.recipe import Place, finished, recipe
 from regard.recipes.speech import DigitTask, Joined, Settings
 from regard.recipes.variation import Variation
@@ -152,6 +155,47 @@ def test_a_share_of_the_silences_in_training_is_left_out_and_the_others_are_as_l
     assert 0.14 < max(later) <= 0.152
 
 
+def test_quiet_strings_of_recordings_have_long_silences_and_the_others_stay_as_they_are(recorded: Path):
+    settings = replace(TINY, seconds=2.3)
+    plain, mixed = (Joined(read_spoken(recorded), replace(settings, quiet=quiet)) for quiet in (0.0, 0.25))
+    longer, silent = [], []
+    for number in range(200):
+        (before, said), (after, digits) = plain(number), mixed(number)
+        assert torch.equal(said, digits)
+        if torch.equal(before, after):
+            continue
+        longer.append(len(after))
+        assert after.abs().sum() == pytest.approx(float(before.abs().sum()), rel=1e-5)
+        loud = (after.abs() > 0.01).nonzero().flatten()
+        silent.append((int(loud[0]), int(loud.diff().max()), len(after) - 1 - int(loud[-1])))
+    assert 0.15 < len(longer) / 200 < 0.35
+    assert 0.95 * settings.room < max(longer) <= settings.room
+    assert all(max(places) > 0.5 * RATE for places in zip(*silent, strict=True))  # before, between and after
+
+
+def test_quiet_tones_are_learned_from_and_judged_by():
+    settings = replace(TINY, quiet=0.5, seconds=1.7, tested=20, held=20)
+    found = speech.data(None, settings)
+    practised = [len(found.string(number)[0]) / RATE for number in range(40)]
+    assert 1.3 < max(practised) <= 1.7
+    for judged in (found.held, found.test):
+        assert 1.7 + 3 < max(map(len, judged.sounds)) / RATE <= 1.7 + 5
+        assert sum(len(sound) > 1.7 * RATE for sound in judged.sounds) > 4
+        assert sum(len(sound) < 1.2 * RATE for sound in judged.sounds) > 4
+    plain = speech.data(None, replace(settings, quiet=0.0))
+    assert max(map(len, plain.test.sounds)) < 1.2 * RATE
+
+
+def test_digits_in_silence_are_counted():
+    model = listening()
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.eye(11)[0])
+        assert speech.digits_in_silence(model, SOUND) == 0
+        model.head.bias.copy_(torch.eye(11)[7])
+    assert speech.digits_in_silence(model, SOUND) == 3  # one that does not end, in each silence
+
+
 @pytest.mark.parametrize("real", [False, True], ids=["tones", "recordings"])
 def test_a_run_leaves_a_model_that_is_judged_alike(real: bool, recorded: Path, tmp_path: Path):
     place = Place(data=recorded if real else None, folder=tmp_path / "run")
@@ -163,7 +207,10 @@ def test_a_run_leaves_a_model_that_is_judged_alike(real: bool, recorded: Path, t
     assert ("digit accuracy" in again) == real
     assert again["latency"] == TINY.latency
     assert again["streamed - whole"] < 1e-4
-    assert again["held-out accuracy"] <= 1
+    assert again["held-out score"] <= 1
+    parts = [1 - again["held-out token error"], *([again["held-out digit accuracy"]] if real else [])]
+    assert again["held-out score"] == pytest.approx(sum(parts) / len(parts))
+    assert again["digits in silence"] >= 0
 
 
 def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path):
@@ -188,6 +235,7 @@ def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path):
         ({"judged": (4, 2)}, r"length=\(4, 2\) has the fewest and the most digits"),
         ({"pause": (0.2, 0.1)}, r"pause=\(0.2, 0.1\) has the shortest and the longest silence"),
         ({"abrupt": 1.0}, "abrupt is a share of the silences, from 0 to below 1, not 1.0"),
+        ({"quiet": -0.1}, "quiet is a share of the strings, from 0 to 1, not -0.1"),
         ({"seconds": 0.05}, "seconds=0.05 is shorter than the 4 frames of a row"),
         ({"model": replace(MODEL, vocab=12)}, "model.vocab is 11, the ten digits and the blank, not 12"),
         ({"model": replace(MODEL, mels=6)}, "reads frames of 6 numbers, but sound.bands is 5; set model.mels"),
@@ -212,12 +260,30 @@ def test_data_that_do_not_fit_the_settings_are_told(recorded: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_built_in_default_hears_tones_with_at_most_one_error_in_a_hundred(monkeypatch: pytest.MonkeyPatch):
+def test_the_built_in_default_hears_tones_with_at_most_one_error_in_a_hundred_and_nothing_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shapes are checked by the other tests
     torch.set_num_threads(2)
     try:
-        figures = speech.run(speech.built_in(), Place()).figures
+        outcome = speech.run(speech.built_in(), Place())
     finally:
         torch.set_num_threads(1)
+    figures, model = outcome.figures, outcome.model
     assert figures["token error"] <= 0.01
     assert figures["latency"] <= 0.25
+    assert figures["digits in silence"] == 0
+    assert isinstance(model, Speech)
+    noise = torch.randn(5 * 8000, generator=torch.Generator().manual_seed(5))
+    assert [said(model, spread * noise) for spread in (0.0, 1e-4, 1e-3, 1e-2, 0.05)] == [[]] * 5
+    dialled = tones(10, seed=11)  # none of them quiet
+    silence = torch.zeros(2 * 8000)
+    told = [said(model, torch.cat([silence, sound, silence])) for sound in dialled.sounds]
+    assert token_error(told, dialled) <= 0.05
+
+
+def said(model: Speech, sound: torch.Tensor) -> list[int]:
+    """What the built-in listener hears in a sound."""
+    listener = Listener(model.eval(), LogMel())
+    with torch.no_grad():
+        return [int(word.text) for word in listener.push(sound) + listener.finish()]

@@ -1,0 +1,71 @@
+"""`regard ask`: what it prints, as JSON too, and errors about what it cannot read in one line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from regard.cli import app
+from regard.data.tokenizers import load_tokenizer
+from regard.models.files import load, save
+from regard.models.gpt import GPT
+from regard.recipes.gaps import LONGEST
+
+QUESTION = "Where was Ada Nemo born?"
+TINY = [
+    "--set", "people=12", "--set", "held=3", "--set", "model.width=16", "--set", "model.depth=1", "--set",
+    "model.heads=2", "--set", "pretraining.steps=4", "--set", "pretraining.batch=4", "--device", "cpu",
+]  # fmt: skip
+
+
+def regard(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run") / "births"
+    ran = regard("train", "birthplaces", "--folder", str(place), *TINY)
+    assert ran.exit_code == 0, ran.output
+    assert "strangers answered" in ran.stdout
+    assert "right of answered" not in ran.stdout, "nothing was answered, and 0 of 0 is no share"
+    return place
+
+
+@pytest.mark.parametrize(
+    ("words", "origin"), [(("x\udcff",), "the question"), ((QUESTION, "--answer", "y\udcff"), "--answer")]
+)
+def test_what_is_no_utf8_is_refused_in_one_line(folder: Path, words: tuple[str, ...], origin: str) -> None:
+    ran = regard("ask", *words, "--folder", str(folder))
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert f"{origin}, line 1, byte 1: 0xFF is not UTF-8 (invalid start byte); convert it to UTF-8" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+def test_an_answer_that_is_kept_is_told_as_json(folder: Path, tmp_path: Path) -> None:
+    store = tmp_path / "facts.sqlite"
+    ran = regard("ask", QUESTION, "--answer", " Bern", "--folder", str(folder), "--store", str(store), "--json")
+    assert json.loads(ran.stdout) == {
+        "kept": {"question": QUESTION, "answer": "Bern"},
+        "store": str(store),
+        "reply": {"answer": "Bern", "source": "store", "guess": None, "confidence": 0.0},
+    }
+    assert f"kept in {store}\n" in ran.stderr
+
+
+def test_facts_just_learned_are_told_as_learned(folder: Path, tmp_path: Path) -> None:
+    there = ("--folder", str(shutil.copytree(folder, tmp_path / "run")))
+    model, letters = load(tmp_path / "run" / "model"), load_tokenizer(tmp_path / "run" / "model")
+    assert isinstance(model, GPT)
+    with torch.no_grad():  # it says one thing whatever it is asked, and a step of training does not change that
+        model.norm.weight.zero_()
+        model.norm.bias.copy_(10_000 * model.tokens.weight[letters.encode("o")[0]])
+    save(model, tmp_path / "run" / "model")
+    said = "o" * LONGEST
+    assert regard("ask", QUESTION, "--answer", said, *there).exit_code == 0
+    ran = regard("ask", "--learn", "--steps", "1", "--device", "cpu", "--json", *there)
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["learned"] == [{"question": QUESTION, "answer": said, "learned": True}]
