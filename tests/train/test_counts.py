@@ -21,9 +21,9 @@ from regard.train.world import ALONE
 from tests.train.tiny import PLANS, Points, Tiny, plan
 
 KINDS: dict[str, dict[str, Any]] = {
-    "birthplaces": {"people": 16, "held": 3, "model.depth": 2, "pretraining.batch": 48},
-    "vision": {"plan.batch": 48},
-    "translation": {"plan.batch": 96, "plan.accumulate": 2},
+    "birthplaces": {"people": 16, "held": 3, "model.depth": 2, "pretraining.batch": 48, "pretraining.steps": 3},
+    "vision": {"plan.batch": 48, "plan.steps": 3},
+    "translation": {"plan.batch": 96, "plan.accumulate": 2, "plan.steps": 3},
 }
 
 
