@@ -110,4 +110,4 @@ def test_nothing_is_checked_inside_a_compiled_function(module: ModuleType) -> No
 def test_a_thinned_test_keeps_about_its_share_of_cases(start: str) -> None:
     names = [f"{start}test_something[case{number}]" for number in range(3000)]
     assert sum(map(is_quick, names)) / 3000 == pytest.approx(1 / THINNED[start], abs=0.05)
-    assert is_quick("tests/core/test_cache.py::test_something[case1]")
+    assert is_quick("tests/core/test_masks.py::test_something[case1]")
