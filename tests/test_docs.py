@@ -23,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LONG = {"docs/work.md"}  # half a minute
 NOT_RUN = ("make", "pip", "git", "cd", "source")
 RUN = (["regard"], ["python", "-m", "regard"], ["python3", "-m", "regard"])
 
@@ -130,7 +131,13 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=(name := str(page.relative_to(ROOT))), marks=[pytest.mark.slow] * (name in LONG))
+        for page in PAGES
+    ],
+)
 def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
