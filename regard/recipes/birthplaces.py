@@ -24,7 +24,7 @@ from regard.models.model import Model
 from regard.models.presets import made
 from regard.recipes.confidence import NEVER, Confidence, Said, calibrated
 from regard.recipes.familiar import familiarity
-from regard.recipes.gaps import LONGEST, Asked, GapTask, answers
+from regard.recipes.gaps import LONGEST, Asked, GapTask, verdicts
 from regard.recipes.open_book import Library
 from regard.recipes.recipe import Outcome, Phase, Place, Start
 from regard.recipes.strangers import strangers
@@ -338,8 +338,5 @@ def unheard_of(settings: Settings, found: Set) -> list[str]:
 
 def heard(model: GPT, letters: Characters, questions: Sequence[Question]) -> tuple[list[Said], list[bool]]:
     """How likely each answer and the name asked about are, and whether the answer is right to the letter."""
-    asked = [each.text for each in questions]
-    told = answers(model, letters, asked)
-    likely = [text.log_probability for text in told]
-    right = [letters.decode(text.body) == each.place for text, each in zip(told, questions, strict=True)]
-    return list(map(Said, likely, familiarity(model, letters, asked))), right
+    likely, right = verdicts(model, letters, questions)
+    return list(map(Said, likely, familiarity(model, letters, [each.text for each in questions]))), right

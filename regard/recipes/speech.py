@@ -9,7 +9,7 @@ Expected: built-in at most 1 % of the digits of tones wrong, streamed, and none 
 of 3 to 10 wrong, as they come (one seed: 99.7 % and none, measured with quiet=0; on a CPU, with plan.steps=800,
 plan.batch=32, plan.precision=float32 and plan.compile=false, 99.3 % and 1.2 %, and none in silence). Latency is 175 ms
 built-in and 215 ms for speech, by the settings.
-Time: built-in one minute of one core; real four minutes on an H200, or with those settings six of one core.
+Time: built-in one minute of one core; real four minutes on an H200, or with those settings eight of one core.
 Memory: built-in 1 GB; real 0.9 GB on a CPU, about 2 GB of a GPU's by estimate.
 """
 
