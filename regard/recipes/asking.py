@@ -145,9 +145,9 @@ def asker(folder: Path, store: Path | None = None) -> Asker:
     if recipe.name != "birthplaces" or not isinstance(model, GPT) or not isinstance(letters, Characters):
         raise ConfigError(f"{folder} holds a run of {recipe.name!r}; questions are answered by one of 'birthplaces'")
     about = read(folder / RESULT, "confidence")["confidence"]
-    if "slope" in about:  # it was fitted without strangers, of whom it would be sure
+    if "odds" not in about:  # it was fitted to something else
         raise ConfigError(
-            f"{folder} was trained before confidence knew of strangers; train it anew: regard train birthplaces"
+            f"{folder} was trained when confidence was another; train it anew: regard train birthplaces"
         )
     confidence = from_json(f"{folder / RESULT}: confidence", Confidence, about)
     return Asker(folder, settings, model.eval(), letters, confidence, facts(store or folder / "facts.sqlite"))

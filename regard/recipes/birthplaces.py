@@ -3,8 +3,8 @@
 Expected: built-in all of 50 questions about people never asked in training (98 % and more), and 2 % without pretraining
 (--form unread); of the real set 90 %, with rotary or learned positions, 50 % by --form course and by --form
 synthesizer with pretraining.steps=5000.
-Time: built-in one minute of one core; the real set seven minutes on one H200 that six other runs share.
-Memory: built-in under 1 GB; the real set 2.4 GB of the GPU's.
+Time: built-in one minute of one core; the real set four to six minutes on one H200 that five other runs share.
+Memory: built-in under 1 GB; the real set 5.8 GB of the GPU's.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How sure an answer is: log-probabilities as shares of right answers, and where it is better to say nothing."""
+"""How sure an answer is: probabilities as shares of right answers, and where it is better to say nothing."""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from regard.base.numbers import real
 
 SURE = 0.9  # the chance that a threshold keeps its promise beyond the questions that it was found by
 NEVER = 2.0  # a threshold that no confidence reaches
+SUREST = -1e-7  # the log-probability above which answers are equally likely: float32 has nothing in between
 
 
 class Said(NamedTuple):
@@ -23,19 +24,25 @@ class Said(NamedTuple):
     answer: float
     name: float
 
+    @property
+    def odds(self) -> float:
+        """Of the answer, as a logarithm: where nearly all is certain, they tell 99 % from 99.9, and probability hardly."""
+        answer = min(SUREST, self.answer)
+        return answer - math.log(-math.expm1(answer))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
-    """A logistic curve over the log-probabilities of answer and name, and the confidence from which on one is given.
+    """A logistic curve over the log-odds of the answer and the log-probability of the name, and where answers begin.
 
-    answer     how much the curve rises with the log-probability of the answer
-    name       how much it rises with that of the name
+    odds       how much the curve rises with the log-odds of the answer
+    name       how much it rises with the log-probability of the name
     precision  the share of right answers that was asked for among those given
-    threshold  a confidence that reaches it, as questions kept back show; above 1 where they show it of none
+    threshold  the confidence that reaches it, as questions kept back show; above 1 where they show it of none
     coverage   the share of those questions that were answered, those about strangers among them
     """
 
-    answer: float
+    odds: float
     name: float
     offset: float
     precision: float
@@ -46,7 +53,7 @@ class Confidence:
         """The share of such answers that are right, as far as is known; 0 where nobody is asked about by name."""
         if said.name == -math.inf:
             return 0.0
-        height = self.answer * said.answer + self.name * said.name + self.offset
+        height = self.odds * said.odds + self.name * said.name + self.offset
         return 1 / (1 + math.exp(-min(30.0, max(-30.0, height))))  # never 1: nothing is that sure
 
     def given(self, said: Said) -> bool:
@@ -64,8 +71,8 @@ def calibrated(said: Sequence[Said], right: Sequence[bool], precision: float) ->
         raise ConfigError(f"precision is a share of right answers, above 0 and at most 1, not {precision}")
     if not right or len(right) != len(said):
         raise ConfigError(f"there are {len(said)} answers and {len(right)} verdicts on them")
-    answer, name, offset = _fitted(said, right)
-    curve = Confidence(answer=answer, name=name, offset=offset, precision=precision, threshold=NEVER, coverage=0.0)
+    odds, name, offset = _fitted(said, right)
+    curve = Confidence(odds=odds, name=name, offset=offset, precision=precision, threshold=NEVER, coverage=0.0)
     order = sorted(zip(map(curve.of, said), right, strict=True), reverse=True)
     threshold, coverage, hits = NEVER, 0.0, 0
     for count, (sure, hit) in enumerate(order, 1):
@@ -86,7 +93,7 @@ def _at_least(hits: int, count: int) -> float:
 
 
 def _fitted(said: Sequence[Said], right: Sequence[bool]) -> tuple[float, float, float]:
-    """How much answer and name count, and the offset, by maximum likelihood.
+    """How much odds and name count, and the offset, by maximum likelihood.
 
     One answer of each kind is added, the least and the most likely, so that a curve always exists.
     """
@@ -95,7 +102,7 @@ def _fitted(said: Sequence[Said], right: Sequence[bool]) -> tuple[float, float, 
     named = [(one, hit) for one, hit in zip(said, right, strict=True) if one.name > -math.inf]
     if not named:
         return 0.0, 0.0, 0.0  # nobody is asked about by name, so nothing is ever sure
-    x = numpy.array([one for one, _ in named])
+    x = numpy.array([(one.odds, one.name) for one, _ in named])
     x = numpy.concatenate([x, x.min(0, keepdims=True), x.max(0, keepdims=True)])
     y = numpy.array([*(hit for _, hit in named), False, True])
     weights, counted = [0.0, 0.0], [0, 1]

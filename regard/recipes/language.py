@@ -4,9 +4,11 @@ Expected: built-in GPT 1.32 nats per character on the test part (1.91 bits), aga
     single characters. Built-in BERT (--form bert) on the test part, each with the interval of its sample: whether a
     sentence follows 66 % (4 either way; chance 50 %), whether two stand in their order 62 % (5; chance 50 %), the other
     half 31 % of the time out of eight (7; chance 12.5 %), hidden words 14 % (2; the commonest 3 %). Seed 0. On
-    real text nothing is measured yet: the aim is 1.47 nats per character on tinyshakespeare, known for such a model.
-Time: built-in 130 seconds of one core for GPT and 120 for BERT, measured; real text is made for minutes on one GPU.
-Memory: built-in 0.7 GB.
+    tinyshakespeare GPT 1.53 nats per character (trigrams 2.11), and BERT 66 % (3), 77 % (3), 59 % (4) and 31 % (2;
+    the commonest 6 %).
+Time: built-in 130 seconds of one core for GPT and 120 for BERT; tinyshakespeare two minutes for GPT and six for BERT,
+    on one H200 that five other runs share.
+Memory: built-in 0.7 GB; tinyshakespeare 2.7 GB of the GPU's for GPT and 3.5 GB for BERT.
 """
 
 import math
@@ -153,9 +155,10 @@ def real() -> Settings:
         ),
     )  # fmt: skip
     bert = Reading(
-        model=BERTConfig(vocab=4096, context=128, width=384, depth=6, heads=6, eps=1e-5),
+        model=BERTConfig(vocab=4096, context=128, width=256, depth=4, heads=4, eps=1e-5),
         plan=Plan(
-            steps=10_000, batch=64, optimiser=AdamW(rate=5e-4, decay=0.01), schedule=Cosine(warmup=500, floor=0.02),
+            steps=6000, batch=64, schedule=Linear(warmup=200),
+            optimiser=Muon(rate=0.01, decay=0.05, rest=AdamW(rate=2e-3, decay=0.01)),
             averaging=Exponential(decay=0.998), precision="bfloat16", compile=True, evaluate_every=500,
             save_every=1000, choose="best",
         ),

@@ -6,11 +6,12 @@ One string in four has long silences, so that no digit is heard where none is.
 
 Expected: built-in at most 1 % of the digits of tones wrong, streamed, and none heard in silence. Real, learning from
 2,160 recordings of six speakers, at least 98.5 % of 300 others of theirs right and under 2 % of the digits of strings
-of 3 to 10 wrong, as they come (one seed: 99.7 % and none, measured with quiet=0; on a CPU, with plan.steps=800,
-plan.batch=32, plan.precision=float32 and plan.compile=false, 99.3 % and 1.2 %, and none in silence). Latency is 175 ms
+of 3 to 10 wrong, as they come (two seeds: 100 % and 0.4 %, 99.7 % and 0.1 %; on a CPU, with plan.steps=800,
+plan.batch=32, plan.precision=float32 and plan.compile=false, 99.3 % and 1.2 %), and none in silence. Latency is 175 ms
 built-in and 215 ms for speech, by the settings.
-Time: built-in one minute of one core; real four minutes on an H200, or with those settings eight of one core.
-Memory: built-in 1 GB; real 0.9 GB on a CPU, about 2 GB of a GPU's by estimate.
+Time: built-in one minute of one core; real five minutes on an H200 that five other runs share, or with those settings
+eight of one core.
+Memory: built-in 1 GB; real 0.9 GB on a CPU, 1.2 GB of the GPU's.
 """
 
 from collections.abc import Callable

@@ -27,7 +27,7 @@ from regard.recipes.open_book import Library
 from regard.recipes.recipe import Place, finished, recipe
 from regard.recipes.runs import read as read_run
 
-SURE = Confidence(answer=1.0, name=0.0, offset=9.0, precision=0.9, threshold=0.9, coverage=1.0)
+SURE = Confidence(odds=1.0, name=0.0, offset=9.0, precision=0.9, threshold=0.9, coverage=1.0)
 SMALL = {"model.width": 24, "model.depth": 1, "model.heads": 2, "people": 16, "held": 3}
 
 
@@ -215,12 +215,12 @@ def test_a_question_of_another_form_than_it_learned_is_not_answered_by_the_model
         assert (sure.reply(question).source, sure.reply(question).confidence) == ("nobody", 0), question
 
 
-def test_a_run_whose_confidence_knows_no_strangers_is_to_be_trained_anew(done: Path, tmp_path: Path) -> None:
+def test_a_run_whose_confidence_is_of_another_form_is_to_be_trained_anew(done: Path, tmp_path: Path) -> None:
     result = read_run(done / "result.json")
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)
     old = {"kind": "Confidence", "slope": 11.0, "offset": 7.3, "precision": 0.9, "threshold": 0.5, "coverage": 1.0}
     (tmp_path / "result.json").write_text(json.dumps({**result, "confidence": old}))
-    with pytest.raises(ConfigError, match="was trained before confidence knew of strangers; train it anew"):
+    with pytest.raises(ConfigError, match="was trained when confidence was another; train it anew"):
         asker(tmp_path)
 
 

@@ -10,10 +10,10 @@ from regard.recipes.confidence import Said, calibrated
 
 
 def drawn(count: int, seed: int = 0) -> tuple[list[Said], list[bool]]:
-    """Answers that are right as often as 1 / (1 + exp(-(2 answer + 0.5 name + 8))) says."""
+    """Answers that are right as often as 1 / (1 + exp(-(2 odds + 0.5 name + 8))) says."""
     source = random.Random(seed)
     said = [Said(source.uniform(-5, 0), source.uniform(-20, 0)) for _ in range(count)]
-    return said, [source.random() < 1 / (1 + math.exp(-(2 * x.answer + 0.5 * x.name + 8))) for x in said]
+    return said, [source.random() < 1 / (1 + math.exp(-(2 * x.odds + 0.5 * x.name + 8))) for x in said]
 
 
 def alike(*answers: float) -> list[Said]:
@@ -23,10 +23,10 @@ def alike(*answers: float) -> list[Said]:
 
 def test_the_curve_is_that_of_the_answers() -> None:
     found = calibrated(*drawn(20_000), precision=0.9)
-    assert found.answer == pytest.approx(2, abs=0.1)
+    assert found.odds == pytest.approx(2, abs=0.1)
     assert found.name == pytest.approx(0.5, abs=0.03)
     assert found.offset == pytest.approx(8, abs=0.4)
-    assert found.of(Said(-1.5, -10.0)) == pytest.approx(0.5, abs=0.02)
+    assert found.of(Said(math.log(0.25), -16 + 4 * math.log(3))) == pytest.approx(0.5, abs=0.02)
     assert 0 < found.of(Said(-1e9, -1e9)) < found.of(Said(1e9, 1e9)) < 1
 
 
@@ -48,6 +48,27 @@ def test_no_answer_is_given_of_which_the_model_is_less_sure_than_was_asked(preci
     surely = calibrated(alike(*[-0.1] * 60, -2.0, -2.1), [True] * 60 + [False, True], 0.9)
     assert not surely.given(alike(-2.0)[0]), "sixty sure answers are no excuse for one that is not"
     assert surely.coverage == pytest.approx(60 / 62)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_model_that_is_nearly_certain_of_everything_answers_much_of_what_it_knows(seed: int) -> None:
+    """As real ones are: 99.5 % sure where they are right, 94 where they are wrong, and half of what is made up."""
+    source = random.Random(seed)
+
+    def people(count: int, unsure: float, least: float, most: float) -> list[Said]:
+        return [Said(-(10 ** source.gauss(unsure, 0.6)), source.uniform(least, most)) for _ in range(count)]
+
+    right, wrong, made_up = people(176, -2.3, -30, -8), people(24, -1.2, -30, -8), people(200, -0.2, -60, -27)
+    found = calibrated([*right, *wrong, *made_up], [True] * 176 + [False] * 224, 0.9)
+    assert sum(map(found.given, right)) > 120
+    assert sum(map(found.given, wrong)) <= 6
+    assert not any(map(found.given, made_up))
+
+
+def test_probabilities_that_float32_rounds_to_one_are_equally_likely() -> None:
+    assert Said(0.0, 0.0).odds == Said(-1e-9, 0.0).odds == pytest.approx(math.log(1e7), rel=1e-3)
+    assert Said(math.log(0.5), 0.0).odds == pytest.approx(0)
+    assert Said(-800.0, 0.0).odds == -800
 
 
 def test_strangers_are_told_by_their_names_where_answers_do_not_tell() -> None:
@@ -74,7 +95,7 @@ def test_what_is_likelier_but_not_better_counts_for_nothing() -> None:
     said = [Said(-0.1 * number, -40.0 + number) for number in range(40)]
     found = calibrated(said, [number < 20 for number in range(40)], 0.9)
     assert found.name == 0
-    assert found.answer > 0
+    assert found.odds > 0
 
 
 def test_a_stricter_precision_answers_less() -> None:

@@ -154,7 +154,7 @@ def test_the_real_form_is_the_stated_protocol() -> None:
 def test_the_recipe_is_read_with_what_it_expects() -> None:
     found = recipe("translation")
     assert "99 %" in found.expected
-    assert "BLEU on held-out pairs" in found.expected
+    assert "BLEU on test2016" in found.expected
     assert found.settings(real=True) == real()
     assert found.settings(real=False) == built_in()
 
