@@ -146,9 +146,7 @@ def asker(folder: Path, store: Path | None = None) -> Asker:
         raise ConfigError(f"{folder} holds a run of {recipe.name!r}; questions are answered by one of 'birthplaces'")
     about = read(folder / RESULT, "confidence")["confidence"]
     if "odds" not in about:  # it was fitted to something else
-        raise ConfigError(
-            f"{folder} was trained when confidence was another; train it anew: regard train birthplaces"
-        )
+        raise ConfigError(f"{folder} was trained when confidence was another; train it anew: regard train birthplaces")
     confidence = from_json(f"{folder / RESULT}: confidence", Confidence, about)
     return Asker(folder, settings, model.eval(), letters, confidence, facts(store or folder / "facts.sqlite"))
 

@@ -26,7 +26,7 @@ class Said(NamedTuple):
 
     @property
     def odds(self) -> float:
-        """Of the answer, as a logarithm: where nearly all is certain, they tell 99 % from 99.9, and probability hardly."""
+        """Of the answer, as a logarithm: of nearly certain answers they tell 99 % from 99.9, and probability hardly."""
         answer = min(SUREST, self.answer)
         return answer - math.log(-math.expm1(answer))
 
