@@ -9,11 +9,13 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.output import show_json, tell
-from regard.cli.train import Data, Device, Json, progress, show_figures, unheard
+from regard.cli.train import Json, progress, show_figures, unheard
 from regard.cli.typed import typed
 
 if TYPE_CHECKING:
     from regard.recipes.asking import Asker
+
+STEPS = 300  # of training, where the model learns what it was told
 
 
 def command(
@@ -25,16 +27,21 @@ def command(
     ] = None,
     answer: Annotated[str | None, typer.Option(help="The right answer, to be kept; asks nobody")] = None,
     learn: Annotated[bool, typer.Option("--learn", help="Train on with the answers that were kept")] = False,
-    steps: Annotated[int, typer.Option(help="--learn: steps of training")] = 300,
-    data: Data = None,
-    device: Device = None,
+    steps: Annotated[int | None, typer.Option(help="--learn: steps of training [300]")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="--learn: the data, where the run does not find them any more")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="--learn: cpu, cuda ... [a GPU where there is one]")] = None,
     json: Json = False,
 ) -> None:
     """Answer a question, look it up, or ask for the answer and keep it. Exit code 1: nobody knows."""
     if (question is None) != learn:
         raise ConfigError("ask a question, or give --learn: one of the two")
     if learn:
-        return learn_facts(folder, store, data, device, steps, json)
+        return learn_facts(folder, store, data, device, STEPS if steps is None else steps, json)
+    for name, value in (("--steps", steps), ("--data", data), ("--device", device)):
+        if value is not None:
+            raise ConfigError(f"{name} {value} is for --learn; a question is answered without")
     assert question is not None
     from regard.data.facts import compared
     from regard.recipes.asking import asker, stricter
@@ -52,11 +59,12 @@ def command(
         show_json(asdict(reply))
     elif reply.answer is not None:
         print(reply.answer)
-        said = "the store of facts" if reply.source == "store" else f"the model, {reply.confidence:.0%} sure"
+        said = "the store of facts" if reply.source == "store" else f"the model, {percent(reply.confidence)} sure"
         tell(f"from {said}")
     else:
-        guess = "" if reply.guess is None else f"; the model's guess is {reply.guess!r}, {reply.confidence:.0%} sure"
-        tell(f"nobody knows{guess}")
+        guess = f"the model's guess is {reply.guess!r}, {percent(reply.confidence)} sure"
+        unread = 'the model reads questions such as "Where was Ada Lovelace born?", in letters it has learned'
+        tell(f"nobody knows; {unread if reply.guess is None else guess}")
         if sys.stdin.isatty():
             told = typer.prompt("What is right? (nothing to skip)", default="", show_default=False, err=True).strip()
             if told:
@@ -68,12 +76,18 @@ def command(
     return None
 
 
+def percent(confidence: float) -> str:
+    """In whole percents, never rounded up: 99.6 % is not everything."""
+    return f"{int(100 * confidence)}%"
+
+
 def keep(asking: "Asker", question: str, answer: str, json: bool) -> None:
     """Put an answer into the store, and say so where the model is sure of another, which goes before the store's."""
     asking.store.keep(question, answer)
     reply = asking.reply(question)
-    sure = f"; the model is {reply.confidence:.0%} sure of {reply.answer!r} and will say so until `regard ask --learn`"
-    tell(f"kept in {asking.store.file}{'' if reply.answer == answer.strip() else sure}")
+    sure = f"; the model is {percent(reply.confidence)} sure of {reply.answer!r}"
+    still = "" if reply.answer == answer.strip() else f"{sure} and will say so until `regard ask --learn`"
+    tell(f"kept in {asking.store.file}{still}")
     if json:
         kept = {"question": question.strip(), "answer": answer.strip()}
         show_json({"kept": kept, "store": str(asking.store.file), "reply": asdict(reply)})

@@ -31,6 +31,7 @@ class Parallel(StrEnum):
 
 
 Data = Annotated[Path | None, typer.Option(help="A folder or file with real data; the built-in set unless given")]
+Moved = Annotated[Path | None, typer.Option(help="The data, where the run does not find them any more")]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
@@ -112,7 +113,7 @@ def command(
 
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="The folder of a finished run")],
-    data: Data = None,
+    data: Moved = None,
     device: Device = None,
     json: Json = False,
 ) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 from regard.base.config import from_json, to_json
 from regard.base.errors import ConfigError, RegardError
 from regard.base.lock import only_one_in
-from regard.data.birthplaces import Question
+from regard.data.birthplaces import QUESTION, Question
 from regard.data.characters import Characters
 from regard.data.corruption import MASK, PAD
 from regard.data.facts import Fact, Facts, facts
 from regard.models.gpt import GPT
 from regard.recipes import birthplaces
 from regard.recipes.confidence import Confidence, Said
-from regard.recipes.familiar import familiarity
+from regard.recipes.familiar import familiarity, name_in
 from regard.recipes.gaps import Asked, answers
 from regard.recipes.recipe import RESULT, Outcome, Place, finished, keep
 from regard.recipes.runs import read
@@ -23,6 +23,8 @@ from regard.train.optimiser import AdamW
 from regard.train.plan import Plan
 from regard.train.schedule import Linear
 
+SHARE = 0.02  # of the questions, and of the texts, that is one fact to be learned; all have half of them at most
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -30,7 +32,7 @@ class Reply:
 
     answer      None where neither the model nor the store knows
     source      "model", "store" or "nobody"
-    guess       what the model would have said; None where it cannot read the question
+    guess       what the model would have said; None where it cannot read the question, or is asked in other words
     confidence  the share of such guesses that are right
     """
 
@@ -62,6 +64,8 @@ class Asker:
     def guess(self, question: str) -> tuple[str | None, float]:
         """The model's likeliest answer and how sure it is, whatever the threshold."""
         asked = as_learned(question)
+        if not name_in(asked):  # of questions in other words nothing is known
+            return None, 0.0
         try:
             (text,) = answers(self.model, self.letters, [asked])
         except RegardError:  # a character it never saw, or more of them than fit
@@ -87,14 +91,13 @@ class Asker:
         told = [fact for fact in kept if self._readable(fact)]
         for fact in kept:
             if not self._readable(fact):
-                place.tell(f"cannot be learned, for its letters or its length: {fact.question} {fact.answer}")
+                place.tell(f"stays in the store alone, for its form, letters or length: {fact.question} {fact.answer}")
         new = [fact for fact in told if not fact.learned]
         if not new:
             raise ConfigError(f"{self.store.file} holds nothing that {self.folder / 'model'} has not learned and could")
         found = birthplaces.data(place.data, self.settings)
         asked_for = [Question(as_learned(fact.question), fact.answer) for fact in told]
-        # a fact comes about as often as all old questions together have turns
-        asked = [*found.train, *asked_for * max(1, len(found.train) // len(asked_for))]
+        asked = [*found.train, *asked_for * _times(len(asked_for), len(found.train))]
         plan = Plan(
             steps=steps, batch=32, optimiser=AdamW(rate=rate, decay=0.01), schedule=Linear(warmup=steps // 10),
             seed=self.settings.seed,
@@ -102,7 +105,7 @@ class Asker:
         # as texts too, with the name where a question has it: of a question only the answer is learned, and a name that
         # was never read stays that of a stranger
         texts = [f"{each.text} {each.place}"[self.settings.offset :] for each in asked_for]
-        texts *= max(1, len(found.texts) // len(texts))
+        texts *= _times(len(texts), len(found.texts))
         found = replace(found, texts=(*found.texts, *texts), subjects=(*found.subjects, *[""] * len(texts)))
         reading = birthplaces.gap_task(self.settings, found, self.letters, plan.batch, Asked(0.5, asked))
         task = replace(reading, held=asked_for, seed=self.settings.seed + len(told))
@@ -130,13 +133,23 @@ class Asker:
         return read(self.folder / RESULT, "figures")["figures"], self.confidence
 
     def _readable(self, fact: Fact) -> bool:
-        text = as_learned(fact.question) + fact.answer
-        return not set(text) - set(self.letters.alphabet) and len(text) + 3 <= self.model.config.context
+        asked = as_learned(fact.question)
+        text = asked + fact.answer
+        spelled = not set(text) - set(self.letters.alphabet)
+        return bool(name_in(asked)) and spelled and len(text) + 3 <= self.model.config.context
+
+
+def _times(new: int, old: int) -> int:
+    """How often each of what is new comes beside what is old, so that it has its share of both together."""
+    share = min(0.5, SHARE * new)
+    return max(1, round(share / (1 - share) * old / new))
 
 
 def as_learned(question: str) -> str:
-    """A question as the model has seen questions: one blank between words, and a mark at the end."""
-    return " ".join(question.split()).rstrip("?!. ") + "?"
+    """A question as the model has seen questions: one blank between words, a mark at the end, and their capitals."""
+    asked = " ".join(question.split()).rstrip("?!. ") + "?"
+    name = name_in(asked)
+    return QUESTION.format(name=name) if name else asked
 
 
 def asker(folder: Path, store: Path | None = None) -> Asker:
@@ -145,7 +158,7 @@ def asker(folder: Path, store: Path | None = None) -> Asker:
     if recipe.name != "birthplaces" or not isinstance(model, GPT) or not isinstance(letters, Characters):
         raise ConfigError(f"{folder} holds a run of {recipe.name!r}; questions are answered by one of 'birthplaces'")
     about = read(folder / RESULT, "confidence")["confidence"]
-    if "odds" not in about:  # it was fitted to something else
+    if "ceiling" not in about:  # it was fitted in another form
         raise ConfigError(f"{folder} was trained when confidence was another; train it anew: regard train birthplaces")
     confidence = from_json(f"{folder / RESULT}: confidence", Confidence, about)
     return Asker(folder, settings, model.eval(), letters, confidence, facts(store or folder / "facts.sqlite"))

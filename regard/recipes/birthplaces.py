@@ -4,7 +4,7 @@ Expected: built-in all of 50 questions about people never asked in training (98 
 (--form unread); of the real set 90 %, with rotary or learned positions, 50 % by --form course and by --form
 synthesizer with pretraining.steps=5000.
 Time: built-in one minute of one core; the real set four to six minutes on one H200 that five other runs share.
-Memory: built-in under 1 GB; the real set 5.8 GB of the GPU's.
+Memory: built-in under 1 GB; the real set 5.7 GiB of the GPU's.
 """
 
 from collections.abc import Sequence
@@ -333,7 +333,7 @@ def unheard_of(settings: Settings, found: Set) -> list[str]:
     """Questions about strangers: as many as were kept back, to fit confidence by, and then others to judge it by."""
     asked = (each.text for each in (*found.train, *found.held, *found.test))
     count = len(found.held) + len(found.test)
-    return strangers(found.train, (*found.texts, *asked, *settings.told), count, settings.seed)
+    return strangers(found.train, (*found.texts, *asked, *settings.told), count, settings.seed, settings.told)
 
 
 def heard(model: GPT, letters: Characters, questions: Sequence[Question]) -> tuple[list[Said], list[bool]]:

@@ -37,6 +37,7 @@ class Confidence:
 
     odds       how much the curve rises with the log-odds of the answer
     name       how much it rises with the log-probability of the name
+    ceiling    the most that so few right answers can show: after n of them the next is right in n + 1 of n + 2 cases
     precision  the share of right answers that was asked for among those given
     threshold  the confidence that reaches it, as questions kept back show; above 1 where they show it of none
     coverage   the share of those questions that were answered, those about strangers among them
@@ -45,6 +46,7 @@ class Confidence:
     odds: float
     name: float
     offset: float
+    ceiling: float
     precision: float
     threshold: float
     coverage: float
@@ -54,7 +56,7 @@ class Confidence:
         if said.name == -math.inf:
             return 0.0
         height = self.odds * said.odds + self.name * said.name + self.offset
-        return 1 / (1 + math.exp(-min(30.0, max(-30.0, height))))  # never 1: nothing is that sure
+        return min(self.ceiling, 1 / (1 + math.exp(-min(30.0, max(-30.0, height)))))
 
     def given(self, said: Said) -> bool:
         return self.of(said) >= self.threshold
@@ -72,7 +74,10 @@ def calibrated(said: Sequence[Said], right: Sequence[bool], precision: float) ->
     if not right or len(right) != len(said):
         raise ConfigError(f"there are {len(said)} answers and {len(right)} verdicts on them")
     odds, name, offset = _fitted(said, right)
-    curve = Confidence(odds=odds, name=name, offset=offset, precision=precision, threshold=NEVER, coverage=0.0)
+    ceiling = (sum(right) + 1) / (sum(right) + 2)  # Laplace's rule of succession
+    curve = Confidence(
+        odds=odds, name=name, offset=offset, ceiling=ceiling, precision=precision, threshold=NEVER, coverage=0.0
+    )
     order = sorted(zip(map(curve.of, said), right, strict=True), reverse=True)
     threshold, coverage, hits = NEVER, 0.0, 0
     for count, (sure, hit) in enumerate(order, 1):

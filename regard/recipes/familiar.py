@@ -19,9 +19,10 @@ BEFORE, AFTER = QUESTION.split("{name}")
 
 
 def name_in(question: str) -> str:
-    """Whom a question asks about; empty where it is of another form."""
-    asks = question.startswith(BEFORE) and question.endswith(AFTER)
-    return question[len(BEFORE) : len(question) - len(AFTER)] if asks else ""
+    """Whom a question asks about; empty where it is of another form. Capitals do not matter."""
+    first, last = len(BEFORE), len(question) - len(AFTER)
+    asks = (question[:first] + question[max(first, last) :]).lower() == (BEFORE + AFTER).lower()
+    return question[first:last] if asks else ""
 
 
 def familiarity(model: GPT, letters: Characters, questions: Sequence[str], at_once: int = 256) -> list[float]:

@@ -8,7 +8,7 @@ Expected: built-in GPT 1.32 nats per character on the test part (1.91 bits), aga
     the commonest 6 %).
 Time: built-in 130 seconds of one core for GPT and 120 for BERT; tinyshakespeare two minutes for GPT and six for BERT,
     on one H200 that five other runs share.
-Memory: built-in 0.7 GB; tinyshakespeare 2.7 GB of the GPU's for GPT and 3.5 GB for BERT.
+Memory: built-in 0.7 GB; tinyshakespeare 2.7 GiB of the GPU's for GPT and 3.4 GiB for BERT.
 """
 
 import math

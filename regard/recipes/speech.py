@@ -11,7 +11,7 @@ plan.batch=32, plan.precision=float32 and plan.compile=false, 99.3 % and 1.2 %),
 built-in and 215 ms for speech, by the settings.
 Time: built-in one minute of one core; real five minutes on an H200 that five other runs share, or with those settings
 eight of one core.
-Memory: built-in 1 GB; real 0.9 GB on a CPU, 1.2 GB of the GPU's.
+Memory: built-in 1 GB; real 0.9 GB on a CPU, 1.2 GiB of the GPU's.
 """
 
 from collections.abc import Callable

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from regard.data.birthplaces import QUESTION, Question
 from regard.recipes.familiar import name_in
@@ -9,7 +10,9 @@ from regard.recipes.familiar import name_in
 MANY = 20  # pairs of names that are looked at for each stranger
 
 
-def strangers(questions: Sequence[Question], heard: Iterable[str], count: int, seed: int) -> list[str]:
+def strangers(
+    questions: Sequence[Question], heard: Iterable[str], count: int, seed: int, told: Sequence[str] = ()
+) -> list[str]:
     """Questions about so many different strangers, or about as many as there can be.
 
     A stranger has the first names of somebody who is asked about, and the last name of another. That is harder to tell
@@ -17,18 +20,35 @@ def strangers(questions: Sequence[Question], heard: Iterable[str], count: int, s
 
     questions  whose people lend their names
     heard      texts and questions, in none of which a stranger stands
+    told       questions that were learned by themselves: two strangers in three have a part of such a name, which is
+               learned so well that the part alone may do
     """
-    names = [name for each in questions if (name := name_in(each.text))]
-    first = sorted({name.rpartition(" ")[0] or name for name in names})
-    last = sorted({name.rpartition(" ")[2] for name in names})
-    everything = "\n".join(heard)
     longest = max((len(each.text) for each in questions), default=0)
-    pairs = range(len(first) * len(last))
-    found: list[str] = []
-    # few of so many pairs are somebody, or too long
-    for pair in random.Random(seed).sample(pairs, min(len(pairs), MANY * count)):
-        name = f"{first[pair // len(last)]} {last[pair % len(last)]}"
+    everything = "\n".join(heard)
+    draw = random.Random(seed)
+    first, last = _parts(each.text for each in questions)
+    kinds = [_joined(first, last, MANY * count, draw)]
+    if told:
+        told_first, told_last = _parts(told)
+        kinds += [_joined(told_first, last, MANY * count, draw), _joined(first, told_last, MANY * count, draw)]
+    found: dict[str, None] = {}
+    for name in (name for names in zip_longest(*kinds) for name in names if name is not None):
         question = QUESTION.format(name=name)
+        # few of so many names are somebody's, or too long
         if len(found) < count and len(question) <= longest and name not in everything:
-            found.append(question)
-    return found
+            found[question] = None
+    return list(found)
+
+
+def _parts(questions: Iterable[str]) -> tuple[list[str], list[str]]:
+    """First names and last names of those whom questions are about."""
+    names = [name for each in questions if (name := name_in(each))]
+    first = sorted({name.rpartition(" ")[0] or name for name in names})
+    return first, sorted({name.rpartition(" ")[2] for name in names})
+
+
+def _joined(first: Sequence[str], last: Sequence[str], count: int, draw: random.Random) -> list[str]:
+    """Some of all names that first names and last names make."""
+    pairs = range(len(first) * len(last))
+    drawn = draw.sample(pairs, min(len(pairs), count))
+    return [f"{first[pair // len(last)]} {last[pair % len(last)]}" for pair in drawn]

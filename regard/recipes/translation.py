@@ -3,7 +3,8 @@
 Expected: built-in at least 99 % of numbers in words, never seen in training, to the letter; Multi30k English to German
 41 BLEU on test2016 (lower-cased, tokenised, beam of 5) with 2.6 M parameters.
 Time: built-in one minute of one core; Multi30k nine minutes on one H200 that five other runs share.
-Memory: built-in 1 GB; Multi30k 27 GB of the GPU's, which the allocator keeps since batches differ in width.
+Memory: built-in 1 GB; Multi30k 26 GiB of the GPU's, most of which the allocator keeps since batches differ in
+width.
 """
 
 import random

@@ -2,7 +2,7 @@
 
 Expected: built-in 98 % of digits it has not seen; 80 % of 5,000 images of CIFAR-100 that were held out.
 Time: built-in one minute of one core; CIFAR-100 17 minutes on one H200 that five other runs share.
-Memory: built-in 1 GB; CIFAR-100 6.7 GB of the GPU's.
+Memory: built-in 1 GB; CIFAR-100 6.6 GiB of the GPU's.
 """
 
 from collections.abc import Mapping

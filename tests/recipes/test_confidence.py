@@ -71,6 +71,12 @@ def test_probabilities_that_float32_rounds_to_one_are_equally_likely() -> None:
     assert Said(-800.0, 0.0).odds == -800
 
 
+def test_nothing_is_surer_than_so_few_right_answers_can_show() -> None:
+    few = calibrated(alike(*[-1e-4] * 30, -9.0), [True] * 30 + [False], 0.9)
+    assert few.of(Said(0.0, -7.0)) == 31 / 32
+    assert few.given(Said(0.0, -7.0))
+
+
 def test_strangers_are_told_by_their_names_where_answers_do_not_tell() -> None:
     source = random.Random(3)
     known = [Said(source.uniform(-0.3, 0), source.uniform(-17, -11)) for _ in range(31)]

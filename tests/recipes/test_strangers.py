@@ -36,6 +36,15 @@ def test_strangers_are_those_of_the_seed_and_as_many_as_were_asked_for() -> None
     assert found != strangers(some, [], 13, seed=4)
 
 
+def test_names_that_were_told_lend_their_parts_to_two_strangers_in_three() -> None:
+    some = asked(*(f"{one}ada {other}olo" for one, other in zip("BCDFGHJ", "KLMNPQR", strict=True)))
+    told = ["Where was Zed Zi born?"]
+    found = strangers(some, told, 15, seed=3, told=told)
+    assert len(found) == len({*found}) == 15
+    assert sum("Zed" in each for each in found) == sum("Zi" in each for each in found) == 5
+    assert told[0] not in found
+
+
 def test_questions_of_another_form_lend_no_names() -> None:
     assert strangers([Question("Who was Ada Lovelace?", "x"), Question("Where was born?", "x")], [], 5, seed=0) == []
     assert strangers([], [], 5, seed=0) == []
