@@ -5,6 +5,7 @@ losses and counts are exact, so several processes learn what one would have lear
 """
 
 import copy
+import gc
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -60,6 +61,8 @@ def joined(parallel: str = "data", device: str | None = None) -> Iterator[World]
             yield Pieces(rank, size, where, mesh=init_device_mesh(where.type, (size,)))
     finally:
         dist.destroy_process_group()
+        # a wrapped model is in a cycle and holds the group, whose threads abort the process if they outlive Python
+        gc.collect()
 
 
 def _own(device: str | None) -> torch.device:

@@ -27,11 +27,15 @@ LEARNED = [(2, name) for name in PLANS] + [(4, "accumulated"), (4, "last")]
 TOLERANCE = {"float16": 1e-3, "sharded-muon": 1e-2}
 
 
-def together(size: int, *args: Any) -> None:
-    """So many processes with the environment that torchrun gives them, which is much slower to start."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+def together(size: int, *args: Any) -> None:
+    """So many processes with the environment that torchrun gives them, which is much slower to start."""
+    port = free_port()
     processes = [start(worker, rank, size, port, *map(str, args)) for rank in range(size)]
     for process in processes:
         process.join(120)
@@ -119,6 +123,21 @@ def test_one_process_goes_on_with_what_two_began(
     (tmp_path / "run").symlink_to(source)
     resumed = fit(Tiny(), Points(), PLANS["last"], folder=tmp_path / "run", resume=True)
     assert resumed.losses == [(step, pytest.approx(loss, rel=1e-6)) for step, loss in alone["last"].losses]
+
+
+def test_no_thread_of_the_group_is_left_when_processes_part(root: Path, tmp_path: Path) -> None:
+    told = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+    }
+    # a process of its own: a forked one may have no cycle
+    command = [sys.executable, str(root / "tests" / "train" / "together.py"), "part", str(tmp_path)]
+    subprocess.run(command, env={**os.environ, **told, "PYTHONPATH": str(root)}, check=True, timeout=240)
+    within, after = json.loads((tmp_path / "threads.json").read_text())
+    assert within > after == 0
 
 
 def test_a_worker_that_dies_is_restarted_and_the_run_goes_on(

@@ -5,9 +5,11 @@ It is started by torchrun, or by `start` as torchrun would:
 together.py learn OUT        every plan both ways; the leader writes losses and weights
 together.py learn OUT FROM   two plans; and go on from the states that others wrote, and write them anew
 together.py die OUT          one process kills itself once, in the middle of a run
+together.py part OUT         the leader writes how many threads gloo has within a run, and after it
 together.py hold OUT         the leader writes how many bytes it holds of each part of a run, and takes in a step
 """
 
+import gc
 import json
 import os
 import shutil
@@ -115,6 +117,19 @@ def die(out: Path) -> None:
         told(world, out, "died", fit(Tiny(), task, PLANS["last"], folder=out / "run", resume=True, world=world))
 
 
+def part(out: Path) -> None:
+    gc.disable()  # so that nothing is collected by chance
+    with joined("data", device="cpu") as world:
+        fit(Tiny(), Points(), PLANS["last"], world=world)
+        within = gloo_threads()
+    if world.leads:
+        (out / "threads.json").write_text(json.dumps([within, gloo_threads()]))
+
+
+def gloo_threads() -> int:
+    return sum("gloo" in each.read_text() for each in Path("/proc/self/task").glob("*/comm"))
+
+
 def hold(out: Path) -> None:
     """Bytes of parameters and buffers, of what the optimiser and the averaging remember, and of gradients."""
     with joined("sharded", device="cpu") as world:
@@ -160,7 +175,7 @@ def worker(rank: int, size: int, port: int, *args: str) -> None:
 
 def main(what: str, *paths: str) -> None:
     torch.set_num_threads(1)
-    {"learn": learn, "die": die, "hold": hold}[what](*map(Path, paths))
+    {"learn": learn, "die": die, "part": part, "hold": hold}[what](*map(Path, paths))
 
 
 if __name__ == "__main__":
