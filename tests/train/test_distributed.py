@@ -133,7 +133,7 @@ def test_no_thread_of_the_group_is_left_when_processes_part(root: Path, tmp_path
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(free_port()),
     }
-    # a process of its own: a forked one may have no cycle
+    # a process of its own, as torchrun starts them: in a forked one the cycle is gone by itself
     command = [sys.executable, str(root / "tests" / "train" / "together.py"), "part", str(tmp_path)]
     subprocess.run(command, env={**os.environ, **told, "PYTHONPATH": str(root)}, check=True, timeout=240)
     within, after = json.loads((tmp_path / "threads.json").read_text())
