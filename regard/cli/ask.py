@@ -15,8 +15,6 @@ from regard.cli.typed import typed
 if TYPE_CHECKING:
     from regard.recipes.asking import Asker
 
-STEPS = 300  # of training, where the model learns what it was told
-
 
 def command(
     question: Annotated[str | None, typer.Argument(help='Such as "Where was Ada Lovelace born?"')] = None,
@@ -38,7 +36,7 @@ def command(
     if (question is None) != learn:
         raise ConfigError("ask a question, or give --learn: one of the two")
     if learn:
-        return learn_facts(folder, store, data, device, STEPS if steps is None else steps, json)
+        return learn_facts(folder, store, data, device, steps, json)
     for name, value in (("--steps", steps), ("--data", data), ("--device", device)):
         if value is not None:
             raise ConfigError(f"{name} {value} is for --learn; a question is answered without")
@@ -94,9 +92,9 @@ def keep(asking: "Asker", question: str, answer: str, json: bool) -> None:
 
 
 def learn_facts(
-    folder: Path, store: Path | None, data: Path | None, device: str | None, steps: int, json: bool
+    folder: Path, store: Path | None, data: Path | None, device: str | None, steps: int | None, json: bool
 ) -> None:
-    from regard.recipes.asking import asker
+    from regard.recipes.asking import STEPS, asker
     from regard.recipes.recipe import Place
     from regard.recipes.runs import data_of
     from regard.train.distributed import joined
@@ -105,7 +103,7 @@ def learn_facts(
     data = data_of(folder, data)
     with joined("data", device) as world, progress(world.leads) as showing:
         place = Place(data=data, world=world, tell=tell if world.leads else unheard, show=showing)
-        new, figures = asking.learn(place, steps)
+        new, figures = asking.learn(place, STEPS if steps is None else steps)
     if not world.leads:
         return
     if json:

@@ -23,6 +23,7 @@ from regard.train.optimiser import AdamW
 from regard.train.plan import Plan
 from regard.train.schedule import Linear
 
+STEPS = 300  # of training, where the model learns what it was told
 SHARE = 0.02  # of the questions, and of the texts, that is one fact to be learned; all have half of them at most
 
 
@@ -76,7 +77,7 @@ class Asker:
         (name,) = familiarity(self.model, self.letters, [asked])
         return told, self.confidence.of(Said(text.log_probability, name))
 
-    def learn(self, place: Place, steps: int = 300, rate: float = 3e-4) -> tuple[list[Fact], dict[str, float]]:
+    def learn(self, place: Place, steps: int = STEPS, rate: float = 3e-4) -> tuple[list[Fact], dict[str, float]]:
         """Train on with all facts that were told, and leave the model in the folder; what it knows now, and figures.
 
         Texts and old questions are read along, so that what is new does not drive out what was known.

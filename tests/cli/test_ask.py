@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from regard.cli import app
+from regard.cli.ask import percent
 from regard.data.tokenizers import load_tokenizer
 from regard.models.files import load, save
 from regard.models.gpt import GPT
@@ -43,6 +44,23 @@ def test_what_is_no_utf8_is_refused_in_one_line(folder: Path, words: tuple[str, 
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert f"{origin}, line 1, byte 1: 0xFF is not UTF-8 (invalid start byte); convert it to UTF-8" in ran.stderr
     assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", [("--steps", "3"), ("--data", "nowhere"), ("--device", "tape")])
+def test_what_is_for_learning_is_refused_beside_a_question(folder: Path, option: tuple[str, str]) -> None:
+    ran = regard("ask", QUESTION, "--folder", str(folder), *option)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert f"{' '.join(option)} is for --learn; a question is answered without" in ran.stderr
+
+
+def test_who_asks_in_other_words_is_told_which_are_read(folder: Path) -> None:
+    ran = regard("ask", "Whence came Ada Nemo?", "--folder", str(folder))
+    assert ran.exit_code == 1
+    assert 'nobody knows; the model reads questions such as "Where was Ada Lovelace born?"' in ran.stderr
+
+
+def test_nothing_is_rounded_up_to_certainty() -> None:
+    assert [percent(each) for each in (0.0, 0.5, 0.9, 0.996)] == ["0%", "50%", "90%", "99%"]
 
 
 def test_an_answer_that_is_kept_is_told_as_json(folder: Path, tmp_path: Path) -> None:

@@ -384,20 +384,28 @@ def test_strangers_of_the_judgement_are_others_than_those_of_the_fit_and_not_tho
     assert len(asked) == len(set(asked)) == 11 + 30
     told = replace(settings, told=tuple(asked[:5]))
     assert not {*birthplaces.unheard_of(told, found)} & {*asked[:5]}
+    alien = replace(settings, told=("Where was Zed Zo born?",))
+    assert sum("Zed " in each or " Zo " in each for each in birthplaces.unheard_of(alien, found)) >= 0.6 * (11 + 30)
 
 
-@pytest.mark.slow
-def test_who_shares_a_part_of_a_name_that_was_told_stays_a_stranger(tmp_path: Path) -> None:
-    recipe("birthplaces").run(birthplaces.built_in(), Place(folder=tmp_path))
+@pytest.mark.parametrize(("facts", "share"), [(1, 0.02), (5, 0.1), (40, 0.5)])
+def test_a_fact_is_a_fiftieth_of_what_is_read_and_all_facts_are_half_at_most(
+    facts: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny(steps=1, people=200)
+    recipe("birthplaces").run(settings, Place(folder=tmp_path))
     asking = asker(tmp_path)
-    asking.store.keep("Where was Zed Zedson born?", "Vienna")
+    told = [f"Where was Ada {one}o{other} born?" for one in "BDKLM" for other in "adeilnor"][:facts]
+    for each in told:
+        asking.store.keep(each, "Bern")
+    seen: list[GapTask] = []
+    monkeypatch.setattr("regard.recipes.asking.fit", lambda _, task, *__, **___: seen.append(task))
     asking.learn(Place())
-    learned = asker(tmp_path)
-    reply = learned.reply("Where was Zed Zedson born?")
-    assert (reply.answer, reply.source) == ("Vienna", "model")
-    names = [each.text.split()[2:4] for each in birthplaces.data(None, learned.settings).train]
-    joined = [f"Where was {name} born?" for first, last in names for name in (f"{first} Zedson", f"Zed {last}")]
-    assert sum(learned.reply(each).source == "model" for each in joined) <= 0.05 * len(joined)
+    (task,) = seen
+    questions = [each.text in told for each in task.mixed[0].questions]
+    texts = [any(each[settings.offset :] in text for each in told) for text in task.texts]
+    assert sum(questions) / len(questions) == pytest.approx(share, rel=0.2)
+    assert sum(texts) / len(texts) == pytest.approx(share, rel=0.2)
 
 
 @pytest.mark.slow
