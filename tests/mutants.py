@@ -52,12 +52,23 @@ def add(scores: Tensor, term: Term, q: Tensor, beta: float, grid: Grid) -> Tenso
     return term.bind(q, beta)(scores, grid)
 
 
+def hide(visible: Tensor, hidden: Tensor) -> Tensor:
+    return visible & ~hidden
+
+
+def centre(bias: Tensor, visible: Tensor) -> Tensor:
+    """What is added, less the largest visible number of its row: only differences count, and large numbers round."""
+    top = bias.expand_as(visible).masked_fill(~visible, -math.inf).amax(-1, keepdim=True) if bias.numel() else bias
+    return bias - top.detach().masked_fill(top.isneginf(), 0)
+
+
 def weigh(scores: Tensor, visible: Tensor, beta: float) -> Tensor:
     hidden, awake = ~visible, visible.any(-1, keepdim=True)
     if math.isinf(beta):
         scores = scores.masked_fill(hidden, -math.inf)
         best = visible & (scores == scores.amax(-1, keepdim=True))
         return best / best.sum(-1, keepdim=True).clamp(min=1)
+    scores = torch.where(awake, scores, 0)
     return scores.masked_fill(hidden & awake, -math.inf).softmax(-1) * awake if scores.numel() else scores
 
 
@@ -66,8 +77,8 @@ def mix(weights: Tensor, v: Tensor) -> Tensor:
 
 
 STEPS = {
-    "see": see, "clear": clear, "spread": spread, "sharpness": sharpness, "score": score, "add": add, "weigh": weigh,
-    "drop": drop_weights, "mix": mix,
+    "see": see, "hide": hide, "clear": clear, "spread": spread, "sharpness": sharpness, "score": score, "add": add,
+    "centre": centre, "weigh": weigh, "drop": drop_weights, "mix": mix,
 }  # fmt: skip
 
 
@@ -91,11 +102,16 @@ def naive(
     q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
     grid = whole_grid(places or Places.last_rows(i, j), b, h, i, j, q.device)
     visible = step.see(as_mask(mask).to(q.device), grid).expand(b, h, i, j)
+    terms = as_terms(scores)
+    for hidden in (term.hidden(grid) for term in terms):
+        visible = visible if hidden is None else step.hide(visible, hidden)
     k, v = (step.spread(step.clear(x, visible), h) for x in (k, v))
     beta = step.sharpness(beta, c)
     total = step.score(q, k, beta)
-    for term in as_terms(scores):
-        total = step.add(total, term, q, beta, grid)
+    bias = torch.zeros((), dtype=q.dtype, device=q.device)
+    for term in terms:
+        bias = step.add(bias, term, q, beta, grid)
+    total = total + step.centre(bias, visible) if terms else total
     weights = step.drop(step.weigh(total, visible, beta), dropout)
     return step.mix(weights, v).to(dtype)
 
@@ -563,3 +579,65 @@ def counts_t5_from_key_to_query(q, k, v, **rest):
 
 def backwards(kind: type[Term], scores: Tensor, term: Term, q: Tensor, beta: float, grid: Grid) -> Tensor:
     return add(scores, term, q, beta, standing_at(grid, grid.j, grid.i) if isinstance(term, kind) else grid)
+
+
+class FromLogSumExp(torch.autograd.Function):
+    """Softmax attention whose backward pass computes the weights once more, as fused kernels do."""
+
+    @staticmethod
+    def forward(ctx, scores, v):
+        ctx.save_for_backward(scores, v, scores.logsumexp(-1, keepdim=True))
+        return scores.softmax(-1) @ v
+
+    @staticmethod
+    def backward(ctx, grad):
+        scores, v, lse = ctx.saved_tensors
+        weights = (scores - lse).exp()
+        of_weights = grad @ v.mT
+        mean = (grad * (weights @ v)).sum(-1, keepdim=True)
+        return weights * (of_weights - mean), weights.mT @ grad
+
+
+@mutant("gradients_hold_at_every_magnitude")
+def computes_weights_again_from_the_log_sum_exp(q, k, v, **rest):
+    """Right at small scores; at large ones the log-sum-exp has no digits left for the sum."""
+    kept = {}
+
+    def keep(scores: Tensor, visible: Tensor, beta: float) -> Tensor:
+        kept["scores"] = scores.masked_fill(~visible & visible.any(-1, keepdim=True), -math.inf)
+        return weigh(scores, visible, beta)
+
+    return naive(q, k, v, **rest, weigh=keep, mix=lambda weights, v: FromLogSumExp.apply(kept["scores"], v))
+
+
+@mutant("gradients_hold_at_every_magnitude")
+def adds_large_numbers_as_they_are(q, k, v, **rest):
+    """A row of -1e9 then leaves no digits of the scores."""
+    return naive(q, k, v, **rest, centre=lambda bias, visible: bias)
+
+
+@mutant("gradients_hold_at_every_magnitude")
+def clamps_large_scores(q, k, v, **rest):
+    return naive(q, k, v, **rest, score=lambda *args: score(*args).clamp(-1e4, 1e4))
+
+
+@mutant("visible_nan_gives_nan")
+def takes_nan_for_hidden(q, k, v, **rest):
+    def blind(scores: Tensor, visible: Tensor, beta: float) -> Tensor:
+        return weigh(scores.nan_to_num(0.0), visible & ~scores.isnan(), beta)
+
+    return naive(q, k, v, **rest, weigh=blind)
+
+
+@mutant("a_score_of_minus_infinity_hides")
+def adds_minus_infinity_like_any_number(q, k, v, **rest):
+    """NaN in a hidden value goes on: 0 * NaN."""
+    return naive(q, k, v, **rest, hide=lambda visible, hidden: visible)
+
+
+@mutant("a_score_of_plus_infinity_makes_its_row_nan")
+def lets_plus_infinity_take_all_weight(q, k, v, **rest):
+    def winner(scores: Tensor, visible: Tensor, beta: float) -> Tensor:
+        return weigh(scores.masked_fill(visible & (scores.isnan() | (scores == math.inf)), 1e30), visible, beta)
+
+    return naive(q, k, v, **rest, weigh=winner, centre=lambda bias, visible: bias)

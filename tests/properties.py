@@ -30,7 +30,7 @@ from regard import (
     window,
 )
 from regard.core.scores import Term
-from tests.tolerance import GRADIENT, OUTPUT, too_far
+from tests.tolerance import GRADIENT, OUTPUT, error, too_far
 
 Attention = Callable[..., Tensor]
 Property = Callable[[Attention], None]
@@ -95,11 +95,13 @@ def shown(attention: Attention, i: int, j: int, mask: Mask) -> Tensor:
     return read_weights(attention, 0 * q, k, mask=mask)[0, 0] > 0
 
 
-def gradients(attention: Attention, q: Tensor, k: Tensor, v: Tensor, **rest: object) -> tuple[Tensor, ...]:
-    """The output, and the gradients of q, k and v for one fixed upstream gradient."""
+def gradients(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, *, rounded: torch.dtype | None = None, **rest: object
+) -> tuple[Tensor, ...]:
+    """The output, and the gradients of q, k and v for one fixed upstream gradient, rounded like the output."""
     q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
     out = attention(q, k, v, **rest)
-    upstream = noise(*out.shape, seed=9, dtype=out.dtype)
+    upstream = noise(*out.shape, seed=9, dtype=rounded or out.dtype).to(out.dtype)
     return out.detach(), *torch.autograd.grad(out, (q, k, v), upstream, materialize_grads=True)
 
 
@@ -140,7 +142,7 @@ class NoNaN(TorchDispatchMode):
 
 
 def textbook(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, bias: Tensor | float = 0.0, beta: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, bias: Tensor | float = 0.0, beta: float | None = None, fused=False
 ) -> Tensor:
     """Attention as textbooks write it, in the precision of its inputs; every row has to see something."""
     share = q.shape[1] // k.shape[1]
@@ -148,6 +150,8 @@ def textbook(
     k, v = k[:, own], v[:, own]
     scores = (q[:, :, :, None] * k[:, :, None]).sum(-1) * (q.shape[-1] ** -0.5 if beta is None else beta) + bias
     scores = scores.masked_fill(~visible, -torch.inf)
+    if fused:
+        return scores.softmax(-1) @ v
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     return (weights / weights.sum(-1, keepdim=True)) @ v
 
@@ -858,3 +862,103 @@ def t5_buckets_count_from_query_to_key(attention: Attention) -> None:
         expected = textbook(q, k, v, (j - i).abs() <= 1, bias)
         out = attention(q, k, v, mask=window(before=1, after=1), scores=t5_buckets(table, reach=16))
         assert_near(out, expected, "a T5 bucket is not that of j - i")
+
+
+@rule
+def gradients_hold_at_every_magnitude(attention: Attention) -> None:
+    """Large scores, whether q . k or beta or what is added makes them so. A kernel that computes weights once more
+    from a log-sum-exp that has lost its digits is wrong here and nowhere else."""
+    i, j = positions(SHORT, 13)
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v = draw(SHORT, 13, dtype=dtype)
+        low = torch.zeros(SHORT, 13, device=_device)
+        low[3], low[5], low[7, 2:4] = -1e9, torch.finfo(torch.float32).min, 1e9
+        cases = {
+            "beta=2^10": ({"beta": 2.0**10}, 0.0),
+            "beta=2^20": ({"beta": 2.0**20}, 0.0),
+            "beta=-2^27": ({"beta": -(2.0**27)}, 0.0),
+            "rows of very negative scores": ({"scores": additive(low)}, _centred(low, j <= i)),
+        }
+        for size in (64.0, 2.0**12, 2.0**18):
+            case = {"q": q.sign() * size, "k": k.sign() * size}
+            _near_textbook(attention, case["q"], case["k"], v, {}, 0.0, f"ties near {size**2:.0e} in {dtype}")
+        for name, (rest, bias) in cases.items():
+            _near_textbook(attention, q, k, v, rest, bias, f"{name} in {dtype}")
+
+
+def _centred(bias: Tensor, visible: Tensor) -> Tensor:
+    """The same in float64 with the largest visible number of each row at 0: what is right without any rounding."""
+    bias = bias.double()
+    return bias - bias.masked_fill(~visible, -torch.inf).amax(-1, keepdim=True)
+
+
+def _near_textbook(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, rest: dict[str, object], bias: Tensor | float, name: str
+) -> None:
+    i, j = positions(q.shape[2], k.shape[2])
+    beta = rest.get("beta")
+    actual = gradients(attention, q, k, v, mask=causal(), **rest)
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, turn: int = 0) -> Tensor:
+        added = bias if isinstance(bias, float) else bias.to(q.dtype)
+        return textbook(q.roll(turn, -1), k.roll(turn, -1), v, j <= i, added, beta, fused=turn % 2 > 0)
+
+    truth = gradients(exact, *(x.double() for x in (q, k, v)), rounded=q.dtype)
+    # the error of one order of summation is a matter of luck, so the worst of several counts
+    tries = [gradients(exact, *(x.float() for x in (q, k, v)), rounded=q.dtype, turn=turn) for turn in range(4)]
+    for which, (x, z) in enumerate(zip(actual, truth, strict=True)):
+        naive = max((y[which].to(x.dtype) for y in tries), key=lambda y, z=z: error(y, z))
+        wrong = too_far(x, naive, z, GRADIENT)
+        assert not wrong, f"{RESULTS[which]} at {name}: {wrong}"
+
+
+@rule
+def visible_nan_gives_nan(attention: Attention) -> None:
+    """In q, k, v or what is added: every query that sees it gets NaN, and no query of another sequence or head."""
+    for n in (SHORT, LONG):
+        for name in ("q", "k", "v", "scores"):
+            q, k, v = draw(n, n)
+            added = torch.zeros(2, 6, n, n, device=_device)
+            {"q": q, "k": k, "v": v, "scores": added}[name][1, 2, n - 2, 1] = torch.nan
+            out = attention(q, k, v, mask=window(before=3), **({"scores": additive(added)} if name == "scores" else {}))
+            heads = slice(2, 3) if name in ("q", "scores") else slice(4, 6)
+            rows = slice(n - 2, n) if name in ("k", "v") else slice(n - 2, n - 1)
+            touched = out[1, heads, rows]
+            bad = touched[..., 1] if name == "v" else touched
+            if name == "scores":  # the pair (n - 2, 1) is behind the window: a hidden NaN
+                assert out.isfinite().all() == (n > 5), "a NaN among scores that the mask hides"
+                continue
+            assert bad.isnan().all(), f"NaN in {name} is visible to queries that do not get NaN"
+            others = torch.ones(2, 6, dtype=torch.bool, device=_device)
+            others[1, heads] = False
+            assert out[others].isfinite().all(), f"NaN in {name} reaches other sequences or heads"
+
+
+@rule
+def a_score_of_minus_infinity_hides(attention: Attention) -> None:
+    """Like a mask: no weight, zeros where nothing is left, and whatever k and v hold there stays there."""
+    for n in (SHORT, LONG):
+        i, j = positions(n, n)
+        visible = (j != 4) & (i != 7)
+        hiding = additive(torch.zeros(n, n, device=_device).masked_fill(~visible, -torch.inf))
+        q, k, v = draw(n, n)
+        clean = gradients(attention, q, k, v, mask=causal() & Mask.of("rows", lambda i, j: (j != 4) & (i != 7)))
+        for poison in (1.0, torch.nan, torch.inf):
+            dirty_k, dirty_v = k.clone(), v.clone()
+            dirty_k[:, :, 4], dirty_v[:, :, 4] = poison, poison
+            for x, actual, expected in zip(
+                RESULTS, gradients(attention, q, dirty_k, dirty_v, mask=causal(), scores=hiding), clean, strict=True
+            ):
+                assert_near(actual, expected, f"-inf added where k and v hold {poison} changes {x}")
+
+
+@rule
+def a_score_of_plus_infinity_makes_its_row_nan(attention: Attention) -> None:
+    for n in (SHORT, LONG):
+        q, k, v = draw(n, n)
+        added = torch.zeros(n, n, device=_device)
+        added[6, 3] = added[5, 9] = torch.inf  # the second pair is hidden by the mask
+        out = attention(q, k, v, mask=causal(), scores=additive(added))
+        assert out[:, :, 6].isnan().all(), "+inf is a weight"
+        others = torch.arange(n, device=_device) != 6
+        assert out[:, :, others].isfinite().all(), "+inf reaches other rows"

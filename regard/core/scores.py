@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.base.axes import read, spelled
@@ -34,6 +34,10 @@ class Term(ABC):
 
     def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit everything)
         """Raise where the term was made for another number of heads or positions."""
+
+    def hidden(self, grid: Grid) -> Bool[Tensor, "..."] | None:
+        """The pairs that this term hides because it adds -inf to their scores; None where it never does."""
+        return None
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The values this term was made with, learned or not."""
@@ -126,7 +130,10 @@ class Shaw(Term):
 
 @dataclass(frozen=True, repr=False)
 class Softcap(Term):
-    """cap tanh(s / cap): no score is larger than the cap. Gemma 2, arXiv:2408.00118."""
+    """cap tanh(s / cap): no score is larger than the cap. Gemma 2, arXiv:2408.00118.
+
+    Scores of NaN and infinity stay what they are, so that -inf goes on hiding its key.
+    """
 
     cap: float
     name = "softcap"
@@ -137,7 +144,13 @@ class Softcap(Term):
 
     def bind(self, q: Tensor, beta: float) -> Bound:
         cap = self.cap
-        return lambda scores, grid: torch.tanh(scores / cap) * cap
+
+        def press(scores: Tensor, grid: Grid) -> Tensor:
+            finite = scores.abs() < math.inf
+            # zeros inside keep the gradient of tanh at NaN, which is NaN times zero, out of hidden scores
+            return torch.where(finite, torch.tanh(torch.where(finite, scores, 0) / cap) * cap, scores)
+
+        return press
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -164,7 +177,7 @@ class Sink(Term):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Additive(Term):
-    """s + values: any tensor that broadcasts to the scores."""
+    """s + values: any tensor that broadcasts to the scores. A value of -inf hides its key like a mask."""
 
     values: Float[Tensor, "*bh i j"]
     name = "additive"
@@ -173,18 +186,31 @@ class Additive(Term):
         return self.name, tuple(size == 1 for size in (1, 1, *self.values.shape)[-4:])  # lengths may change
 
     def bind(self, q: Tensor, beta: float) -> Bound:
-        sizes = (1, 1, *self.values.shape)[-4:]
-        values = self.values.to(q.dtype).reshape(sizes)
-        told = [axis for axis in range(4) if sizes[axis] != 1]
-        squeezed = values.reshape([sizes[axis] for axis in told])
+        look_up = self._look_up(self.values.to(q.dtype))
 
         def add(scores: Tensor, grid: Grid) -> Tensor:
-            if grid.whole:
-                return scores + values
-            index = tuple((grid.batch, grid.head, grid.row, grid.column)[axis] for axis in told)
-            return scores + (squeezed[index] if told else squeezed)
+            values = look_up(grid)
+            # a hidden score is -inf even where q . k is NaN
+            return torch.where(values == -math.inf, values, scores + values)
 
         return add
+
+    def hidden(self, grid: Grid) -> Bool[Tensor, "..."]:
+        return self._look_up(self.values)(grid) == -math.inf
+
+    def _look_up(self, values: Tensor) -> Callable[[Grid], Tensor]:
+        """The values of the pairs of a grid."""
+        sizes = (1, 1, *values.shape)[-4:]
+        used = [axis for axis in range(4) if sizes[axis] != 1]
+        values, squeezed = values.reshape(sizes), values.reshape([sizes[axis] for axis in used])
+
+        def look_up(grid: Grid) -> Tensor:
+            if grid.whole:
+                return values
+            index = tuple((grid.batch, grid.head, grid.row, grid.column)[axis] for axis in used)
+            return squeezed[index] if used else squeezed
+
+        return look_up
 
     def check(self, q: Tensor, j: int) -> None:
         wanted = (*q.shape[:-1], j)
@@ -275,7 +301,7 @@ def sink(logits: Float[Tensor, "h"]) -> Term:
 
 
 def additive(values: Float[Tensor, "*bh i j"]) -> Term:
-    """Any tensor that broadcasts to (b, h, i, j), added to the scores."""
+    """Any tensor that broadcasts to (b, h, i, j), added to the scores; -inf hides a key like a mask."""
     if not isinstance(values, Tensor):
         raise DtypeError(
             f"additive takes a floating tensor, not {type(values).__name__}; make it one with torch.tensor(...)"

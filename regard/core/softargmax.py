@@ -13,8 +13,8 @@ from regard.base.numbers import LARGEST, real
 def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1) -> Float[Tensor, "*axes"]:
     """Weights exp(beta s) / sum exp(beta s) along an axis. Larger beta is sharper.
 
-    0 gives the mean of what is visible, infinity the largest score (ties share). A score of -inf is invisible and
-    weighs nothing at any beta; where all are invisible, all weights are zero.
+    0 gives the mean of what is visible, infinity the largest score (ties share). A score of -inf is hidden and weighs
+    nothing at any beta; where all are hidden, all weights are zero. NaN or +inf makes all weights of its row NaN.
     """
     beta = as_beta(beta)
     if not isinstance(scores, Tensor):
@@ -25,13 +25,17 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
         raise ConfigError(f"axis is {axis!r}, but scores have {scores.ndim} axes; take one of them by its number")
     if scores.numel() == 0:
         return scores * 1.0  # there is no largest of nothing
-    visible = scores > -math.inf
+    if beta <= 0:
+        scores = scores.masked_fill(scores == math.inf, math.nan)  # times a negative beta it would be a hidden score
+    visible = scores != -math.inf  # NaN is visible
     awake = visible.any(axis, keepdim=True)
     if beta > LARGEST:
-        best = visible & (scores == scores.amax(axis, keepdim=True))
+        top = scores.detach().amax(axis, keepdim=True)  # NaN where the row holds one
+        best = visible & (scores == top)
         share = best.to(scores.dtype)
         flat = scores.masked_fill(torch.ones_like(visible), 0)  # zeros through which a gradient of zero flows back
-        return share / share.sum(axis, keepdim=True).clamp(min=1) + flat
+        weights = share / share.sum(axis, keepdim=True).clamp(min=1) + flat
+        return weights.masked_fill(top.isnan() | (top == math.inf), math.nan)
     # a blind row keeps finite scores and is zeroed afterwards: no NaN exists, forward or backward
     finite = torch.where(visible, scores, 0)
     if abs(beta) > 1e4:

@@ -72,8 +72,17 @@ def test_at_infinity_ties_share_whatever_the_scale(scale):
     assert out.tolist() == pytest.approx([0, 1 / 3, 0, 1 / 3, 1 / 3])
 
 
-def test_at_infinity_plus_infinity_is_the_largest():
-    assert softargmax(torch.tensor([2.0, INF, 3.0, INF]), INF).tolist() == [0, 0.5, 0, 0.5]
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0, -2.0, 1e30, -1e30, INF])
+@pytest.mark.parametrize(
+    "wrong", [[1.0, math.nan, 2.0], [-INF, math.nan, -INF], [1.0, INF, 2.0], [INF, INF, -INF]], ids=str
+)
+def test_nan_and_plus_infinity_make_their_row_nan(wrong, beta):
+    scores = torch.tensor([wrong, [1.0, -INF, 2.0]], requires_grad=True)
+    out = softargmax(scores, beta)
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+    out[1].sum().backward()
+    assert scores.grad[1].isfinite().all()
 
 
 def test_a_negative_beta_prefers_the_smallest():

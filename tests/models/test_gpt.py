@@ -338,3 +338,16 @@ def test_a_window_compiles_with_room_taken_once() -> None:
         assert torch.allclose(torch.cat(parts, 1), model(text), atol=2e-5)
         with pytest.raises(Exception, match="compile with Growing or Static"):
             step(text[:, :1], model.cache())
+
+
+@pytest.mark.parametrize("variant", ["learned", "grouped", "window"])
+def test_weights_of_nan_give_a_loss_of_nan(variant):
+    """In the projections of q and k alone too: attention must not take their NaN for hidden keys."""
+    for part in ("", "attention"):
+        model = GPT(VARIANTS[variant]).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if part in name:
+                    parameter.fill_(torch.nan)
+        logits = model(tokens())
+        assert functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()).isnan()

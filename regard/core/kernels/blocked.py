@@ -3,6 +3,7 @@
 Cost and memory follow the visible blocks, so a window costs what a window should, on the CPU too, and it trains.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,7 +18,7 @@ from regard.core.algebra import Full, Mask
 from regard.core.given import has_matrix
 from regard.core.grid import Grid, Places, key_positions
 from regard.core.kernels import sdpa
-from regard.core.kernels.call import Call
+from regard.core.kernels.call import Call, seen_keys, summed
 from regard.core.memo import Memo, joint_key
 from regard.core.tables import NONE, Blocks, BlockTable, Spans, sparsest_table, unseen_and_blind
 
@@ -122,11 +123,18 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         visible = (
             group.visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if group.visible.shape[1] > 1 else group.visible
         )
-        bias = None
+        bias, keys, values, hidden = None, _keys(k, group), _keys(v, group), None
         if terms:
-            bias = sdpa.summed(terms, _grid(call, plan.spans, group), call.q)
+            bias = summed(terms, _grid(call, plan.spans, group), call.q)
             bias = bias.expand(len(group.rows), b, h, SIZE, group.columns.shape[1] * SIZE).flatten(1, 2)
-        outs.append(sdpa.masked(blocks, _keys(k, group), _keys(v, group), visible, bias, sink, call.beta, call.dropout))
+        if bias is not None and call.hides_by_score:
+            seen = visible & (bias != -math.inf)
+            unseen, hidden = ~seen_keys(seen, keys.shape[1]), ~seen.any(-1, keepdim=True)
+            keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
+            # a blind row keeps finite scores inside the fused kernel
+            visible, bias = seen | hidden, bias.masked_fill(hidden, 0)
+        out = sdpa.masked(blocks, keys, values, visible, bias, sink, call.beta, call.dropout)
+        outs.append(out if hidden is None else out.masked_fill(hidden, 0))
     out = torch.cat(outs)  # r (b h) s e
     order = torch.cat([group.rows for group in plan.groups])
     if not torch.equal(order, torch.arange(len(order))):

@@ -1,6 +1,7 @@
 """One attention call, checked and settled: what a kernel is asked to compute."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,7 +12,7 @@ from regard.base.numbers import LARGEST
 from regard.core.algebra import Full, Mask
 from regard.core.grid import Grid, Places, whole_grid
 from regard.core.rules import Causal
-from regard.core.scores import Bound, Sink, Term
+from regard.core.scores import Additive, Bound, Sink, Term
 
 STEEP = 1e15
 
@@ -63,23 +64,65 @@ class Call:
         logits = [term.logits.to(self.q.device, exact) for term in self.terms if isinstance(term, Sink)]
         return torch.stack(logits).logsumexp(0) if logits else None
 
-    def grid(self) -> Grid:
+    def grid(self, rows: slice | None = None) -> Grid:
+        """All pairs of a query and a key, or those of some rows."""
         b, h, _, i, j, _, _ = self.sizes
-        return whole_grid(self.places, b, h, i, j, self.q.device)
+        grid = whole_grid(self.places, b, h, i, j, self.q.device)
+        return grid if rows is None else replace(grid, row=grid.row[rows], i=grid.i[rows], whole=False)
 
-    def visible(self) -> Bool[Tensor, "#b #h i j"] | None:
-        """The dense mask with all four axes, or None where everything is visible."""
-        if isinstance(self.mask, Full):
+    def visible(self, grid: Grid | None = None) -> Bool[Tensor, "#b #h i j"] | None:
+        """The dense mask with all four axes, less what terms hide with -inf; None where everything is visible."""
+        if isinstance(self.mask, Full) and not self.hides_by_score:
             return None
-        i, j = self.q.shape[2], self.k.shape[2]
-        seen = self.mask.see(self.grid())
+        grid = self.grid() if grid is None else grid
+        i, j = grid.row.shape[0], self.k.shape[2]
+        seen = self.mask.see(grid)
+        for term in self.terms:
+            hidden = term.hidden(grid)
+            seen = seen if hidden is None else seen & ~hidden
         return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
+
+    @property
+    def hides_by_score(self) -> bool:
+        """Whether a term may hide keys by adding -inf."""
+        return any(isinstance(term, Additive) for term in self.terms)
 
     def bound_terms(self) -> list[Bound]:
         if not self.terms:
             return []  # before q is copied in another dtype for nobody
         q = self.q.to(torch.promote_types(self.q.dtype, torch.float32))  # terms are as exact as scores are
         return [term.bind(q, self.beta) for term in self.terms]
+
+
+def summed(terms: list[Bound], grid: Grid, q: Tensor) -> Float[Tensor, "..."]:
+    """All additive terms of the grid's pairs as one tensor, in float32 or better."""
+    scores = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    for term in terms:
+        scores = term(scores, grid)
+    return scores
+
+
+def centred_bias(
+    bias: Float[Tensor, "..."] | None,
+    visible: Bool[Tensor, "#n #h i j"] | None,
+    sink: Float[Tensor, "h"] | None,
+    i: int,
+    j: int,
+) -> Float[Tensor, "#n #h i jj"]:
+    """What is added to scores: the bias, -inf where hidden, and the sink as one more column. The largest of a row is 0.
+
+    Only differences within a row count. Without this, a row of -1e9 would leave no digits of the scores themselves.
+    """
+    bias = torch.zeros((), dtype=sink.dtype, device=sink.device) if bias is None and sink is not None else bias
+    assert bias is not None
+    shape = torch.broadcast_shapes(bias.shape, (1, 1 if sink is None else len(sink), i, j))
+    added = bias.expand(shape) if visible is None else torch.where(visible, bias.expand(shape), -math.inf)
+    if sink is not None:
+        added = torch.cat([added, sink.to(added)[:, None, None].expand(*added.shape[:-1], 1)], -1)
+    if not added.shape[-1]:
+        return added
+    top = added.detach().amax(-1, keepdim=True)
+    return added - top.masked_fill(top == -math.inf, 0)
 
 
 def seen_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:

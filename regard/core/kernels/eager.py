@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core.checks import exactly
-from regard.core.kernels.call import Call, seen_keys
+from regard.core.kernels.call import Call, centred_bias, seen_keys, summed
+from regard.core.scores import Bound
 from regard.core.softargmax import softargmax
 
 SUMMARY = "the whole matrix, step by step, in float32 or better"
@@ -16,8 +17,7 @@ SUMMARY = "the whole matrix, step by step, in float32 or better"
 def refusals(call: Call) -> list[str]:
     if call.steep and call.terms:
         names = ", ".join(term.name for term in call.terms)
-        lost = f"at beta={call.beta:g} only the largest q . k counts, so {names} would be lost"
-        return [f"{lost}; use a large finite beta, or drop the terms"]
+        return [f"at beta={call.beta:g} only the largest q . k counts, so {names} would be lost; drop the terms"]
     return []
 
 
@@ -33,10 +33,21 @@ def memory(call: Call) -> int:
 
 
 def run(call: Call) -> Float[Tensor, "b h i e"]:
-    b, h, g, i, j, _, _ = call.sizes
     exact = torch.promote_types(call.q.dtype, torch.float32)
-    q, k, v = call.q.to(exact), call.k.to(exact), call.v.to(exact)
-    visible = call.visible()
+    return attention(call, call.q.to(exact), call.k.to(exact), call.v.to(exact)).to(call.q.dtype)
+
+
+def attention(
+    call: Call,
+    q: Float[Tensor, "b h i c"],
+    k: Float[Tensor, "b g j c"],
+    v: Float[Tensor, "b g j e"],
+    rows: slice | None = None,
+) -> Float[Tensor, "b h i e"]:
+    """The attention of a call in the dtype of q, k and v; or of some rows of it, whose queries q then are."""
+    b, h, g, _, j, _, _ = call.sizes
+    grid = call.grid(rows)
+    visible = call.visible(grid)
     if visible is not None:
         keep = seen_keys(visible, g)
         k, v = k.masked_fill(~keep, 0), v.masked_fill(~keep, 0)
@@ -46,16 +57,32 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
     # a large beta is left to softargmax, which centres scores first; terms, which come after beta, are refused there
     if not call.steep:
         scores = scores * call.beta
-    if call.terms:
-        grid = call.grid()
-        for bound in call.bound_terms():
-            scores = bound(scores, grid)
+    sink = None if call.sink is None else call.sink.to(q.dtype)
+    terms = _bound(call, q, rows)
+    if terms and all(term.additive or term.name == "sink" for term in call.terms):
+        added = centred_bias(summed(terms, grid, q), visible, sink, q.shape[2], j)
+        scores = (scores if sink is None else torch.nn.functional.pad(scores, (0, 1))) + added
+    else:
+        for term in terms:
+            scores = term(scores, grid)
+        if sink is not None:
+            scores = torch.cat([scores, sink[:, None, None].expand(b, h, q.shape[2], 1)], -1)
     if visible is not None:
-        scores = scores.masked_fill(~visible, -math.inf)
-    if call.sink is not None:
-        scores = torch.cat([scores, call.sink.to(exact)[:, None, None].expand(b, h, i, 1)], -1)
+        # what is hidden may be NaN, and so may be what was added to it
+        hidden = ~visible if sink is None else torch.nn.functional.pad(~visible, (0, 1))
+        scores = scores.masked_fill(hidden, -math.inf)
     weights = softargmax(scores, beta=call.beta if call.steep else 1.0)[..., :j]
     weights = torch.nn.functional.dropout(weights, call.dropout)
     with exactly(q):
         out = torch.einsum("bgrij,bgje->bgrie", weights.unflatten(1, (g, h // g)), v)
-    return out.flatten(1, 2).to(call.q.dtype)
+    return out.flatten(1, 2)
+
+
+def _bound(call: Call, q: Tensor, rows: slice | None) -> list[Bound]:
+    """The terms, bound to all queries: some look up a row by its number."""
+    if not call.terms:
+        return []
+    if rows is not None:
+        before, after = call.q[:, :, : rows.start].to(q), call.q[:, :, rows.start + q.shape[2] :].to(q)
+        q = torch.cat((before, q, after), 2)
+    return [term.bind(q, call.beta) for term in call.terms]

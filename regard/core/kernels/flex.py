@@ -3,8 +3,10 @@
 Each combination of mask and terms is compiled once, for all lengths.
 """
 
+import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,11 @@ from torch import Tensor
 from regard.core.algebra import Full, Mask
 from regard.core.given import has_matrix
 from regard.core.grid import Grid, Places
+from regard.core.kernels import eager
 from regard.core.kernels.call import Call, in_transform
+from regard.core.kernels.gradients import Guard
 from regard.core.memo import Memo, joint_key
-from regard.core.scores import Bound
+from regard.core.scores import Additive, Bound
 from regard.core.tables import ALL, SOME, block_table, unseen_and_blind
 
 if TYPE_CHECKING:
@@ -128,6 +132,16 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
     k, v = call.k, call.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
+    for term in call.terms:
+        if isinstance(term, Additive) and (unseen := _unseen_by_score(term, k.shape[1])) is not None:
+            k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
+    guard = None
+    if _training(call):
+        learned = "the score terms are learned" if _learned_terms(call) else ""
+        call = _raised(call)
+        guard = Guard(partial(eager.attention, call), learned)
+        q, k, v = guard.enter(call.q, k, v)
+        call = replace(call, q=q)
     sink = call.sink
     terms = call.bound_terms()
     if not _usual(call):
@@ -138,7 +152,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         call.q,
         k,
         v,
-        sink is not None,
+        sink is not None or guard is not None,
         score_mod=_score_mod(terms, _positions(call.places, call.q.device)) if terms else None,
         block_mask=plan.blocks,
         scale=call.beta if _usual(call) else 1.0,
@@ -146,11 +160,40 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         kernel_options=plan.options,
     )
     out: Tensor = result
-    if sink is not None:
+    if sink is not None or guard is not None:
         out, aux = result
+    if guard is not None:
+        lse = aux.lse.detach() if plan.blind is None else aux.lse.detach().masked_fill(plan.blind[..., 0], 0)
+        out = guard.leave(out, lse.abs().amax())
+    if sink is not None:
         # a sink is one more exponential in the sum: what is left for the keys is sigmoid(lse - sink)
         out = out * torch.sigmoid(aux.lse - sink[:, None])[..., None].to(out.dtype)
     return out if plan.blind is None else out.masked_fill(plan.blind, 0)
+
+
+def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None:
+    """The keys that a tensor of scores hides from all queries with -inf; None where it has no axis of keys."""
+    values = term.values.detach().reshape((1, 1, *term.values.shape)[-4:])
+    if values.shape[-1] == 1:
+        return None
+    unseen = (values == -math.inf).all(-2)
+    return (unseen if unseen.shape[1] == 1 else unseen.unflatten(1, (g, -1)).all(2))[..., None]
+
+
+def _raised(call: Call) -> Call:
+    """The call with added rows that are very negative throughout raised to 0, as rows of a padded text are.
+
+    Only differences within a row count, unless a cap or a sink sees the scores themselves.
+    """
+    if not all(term.additive for term in call.terms):
+        return call
+    terms = []
+    for term in call.terms:
+        if isinstance(term, Additive) and term.values.shape[-1] > 1:
+            top = term.values.detach().amax(-1, keepdim=True)
+            term = Additive(term.values - top.masked_fill((top > -1e3) | (top == -math.inf), 0))
+        terms.append(term)
+    return replace(call, terms=tuple(terms))
 
 
 def _usual(call: Call) -> bool:

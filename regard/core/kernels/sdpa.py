@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from regard.base.tensors import is_hollow
 from regard.base.tracing import constant
 from regard.core.algebra import Full
-from regard.core.grid import Grid
-from regard.core.kernels.call import Call, in_transform, seen_keys
-from regard.core.scores import Bound
+from regard.core.kernels.call import Call, centred_bias, in_transform, seen_keys, summed
+from regard.core.kernels.gradients import TRACED_LIMIT, Guard, bound, dense_rows, flash_on_cpu, needs_gradient, poisoned
 
 SUMMARY = "torch's fused attention; cuDNN first on Hopper"
 SHORT = 1 << 20  # entries: 4 MiB in float32
+SHORTEST = 32  # keys; at least the width of the CPU's vectors
 # cuDNN's kernel measured 1.75x torch's flash kernel on an H200 (4 x 16 heads x 4096 x 128, bfloat16)
 _HOPPER_ORDER = [
     SDPBackend.CUDNN_ATTENTION,
@@ -75,6 +76,8 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         visible = visible | ~awake  # a blind row keeps finite scores and is zeroed below
     terms = call.bound_terms()
     bias = summed(terms, call.grid(), call.q) if terms else None
+    if bias is not None and awake is not None and call.hides_by_score:
+        bias = bias.masked_fill(~awake, 0)
     out = masked(call.q, k, v, visible, bias, call.sink, call.beta, call.dropout)
     return out if awake is None else out.masked_fill(~awake, 0)
 
@@ -91,14 +94,6 @@ def with_lse(call: Call) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i
     return out, lse.reshape(q.shape[:3])
 
 
-def summed(terms: list[Bound], grid: Grid, q: Tensor) -> Float[Tensor, "..."]:
-    """All additive terms of the grid's pairs as one tensor."""
-    scores = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-    for term in terms:
-        scores = term(scores, grid)
-    return scores
-
-
 def masked(
     q: Float[Tensor, "n h i c"],
     k: Float[Tensor, "n g j c"],
@@ -112,17 +107,9 @@ def masked(
     """The fused kernel behind a dense mask in which no row is blind; the sink is one more key of value zero."""
     added: Tensor | None = visible
     if bias is not None or sink is not None:
-        bias = q.new_zeros(()) if bias is None else bias
-        shape = torch.broadcast_shapes(bias.shape, (1, 1 if sink is None else len(sink), q.shape[2], k.shape[2]))
-        added = bias.expand(shape) if visible is None else torch.where(visible, bias.expand(shape), -math.inf)
+        added = centred_bias(bias, visible, sink, q.shape[2], k.shape[2]).to(q.dtype)
         if sink is not None:
             k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
-            added = torch.cat([added, sink.to(added)[:, None, None].expand(*added.shape[:-1], 1)], -1)
-        if added.dtype != q.dtype and added.shape[-1]:
-            # only differences count: with the largest at zero, half precision rounds the ones that weigh least most
-            top = added.detach().amax(-1, keepdim=True)
-            added = added - top.masked_fill(top == -math.inf, 0)
-        added = added.to(q.dtype)
     return fused(q, k, v, beta, dropout, added=added)
 
 
@@ -136,16 +123,51 @@ def fused(
     causal: bool = False,
     added: Tensor | None = None,
 ) -> Float[Tensor, "n h i e"]:
+    """torch's fused attention, with exact gradients; `added` is a boolean mask or what is added to the scores."""
     c, e = q.shape[-1], v.shape[-1]
-    grouped = q.shape[1] != k.shape[1]
     # torch would leave its fused kernels for a last axis with gaps
     q, k, v = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (q, k, v))
     # zeros change neither a dot product nor the columns cut off below
     if q.device.type == "cpu" and c != e:
         q, k, v = (pad(x, (0, max(c, e) - x.shape[-1])) for x in (q, k, v))  # the CPU's fused kernel wants one width
-    with _cudnn_first() if q.device.type == "cuda" and _hopper(q.device.index or 0) else nullcontext():
-        out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
+    if q.device.type == "cuda":
+        out = _on_gpu(q, k, v, beta, dropout, causal, added)
+    else:
+        out = _on_cpu(q, k, v, beta, dropout, causal, added)
     return out if out.shape[-1] == e else out[..., :e]
+
+
+def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
+    traced = torch.compiler.is_compiling()
+    learning = needs_gradient(q, k, v) and not dropout and not needs_gradient(added)  # else torch takes its naive path
+    if learning and not traced and not is_hollow(q) and q.numel() and k.numel():
+        out = flash_on_cpu(q, k, v, added, causal, beta)
+    else:
+        grouped = q.shape[1] != k.shape[1]
+        out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
+    if learning and traced:
+        out = poisoned(out, bound(q, k, beta) > TRACED_LIMIT)
+    if added is None and (traced or 0 < k.shape[2] < SHORTEST):
+        # without a mask the CPU's kernel gives zeros where a short row of scores is NaN throughout, because of its
+        # query or of all its keys, among which the first always is
+        first = k[:, :, :1].isnan().any(-1, keepdim=True).repeat_interleave(q.shape[1] // k.shape[1], 1)
+        lost = q.isnan().any(-1, keepdim=True) | first.any(2, keepdim=True)
+        out = out * torch.ones_like(lost, dtype=out.dtype).masked_fill(lost, math.nan)
+    return out
+
+
+def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
+    grouped, learning, guard, passed = q.shape[1] != k.shape[1], needs_gradient(q, k, v), None, (q, k, v)
+    if learning and not torch.compiler.is_compiling() and not is_hollow(q):
+        lost = "dropout draws its own weights" if dropout else "the score terms are learned"
+        guard = Guard(dense_rows(added, causal, beta), lost if dropout or needs_gradient(added) else "")
+        passed = guard.enter(q, k, v)
+    with _cudnn_first() if _hopper(q.device.index or 0) else nullcontext():
+        out = scaled_dot_product_attention(*passed, added, dropout, causal, scale=beta, enable_gqa=grouped)
+    if not learning:
+        return out
+    largest = bound(q, k, beta)
+    return poisoned(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
 
 
 def unfused(call: Call) -> list[str]:

@@ -1,0 +1,227 @@
+"""Exact gradients of fused kernels at large scores.
+
+A fused kernel keeps one number for each row, the log-sum-exp, and its backward pass computes the weights again as
+exp(score - lse). In float32 a log-sum-exp of 1e9 has no digits left below 64, so these weights are wrong: the forward
+pass is right, the gradients are not. All kernels of torch do this: flash attention on the CPU, and flash, cuDNN,
+memory-efficient and flex attention on a GPU. Up to `limit` their gradients are about as exact as those of the naive
+method. Beyond it they are computed here from the scores themselves, some rows at a time.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.base.errors import KernelRefusedError
+from regard.core.checks import exactly
+
+TRACED_LIMIT = 3e4  # of the bound on scores in compiled code
+_AT_ONCE = 1 << 24  # scores held at once
+
+# Attention of some rows: q of these rows, k, v and which rows they are; returns their output
+RowAttention = Callable[[Tensor, Tensor, Tensor, slice], Tensor]
+
+
+def limit(q: Tensor) -> float:
+    """The largest |log-sum-exp| at which a fused backward pass is exact enough; measured, see docs/log.md."""
+    return 1e4 if q.device.type == "cuda" and q.element_size() == 2 else 1e3
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd records what is done to any of these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def gradients_by_rows(
+    attention: RowAttention, grad: Tensor, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v by autograd through the naive method, in float32 or better."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    if torch.is_grad_enabled():  # create_graph=True: these gradients may be differentiated again
+        with exactly(q):
+            out = attention(q.to(exact), k.to(exact), v.to(exact), slice(0, q.shape[2]))
+        own, of_keys, of_values = torch.autograd.grad(out, (q, k, v), grad.to(out.dtype), create_graph=True)
+        return own, of_keys, of_values
+    n, h, i, _ = q.shape
+    step = max(1, _AT_ONCE // max(1, n * h * k.shape[2]))
+    of_q, of_k, of_v = torch.empty_like(q), torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
+    for start in range(0, i, step):
+        rows = slice(start, start + step)
+        inputs = [x.detach().to(exact).requires_grad_() for x in (q[:, :, rows], k, v)]
+        with torch.enable_grad(), exactly(q):
+            out = attention(inputs[0], inputs[1], inputs[2], rows)
+        own, of_keys, of_values = torch.autograd.grad(out, inputs, grad[:, :, rows].to(out.dtype))
+        of_q[:, :, rows] = own.to(q.dtype)
+        of_k += of_keys
+        of_v += of_values
+    return of_q, of_k.to(k.dtype), of_v.to(v.dtype)
+
+
+def dense_rows(added: Tensor | None, causal: bool, beta: float) -> RowAttention:
+    """Softmax attention with a dense mask or bias, written out."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        scores = torch.einsum("ngric,ngjc->ngrij", q.unflatten(1, (k.shape[1], groups)), k).flatten(1, 2) * beta
+        if added is not None:
+            some = added[..., rows, :] if added.shape[-2] > 1 else added
+            scores = scores.masked_fill(~some, -math.inf) if some.dtype == torch.bool else scores + some
+        if causal:
+            row = torch.arange(rows.start, rows.start + q.shape[2], device=q.device)[:, None]
+            scores = scores.masked_fill(torch.arange(k.shape[2], device=q.device) > row, -math.inf)
+        weights = scores.softmax(-1).unflatten(1, (k.shape[1], groups))
+        return torch.einsum("ngrij,ngje->ngrie", weights, v).flatten(1, 2)
+
+    return attention
+
+
+def flash_on_cpu(
+    q: Float[Tensor, "n h i c"],
+    k: Float[Tensor, "n g j c"],
+    v: Float[Tensor, "n g j c"],
+    added: Tensor | None,
+    causal: bool,
+    beta: float,
+) -> Float[Tensor, "n h i c"]:
+    """torch's flash attention on the CPU, with exact gradients of q, k and v."""
+    if added is not None and added.dtype == torch.bool:
+        added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
+    out: Tensor = _FlashOnCpu.apply(q, k, v, added, causal, beta)[0]  # type: ignore[no-untyped-call]
+    return out
+
+
+def _split(beta: float, dtype: torch.dtype) -> tuple[float, float]:
+    """Two factors of beta: one for q and a power of two for the kernel.
+
+    The kernel rounds score * scale in other ways forward and backward, which makes gradients several times less exact
+    than the naive method's. By a power of two nothing is rounded. In half precision q itself would be rounded.
+    """
+    mantissa, exponent = math.frexp(beta)
+    if dtype.itemsize < 4 or mantissa in (0.0, 0.5, -0.5):
+        return 1.0, beta
+    return mantissa, math.ldexp(1.0, exponent)
+
+
+class _FlashOnCpu(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float
+    ) -> tuple[Tensor, Tensor, bool]:
+        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        factor, scale = _split(beta, q.dtype)
+        scaled = q if factor == 1.0 else q * factor
+        out, lse = attention(scaled, k, v, 0.0, causal, attn_mask=added, scale=scale)
+        large = not torch.linalg.vector_norm(lse, math.inf).item() <= limit(q)  # NaN is large
+        if large and scaled is not q:
+            # scores that tie exactly must go on to do so, which the rounding of q * factor would prevent
+            out, lse = attention(q, k, v, 0.0, causal, attn_mask=added, scale=beta)
+        return out, lse, large
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, bool]) -> None:
+        q, k, v, added, ctx.causal, ctx.beta = inputs
+        out, lse, ctx.large = output
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, added, out, lse)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad is None:  # as torch says that a gradient is zero
+            return (None,) * 6
+        q, k, v, added, out, lse = ctx.saved_tensors
+        if ctx.large:
+            grads = gradients_by_rows(dense_rows(added, ctx.causal, ctx.beta), grad, q, k, v)
+            return *grads, None, None, None
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        factor, scale = _split(ctx.beta, q.dtype)
+        scaled = q if factor == 1.0 else q * factor
+        of_q, of_k, of_v = backward(grad, scaled, k, v, out, lse, 0.0, ctx.causal, attn_mask=added, scale=scale)
+        return of_q if factor == 1.0 else of_q * factor, of_k, of_v, None, None, None
+
+
+class Guard:
+    """Watches one call of a fused kernel on a GPU and replaces its gradients where its scores are too large.
+
+    Nothing waits for the GPU in the forward pass: the largest score is copied to the host behind the kernel's back,
+    and read when the backward pass arrives.
+    """
+
+    def __init__(self, attention: RowAttention, refusal: str = "") -> None:
+        self.attention = attention
+        self.refusal = refusal  # why the naive method cannot stand in
+        self.grad: Tensor | None = None
+
+    def enter(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v for the kernel."""
+        passed: tuple[Tensor, Tensor, Tensor] = _Passed.apply(self, q, k, v)  # type: ignore[no-untyped-call]
+        return passed
+
+    def leave(self, out: Tensor, largest: Tensor) -> Tensor:
+        """The kernel's output, given its largest |score| or |log-sum-exp|."""
+        if torch.cuda.is_current_stream_capturing():
+            return poisoned(out, largest > limit(out))  # a graph cannot be steered: wrong gradients become NaN
+        self.largest = torch.empty((), dtype=largest.dtype, pin_memory=True)
+        self.largest.copy_(largest.detach(), non_blocking=True)
+        self.copied = torch.cuda.Event()
+        self.copied.record()
+        out.register_hook(self._receive)
+        return out
+
+    def _receive(self, grad: Tensor) -> None:
+        self.copied.synchronize()
+        large = not self.largest.item() <= limit(grad)  # NaN is large
+        if large and self.refusal:
+            reached = f"scores reach {self.largest.item():.1e}, where fused kernels have wrong gradients"
+            raise KernelRefusedError(f"{reached}, and {self.refusal}; use attend(..., kernel='eager')")
+        self.grad = grad if large else None
+
+
+class _Passed(torch.autograd.Function):
+    @staticmethod
+    def forward(guard: Guard, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return q.view_as(q), k.view_as(k), v.view_as(v)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.guard = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad, ctx.guard.grad = ctx.guard.grad, None
+        if grad is None:
+            return None, *grads
+        return None, *gradients_by_rows(ctx.guard.attention, grad, *ctx.saved_tensors)
+
+
+def bound(q: Tensor, k: Tensor, beta: float) -> Tensor:
+    """A number that no |beta q . k| exceeds."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    longest = [torch.linalg.vector_norm(x.detach(), dim=-1, dtype=exact).amax() for x in (q, k)]
+    largest: Tensor = longest[0] * longest[1] * abs(beta)
+    return largest
+
+
+def poisoned(out: Tensor, wrong: Tensor) -> Tensor:
+    """The same output; its gradient is NaN where `wrong`. For graphs, in which no other kernel can be chosen."""
+    marked: Tensor = _Poisoned.apply(out, wrong)  # type: ignore[no-untyped-call]
+    return marked
+
+
+class _Poisoned(torch.autograd.Function):
+    @staticmethod
+    def forward(out: Tensor, wrong: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (wrong,) = ctx.saved_tensors
+        return grad.masked_fill(wrong, math.nan), None

@@ -1,0 +1,208 @@
+"""Outputs and gradients of every kernel at every magnitude of scores, from 1e-3 to 1e12.
+
+The truth is float64; for float64 itself it is the extended precision of numpy's long double. A result may be twice
+(gradients: three times) as far from it as the naive method in the same dtype, and one ulp farther (16 in float64).
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from regard import Mask, additive, alibi, attend, causal, full, padding, sink, window
+from regard.base.errors import KernelRefusedError
+from tests.tolerance import GRADIENT, OUTPUT, ULPS_OF_FLOAT64, error, ulp
+
+B, H, G, N, J, C, E = 1, 4, 2, 67, 71, 19, 13
+SIZES = (1e-3, 1e-1, 1.0, 1e1, 1e2, 1e3, 1e4, 1e6, 1e9, 1e12)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+MASKS: dict[str, Callable[[], Mask]] = {
+    "full": full,
+    "causal": causal,
+    "window": lambda: causal() & window(before=9),
+    "padding": lambda: padding([J - 7]) & window(before=20, after=20),
+}
+KERNELS = (None, "eager", "sdpa", "blocked")
+
+
+@dataclass(frozen=True)
+class Case:
+    """q, k and v, what is added to their scores, beta and the mask."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: str
+    beta: float | None = None
+    added: Tensor | None = None  # float32 unless q is float64
+    slopes: Tensor | None = None
+    sink: Tensor | None = None
+
+    def terms(self) -> list[object]:
+        terms = [additive(self.added)] if self.added is not None else []
+        terms += [alibi(slopes=self.slopes)] if self.slopes is not None else []
+        return terms + ([sink(self.sink)] if self.sink is not None else [])
+
+    def visible(self) -> Tensor:
+        return MASKS[self.mask]().dense(N, J).expand(B, 1, N, J)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def spread(*shape: int, seed: int) -> Tensor:
+    """Numbers of both signs whose magnitudes run from 1e-3 to 1e12."""
+    source = torch.Generator().manual_seed(seed)
+    exponent = torch.rand(shape, generator=source, dtype=torch.float64) * 15 - 3
+    return 10.0**exponent * normal(*shape, seed=seed + 1).sign()
+
+
+def by_dot_product(dtype: torch.dtype, size: float, mask: str) -> Case:
+    """q and k share the factor, so that half precision holds them."""
+    most = 1e2 if dtype == torch.float16 else 1e12
+    own = min(size, most) ** 0.5
+    q, k, v = normal(B, H, N, C, seed=1) * own, normal(B, G, J, C, seed=2) * own, normal(B, G, J, E, seed=3)
+    return Case(q.to(dtype), k.to(dtype), v.to(dtype), mask, beta=C**-0.5 * size / own**2)
+
+
+def by_beta(dtype: torch.dtype, size: float, mask: str) -> Case:
+    q, k, v = normal(B, H, N, C, seed=4), normal(B, G, J, C, seed=5), normal(B, G, J, E, seed=6)
+    return Case(q.to(dtype), k.to(dtype), v.to(dtype), mask, beta=size * C**-0.5)
+
+
+def by_what_is_added(dtype: torch.dtype, size: float, mask: str) -> Case:
+    """Rows that are large throughout, of both signs, and rows in which one number is large."""
+    q, k, v = normal(B, H, N, C, seed=7), normal(B, G, J, C, seed=8), normal(B, G, J, E, seed=9)
+    added = normal(1, N, J, seed=10)
+    added[:, ::3] = -size
+    added[:, 1::6] += size
+    added[:, 4::6, 5::7] = -size
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return Case(q.to(dtype), k.to(dtype), v.to(dtype), mask, added=added.to(wide))
+
+
+def by_terms(dtype: torch.dtype, size: float, mask: str) -> Case:
+    q, k, v = normal(B, H, N, C, seed=11), normal(B, G, J, C, seed=12), normal(B, G, J, E, seed=13)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    slopes, logits = torch.tensor([0.5, 0.1, 2.0, 1.0]) * size, torch.tensor([0.0, 1.0, -1.0, 0.3]) * size
+    return Case(q.to(dtype), k.to(dtype), v.to(dtype), mask, slopes=slopes.to(wide), sink=logits.to(wide))
+
+
+def mixed(dtype: torch.dtype, size: float, mask: str) -> Case:
+    """Every magnitude up to the size in one row: in what is added, and for wide dtypes in k too."""
+    q, k, v = normal(B, H, N, C, seed=14), normal(B, G, J, C, seed=15), normal(B, G, J, E, seed=16)
+    if dtype in (torch.float64, torch.float32):
+        k = k * spread(B, G, J, 1, seed=17).abs().clamp(max=size)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    added = spread(N, J, seed=18).clamp(-size, size)
+    added[::5] = normal(len(added[::5]), J, seed=19)  # else one key would have all the weight in every row
+    return Case(q.to(dtype), k.to(dtype), v.to(dtype), mask, added=added.to(wide))
+
+
+SOURCES = {f.__name__: f for f in (by_dot_product, by_beta, by_what_is_added, by_terms, mixed)}
+
+
+def bias(case: Case, exact: torch.dtype) -> Tensor:
+    """What is added to q . k, with the sink as one more column and the largest visible number of a row at 0."""
+    total = torch.zeros(B, H, N, J, dtype=torch.float64)
+    if case.added is not None:
+        total = total + case.added.double()
+    if case.slopes is not None:
+        row, column = torch.arange(J - N, J)[:, None], torch.arange(J)[None]
+        total = total - case.slopes.double()[:, None, None] * (row - column).abs()
+    total = total.masked_fill(~case.visible(), -math.inf)
+    if case.sink is not None:
+        total = torch.cat([total, case.sink.double()[:, None, None].expand(B, H, N, 1)], -1)
+    top = total.amax(-1, keepdim=True)
+    return (total - top.masked_fill(top.isneginf(), 0)).to(exact)
+
+
+def naive(case: Case, exact: torch.dtype, turn: int = 0) -> list[Tensor]:
+    """The output and the gradients of q, k and v as a textbook computes them."""
+    q, k, v = (x.detach().to(exact).requires_grad_() for x in (case.q, case.k, case.v))
+    beta = C**-0.5 if case.beta is None else case.beta
+    turned = (q * beta if turn % 2 else q).roll(turn, -1), k.roll(turn, -1)
+    scores = turned[0] @ turned[1].repeat_interleave(H // G, 1).mT * (1.0 if turn % 2 else beta)
+    added = bias(case, exact)
+    scores = torch.nn.functional.pad(scores, (0, added.shape[-1] - J)) + added
+    blind = scores.isneginf().all(-1, keepdim=True)
+    weights = torch.where(blind, 0, scores).softmax(-1)[..., :J]
+    out = torch.where(blind, 0, weights @ v.repeat_interleave(H // G, 1))
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), upstream(case).to(exact))]
+
+
+def upstream(case: Case) -> Tensor:
+    return normal(B, H, N, E, seed=99).to(case.q.dtype)
+
+
+def extended(case: Case) -> list[Tensor]:
+    """The same in long double, with the gradients written out."""
+    q, k, v, g = (x.detach().double().numpy().astype(np.longdouble) for x in (case.q, case.k, case.v, upstream(case)))
+    k, v = (np.repeat(x, H // G, 1) for x in (k, v))
+    beta = np.longdouble(C**-0.5 if case.beta is None else case.beta)
+    scores = np.einsum("bhic,bhjc->bhij", q, k) * beta
+    added = bias(case, torch.float64).numpy().astype(np.longdouble)
+    scores = np.concatenate([scores, np.zeros((*scores.shape[:-1], added.shape[-1] - J), np.longdouble)], -1) + added
+    top = scores.max(-1, keepdims=True)
+    blind = np.isneginf(top)
+    with np.errstate(invalid="ignore", under="ignore"):
+        weights = np.exp(np.where(blind, 0, scores - np.where(blind, 0, top)))
+        weights = np.where(blind, 0, weights / weights.sum(-1, keepdims=True))[..., :J]
+        out = np.einsum("bhij,bhje->bhie", weights, v)
+        of_weights = np.einsum("bhie,bhje->bhij", g, v)
+        of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdims=True))
+        of_q = np.einsum("bhij,bhjc->bhic", of_scores, k) * beta
+        of_k, of_v = np.einsum("bhij,bhic->bhjc", of_scores, q) * beta, np.einsum("bhij,bhie->bhje", weights, g)
+    grouped = [x.reshape(B, G, H // G, J, -1).sum(2) for x in (of_k, of_v)]
+    return [torch.from_numpy(x.astype(np.float64)) for x in (out, of_q, *grouped)]
+
+
+def results(case: Case, kernel: str | None) -> list[Tensor]:
+    q, k, v = (x.detach().clone().requires_grad_() for x in (case.q, case.k, case.v))
+    out = attend(q, k, v, mask=MASKS[case.mask](), scores=case.terms() or None, beta=case.beta, kernel=kernel)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), upstream(case))]
+
+
+def cases() -> Iterator[tuple[str, torch.dtype, str]]:
+    """Each source in each dtype with one mask of its own, and in float32 with all of them."""
+    for number, (source, dtype) in enumerate(itertools.product(SOURCES, DTYPES)):
+        for own in MASKS if dtype == torch.float32 else [list(MASKS)[number % len(MASKS)]]:
+            yield source, dtype, own
+
+
+@pytest.mark.parametrize(("source", "dtype", "mask"), list(cases()), ids=str)
+def test_every_kernel_is_as_exact_as_the_naive_method(source, dtype, mask):
+    served = 0
+    for size in SIZES:
+        case = SOURCES[source](dtype, size, mask)
+        truth = extended(case) if dtype == torch.float64 else naive(case, torch.float64)
+        # half precision: what is right but for the rounding of the result
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        tries = [naive(case, wide, turn) for turn in range(4)]
+        for kernel in KERNELS:
+            try:
+                own = results(case, kernel)
+            except KernelRefusedError:
+                continue
+            served += 1
+            for name, which in (("the output", 0), ("dq", 1), ("dk", 2), ("dv", 3)):
+                worst = max((y[which].to(dtype) for y in tries), key=lambda y, which=which: error(y, truth[which]))
+                factor, ulps = GRADIENT if which else OUTPUT, ULPS_OF_FLOAT64 if dtype == torch.float64 else 1
+                off = error(own[which], truth[which])
+                most = factor * error(worst, truth[which]) + ulps * ulp(truth[which], dtype)
+                assert off <= most, (
+                    f"{name} of {kernel or 'the chosen kernel'} at size {size:.0e} is off by {off:.1e}, not {most:.1e}"
+                )
+    assert served >= 3 * len(SIZES)
+
+
+def test_the_long_double_truth_is_that_of_float64_at_ordinary_scores():
+    case = by_beta(torch.float64, 1.0, "window")
+    for long, double in zip(extended(case), naive(case, torch.float64), strict=True):
+        assert torch.allclose(long, double, rtol=1e-12, atol=1e-14)

@@ -1,0 +1,233 @@
+"""What NaN and infinity do, in every kernel: the table of docs/notation.md, row by row."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import Mask, additive, alibi, attend, causal, full, linear_attend, padding, performer, softcap, window
+from regard.base.errors import KernelRefusedError
+from regard.core.linear import elu_plus_one
+from regard.core.masks import as_mask
+
+NAN, INF = math.nan, math.inf
+H, G, E = 4, 2, 7
+LENGTHS = (9, 41, 150)  # shorter than a vector of the CPU, and several blocks
+KERNELS = ("reference", "eager", "sdpa", "blocked")
+SETTINGS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "negative beta": {"beta": -0.7},
+    "beta=0": {"beta": 0.0},
+    "large beta": {"beta": 1e7},
+    "beta=inf": {"beta": INF},
+    "softcap": {"scores": [softcap(5.0)]},
+    "alibi": {"scores": [alibi(heads=H)]},
+}
+MASKS: dict[str, Callable[[int], Mask]] = {
+    "full": lambda n: full(),
+    "causal": lambda n: causal(),
+    "window": lambda n: window(before=3, after=1),
+    "matrix": lambda n: as_mask(torch.ones(n, n, dtype=torch.bool).tril(2)),
+}
+
+
+def draw(n: int) -> tuple[Tensor, Tensor, Tensor]:
+    source = torch.Generator().manual_seed(n)
+    shapes = (2, H, n, 16), (2, G, n, 16), (2, G, n, E)
+    q, k, v = (torch.randn(shape, generator=source).requires_grad_() for shape in shapes)
+    return q, k, v
+
+
+def with_(x: Tensor, index: tuple[int, ...], number: float) -> Tensor:
+    changed = x.detach().clone()
+    changed[index] = number
+    return changed.requires_grad_()
+
+
+def seen(mask: Mask, n: int) -> Tensor:
+    visible = mask.dense(n)
+    return visible.reshape(-1, n, n)[0]
+
+
+def calls(kernel: str) -> Iterator[tuple[int, str, Mask, dict[str, object]]]:
+    for n in LENGTHS:
+        for name, mask in MASKS.items():
+            for setting, rest in SETTINGS.items():
+                yield n, f"{kernel}, {n} keys, {name}, {setting}", mask(n), {"kernel": kernel, **rest}
+
+
+def served(*inputs: Tensor, **rest: object) -> Tensor | None:
+    try:
+        return attend(*inputs, **rest)
+    except KernelRefusedError:
+        return None
+
+
+def added(rest: dict[str, object], values: Tensor) -> dict[str, object]:
+    return {**rest, "scores": [additive(values), *rest.get("scores", [])]}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nan_in_a_query_gives_nan_to_that_query(kernel):
+    for n, name, mask, rest in calls(kernel):
+        q, k, v = draw(n)
+        out = served(with_(q, (1, 2, n - 2, 3), NAN), k, v, mask=mask, **rest)
+        if out is not None:
+            bad = out.isnan()
+            assert bad[1, 2, n - 2].all(), name
+            bad[1, 2, n - 2] = False
+            assert not bad.any(), f"{name}: other queries get NaN"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("part", ["k", "v"])
+def test_nan_in_a_visible_key_gives_nan_to_the_queries_that_see_it(kernel, part):
+    for n, name, mask, rest in calls(kernel):
+        if part == "v" and rest.get("beta") in (INF, 1e7, -0.7):
+            continue  # of weights that are zero the next test speaks
+        q, k, v = draw(n)
+        k, v = (with_(x, (1, 1, 5, 2), NAN) if part == own else x for own, x in (("k", k), ("v", v)))
+        out = served(q, k, v, mask=mask, **rest)
+        if out is not None:
+            rows = seen(mask, n)[:, 5]
+            bad = out[1, 2:, rows]
+            assert (bad[..., 2] if part == "v" else bad).isnan().all(), name
+            assert out[0].isfinite().all(), f"{name}: another sequence gets NaN"
+            assert out[1, :2].isfinite().all(), f"{name}: heads of another key head get NaN"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_all_keys_nan_give_nan_and_not_zeros(kernel):
+    for n, name, mask, rest in calls(kernel):
+        q, k, v = draw(n)
+        out = served(q, torch.full_like(k, NAN), v, mask=mask, **rest)
+        assert out is None or out.isnan().all(), name
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("number", [NAN, INF, -INF])
+def test_what_a_mask_hides_reaches_no_output_and_no_gradient(kernel, number):
+    for n, name, mask, rest in calls(kernel):
+        mask = mask & padding([n, n - 4])
+        q, k, v = draw(n)
+        clean = served(q, k, v, mask=mask, **rest)
+        if clean is None:
+            continue
+        expected = torch.autograd.grad(clean.sum(), (q, k, v))
+        dirty_k, dirty_v = (x.detach().clone() for x in (k, v))
+        dirty_k[1, :, -4:], dirty_v[1, :, -4:] = number, number
+        inputs = q, dirty_k.requires_grad_(), dirty_v.requires_grad_()
+        out = served(*inputs, mask=mask, **rest)
+        assert out is not None
+        assert torch.equal(out, clean), name
+        for own, other in zip(torch.autograd.grad(out.sum(), inputs), expected, strict=True):
+            assert torch.equal(own, other), f"{name}: gradients"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("number", [NAN, INF, -INF])
+def test_a_hidden_score_reaches_no_output_and_no_gradient(kernel, number):
+    for n, name, mask, rest in calls(kernel):
+        mask = mask & causal()
+        q, k, v = draw(n)
+        values = torch.zeros(n, n)
+        clean = served(q, k, v, mask=mask, **added(rest, values))
+        if clean is None:
+            continue
+        expected = torch.autograd.grad(clean.sum(), (q, k, v))
+        out = served(q, k, v, mask=mask, **added(rest, values.masked_fill(~seen(mask, n), number)))
+        assert out is not None
+        assert torch.equal(out, clean), name
+        for own, other in zip(torch.autograd.grad(out.sum(), (q, k, v)), expected, strict=True):
+            assert torch.equal(own, other), f"{name}: gradients"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("number", [1.0, NAN, INF])
+def test_a_score_of_minus_infinity_hides_its_key_like_a_mask(kernel, number):
+    for n, name, mask, rest in calls(kernel):
+        q, k, v = draw(n)
+        hidden = torch.zeros(n, n, dtype=torch.bool)
+        hidden[:, 4], hidden[6] = True, True
+        clean = served(q, k, v, mask=mask & Mask.of("rest", lambda i, j: (j != 4) & (i != 6)), **rest)
+        dirty_k, dirty_v = (x.detach().clone() for x in (k, v))
+        dirty_k[:, :, 4], dirty_v[:, :, 4] = number, number
+        values = torch.zeros(n, n).masked_fill(hidden, -INF)
+        inputs = q, dirty_k.requires_grad_(), dirty_v.requires_grad_()
+        out = served(*inputs, mask=mask, **added(rest, values))
+        if out is None or clean is None:
+            continue
+        assert torch.allclose(out, clean, atol=1e-6), name
+        assert not out[:, :, 6].any(), f"{name}: a row that sees nothing"
+        gradients = torch.autograd.grad(out.sum(), inputs)
+        for own, other in zip(gradients, torch.autograd.grad(clean.sum(), (q, k, v)), strict=True):
+            assert torch.allclose(own, other, atol=2e-5), f"{name}: gradients"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("number", [NAN, INF])
+def test_a_visible_score_of_nan_or_plus_infinity_makes_its_row_nan(kernel, number):
+    for n, name, mask, rest in calls(kernel):
+        q, k, v = draw(n)
+        values = torch.zeros(n, n)
+        values[6, 5] = number
+        out = served(q, k, v, mask=mask, **added(rest, values))
+        if out is not None:
+            assert out[:, :, 6].isnan().all(), name
+            others = torch.arange(n) != 6
+            assert out[:, :, others].isfinite().all(), f"{name}: other rows"
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+@pytest.mark.parametrize("features", [elu_plus_one(), performer(16, 24)], ids=["elu", "performer"])
+def test_linear_attention_keeps_the_same_rules(form, features):
+    n = 23
+    q, k, v = draw(n)
+    out = linear_attend(with_(q, (1, 2, 8, 3), NAN), k, v, features=features, form=form).out
+    assert out[1, 2, 8].isnan().all()
+    assert out[1, 2, :8].isfinite().all()
+    for part in ("k", "v"):
+        changed = [with_(x, (1, 1, 5, 2), NAN) if part == own else x for own, x in (("k", k), ("v", v))]
+        out = linear_attend(q, *changed, features=features, form=form, mask=causal()).out
+        assert out[1, 2:, 5:, 2].isnan().all(), f"NaN in {part}"
+        assert out[0].isfinite().all()
+        assert out[1, :2].isfinite().all()
+    for number in (NAN, INF, -INF):
+        clean = linear_attend(q, k, v, features=features, form=form, mask=padding([n, n - 4])).out
+        dirty_k, dirty_v = (x.detach().clone() for x in (k, v))
+        dirty_k[1, :, -4:], dirty_v[1, :, -4:] = number, number
+        inputs = q, dirty_k.requires_grad_(), dirty_v.requires_grad_()
+        out = linear_attend(*inputs, features=features, form=form, mask=padding([n, n - 4])).out
+        assert torch.equal(out, clean)
+        for own in torch.autograd.grad(out.sum(), inputs):
+            assert own.isfinite().all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_nan_in_a_short_row_is_not_taken_for_a_hidden_one(compiled):
+    """torch's kernel for the CPU gives zeros where fewer scores than fit a vector are NaN throughout."""
+    run = torch.compile(attend, fullgraph=True) if compiled else attend
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for n in (1, 2, 7, 8, 9, 15, 16, 17, 31, 33):
+            q, k, v = (x.detach().to(dtype) for x in draw(n))
+            q[1, 2, n - 1, 0] = NAN
+            out = run(q, k, v, mask=causal())
+            assert out[1, 2, n - 1].isnan().all(), (dtype, n)
+            assert out[0].isfinite().all()
+
+
+def test_the_table_is_in_the_docs(root: Path):
+    table = (root / "docs/notation.md").read_text().partition("## NaN and infinity")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")][1:]
+    assert rows == [
+        "NaN in q",
+        "NaN in k or v that some query sees",
+        "NaN or infinity in k or v that no query of its sequence sees",
+        "a score of NaN",
+        "a score of +inf",
+        "a score of -inf",
+        "any score that the mask hides",
+    ]
