@@ -14,7 +14,7 @@ from regard.core.checks import settled
 from regard.core.grid import Places, settle_places
 from regard.core.kernels.call import Call
 from regard.core.masks import as_mask
-from regard.core.scores import Term, as_terms
+from regard.core.scores import Additive, Term, as_terms
 from regard.core.softargmax import as_beta
 
 if TYPE_CHECKING:
@@ -89,4 +89,5 @@ def settle_call(
         rule = rule.to(q.device)
         if i and j and isinstance(places.keys, int):
             rule = rule.within(places.queries, places.queries + i - 1, places.keys, places.keys + j - 1)
-    return Call(q, k, v, rule, terms, beta, dropout, places)
+    hides = any(isinstance(term, Additive) and term.may_hide() for term in terms)
+    return Call(q, k, v, rule, terms, beta, dropout, places, hides)

@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.base.axes import read, spelled
 from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from regard.base.numbers import real, whole
+from regard.base.tensors import is_hollow
 from regard.core.checks import exactly
 from regard.core.grid import Grid
 
@@ -186,14 +187,23 @@ class Additive(Term):
         return self.name, tuple(size == 1 for size in (1, 1, *self.values.shape)[-4:])  # lengths may change
 
     def bind(self, q: Tensor, beta: float) -> Bound:
-        look_up = self._look_up(self.values.to(q.dtype))
+        look_up, hides = self._look_up(self.values.to(q.dtype)), self.may_hide()
 
         def add(scores: Tensor, grid: Grid) -> Tensor:
             values = look_up(grid)
             # a hidden score is -inf even where q . k is NaN
-            return torch.where(values == -math.inf, values, scores + values)
+            return torch.where(values == -math.inf, values, scores + values) if hides else scores + values
 
         return add
+
+    def may_hide(self) -> bool:
+        """Whether some value may be -inf: looked up on a CPU, where that takes little; elsewhere it always may."""
+        values = self.values.detach()
+        if torch.compiler.is_compiling() or values.device.type != "cpu" or is_hollow(values) or not values.numel():
+            return True
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return True
+        return not values.amin().item() > -math.inf  # NaN may stand before it
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."]:
         return self._look_up(self.values)(grid) == -math.inf

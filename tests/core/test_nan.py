@@ -12,11 +12,12 @@ from regard import Mask, additive, alibi, attend, causal, full, linear_attend, p
 from regard.base.errors import KernelRefusedError
 from regard.core.linear import elu_plus_one
 from regard.core.masks import as_mask
+from regard.core.scores import Additive
 
 NAN, INF = math.nan, math.inf
-H, G, E = 4, 2, 7
+H, G, C, E = 4, 2, 32, 16
 LENGTHS = (9, 41, 150)  # shorter than a vector of the CPU, and several blocks
-KERNELS = ("reference", "eager", "sdpa", "blocked")
+KERNELS = ["reference", "eager", "sdpa", "blocked", pytest.param("flex", marks=pytest.mark.cuda)]
 SETTINGS: dict[str, dict[str, object]] = {
     "plain": {},
     "negative beta": {"beta": -0.7},
@@ -36,7 +37,7 @@ MASKS: dict[str, Callable[[int], Mask]] = {
 
 def draw(n: int) -> tuple[Tensor, Tensor, Tensor]:
     source = torch.Generator().manual_seed(n)
-    shapes = (2, H, n, 16), (2, G, n, 16), (2, G, n, E)
+    shapes = (2, H, n, C), (2, G, n, C), (2, G, n, E)
     q, k, v = (torch.randn(shape, generator=source).requires_grad_() for shape in shapes)
     return q, k, v
 
@@ -60,8 +61,11 @@ def calls(kernel: str) -> Iterator[tuple[int, str, Mask, dict[str, object]]]:
 
 
 def served(*inputs: Tensor, **rest: object) -> Tensor | None:
+    """The output, on the CPU; None where the kernel refuses the call."""
+    device = "cuda" if rest["kernel"] == "flex" else "cpu"
+    terms = [additive(x.values.to(device)) if isinstance(x, Additive) else x for x in rest.get("scores", [])]
     try:
-        return attend(*inputs, **rest)
+        return attend(*(x.to(device) for x in inputs), **rest | {"scores": terms or None}).cpu()
     except KernelRefusedError:
         return None
 
@@ -182,7 +186,7 @@ def test_a_visible_score_of_nan_or_plus_infinity_makes_its_row_nan(kernel, numbe
 
 
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
-@pytest.mark.parametrize("features", [elu_plus_one(), performer(16, 24)], ids=["elu", "performer"])
+@pytest.mark.parametrize("features", [elu_plus_one(), performer(C, 24)], ids=["elu", "performer"])
 def test_linear_attention_keeps_the_same_rules(form, features):
     n = 23
     q, k, v = draw(n)

@@ -12,7 +12,7 @@ from regard.base.numbers import LARGEST
 from regard.core.algebra import Full, Mask
 from regard.core.grid import Grid, Places, whole_grid
 from regard.core.rules import Causal
-from regard.core.scores import Additive, Bound, Sink, Term
+from regard.core.scores import Bound, Sink, Term
 
 STEEP = 1e15
 
@@ -29,6 +29,7 @@ class Call:
     beta: float
     dropout: float
     places: Places
+    hides_by_score: bool = False  # whether a term may hide keys by adding -inf
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int, int]:
@@ -77,15 +78,9 @@ class Call:
         grid = self.grid() if grid is None else grid
         i, j = grid.row.shape[0], self.k.shape[2]
         seen = self.mask.see(grid)
-        for term in self.terms:
-            hidden = term.hidden(grid)
+        for hidden in (term.hidden(grid) for term in self.terms if self.hides_by_score):
             seen = seen if hidden is None else seen & ~hidden
         return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
-
-    @property
-    def hides_by_score(self) -> bool:
-        """Whether a term may hide keys by adding -inf."""
-        return any(isinstance(term, Additive) for term in self.terms)
 
     def bound_terms(self) -> list[Bound]:
         if not self.terms:
@@ -122,7 +117,9 @@ def centred_bias(
     if not added.shape[-1]:
         return added
     top = added.detach().amax(-1, keepdim=True)
-    return added - top.masked_fill(top == -math.inf, 0)
+    top = top.masked_fill(top == -math.inf, 0)
+    fresh = (visible is not None or sink is not None) and not added.requires_grad
+    return added.sub_(top) if fresh else added - top
 
 
 def seen_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:

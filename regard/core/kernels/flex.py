@@ -19,7 +19,7 @@ from regard.core.given import has_matrix
 from regard.core.grid import Grid, Places
 from regard.core.kernels import eager
 from regard.core.kernels.call import Call, in_transform
-from regard.core.kernels.gradients import Guard
+from regard.core.kernels.gradients import TRACED_LIMIT, Guard, can_steer, poisoned
 from regard.core.memo import Memo, joint_key
 from regard.core.scores import Additive, Bound
 from regard.core.tables import ALL, SOME, block_table, unseen_and_blind
@@ -136,7 +136,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         if isinstance(term, Additive) and (unseen := _unseen_by_score(term, k.shape[1])) is not None:
             k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
     guard = None
-    if _training(call):
+    if _training(call) and can_steer(call.q):
         learned = "the score terms are learned" if _learned_terms(call) else ""
         call = _raised(call)
         guard = Guard(partial(eager.attention, call), learned)
@@ -152,7 +152,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         call.q,
         k,
         v,
-        sink is not None or guard is not None,
+        sink is not None or _training(call),
         score_mod=_score_mod(terms, _positions(call.places, call.q.device)) if terms else None,
         block_mask=plan.blocks,
         scale=call.beta if _usual(call) else 1.0,
@@ -160,11 +160,12 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         kernel_options=plan.options,
     )
     out: Tensor = result
-    if sink is not None or guard is not None:
+    if sink is not None or _training(call):
         out, aux = result
-    if guard is not None:
+    if _training(call):
         lse = aux.lse.detach() if plan.blind is None else aux.lse.detach().masked_fill(plan.blind[..., 0], 0)
-        out = guard.leave(out, lse.abs().amax())
+        largest = lse.abs().amax()
+        out = poisoned(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
     if sink is not None:
         # a sink is one more exponential in the sum: what is left for the keys is sigmoid(lse - sink)
         out = out * torch.sigmoid(aux.lse - sink[:, None])[..., None].to(out.dtype)

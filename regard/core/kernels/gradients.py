@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.errors import KernelRefusedError
+from regard.base.tensors import is_hollow
 from regard.core.checks import exactly
 
 TRACED_LIMIT = 3e4  # of the bound on scores in compiled code
@@ -33,6 +34,12 @@ def limit(q: Tensor) -> float:
 def needs_gradient(*tensors: Tensor | None) -> bool:
     """Whether autograd records what is done to any of these tensors."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def can_steer(q: Tensor) -> bool:
+    """Whether numbers can be looked at on the way: not in traced code, in transforms and without numbers."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return not (torch.compiler.is_compiling() or transformed or is_hollow(q))
 
 
 def gradients_by_rows(
@@ -89,7 +96,7 @@ def flash_on_cpu(
     """torch's flash attention on the CPU, with exact gradients of q, k and v."""
     if added is not None and added.dtype == torch.bool:
         added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
-    out: Tensor = _FlashOnCpu.apply(q, k, v, added, causal, beta)[0]  # type: ignore[no-untyped-call]
+    out: Tensor = _FlashOnCpu.apply(q, k, v, added, causal, beta)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -106,32 +113,25 @@ def _split(beta: float, dtype: torch.dtype) -> tuple[float, float]:
 
 
 class _FlashOnCpu(torch.autograd.Function):
+    # without setup_context, for which torch would look at signatures at every call
     @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float
-    ) -> tuple[Tensor, Tensor, bool]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
         attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         factor, scale = _split(beta, q.dtype)
         scaled = q if factor == 1.0 else q * factor
         out, lse = attention(scaled, k, v, 0.0, causal, attn_mask=added, scale=scale)
-        large = not torch.linalg.vector_norm(lse, math.inf).item() <= limit(q)  # NaN is large
-        if large and scaled is not q:
+        low, high = torch.aminmax(lse)
+        ctx.large = not max(-low.item(), high.item()) <= limit(q)  # NaN is large
+        if ctx.large and scaled is not q:
             # scores that tie exactly must go on to do so, which the rounding of q * factor would prevent
             out, lse = attention(q, k, v, 0.0, causal, attn_mask=added, scale=beta)
-        return out, lse, large
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, bool]) -> None:
-        q, k, v, added, ctx.causal, ctx.beta = inputs
-        out, lse, ctx.large = output
-        ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)
+        ctx.causal, ctx.beta = causal, beta
         ctx.save_for_backward(q, k, v, added, out, lse)
+        output: Tensor = out
+        return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        if grad is None:  # as torch says that a gradient is zero
-            return (None,) * 6
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, added, out, lse = ctx.saved_tensors
         if ctx.large:
             grads = gradients_by_rows(dense_rows(added, ctx.causal, ctx.beta), grad, q, k, v)
@@ -182,13 +182,10 @@ class Guard:
 
 class _Passed(torch.autograd.Function):
     @staticmethod
-    def forward(guard: Guard, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, guard: Guard, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.guard = guard
+        ctx.save_for_backward(q, k, v)
         return q.view_as(q), k.view_as(k), v.view_as(v)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.guard = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

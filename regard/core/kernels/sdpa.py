@@ -11,11 +11,19 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from regard.base.tensors import is_hollow
 from regard.base.tracing import constant
 from regard.core.algebra import Full
 from regard.core.kernels.call import Call, centred_bias, in_transform, seen_keys, summed
-from regard.core.kernels.gradients import TRACED_LIMIT, Guard, bound, dense_rows, flash_on_cpu, needs_gradient, poisoned
+from regard.core.kernels.gradients import (
+    TRACED_LIMIT,
+    Guard,
+    bound,
+    can_steer,
+    dense_rows,
+    flash_on_cpu,
+    needs_gradient,
+    poisoned,
+)
 
 SUMMARY = "torch's fused attention; cuDNN first on Hopper"
 SHORT = 1 << 20  # entries: 4 MiB in float32
@@ -139,17 +147,20 @@ def fused(
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
     traced = torch.compiler.is_compiling()
-    learning = needs_gradient(q, k, v) and not dropout and not needs_gradient(added)  # else torch takes its naive path
-    if learning and not traced and not is_hollow(q) and q.numel() and k.numel():
-        out = flash_on_cpu(q, k, v, added, causal, beta)
-    else:
-        grouped = q.shape[1] != k.shape[1]
-        out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
-    if learning and traced:
+    if not traced and added is None and 0 < k.shape[2] < SHORTEST:
+        # without a mask the CPU's kernel gives zeros where a short row of scores is NaN throughout
+        added = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if causal else q.new_zeros(1, 1)
+        causal = False
+    # with dropout, a learned bias or no numbers at all torch takes its naive path
+    learning = needs_gradient(q, k, v) and not dropout and not needs_gradient(added) and 0 not in (*q.shape, k.shape[2])
+    if learning and can_steer(q):
+        return flash_on_cpu(q, k, v, added, causal, beta)
+    grouped = q.shape[1] != k.shape[1]
+    out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
+    if learning:
         out = poisoned(out, bound(q, k, beta) > TRACED_LIMIT)
-    if added is None and (traced or 0 < k.shape[2] < SHORTEST):
-        # without a mask the CPU's kernel gives zeros where a short row of scores is NaN throughout, because of its
-        # query or of all its keys, among which the first always is
+    if traced and added is None:
+        # the same; such a row has a query of NaN, or keys of NaN among which the first is
         first = k[:, :, :1].isnan().any(-1, keepdim=True).repeat_interleave(q.shape[1] // k.shape[1], 1)
         lost = q.isnan().any(-1, keepdim=True) | first.any(2, keepdim=True)
         out = out * torch.ones_like(lost, dtype=out.dtype).masked_fill(lost, math.nan)
@@ -158,7 +169,7 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
     grouped, learning, guard, passed = q.shape[1] != k.shape[1], needs_gradient(q, k, v), None, (q, k, v)
-    if learning and not torch.compiler.is_compiling() and not is_hollow(q):
+    if learning and can_steer(q):
         lost = "dropout draws its own weights" if dropout else "the score terms are learned"
         guard = Guard(dense_rows(added, causal, beta), lost if dropout or needs_gradient(added) else "")
         passed = guard.enter(q, k, v)

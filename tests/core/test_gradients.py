@@ -1,0 +1,135 @@
+"""Gradients at large scores, wherever a kernel could be asked for them."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard import additive, attend, causal, window
+
+LARGE = 1e6  # of beta: fused kernels have lost all digits of the weights
+
+
+def draw(n: int = 70, dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Tensor]:
+    source = torch.Generator().manual_seed(n)
+    return [torch.randn(1, 2, n, 16, generator=source).to(device, dtype).requires_grad_() for _ in range(3)]
+
+
+def test_an_added_row_of_large_numbers_has_the_gradient_of_a_mean():
+    added = torch.zeros(70, 70)
+    added[3] = -1e9
+    for kernel in (None, "sdpa", "eager", "reference"):
+        q, k, v = draw()
+        attend(q, k, v, scores=added, kernel=kernel)[:, :, 3].sum().backward()
+        assert torch.allclose(v.grad.sum(2), torch.ones(1, 2, 16), atol=1e-5)
+
+
+def test_left_padding_by_the_smallest_number_is_that_of_a_mask():
+    """As Hugging Face builds it: rows of padding see nothing but the smallest number."""
+    smallest, hidden = torch.finfo(torch.float32).min, 30
+    added = torch.zeros(70, 70).masked_fill(~torch.ones(70, 70).tril().bool(), smallest)
+    added[:, :hidden] = smallest
+    q, k, v = draw()
+    attend(q, k, v, scores=added)[:, :, hidden:].square().sum().backward()
+    grads = [x.grad for x in (q, k, v)]
+    q, k, v = draw()
+    visible = torch.ones(70, 70).tril().bool() & (torch.arange(70) >= hidden)
+    attend(q, k, v, mask=visible, kernel="reference")[:, :, hidden:].square().sum().backward()
+    for own, other in zip(grads, (x.grad for x in (q, k, v)), strict=True):
+        assert torch.allclose(own, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_activations_have_the_same_gradients(reentrant):
+    x, y = draw(), draw()
+    checkpoint(lambda *x: attend(*x, beta=LARGE, mask=causal()), *x, use_reentrant=reentrant).sum().backward()
+    attend(*y, beta=LARGE, mask=causal(), kernel="eager").sum().backward()
+    for own, other in zip(x, y, strict=True):
+        assert torch.equal(own.grad, other.grad)
+
+
+@pytest.mark.parametrize("beta", [60.0, 1e3])
+def test_second_derivatives_at_large_scores(beta):
+    def penalty(kernel: str | None) -> tuple[Tensor, ...]:
+        x = draw(9, torch.float64)
+        out = attend(*x, beta=beta, kernel=kernel)
+        first = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(out.sum() + sum(g.square().sum() for g in first), x)
+
+    if beta < 1e3:
+        with pytest.raises(RuntimeError, match=r"derivative for .* is not implemented"):
+            penalty("sdpa")  # torch's own kernel, at ordinary scores
+        return
+    for own, other in zip(penalty("sdpa"), penalty("eager"), strict=True):
+        assert torch.allclose(own, other, rtol=1e-10, atol=1e-10)
+
+
+def test_a_retained_graph_gives_the_same_gradients_again():
+    x = draw()
+    out = attend(*x, beta=LARGE, mask=window(before=9))
+    first = torch.autograd.grad(out.sum(), x, retain_graph=True)
+    for own, other in zip(first, torch.autograd.grad(out.sum(), x), strict=True):
+        assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("way", ["compile", "func"])
+def test_where_no_kernel_can_be_changed_wrong_gradients_are_nan(way):
+    def loss(q: Tensor, k: Tensor, v: Tensor, beta: float) -> Tensor:
+        return attend(q, k, v, beta=beta).square().sum()
+
+    for beta, wrong in ((0.25, False), (LARGE, True)):
+        x = draw()
+        if way == "func":
+            grads = torch.func.grad(loss, (0, 1, 2))(*(y.detach() for y in x), beta)
+        else:
+            grads = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*x, beta), x)
+        exact = torch.autograd.grad(attend(*x, beta=beta, kernel="eager").square().sum(), x)
+        for own, other in zip(grads, exact, strict=True):
+            assert own.isnan().all() if wrong else torch.allclose(own, other, atol=1e-5)
+
+
+def test_a_learned_bias_is_exact_at_large_scores_too():
+    added = torch.randn(70, 70, requires_grad=True)
+    grads = {}
+    for kernel in ("sdpa", "reference"):
+        x = draw()
+        out = attend(*x, beta=LARGE, scores=additive(added), kernel=kernel)
+        grads[kernel] = torch.autograd.grad(out.square().sum(), (*x, added))
+    for own, other in zip(*grads.values(), strict=True):
+        assert torch.allclose(own, other, atol=1e-5)
+
+
+@pytest.mark.cuda
+class TestOnAGPU:
+    def test_a_graph_has_nan_for_wrong_gradients(self):
+        for beta, wrong in ((0.25, False), (LARGE, True)):
+            x = draw(512, torch.bfloat16, "cuda")
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    attend(*x, beta=beta, kernel="sdpa").sum().backward()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            for y in x:
+                y.grad = None
+            with torch.cuda.graph(graph):
+                attend(*x, beta=beta, kernel="sdpa").sum().backward()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert bool(x[2].grad.isnan().any()) == wrong
+
+    def test_dropout_at_large_scores_is_refused_in_the_backward_pass(self):
+        x = draw(512, torch.bfloat16, "cuda")
+        out = attend(*x, beta=LARGE, dropout=0.3, kernel="sdpa")
+        with pytest.raises(RuntimeError, match="dropout draws its own weights; use attend"):
+            out.sum().backward()
+
+    @pytest.mark.parametrize("kernel", ["sdpa", "flex"])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_long_sequences_of_large_scores(self, kernel, dtype):
+        x, y = draw(1500, dtype, "cuda"), draw(1500, dtype, "cuda")
+        mask = causal() & window(before=200)
+        attend(*x, beta=LARGE, mask=mask, kernel=kernel).sum().backward()
+        attend(*y, beta=LARGE, mask=mask, kernel="eager").sum().backward()
+        for own, other in zip(x, y, strict=True):
+            assert torch.allclose(own.grad, other.grad, rtol=1e-2, atol=1e-2)
