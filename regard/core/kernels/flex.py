@@ -19,7 +19,7 @@ from regard.core.given import has_matrix
 from regard.core.grid import Grid, Places
 from regard.core.kernels import eager
 from regard.core.kernels.call import Call, in_transform
-from regard.core.kernels.gradients import TRACED_LIMIT, Guard, can_steer, poisoned
+from regard.core.kernels.gradients import TRACED_LIMIT, Guard, can_steer, guarded_by_rows, poison_large_rows, poisoned
 from regard.core.memo import Memo, joint_key
 from regard.core.scores import Additive, Bound
 from regard.core.tables import ALL, SOME, block_table, unseen_and_blind
@@ -136,9 +136,11 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         if isinstance(term, Additive) and (unseen := _unseen_by_score(term, k.shape[1])) is not None:
             k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
     guard = None
-    if _training(call) and can_steer(call.q):
+    training = _training(call)
+    call = _raised(call) if training else call
+    cheap = training and can_steer(call.q) and guarded_by_rows(call.q, call.beta)
+    if training and can_steer(call.q) and not cheap:
         learned = "the score terms are learned" if _learned_terms(call) else ""
-        call = _raised(call)
         guard = Guard(partial(eager.attention, call), learned)
         q, k, v = guard.enter(call.q, k, v)
         call = replace(call, q=q)
@@ -152,7 +154,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         call.q,
         k,
         v,
-        sink is not None or _training(call),
+        sink is not None or training,
         score_mod=_score_mod(terms, _positions(call.places, call.q.device)) if terms else None,
         block_mask=plan.blocks,
         scale=call.beta if _usual(call) else 1.0,
@@ -160,10 +162,13 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         kernel_options=plan.options,
     )
     out: Tensor = result
-    if sink is not None or _training(call):
+    if sink is not None or training:
         out, aux = result
-    if _training(call):
-        lse = aux.lse.detach() if plan.blind is None else aux.lse.detach().masked_fill(plan.blind[..., 0], 0)
+        lse = aux.lse.detach()
+        lse = lse.masked_fill(lse == -math.inf, 0)  # a row that sees nothing
+    if cheap:
+        poison_large_rows(out, lse)
+    elif training:
         largest = lse.abs().amax()
         out = poisoned(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
     if sink is not None:

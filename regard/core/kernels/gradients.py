@@ -20,6 +20,8 @@ from regard.base.tensors import is_hollow
 from regard.core.checks import exactly
 
 TRACED_LIMIT = 3e4  # of the bound on scores in compiled code
+ORDINARY = 64.0  # times c ** -0.5: a beta beyond that is asked for by those who want large scores
+WRONG = 1e5  # |log-sum-exp| at which weights computed again are off by more than half precision rounds them
 _AT_ONCE = 1 << 24  # scores held at once
 
 # Attention of some rows: q of these rows, k, v and which rows they are; returns their output
@@ -193,6 +195,32 @@ class _Passed(torch.autograd.Function):
         if grad is None:
             return None, *grads
         return None, *gradients_by_rows(ctx.guard.attention, grad, *ctx.saved_tensors)
+
+
+def guarded_by_rows(q: Tensor, beta: float) -> bool:
+    """Whether a call on a GPU needs no more than `poison_large_rows`, which takes no time.
+
+    In half precision at an ordinary beta, where scores beyond `WRONG` mean that q and k have lost all measure.
+    Whoever packs saved tensors, as torch's checkpoint does, must not be asked for them while still in the forward pass.
+    """
+    packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY and not packed
+
+
+def saved_lse(out: Tensor) -> Tensor | None:
+    """The log-sum-exp that a fused kernel has saved for its backward pass; None where the naive method ran."""
+    node = out.grad_fn
+    saved = getattr(node, "_saved_logsumexp", None)
+    lse: Tensor | None = getattr(node, "_saved_log_sumexp", None) if saved is None else saved
+    return lse
+
+
+def poison_large_rows(out: Tensor, lse: Tensor | None) -> None:
+    """Let the gradient of rows with too large a log-sum-exp be NaN: it would be wrong."""
+    if lse is None:
+        return
+    rows = lse.flatten(2)[:, :, : out.shape[2], None]  # torch's memory-efficient kernel keeps some more
+    out.register_hook(lambda grad: grad.masked_fill(rows.abs() > WRONG, math.nan))
 
 
 def bound(q: Tensor, k: Tensor, beta: float) -> Tensor:

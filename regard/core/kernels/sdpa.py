@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from regard.base.tensors import is_hollow
 from regard.base.tracing import constant
 from regard.core.algebra import Full
 from regard.core.kernels.call import Call, centred_bias, in_transform, seen_keys, summed
@@ -21,8 +22,11 @@ from regard.core.kernels.gradients import (
     can_steer,
     dense_rows,
     flash_on_cpu,
+    guarded_by_rows,
     needs_gradient,
+    poison_large_rows,
     poisoned,
+    saved_lse,
 )
 
 SUMMARY = "torch's fused attention; cuDNN first on Hopper"
@@ -147,7 +151,7 @@ def fused(
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
     traced = torch.compiler.is_compiling()
-    if not traced and added is None and 0 < k.shape[2] < SHORTEST:
+    if not traced and added is None and 0 < k.shape[2] < SHORTEST and not is_hollow(q):
         # without a mask the CPU's kernel gives zeros where a short row of scores is NaN throughout
         added = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if causal else q.new_zeros(1, 1)
         causal = False
@@ -157,7 +161,7 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
         return flash_on_cpu(q, k, v, added, causal, beta)
     grouped = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
-    if learning:
+    if learning and not is_hollow(q):
         out = poisoned(out, bound(q, k, beta) > TRACED_LIMIT)
     if traced and added is None:
         # the same; such a row has a query of NaN, or keys of NaN among which the first is
@@ -169,16 +173,20 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
     grouped, learning, guard, passed = q.shape[1] != k.shape[1], needs_gradient(q, k, v), None, (q, k, v)
-    if learning and can_steer(q):
+    steered = learning and can_steer(q)
+    cheap = steered and guarded_by_rows(q, beta)
+    if steered and not cheap:
         lost = "dropout draws its own weights" if dropout else "the score terms are learned"
         guard = Guard(dense_rows(added, causal, beta), lost if dropout or needs_gradient(added) else "")
         passed = guard.enter(q, k, v)
     with _cudnn_first() if _hopper(q.device.index or 0) else nullcontext():
         out = scaled_dot_product_attention(*passed, added, dropout, causal, scale=beta, enable_gqa=grouped)
-    if not learning:
-        return out
-    largest = bound(q, k, beta)
-    return poisoned(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
+    if cheap:
+        poison_large_rows(out, saved_lse(out))
+    elif learning and not is_hollow(q):
+        largest = bound(q, k, beta)
+        out = poisoned(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
+    return out
 
 
 def unfused(call: Call) -> list[str]:
