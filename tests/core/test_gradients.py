@@ -64,6 +64,15 @@ def test_second_derivatives_at_large_scores(beta):
         assert torch.allclose(own, other, rtol=1e-10, atol=1e-10)
 
 
+def test_second_derivatives_where_only_one_input_needs_a_gradient():
+    q, k, v = draw(9, torch.float64)
+    q, k = q.detach(), k.detach()
+    (first,) = torch.autograd.grad(attend(q, k, v, beta=1e3).square().sum(), v, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), v)
+    (other,) = torch.autograd.grad(attend(q, k, v, beta=1e3, kernel="eager").square().sum(), v, create_graph=True)
+    assert torch.allclose(second, torch.autograd.grad(other.sum(), v)[0])
+
+
 def test_a_retained_graph_gives_the_same_gradients_again():
     x = draw()
     out = attend(*x, beta=LARGE, mask=window(before=9))

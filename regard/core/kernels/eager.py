@@ -44,7 +44,7 @@ def attention(
     v: Float[Tensor, "b g j e"],
     rows: slice | None = None,
 ) -> Float[Tensor, "b h i e"]:
-    """The attention of a call in the dtype of q, k and v; or of some rows of it, whose queries q then are."""
+    """The attention of a call, in the dtype of q, k and v. With `rows`, q holds only these rows of the queries."""
     b, h, g, _, j, _, _ = call.sizes
     grid = call.grid(rows)
     visible = call.visible(grid)

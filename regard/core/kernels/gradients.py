@@ -20,8 +20,8 @@ from regard.base.tensors import is_hollow
 from regard.core.checks import exactly
 
 TRACED_LIMIT = 3e4  # of the bound on scores in compiled code
-ORDINARY = 64.0  # times c ** -0.5: a beta beyond that is asked for by those who want large scores
-WRONG = 1e5  # |log-sum-exp| at which weights computed again are off by more than half precision rounds them
+ORDINARY = 64.0  # beta in units of c ** -0.5; above it large scores are intended
+WRONG = 1e5  # |log-sum-exp| above which recomputed weights are off by more than the rounding of half precision
 _AT_ONCE = 1 << 24  # scores held at once
 
 # Attention of some rows: q of these rows, k, v and which rows they are; returns their output
@@ -39,7 +39,7 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 
 
 def can_steer(q: Tensor) -> bool:
-    """Whether numbers can be looked at on the way: not in traced code, in transforms and without numbers."""
+    """Whether Python may read tensor values here: not while tracing, in torch.func, or for fake and meta tensors."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return not (torch.compiler.is_compiling() or transformed or is_hollow(q))
 
@@ -50,6 +50,7 @@ def gradients_by_rows(
     """The gradients of q, k and v by autograd through the naive method, in float32 or better."""
     exact = torch.promote_types(q.dtype, torch.float32)
     if torch.is_grad_enabled():  # create_graph=True: these gradients may be differentiated again
+        q, k, v = (x if x.requires_grad else x.detach().requires_grad_() for x in (q, k, v))
         with exactly(q):
             out = attention(q.to(exact), k.to(exact), v.to(exact), slice(0, q.shape[2]))
         own, of_keys, of_values = torch.autograd.grad(out, (q, k, v), grad.to(out.dtype), create_graph=True)
@@ -115,7 +116,7 @@ def _split(beta: float, dtype: torch.dtype) -> tuple[float, float]:
 
 
 class _FlashOnCpu(torch.autograd.Function):
-    # without setup_context, for which torch would look at signatures at every call
+    # no setup_context: with it, torch inspects the signature of forward at every call
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
         attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -146,15 +147,15 @@ class _FlashOnCpu(torch.autograd.Function):
 
 
 class Guard:
-    """Watches one call of a fused kernel on a GPU and replaces its gradients where its scores are too large.
+    """Replaces the gradients of one fused call on a GPU if its scores are too large.
 
-    Nothing waits for the GPU in the forward pass: the largest score is copied to the host behind the kernel's back,
-    and read when the backward pass arrives.
+    The forward pass does not synchronise: the largest score is copied to pinned memory asynchronously and read in the
+    backward pass.
     """
 
     def __init__(self, attention: RowAttention, refusal: str = "") -> None:
         self.attention = attention
-        self.refusal = refusal  # why the naive method cannot stand in
+        self.refusal = refusal  # why the naive method cannot replace this call
         self.grad: Tensor | None = None
 
     def enter(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,7 +166,7 @@ class Guard:
     def leave(self, out: Tensor, largest: Tensor) -> Tensor:
         """The kernel's output, given its largest |score| or |log-sum-exp|."""
         if torch.cuda.is_current_stream_capturing():
-            return poisoned(out, largest > limit(out))  # a graph cannot be steered: wrong gradients become NaN
+            return poisoned(out, largest > limit(out))  # a captured graph cannot branch on the host
         self.largest = torch.empty((), dtype=largest.dtype, pin_memory=True)
         self.largest.copy_(largest.detach(), non_blocking=True)
         self.copied = torch.cuda.Event()
@@ -198,10 +199,10 @@ class _Passed(torch.autograd.Function):
 
 
 def guarded_by_rows(q: Tensor, beta: float) -> bool:
-    """Whether a call on a GPU needs no more than `poison_large_rows`, which takes no time.
+    """Whether a call on a GPU is guarded by `poison_large_rows` alone: half precision and an ordinary beta.
 
-    In half precision at an ordinary beta, where scores beyond `WRONG` mean that q and k have lost all measure.
-    Whoever packs saved tensors, as torch's checkpoint does, must not be asked for them while still in the forward pass.
+    Not under saved-tensor hooks such as those of torch.utils.checkpoint: reading a saved tensor in the forward pass
+    would run them.
     """
     packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY and not packed
@@ -216,7 +217,7 @@ def saved_lse(out: Tensor) -> Tensor | None:
 
 
 def poison_large_rows(out: Tensor, lse: Tensor | None) -> None:
-    """Let the gradient of rows with too large a log-sum-exp be NaN: it would be wrong."""
+    """Register a hook that sets the gradient of rows to NaN where |log-sum-exp| > WRONG."""
     if lse is None:
         return
     rows = lse.flatten(2)[:, :, : out.shape[2], None]  # torch's memory-efficient kernel keeps some more
@@ -232,7 +233,7 @@ def bound(q: Tensor, k: Tensor, beta: float) -> Tensor:
 
 
 def poisoned(out: Tensor, wrong: Tensor) -> Tensor:
-    """The same output; its gradient is NaN where `wrong`. For graphs, in which no other kernel can be chosen."""
+    """The same output; its gradient is NaN where `wrong` is True. For compiled code, transforms and CUDA graphs."""
     marked: Tensor = _Poisoned.apply(out, wrong)  # type: ignore[no-untyped-call]
     return marked
 
