@@ -13,7 +13,7 @@ from bench import peers
 from bench.peers import Attention
 from bench.race import Run, peak_bytes, race
 from regard import Mask, attend, causal, full, global_tokens, window
-from regard.core.grid import Grid
+from regard.core.absolute_positions import Grid
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,3 @@
 """Help for importing peers."""
 
-from regard.conform.loading import let_torchvision_load as let_torchvision_load
+from regard.integrations.torchvision import let_torchvision_load as let_torchvision_load

@@ -22,7 +22,7 @@ from bench.report import machine, table
 from regard.models.bert import BERTConfig
 from regard.models.gpt import GPTConfig
 from regard.models.model import Config
-from regard.models.presets import made
+from regard.models.presets import build_from_config
 from regard.models.transformer import TransformerConfig
 from regard.models.vit import ViTConfig
 
@@ -87,7 +87,7 @@ def measured(quick: bool, only: str = "") -> Iterator[Result]:
         if only.lower() not in case.name.lower():
             continue
         torch.manual_seed(0)
-        model = made(case.config)
+        model = build_from_config(case.config)
         gate(case, model)
         for name, build in case.peers.items():
             try:
@@ -123,7 +123,7 @@ def gate(case: Case, model: nn.Module) -> None:
     """Our output against that of the same weights in float64."""
     with torch.no_grad():
         out = _logits(model.eval()(*case.inputs))
-        exact = made(case.config, dtype=torch.float64)
+        exact = build_from_config(case.config, dtype=torch.float64)
         exact.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
         truth = _logits(exact.eval()(*(x.double() if x.is_floating_point() else x for x in case.inputs)))
     error = ((out.double() - truth).abs().max() / truth.std()).item()
@@ -254,7 +254,7 @@ def _x_transformers(kind: str, vocab: int, n: int, width: int, depth: int, heads
 class _TorchTransformer(nn.Module):
     """torch's encoder and decoder with the embeddings of 2017, as its users write them."""
 
-    places: Tensor
+    positions: Tensor
     later: Tensor
 
     def __init__(self, vocab: int, n: int, width: int, depth: int, heads: int) -> None:
@@ -266,7 +266,7 @@ class _TorchTransformer(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         scale, n = self.tokens.embedding_dim**0.5, target.shape[1]
-        x, y = (self.tokens(text) * scale + self.places[: text.shape[1]] for text in (source, target))
+        x, y = (self.tokens(text) * scale + self.positions[: text.shape[1]] for text in (source, target))
         out = self.transformer(x, y, tgt_mask=self.later[:n, :n], tgt_is_causal=True)
         logits: Tensor = out @ self.tokens.weight.T
         return logits

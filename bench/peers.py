@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from regard.core.algebra import Mask
+from regard.core.masks.algebra import Mask
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

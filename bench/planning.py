@@ -21,14 +21,14 @@ from pathlib import Path
 import torch
 
 from regard.cli.settings import applied
-from regard.recipes.recipe import RECIPES, Phase, Place, Start, recipe
-from regard.train.averaging import LastK
-from regard.train.counts import STEPS, counted
+from regard.recipes.recipe import RECIPES, Phase, RunLocation, Start, get_recipe
+from regard.train.averaging import LastKAverage
+from regard.train.cost_model import predict_memory
 from regard.train.loop import _Run
-from regard.train.prediction import predicted
-from regard.train.rates import Rates, machine, measured
-from regard.train.tally import Tally
-from regard.train.world import World
+from regard.train.machine_rates import Rates, machine, measured
+from regard.train.op_counter import Tally
+from regard.train.process_group import Processes
+from regard.train.step_cost import STEPS, count_step
 
 MIB = 1 << 20
 WARMUP = 3  # steps that do not count
@@ -53,7 +53,7 @@ class Line:
 
 def lines(start: Start, name: str, rates: Rates, device: torch.device, steps: int) -> Iterator[Line]:
     for phase in start.phases:
-        told = predicted(counted(start.model, phase.task, phase.plan, gpu=rates.gpu), phase.plan, rates)
+        told = predict_memory(count_step(start.model, phase.task, phase.plan, gpu=rates.gpu), phase.plan, rates)
         size, seconds = real(start, phase, device, steps)
         yield Line(f"{name}, {phase.name}", rates.name, told.memory.total, size, told.seconds.step, seconds)
 
@@ -64,9 +64,9 @@ def real(start: Start, phase: Phase, device: torch.device, steps: int) -> tuple[
         torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     plan = replace(phase.plan, steps=steps + WARMUP)
-    run = _Run(copy.deepcopy(start.model), phase.task, plan, None, World(device=device), print, print)
+    run = _Run(copy.deepcopy(start.model), phase.task, plan, None, Processes(device=device), print, print)
     run.model.train()
-    if run.averager is not None and isinstance(plan.averaging, LastK):
+    if run.averager is not None and isinstance(plan.averaging, LastKAverage):
         for number in range(plan.averaging.count):  # as many states as there will be
             run.averager.update((number + 1) * plan.averaging.every)
     taken = []
@@ -119,10 +119,10 @@ def main(argv: list[str]) -> int:
     data = {name: Path(path) for name, path in (each.split("=", 1) for each in options.data)}
     results = []
     for name in [options.only] if options.only else RECIPES:
-        chosen = recipe(name)
+        chosen = get_recipe(name)
         settings = chosen.settings(real=name in data)
         settings = applied(settings, [each.split(":", 1)[1] for each in options.set if each.startswith(f"{name}:")])
-        start = chosen.module.start(settings, Place(data=data.get(name)))
+        start = chosen.module.start(settings, RunLocation(data=data.get(name)))
         for line in lines(start, name, rates, device, options.steps):
             results.append(line)
             print(_told(line), file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from bench.race import race
 from regard import Mask, causal, global_tokens, window
-from regard.core.grid import Grid
+from regard.core.absolute_positions import Grid
 from regard.core.kernels.flex import block_mask
 
 N, HEADS = 32768, 16

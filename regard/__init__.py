@@ -10,8 +10,8 @@ _WHERE = {
     "regard.base.errors": ("RegardError",),
     "regard.core.attend": ("attend", "explain"),
     "regard.core.softargmax": ("softargmax",),
-    "regard.core.algebra": ("Mask",),
-    "regard.core.grid": ("Places",),
+    "regard.core.masks.algebra": ("Mask",),
+    "regard.core.absolute_positions": ("Positions",),
     "regard.core.masks": (
         "blocks",
         "causal",
@@ -29,10 +29,10 @@ _WHERE = {
     "regard.core.positions": ("NTK", "Interpolate", "Llama3", "YaRN", "grid_positions", "rotary", "sinusoidal"),
     "regard.core.linear": ("elu_plus_one", "linear_attend", "performer", "relu", "squared_relu"),
     "regard.core.channel": ("channel_attend",),
-    "regard.core.cache": ("Growing", "Rolling", "Static", "Stream"),
+    "regard.core.cache": ("DynamicCache", "SlidingWindowCache", "StaticCache", "Stream"),
     "regard.core.kernels": ("recording",),
     "regard.models.presets": ("build",),
-    "regard.models.files": ("load",),
+    "regard.models.saving": ("load",),
     "regard.models.generation": ("generate",),
     "regard.see.watch": ("watch",),
     "regard.conform": ("Report", "check", "conformance"),
@@ -46,11 +46,15 @@ if TYPE_CHECKING:
     from regard import see as see
     from regard.base.errors import RegardError as RegardError
     from regard.conform import Report as Report, check as check, conformance as conformance
-    from regard.core.algebra import Mask as Mask
+    from regard.core.absolute_positions import Positions as Positions
     from regard.core.attend import attend as attend, explain as explain
-    from regard.core.cache import Growing as Growing, Rolling as Rolling, Static as Static, Stream as Stream
+    from regard.core.cache import (
+        DynamicCache as DynamicCache,
+        SlidingWindowCache as SlidingWindowCache,
+        StaticCache as StaticCache,
+        Stream as Stream,
+    )
     from regard.core.channel import channel_attend as channel_attend
-    from regard.core.grid import Places as Places
     from regard.core.kernels import recording as recording
     from regard.core.linear import (
         elu_plus_one as elu_plus_one,
@@ -72,6 +76,7 @@ if TYPE_CHECKING:
         random_links as random_links,
         window as window,
     )
+    from regard.core.masks.algebra import Mask as Mask
     from regard.core.positions import (
         NTK as NTK,
         Interpolate as Interpolate,
@@ -90,9 +95,9 @@ if TYPE_CHECKING:
         t5_buckets as t5_buckets,
     )
     from regard.core.softargmax import softargmax as softargmax
-    from regard.models.files import load as load
     from regard.models.generation import generate as generate
     from regard.models.presets import build as build
+    from regard.models.saving import load as load
     from regard.see.watch import watch as watch
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop_weights
 
-from regard import Mask, Places, full, padding, prefix, window
-from regard.core.algebra import And, Or
-from regard.core.given import Documents, Matrix, Padding
-from regard.core.grid import Grid, whole_grid
+from regard import Mask, Positions, full, padding, prefix, window
+from regard.core.absolute_positions import Grid, whole_grid
 from regard.core.masks import as_mask
-from regard.core.rules import Causal, Chunks, GlobalTokens, Prefix, Window
-from regard.core.scores import Alibi, Shaw, T5Buckets, Term, as_terms
+from regard.core.masks.algebra import And, Or
+from regard.core.masks.data import DenseMask, DocumentMask, PaddingMask
+from regard.core.masks.positional import Causal, Chunks, GlobalTokens, Prefix, Window
+from regard.core.scores import Alibi, ScoreTerm, Shaw, T5Buckets, as_terms
 
 Attention = Callable[..., Tensor]
 
@@ -48,7 +48,7 @@ def score(q: Tensor, k: Tensor, beta: float) -> Tensor:
     return q @ k.mT * (beta if math.isfinite(beta) else 1.0)
 
 
-def add(scores: Tensor, term: Term, q: Tensor, beta: float, grid: Grid) -> Tensor:
+def add(scores: Tensor, term: ScoreTerm, q: Tensor, beta: float, grid: Grid) -> Tensor:
     return term.bind(q, beta)(scores, grid)
 
 
@@ -91,7 +91,7 @@ def naive(
     scores: object = None,
     beta: float | None = None,
     dropout: float = 0.0,
-    places: Places | None = None,
+    positions: Positions | None = None,
     **faults: Callable[..., object],
 ) -> Tensor:
     """Right in every step that is not replaced by a fault, with the whole matrix, in float32 or better."""
@@ -100,7 +100,7 @@ def naive(
     step = SimpleNamespace(**STEPS | faults)
     (b, h, i, c), j, dtype = q.shape, k.shape[2], q.dtype
     q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
-    grid = whole_grid(places or Places.last_rows(i, j), b, h, i, j, q.device)
+    grid = whole_grid(positions or Positions.last_rows(i, j), b, h, i, j, q.device)
     visible = step.see(as_mask(mask).to(q.device), grid).expand(b, h, i, j)
     terms = as_terms(scores)
     for hidden in (term.hidden(grid) for term in terms):
@@ -136,7 +136,7 @@ def standing_at(grid: Grid, i: Tensor | None = None, j: Tensor | None = None) ->
 
 @mutant("dense_masks_show_where_true")
 def reads_true_as_hidden(q, k, v, *, mask=None, **rest):
-    return naive(q, k, v, mask=~as_mask(mask) if isinstance(as_mask(mask), Matrix) else mask, **rest)
+    return naive(q, k, v, mask=~as_mask(mask) if isinstance(as_mask(mask), DenseMask) else mask, **rest)
 
 
 @mutant("queries_are_the_last_rows")
@@ -206,39 +206,41 @@ def keeps_global_tokens_from_looking_out(q, k, v, *, mask=None, **rest):
 
 @mutant("padding_amount_and_side_do_not_matter")
 def ignores_padding(q, k, v, *, mask=None, **rest):
-    return naive(q, k, v, mask=swap(mask, Padding, lambda _: full()), **rest)
+    return naive(q, k, v, mask=swap(mask, PaddingMask, lambda _: full()), **rest)
 
 
 @mutant("padding_amount_and_side_do_not_matter")
 def takes_left_padding_for_right(q, k, v, *, mask=None, **rest):
-    return naive(q, k, v, mask=swap(mask, Padding, lambda real: padding(real.data)), **rest)
+    return naive(q, k, v, mask=swap(mask, PaddingMask, lambda real: padding(real.data)), **rest)
 
 
 @mutant("packed_documents_are_separate_sequences")
 def leaks_between_packed_documents(q, k, v, *, mask=None, **rest):
-    return naive(q, k, v, mask=swap(mask, Documents, lambda _: full()), **rest)
+    return naive(q, k, v, mask=swap(mask, DocumentMask, lambda _: full()), **rest)
 
 
 @mutant("places_put_queries_into_a_fixed_cache")
-def stands_one_place_too_early_in_the_cache(q, k, v, *, places=None, **rest):
-    return naive(q, k, v, places=places and replace(places, queries=places.queries - 1), **rest)
+def stands_one_place_too_early_in_the_cache(q, k, v, *, positions=None, **rest):
+    return naive(q, k, v, positions=positions and replace(positions, queries=positions.queries - 1), **rest)
 
 
 @mutant("places_put_queries_into_a_fixed_cache")
-def takes_the_first_key_for_position_zero(q, k, v, *, places=None, **rest):
-    moved = places and isinstance(places.keys, int)
-    return naive(q, k, v, places=replace(places, keys=0) if moved else places, **rest)
+def takes_the_first_key_for_position_zero(q, k, v, *, positions=None, **rest):
+    moved = positions and isinstance(positions.keys, int)
+    return naive(q, k, v, positions=replace(positions, keys=0) if moved else positions, **rest)
 
 
 @mutant("places_put_keys_into_a_rolling_cache")
-def reads_a_rolling_cache_in_slot_order(q, k, v, *, places=None, **rest):
-    return naive(q, k, v, places=places and replace(places, keys=0), **rest)
+def reads_a_rolling_cache_in_slot_order(q, k, v, *, positions=None, **rest):
+    return naive(q, k, v, positions=positions and replace(positions, keys=0), **rest)
 
 
 @mutant("keys_may_lie_in_any_order_of_positions")
-def sorts_positions_without_their_keys(q, k, v, *, places=None, **rest):
-    placed = places and isinstance(places.keys, Tensor)
-    return naive(q, k, v, places=replace(places, keys=places.keys.sort().values) if placed else places, **rest)
+def sorts_positions_without_their_keys(q, k, v, *, positions=None, **rest):
+    placed = positions and isinstance(positions.keys, Tensor)
+    return naive(
+        q, k, v, positions=replace(positions, keys=positions.keys.sort().values) if placed else positions, **rest
+    )
 
 
 @mutant("cache_steps_keep_the_window")
@@ -248,7 +250,7 @@ def forgets_the_window_when_decoding(q, k, v, *, mask=None, **rest):
 
 @mutant("cache_steps_equal_the_whole")
 def counts_distance_from_the_first_row_of_the_step(q, k, v, **rest):
-    def shifted(scores: Tensor, term: Term, q: Tensor, beta: float, grid: Grid) -> Tensor:
+    def shifted(scores: Tensor, term: ScoreTerm, q: Tensor, beta: float, grid: Grid) -> Tensor:
         return add(scores, term, q, beta, standing_at(grid, i=grid.row))
 
     return naive(q, k, v, **rest, add=shifted)
@@ -394,8 +396,8 @@ def clears_poisoned_values_only(q, k, v, **rest):
 
 
 @mutant("poison_in_unused_slots_stays_out")
-def clears_padding_only(q, k, v, *, places=None, **rest):
-    return naive(q, k, v, places=places, **rest, clear=clear if places is None else lambda x, visible: x)
+def clears_padding_only(q, k, v, *, positions=None, **rest):
+    return naive(q, k, v, positions=positions, **rest, clear=clear if positions is None else lambda x, visible: x)
 
 
 @mutant("poison_behind_a_dense_mask_stays_out")
@@ -501,7 +503,7 @@ def sums_one_query_head_of_each_group(q, k, v, **rest):
 
 @mutant("gradients_reach_learned_terms")
 def detaches_terms(q, k, v, **rest):
-    def constant(scores: Tensor, term: Term, q: Tensor, beta: float, grid: Grid) -> Tensor:
+    def constant(scores: Tensor, term: ScoreTerm, q: Tensor, beta: float, grid: Grid) -> Tensor:
         return scores + add(torch.zeros_like(scores), term, q, beta, grid).detach()
 
     return naive(q, k, v, **rest, add=constant)
@@ -528,7 +530,7 @@ def keeps_scores_in_the_input_precision(q, k, v, **rest):
 
 @mutant("terms_keep_their_precision")
 def rounds_terms_to_the_input_precision(q, k, v, **rest):
-    def rounded(scores: Tensor, term: Term, wide: Tensor, beta: float, grid: Grid) -> Tensor:
+    def rounded(scores: Tensor, term: ScoreTerm, wide: Tensor, beta: float, grid: Grid) -> Tensor:
         return scores + add(torch.zeros_like(scores), term, wide, beta, grid).to(q.dtype)
 
     return naive(q, k, v, **rest, add=rounded)
@@ -541,7 +543,7 @@ def returns_float32(q, k, v, **rest):
 
 @mutant("added_scores_are_not_scaled")
 def scales_added_scores_too(q, k, v, **rest):
-    def inside(scores: Tensor, term: Term, q: Tensor, beta: float, grid: Grid) -> Tensor:
+    def inside(scores: Tensor, term: ScoreTerm, q: Tensor, beta: float, grid: Grid) -> Tensor:
         return scores + beta * add(torch.zeros_like(scores), term, q, beta, grid)
 
     return naive(q, k, v, **rest, add=inside)
@@ -549,7 +551,7 @@ def scales_added_scores_too(q, k, v, **rest):
 
 @mutant("alibi_fades_with_distance")
 def flips_the_sign_of_alibi(q, k, v, **rest):
-    def grows(scores: Tensor, term: Term, q: Tensor, beta: float, grid: Grid) -> Tensor:
+    def grows(scores: Tensor, term: ScoreTerm, q: Tensor, beta: float, grid: Grid) -> Tensor:
         added = add(scores, term, q, beta, grid)
         return 2 * scores - added if isinstance(term, Alibi) else added
 
@@ -560,7 +562,7 @@ def flips_the_sign_of_alibi(q, k, v, **rest):
 def counts_alibi_from_the_first_key(q, k, v, **rest):
     """+m j: the same under causal(), and only there."""
 
-    def by_key(scores: Tensor, term: Term, q: Tensor, beta: float, grid: Grid) -> Tensor:
+    def by_key(scores: Tensor, term: ScoreTerm, q: Tensor, beta: float, grid: Grid) -> Tensor:
         slopes = term.slopes.to(q.device)[:, None, None] if isinstance(term, Alibi) else 0
         return scores + slopes * grid.j if isinstance(term, Alibi) else add(scores, term, q, beta, grid)
 
@@ -577,7 +579,7 @@ def counts_t5_from_key_to_query(q, k, v, **rest):
     return naive(q, k, v, **rest, add=lambda *args: backwards(T5Buckets, *args))
 
 
-def backwards(kind: type[Term], scores: Tensor, term: Term, q: Tensor, beta: float, grid: Grid) -> Tensor:
+def backwards(kind: type[ScoreTerm], scores: Tensor, term: ScoreTerm, q: Tensor, beta: float, grid: Grid) -> Tensor:
     return add(scores, term, q, beta, standing_at(grid, grid.j, grid.i) if isinstance(term, kind) else grid)
 
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from regard import (
     Mask,
-    Places,
+    Positions,
     additive,
     alibi,
     causal,
@@ -29,7 +29,7 @@ from regard import (
     t5_buckets,
     window,
 )
-from regard.core.scores import Term
+from regard.core.scores import ScoreTerm
 from tests.tolerance import GRADIENT, OUTPUT, error, too_far
 
 Attention = Callable[..., Tensor]
@@ -166,7 +166,7 @@ class Case:
     see: Callable[[Tensor, Tensor], Tensor]
     fading: bool = False
 
-    def term(self) -> Term | None:
+    def term(self) -> ScoreTerm | None:
         return alibi(slopes=SLOPES) if self.fading else None
 
     def bias(self, dtype: torch.dtype) -> Tensor | float:
@@ -282,10 +282,10 @@ def poison_in_padding_stays_out(attention: Attention) -> None:
 def poison_in_unused_slots_stays_out(attention: Attention) -> None:
     """Keys that no query of the call may see are as good as absent: slots of a cache, keys behind the window."""
     slots = torch.arange(LONG)[:, None]
-    assert_clean(attention, 3, LONG, slots < 75, "an unused cache slot", mask=causal(), places=Places(72))
+    assert_clean(attention, 3, LONG, slots < 75, "an unused cache slot", mask=causal(), positions=Positions(72))
     behind = (slots >= 72 - 4) & (slots < 75)
     mask = causal() & window(before=4)
-    assert_clean(attention, 3, LONG, behind, "a key behind the window", mask=mask, places=Places(72))
+    assert_clean(attention, 3, LONG, behind, "a key behind the window", mask=mask, positions=Positions(72))
 
 
 @rule
@@ -530,7 +530,7 @@ def cache_steps_keep_the_window(attention: Attention) -> None:
             assert_stepwise(attention, mask, None, range(9, 13, step), step)
 
 
-def assert_stepwise(attention: Attention, mask: Mask, term: Term | None, starts: range, step: int) -> None:
+def assert_stepwise(attention: Attention, mask: Mask, term: ScoreTerm | None, starts: range, step: int) -> None:
     q, k, v = draw(13, 13)
     whole = attention(q, k, v, mask=mask, scores=term)
     for start in starts:
@@ -550,7 +550,7 @@ def places_put_queries_into_a_fixed_cache(attention: Attention) -> None:
     for start, stop in ((0, 1), (6, 7), (30, 33), (64, 65), (70, 77)):
         for first in (0, max(0, start - 5)):
             inputs = q[:, :, start:stop], k[:, :, first:], v[:, :, first:]
-            rows = attention(*inputs, mask=mask, scores=term, places=Places(start, first))
+            rows = attention(*inputs, mask=mask, scores=term, positions=Positions(start, first))
             message = f"queries {start}..{stop - 1} over keys from position {first} on differ from one pass"
             assert_near(rows, whole[:, :, start:stop], message)
 
@@ -566,7 +566,7 @@ def places_put_keys_into_a_rolling_cache(attention: Attention) -> None:
     at = torch.full((slots,), UNUSED, device=_device)
     for t in range(n):
         ring_k[:, :, t % slots], ring_v[:, :, t % slots], at[t % slots] = k[:, :, t], v[:, :, t], t
-        row = attention(q[:, :, t : t + 1], ring_k, ring_v, mask=mask, scores=term, places=Places(t, at.clone()))
+        row = attention(q[:, :, t : t + 1], ring_k, ring_v, mask=mask, scores=term, positions=Positions(t, at.clone()))
         assert_near(row, whole[:, :, t : t + 1], f"step {t} over a ring of {slots} slots differs from one pass")
 
 
@@ -578,7 +578,7 @@ def keys_may_lie_in_any_order_of_positions(attention: Attention) -> None:
     near = causal() & window(before=5)
     for mask in (near, causal() & chunks(4, before=1), near | global_tokens(2), random_links(3)):
         for term in (None, alibi(slopes=SLOPES)):
-            out = attention(q, k[:, :, at], v[:, :, at], mask=mask, scores=term, places=Places(0, at))
+            out = attention(q, k[:, :, at], v[:, :, at], mask=mask, scores=term, positions=Positions(0, at))
             expected = attention(q, k, v, mask=mask, scores=term)
             assert_near(out, expected, f"keys in another order with their positions, under {mask} with {term}")
 

@@ -15,11 +15,11 @@ FILES = sorted((ROOT / "regard").rglob("*.py"))
 
 # each part, and the parts it may use besides itself
 BELOW: dict[str, set[str]] = {"base": set(), "core": {"base"}, "data": {"base"}, "train": {"base"}}
-BELOW["layers"] = {"core", "base"}
-BELOW["models"] = {"layers", "core", "base"}
+BELOW["nn"] = {"core", "base"}
+BELOW["models"] = {"nn", "core", "base"}
 BELOW["see"] = {"core", "base"}
 BELOW["conform"] = {"core", "see", "base"}
-BELOW["recipes"] = {"models", "layers", "core", "data", "train", "base"}
+BELOW["recipes"] = {"models", "nn", "core", "data", "train", "base"}
 BELOW["lab"] = set(BELOW)
 BELOW["work"] = {"core", "lab", "base"}
 BELOW["explorer"] = set(BELOW)
@@ -109,14 +109,14 @@ def test_imports_go_down_only(path: Path) -> None:
     ("module", "source", "words"),
     [
         ("regard.base.seeds", "from regard.core.masks import causal", "base stands below core"),
-        ("regard.core.attend", "def f():\n    import regard.layers", "core stands below layers"),
+        ("regard.core.attend", "def f():\n    import regard.nn", "core stands below layers"),
         ("regard.core.kernels.eager", "from regard.core.attend import attend", "a kernel may not call the door"),
         ("regard.core.kernels.eager", "from ..attend import attend", "a kernel may not call the door"),
         ("regard.core.kernels.eager", "from regard.core import attend", "a kernel may not call the door"),
         ("regard.see.watch", "from regard.models import gpt", "see stands below models"),
         ("regard.train.loop", "if TYPE_CHECKING:\n    from regard.models import gpt", "train stands below models"),
         ("regard.work.first", "from regard.see import rollout", "work stands below see or beside it"),
-        ("regard.layers.attention", "from regard import attend", "name the module that has it"),
+        ("regard.nn.attention", "from regard import attend", "name the module that has it"),
         ("regard.cli.masks", "import torch", "would wait for torch"),
         ("regard.cli.masks", "class A:\n    from torch import Tensor", "would wait for torch"),
         ("regard", "try:\n    import torch.nn\nexcept ImportError:\n    pass", "would wait for torch"),

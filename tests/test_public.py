@@ -15,7 +15,7 @@ import regard
 SURFACE = {
     "__version__",
     *("attend", "explain", "softargmax", "recording", "channel_attend"),
-    *("Mask", "Places", "RegardError"),
+    *("Mask", "Positions", "RegardError"),
     *("full", "causal", "window", "dilated", "blocks", "chunks", "global_tokens", "prefix"),
     *("padding", "documents", "random_links"),
     *("additive", "alibi", "shaw", "sink", "softcap", "t5_buckets"),

@@ -17,11 +17,11 @@ LEGEND = {
 }
 
 
-def spelled(letter: str, size: int) -> str:
+def format_axis(letter: str, size: int) -> str:
     """`c=8 (width per head of q and k)`."""
     return f"{letter}={size} ({LEGEND[letter]})"
 
 
-def read(name: str, shape: Sequence[int], letters: str) -> str:
+def format_shape(name: str, shape: Sequence[int], letters: str) -> str:
     """`k is (2, 4, 9, 8) read as (b g j c)`."""
     return f"{name} is {tuple(shape)} read as ({' '.join(letters.split())})"

@@ -12,7 +12,7 @@ from regard.base.errors import ConfigError
 T = TypeVar("T")
 
 
-def overridden(config: T, changes: Mapping[str, Any]) -> T:
+def override(config: T, changes: Mapping[str, Any]) -> T:
     """The configuration with some settings changed. A dotted name, `model.depth`, reaches into a nested one."""
     direct: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
@@ -23,14 +23,14 @@ def overridden(config: T, changes: Mapping[str, Any]) -> T:
         if dot:
             nested.setdefault(name, {})[rest] = value
         else:
-            direct[name] = coerced(f"{type(config).__name__}.{name}", value, hints[name])
+            direct[name] = coerce(f"{type(config).__name__}.{name}", value, hints[name])
     for name, changed in nested.items():
         inner = direct.get(name, getattr(config, name))
         if not dataclasses.is_dataclass(inner):
             raise ConfigError(
                 f"{name}.{next(iter(changed))} reaches into {name}, which is {inner!r} and has no settings"
             )
-        direct[name] = overridden(inner, changed)
+        direct[name] = override(inner, changed)
     return dataclasses.replace(config, **direct)  # type: ignore[type-var]
 
 
@@ -61,10 +61,10 @@ def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
     needed = [name for name, field in fields.items() if _required(field) and name not in settings]
     if needed:
         raise ConfigError(f"{what} lacks {', '.join(needed)}, which {kind.__name__} needs")
-    return kind(**{name: coerced(f"{what}: {name}", value, hints[name]) for name, value in settings.items()})
+    return kind(**{name: coerce(f"{what}: {name}", value, hints[name]) for name, value in settings.items()})
 
 
-def coerced(what: str, value: Any, hint: Any) -> Any:
+def coerce(what: str, value: Any, hint: Any) -> Any:
     """The value as its annotation wants it, or an error: whole numbers serve as real ones, lists as tuples."""
     complaints: list[ConfigError] = []
     for option in _options(hint):
@@ -86,10 +86,10 @@ def _fitted(what: str, value: Any, option: Any) -> Any:
     if origin is tuple and isinstance(value, tuple | list):
         inner = typing.get_args(option)
         if len(inner) == 2 and inner[1] is Ellipsis:
-            return tuple(coerced(what, item, inner[0]) for item in value)
+            return tuple(coerce(what, item, inner[0]) for item in value)
         if len(inner) != len(value):
             return _UNFIT
-        return tuple(coerced(what, item, each) for item, each in zip(value, inner, strict=True))
+        return tuple(coerce(what, item, each) for item, each in zip(value, inner, strict=True))
     if origin is not None:
         return _UNFIT
     if isinstance(value, Mapping) and isinstance(option, type) and dataclasses.is_dataclass(option):

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 
-def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
+def make_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of its own, so that no draw depends on what was drawn elsewhere."""
     return torch.Generator(device=device).manual_seed(seed)
 
 
-def scramble(x: Tensor, seed: int) -> Tensor:
+def hash_integers(x: Tensor, seed: int) -> Tensor:
     """A well-mixed 32-bit number for each non-negative integer, elementwise: the same on every device.
 
     Three rounds of xor-shift and odd multiplication, kept to 32 bits inside int64 so that nothing overflows.

@@ -7,7 +7,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def constant(function: Callable[P, T]) -> Callable[P, T]:
+def assume_constant_result(function: Callable[P, T]) -> Callable[P, T]:
     """A function that the compiler calls once and takes the answer for given.
 
     This is what `torch.compiler.assume_constant_result` does, but for its import of the compiler.

@@ -9,11 +9,11 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.output import show_json, tell
+from regard.cli.text_input import typed
 from regard.cli.train import Json, progress, show_figures, unheard
-from regard.cli.typed import typed
 
 if TYPE_CHECKING:
-    from regard.recipes.asking import Asker
+    from regard.recipes.question_answering import QuestionAnswerer
 
 
 def command(
@@ -41,13 +41,13 @@ def command(
         if value is not None:
             raise ConfigError(f"{name} {value} is for --learn; a question is answered without")
     assert question is not None
-    from regard.data.facts import compared
-    from regard.recipes.asking import asker, stricter
+    from regard.data.fact_store import normalize_name
+    from regard.recipes.question_answering import load_question_answerer, stricter
 
     question = typed("the question", question)
-    if not compared(question):
+    if not normalize_name(question):
         raise ConfigError(f'the question {question!r} is empty; ask one such as "Where was Ada Lovelace born?"')
-    asking = asker(folder, store)
+    asking = load_question_answerer(folder, store)
     if threshold is not None:
         asking = stricter(asking, threshold)
     if answer is not None:
@@ -79,7 +79,7 @@ def percent(confidence: float) -> str:
     return f"{int(100 * confidence)}%"
 
 
-def keep(asking: "Asker", question: str, answer: str, json: bool) -> None:
+def keep(asking: "QuestionAnswerer", question: str, answer: str, json: bool) -> None:
     """Put an answer into the store, and say so where the model is sure of another, which goes before the store's."""
     asking.store.keep(question, answer)
     reply = asking.reply(question)
@@ -94,15 +94,15 @@ def keep(asking: "Asker", question: str, answer: str, json: bool) -> None:
 def learn_facts(
     folder: Path, store: Path | None, data: Path | None, device: str | None, steps: int | None, json: bool
 ) -> None:
-    from regard.recipes.asking import STEPS, asker
-    from regard.recipes.recipe import Place
-    from regard.recipes.runs import data_of
-    from regard.train.distributed import joined
+    from regard.recipes.question_answering import STEPS, load_question_answerer
+    from regard.recipes.recipe import RunLocation
+    from regard.recipes.run_folder import find_data
+    from regard.train.distributed import join_process_group
 
-    asking = asker(folder, store)
-    data = data_of(folder, data)
-    with joined("data", device) as world, progress(world.leads) as showing:
-        place = Place(data=data, world=world, tell=tell if world.leads else unheard, show=showing)
+    asking = load_question_answerer(folder, store)
+    data = find_data(folder, data)
+    with join_process_group("data", device) as world, progress(world.leads) as showing:
+        place = RunLocation(data=data, world=world, tell=tell if world.leads else unheard, show=showing)
         new, figures = asking.learn(place, STEPS if steps is None else steps)
     if not world.leads:
         return

@@ -24,8 +24,8 @@ def command(
 ) -> None:
     """Count what a model costs: parameters, work and memory."""
     from regard.models.count import count
-    from regard.models.files import load_config
     from regard.models.presets import PRESETS
+    from regard.models.saving import load_config
 
     config = load_config(name) if Path(name).exists() else PRESETS[name]
     counted = count(config, batch=batch, length=length)

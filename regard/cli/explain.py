@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.core.kernels import Explanation
-    from regard.core.scores import Term
+    from regard.core.scores import ScoreTerm
 
 # the score terms there are, each with the number it takes unless one follows its colon
 TERMS: dict[str, float | None] = {
@@ -95,7 +95,7 @@ def blank(shape: tuple[int, ...], dtype: str = "float32") -> "Tensor":
     return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
 
 
-def term(text: str, h: int, i: int, j: int, c: int) -> "Term":
+def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
     """The score term that `name` or `name:number` spells, for a call of these sizes."""
     from regard.core import scores
 
@@ -150,7 +150,7 @@ def share(explanation: "Explanation") -> float:
 
 def account(explanation: "Explanation") -> RenderableType:
     """The explanation as a table: one row for each kernel."""
-    from regard.core.kernels import in_units
+    from regard.core.kernels import format_bytes
 
     table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
     table.add_column("")
@@ -162,7 +162,7 @@ def account(explanation: "Explanation") -> RenderableType:
         chosen = answer.kernel == explanation.chosen
         row = ["->" if chosen else "", answer.kernel]
         if answer.able:
-            row += ["runs" if chosen else "could run", f"{answer.work:.3g}", in_units(answer.memory)]
+            row += ["runs" if chosen else "could run", f"{answer.work:.3g}", format_bytes(answer.memory)]
         else:
             row += [f"refuses: {'; '.join(answer.reasons)}", "", ""]
         table.add_row(*(Text(cell) for cell in row), style="bold" if chosen else None)

@@ -10,7 +10,7 @@ from regard.base.errors import ConfigError, RegardError
 from regard.base.registry import Registry
 
 if TYPE_CHECKING:
-    from regard.core.algebra import Mask
+    from regard.core.masks.algebra import Mask
 
 Maker = Callable[..., "Mask"]
 Value = int | float | str | None | list["Value"]

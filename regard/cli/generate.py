@@ -11,14 +11,14 @@ import typer
 
 from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.cli.output import show_json, tell
-from regard.cli.typed import from_stdin, typed
+from regard.cli.text_input import from_stdin, typed
 
 if TYPE_CHECKING:
     from regard.data.tokenizers import Tokenizer
-    from regard.models.decoders import Decoder
-    from regard.models.generation import Text
+    from regard.models.generation import GeneratedText
+    from regard.models.generation_adapters import GenerationAdapter
     from regard.models.gpt import GPT
-    from regard.models.strategies import Strategy
+    from regard.models.sampling import Strategy
     from regard.models.transformer import Transformer
 
 RUN, RESULT = "run.json", "result.json"  # what a run leaves from its first moment on, and at its end
@@ -32,7 +32,7 @@ INSTEAD = {
 NAMING = ("generation_config.json", "config.json")
 
 
-class Way(StrEnum):
+class SamplingMethod(StrEnum):
     """The strategies there are."""
 
     greedy = "greedy"
@@ -43,10 +43,10 @@ class Way(StrEnum):
 
 # which options belong to which strategy: any other combination would be ignored, so it is refused
 SETTINGS = {
-    Way.greedy: (),
-    Way.sample: ("temperature", "top_k", "top_p", "seed", "count"),
-    Way.kth: ("kth",),
-    Way.beam: ("beams", "length_penalty"),
+    SamplingMethod.greedy: (),
+    SamplingMethod.sample: ("temperature", "top_k", "top_p", "seed", "count"),
+    SamplingMethod.kth: ("kth",),
+    SamplingMethod.beam: ("beams", "length_penalty"),
 }
 
 
@@ -56,7 +56,7 @@ def command(
         str | None,
         typer.Argument(help="The text to go on from, or to answer; - reads it from stdin, less its last line break"),
     ] = None,
-    strategy: Annotated[Way, typer.Option(help="How each token is taken")] = Way.greedy,
+    strategy: Annotated[SamplingMethod, typer.Option(help="How each token is taken")] = SamplingMethod.greedy,
     temperature: Annotated[float | None, typer.Option(help="sample: divides the logits [1.0]")] = None,
     top_k: Annotated[int | None, typer.Option(help="sample: only the k likeliest tokens")] = None,
     top_p: Annotated[float | None, typer.Option(help="sample: only the likeliest tokens that reach this share")] = None,
@@ -105,7 +105,7 @@ def command(
         show_json({"model": model, "prompt": text, "strategy": chosen, "length": length, "texts": told})
 
 
-def fitting(strategy: Way, given: dict[str, Any]) -> dict[str, Any]:
+def fitting(strategy: SamplingMethod, given: dict[str, Any]) -> dict[str, Any]:
     """The settings, if they all belong to this strategy."""
     for name in given:
         if name not in SETTINGS[strategy]:
@@ -115,16 +115,16 @@ def fitting(strategy: Way, given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def strategy_of(strategy: Way, settings: dict[str, Any], number: int = 0) -> "Strategy":
+def strategy_of(strategy: SamplingMethod, settings: dict[str, Any], number: int = 0) -> "Strategy":
     """The strategy of text number so and so."""
-    from regard.models.strategies import beam, greedy, kth, sample
+    from regard.models.sampling import beam, greedy, kth_largest, sample
 
     match strategy:
-        case Way.sample:
+        case SamplingMethod.sample:
             return sample(**{**settings, "seed": settings.get("seed", 0) + number})
-        case Way.kth:
-            return kth(settings.get("kth", 2))
-        case Way.beam:
+        case SamplingMethod.kth:
+            return kth_largest(settings.get("kth", 2))
+        case SamplingMethod.beam:
             return beam(settings.get("beams", 4), settings.get("length_penalty", 0.0))
     return greedy()
 
@@ -158,17 +158,17 @@ def model_in(name: str) -> str:
     folder = Path(name)
     if (folder / "config.json").is_file() or not any((folder / file).is_file() for file in (RUN, RESULT)):
         return name
-    from regard.models.files import load_config
     from regard.models.gpt import GPT
-    from regard.recipes.runs import read
+    from regard.models.saving import load_config
+    from regard.recipes.run_folder import read_json_fields
 
     if not (folder / RESULT).is_file():
-        recipe = read(folder / RUN, "recipe")["recipe"]
+        recipe = read_json_fields(folder / RUN, "recipe")["recipe"]
         raise ConfigError(
             f"{name} holds a run of {recipe} that is not finished; `regard train {recipe} --resume --folder {name}` "
             "goes on with it"
         )
-    recipe = read(folder / RESULT, "recipe")["recipe"]
+    recipe = read_json_fields(folder / RESULT, "recipe")["recipe"]
     if not isinstance(load_config(folder / "model"), GPT.Config):
         instead = INSTEAD.get(recipe, "`regard eval {0}` shows what it can do").format(name)
         raise ConfigError(f"{name} holds a run of {recipe}, whose model does not go on with a text; {instead}")
@@ -177,9 +177,9 @@ def model_in(name: str) -> str:
 
 def opened(name: str) -> "GPT | Transformer":
     """The model in a folder, or a fresh one by its name."""
-    from regard.models.files import load
     from regard.models.gpt import GPT
     from regard.models.presets import PRESETS, build
+    from regard.models.saving import load
     from regard.models.transformer import Transformer
 
     if Path(name).exists() or (name not in PRESETS and ("/" in name or "\\" in name)):
@@ -195,11 +195,11 @@ def opened(name: str) -> "GPT | Transformer":
     return model
 
 
-def started(name: str, model: "GPT | Transformer", tokens: list[int]) -> "tuple[GPT | Decoder, list[int]]":
+def started(name: str, model: "GPT | Transformer", tokens: list[int]) -> "tuple[GPT | GenerationAdapter, list[int]]":
     """What writes, and what its text begins with: the prompt, or the token with which an answer to it starts."""
     import torch
 
-    from regard.models.decoders import answering
+    from regard.models.generation_adapters import make_adapter
     from regard.models.gpt import GPT
 
     if isinstance(model, GPT):
@@ -208,9 +208,9 @@ def started(name: str, model: "GPT | Transformer", tokens: list[int]) -> "tuple[
     if not start:
         raise ConfigError(
             f"{name} is a Transformer, whose answer starts with a token of its own, but no config.json names that as "
-            "decoder_start_token_id; in Python use generate(answering(model, source), [[start]])"
+            "decoder_start_token_id; in Python use generate(make_adapter(model, source), [[start]])"
         )
-    return answering(model, torch.tensor([tokens])), start[:1]
+    return make_adapter(model, torch.tensor([tokens])), start[:1]
 
 
 def words_of(name: str, vocab: int, given: Path | None) -> "Tokenizer":
@@ -250,7 +250,7 @@ def named(name: str, key: str, vocab: int) -> list[int]:
 
 
 def write(
-    model: "GPT | Decoder",
+    model: "GPT | GenerationAdapter",
     prompt: list[int],
     words: "Tokenizer",
     strategy: "Strategy",
@@ -259,10 +259,10 @@ def write(
     stops: list[list[int]],
     cache: bool,
     shown: bool,
-) -> "Text":
+) -> "GeneratedText":
     """One text, shown as it comes without the stop that ends it."""
     from regard.data.tokenizers import Unfolding
-    from regard.models.generation import gathered, stream
+    from regard.models.generation import collect_tokens, stream
 
     unfolding = Unfolding(words)
     held = max((len(stop) for stop in stops), default=1) - 1  # so many tokens may turn out to begin a stop
@@ -274,7 +274,7 @@ def write(
             for each in tokens[printed:safe]:
                 say(unfolding.push(each.token))
             printed = safe
-    text = gathered(prompt, tokens, stops)
+    text = collect_tokens(prompt, tokens, stops)
     if shown:
         for rest in text.body[printed:]:
             say(unfolding.push(rest))

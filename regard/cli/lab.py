@@ -59,7 +59,7 @@ def listing(context: typer.Context, results: Results = None, html: Html = None, 
             raise ConfigError(f"--{given[0]} goes after the command: regard lab {sub} ... --{given[0]}")
         return
     from regard.lab.claim import claims
-    from regard.lab.results import word
+    from regard.lab.results import verdict_word
 
     check_writable(html)
     found = latest_of(list(claims()), results)
@@ -67,7 +67,7 @@ def listing(context: typer.Context, results: Results = None, html: Html = None, 
         show_json([listed(claim, result) for claim, result in found])
     else:
         show(*(chapter_table(name, found) for name in dict.fromkeys(claim.chapter for claim, _ in found)))
-        words = [word(claim, result) for claim, result in found]
+        words = [verdict_word(claim, result) for claim, result in found]
         tally = ", ".join(f"{words.count(each)} {each}" for each in dict.fromkeys(words))
         changed = sum(result is not None and bool(options_of(claim, result)) for claim, result in found)
         apart = f' ({changed} from quick or changed settings, marked "with")' if changed else ""
@@ -93,7 +93,7 @@ def run(
     ] = False,
 ) -> None:
     """Run claims and keep what came out."""
-    from regard.lab.results import default_folder, keep_shipped, opened
+    from regard.lab.results import default_folder, keep_shipped, open_result
 
     if save_shipped and (smoke or settings or seed is not None):
         raise ConfigError("--save-shipped keeps what every user sees: it goes with the setups as they are")
@@ -102,7 +102,7 @@ def run(
     setups = [
         claim.setup(read_settings(settings or [], claim.module.Setup), seed=seed, smoke=smoke) for claim in chosen
     ]
-    folder = opened(results or default_folder())
+    folder = open_result(results or default_folder())
     drawn = None if figures is None else opened_figures(figures)
     check_writable(html)
     found: list[tuple[Claim, Result | None]] = []
@@ -144,7 +144,7 @@ def show_one(
     """Tell all of one claim: question, maths, code, result, figure."""
     import inspect
 
-    from regard.lab.tex import mathml, plain
+    from regard.lab.formula import formula_text, mathml
 
     check_writable(html)
     (claim,) = chosen_claims([name])
@@ -152,11 +152,11 @@ def show_one(
     figure = figure_of(claim, result, figures)
     code = inspect.getsource(claim.module.run)
     if json:
-        maths = {"tex": claim.maths, "text": plain(claim.maths), "mathml": mathml(claim.maths)}
+        maths = {"tex": claim.maths, "text": formula_text(claim.maths), "mathml": mathml(claim.maths)}
         more = {"maths": maths, "claim": claim.claim, "measures": claim.measures, "budget": claim.budget, "code": code}
         show_json({**told(claim, result), **more, "figure": figure})
     else:
-        show_claim(claim, result, plain(claim.maths), code, figure)
+        show_claim(claim, result, formula_text(claim.maths), code, figure)
     write_page(html, [(claim, result)])
 
 
@@ -166,14 +166,14 @@ def show_errata(results: Results = None, html: Html = None, json: Json = False) 
     """Tell the sheets' wrong answers, what refutes them and what is right."""
     from regard.lab.claim import claims
     from regard.lab.errata import errata
-    from regard.lab.page import errata_page
-    from regard.lab.results import shipped
+    from regard.lab.html_page import errata_page
+    from regard.lab.results import shipped_results
 
     check_writable(html)
     found: list[tuple[Claim, Result]] = []
     failed: dict[str, str] = {}
     wrong = [name for name in claims() if claims()[name].sheet]
-    with_package = shipped()
+    with_package = shipped_results()
     for claim, result in latest_of(wrong, results):
         # a counter-example comes from a run of the claim as it is now, with its own settings; else a quick one is made
         if result is None or not result.fresh(claim) or "--set" in result.command:
@@ -220,19 +220,19 @@ def chosen_claims(ids: list[str]) -> "list[Claim]":
 
 
 def check_is_no_example(name: str) -> None:
-    from regard.work.named import NAMED
+    from regard.work.builtin_problems import BUILTIN_PROBLEMS
 
-    if name in NAMED:
+    if name in BUILTIN_PROBLEMS:
         raise UnknownNameError(f"{name} is a worked example and no claim of the lab; see regard work {name}")
 
 
 def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result | None]]":
     """Claims with the latest that came of them, here or with the package."""
     from regard.lab.claim import claims
-    from regard.lab.results import default_folder, latest, shipped
+    from regard.lab.results import default_folder, latest_result, shipped_results
 
-    with_package = shipped()
-    return [(claims()[name], latest(claims()[name], results or default_folder(), with_package)) for name in ids]
+    with_package = shipped_results()
+    return [(claims()[name], latest_result(claims()[name], results or default_folder(), with_package)) for name in ids]
 
 
 def made(
@@ -241,7 +241,7 @@ def made(
     """The result of a run, kept where a folder is given; nothing where it failed, and why is then in `failed`."""
     import traceback
 
-    from regard.lab.results import keep, result_of
+    from regard.lab.results import result_of, save_result
 
     words = f"running {claim.id} ({place})"
     console = Console(stderr=True)
@@ -255,7 +255,7 @@ def made(
         path = None if figures is None else figures / f"{claim.id}.svg"
         result = result_of(outcome, path)
         if path is not None:
-            from regard.lab.page import svg
+            from regard.lab.html_page import svg
 
             path.write_text(svg(claim, result.numbers), encoding="utf-8")
     except Exception as error:  # whatever it is: the other claims are still to be run
@@ -263,7 +263,7 @@ def made(
         failed[claim.id] = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return None
     if folder is not None:
-        keep(result, folder)
+        save_result(result, folder)
     return result
 
 
@@ -272,7 +272,7 @@ def figure_of(claim: "Claim", result: "Result | None", figures: Path | None) -> 
     if figures is None:
         known = None if result is None else result.figure
         return known if known is not None and Path(known).is_file() else None
-    from regard.lab.page import svg
+    from regard.lab.html_page import svg
 
     if result is None or not result.fresh(claim):
         raise ConfigError(f"there are no numbers to draw; run it first: regard lab run {claim.id}")
@@ -305,14 +305,14 @@ def write(file: Path, text: str) -> None:
 
 def write_page(file: Path | None, found: "list[tuple[Claim, Result | None]]") -> None:
     if file is not None:
-        from regard.lab.page import page
+        from regard.lab.html_page import page
 
         write(file, page(found))
 
 
 def listed(claim: "Claim", result: "Result | None") -> dict[str, Any]:
     """A claim in a list, as plain values."""
-    from regard.lab.results import word
+    from regard.lab.results import verdict_word
 
     fresh = result if result is not None and result.fresh(claim) else None
     return {
@@ -320,7 +320,7 @@ def listed(claim: "Claim", result: "Result | None") -> dict[str, Any]:
         "chapter": claim.chapter,
         "question": claim.question,
         "source": claim.source,
-        "verdict": word(claim, result),
+        "verdict": verdict_word(claim, result),
         "sentence": fresh.verdict.sentence if fresh else None,
         "command": fresh.command if fresh else None,
     }
@@ -347,14 +347,14 @@ def verdict_text(word: str) -> Text:
 def chapter_table(chapter: str, found: "list[tuple[Claim, Result | None]]") -> Table:
     """The claims of a chapter with their verdicts."""
     from regard.lab.claim import CHAPTERS
-    from regard.lab.results import word
+    from regard.lab.results import verdict_word
 
     lines = Table("id", "verdict", "question", title=CHAPTERS[chapter], title_justify="left", box=box.SIMPLE_HEAD)
     lines.columns[0].no_wrap = True
     for claim, result in found:
         if claim.chapter != chapter:
             continue
-        shown = verdict_text(word(claim, result))
+        shown = verdict_text(verdict_word(claim, result))
         if result is not None and (options := options_of(claim, result)):
             shown.append(f"\nwith {options}", style="dim")
         lines.add_row(claim.id, shown, Text(claim.question))
@@ -382,7 +382,7 @@ def verdict_line(claim: "Claim", result: "Result") -> Table:
 
 def show_claim(claim: "Claim", result: "Result | None", maths: str, code: str, figure: str | None) -> None:
     """All of one claim on the terminal."""
-    from regard.lab.results import word
+    from regard.lab.results import verdict_word
 
     show(Text(claim.question, style="bold"), Text(""))
     show(*(Text(f"    {line}") for line in maths.splitlines()), Text(""))
@@ -402,7 +402,7 @@ def show_claim(claim: "Claim", result: "Result | None", maths: str, code: str, f
         show(Syntax(code, "python", theme="ansi_dark", background_color="default", word_wrap=True))
     else:
         print(code)  # as it is: neither wrapped nor filled up
-    now = word(claim, result)
+    now = verdict_word(claim, result)
     outcome = Table.grid(padding=(0, 2, 0, 0))
     outcome.add_column(no_wrap=True)
     outcome.add_column()

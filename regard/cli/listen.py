@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from regard.base.errors import ConfigError, DataError
-from regard.base.numbers import whole
+from regard.base.validation import check_integer
 from regard.cli.output import show_json, tell
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.models.speech import Speech
-    from regard.recipes.hearing import Word
+    from regard.recipes.digit_listener import RecognizedWord
     from regard.recipes.speech import Settings
 
 PIECE = 100  # of a second of sound is listened to at a time
@@ -39,14 +39,14 @@ def command(
     """
     settings, model = opened(folder)
     if file == "-":
-        own = settings.sound.rate if rate is None else whole("--rate", rate, 1, "samples a second")
+        own = settings.sound.rate if rate is None else check_integer("--rate", rate, 1, "samples a second")
         pieces = from_stdin(own)
     elif rate is not None:
         raise ConfigError("--rate is about raw samples on stdin; a WAV file says itself which rate it has")
     else:
         pieces, own = from_file(file)
     bridge = Resampling(own, settings.sound.rate)
-    words: list[Word] = []
+    words: list[RecognizedWord] = []
     hearing = Hearing(model, settings, bridge)
     for word in hearing.words(pieces):
         words.append(word)
@@ -64,9 +64,9 @@ def command(
 def opened(folder: Path) -> "tuple[Settings, Speech]":
     """What a finished run of the recipe left behind."""
     from regard.models.speech import Speech
-    from regard.recipes.recipe import finished
+    from regard.recipes.recipe import load_finished_run
 
-    recipe, settings, model, _ = finished(folder)
+    recipe, settings, model, _ = load_finished_run(folder)
     if not isinstance(model, Speech):
         raise ConfigError(
             f"{folder} holds a run of the recipe {recipe.name}, whose model does not listen; that of speech does"
@@ -114,9 +114,9 @@ class Hearing:
 
     def __init__(self, model: "Speech", settings: "Settings", bridge: "Resampling") -> None:
         from regard.models.speech import STEP
-        from regard.recipes.hearing import Listener
+        from regard.recipes.digit_listener import DigitListener
 
-        self.listener, self.bridge = Listener(model, settings.sound), bridge
+        self.listener, self.bridge = DigitListener(model, settings.sound), bridge
         self.latency = settings.latency + bridge.latency
         self.chunk = STEP * settings.model.chunk * settings.sound.hop  # samples whose rows are given out together
         self.needed = round(settings.latency * bridge.to)  # samples from the first of a chunk
@@ -125,13 +125,13 @@ class Hearing:
     def seconds(self) -> float:
         return self.bridge.received / self.bridge.rate
 
-    def words(self, pieces: "Iterator[Tensor]") -> "Iterator[Word]":
+    def words(self, pieces: "Iterator[Tensor]") -> "Iterator[RecognizedWord]":
         for piece in pieces:
             yield from self._timed(self.listener.push(self.bridge.push(piece)))
         yield from self._timed(self.listener.push(self.bridge.finish()))
         yield from self._timed(self.listener.finish())
 
-    def _timed(self, words: "list[Word]") -> "Iterator[Word]":
+    def _timed(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
         """Timed by the last sample that the chunk of a word needs, or by the end of the sound where it came before."""
         for word in words:
             begun = round(word.at * self.bridge.to) // self.chunk * self.chunk
@@ -173,7 +173,7 @@ class Resampling:
     def _up_to(self, piece: "Tensor", ready: int) -> "Tensor":
         import torch
 
-        from regard.data.resample import resampled
+        from regard.data.resample import resample
 
         if self.rate == self.to:
             return piece
@@ -182,7 +182,7 @@ class Resampling:
             self._held = held
             return held[:0]
         offset = self._begin // self.down * self.up
-        found = resampled(held, self.rate, self.to)[self.given - offset : ready - offset]
+        found = resample(held, self.rate, self.to)[self.given - offset : ready - offset]
         self.given += len(found)
         needed = max(0, self.given * self.down // self.up - self.reach) // self.down * self.down
         self._held, self._begin = held[needed - self._begin :].clone(), needed

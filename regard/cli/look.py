@@ -10,14 +10,14 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.generate import read_prompt
-from regard.cli.looking.inputs import Opened, Question, asked_of, opened
-from regard.cli.looking.owed import owed
+from regard.cli.looking.inputs import ModelQuestion, Opened, asked_of, opened
+from regard.cli.looking.relevance import owed
 from regard.cli.looking.terminal import show_report
 from regard.cli.output import show_json, tell
 
 if TYPE_CHECKING:
     from regard.see.heads import HeadTable
-    from regard.see.report import Report
+    from regard.see.report import AttentionReport
 
 
 def command(
@@ -64,11 +64,11 @@ def command(
     report = told(subject, question, sort=sort, layer=layer, head=head, layers=layers, rows=kept)
     # files first: whoever reads the terminal's part may stop reading
     if html is not None:
-        from regard.see.page import page
+        from regard.see.report_html import page
 
         write(html, lambda: html.write_bytes(page(report).encode("utf-8", "replace")))
     if png is not None:
-        from regard.see.figure import save_figure
+        from regard.see.report_figure import save_figure
 
         write(png, lambda: save_figure(report, png))
     if json:
@@ -95,18 +95,18 @@ def numbers(text: str | None) -> list[int] | None:
 
 def told(
     subject: Opened,
-    question: Question,
+    question: ModelQuestion,
     *,
     sort: str,
     layer: str | None,
     head: int | None,
     layers: list[str] | None,
     rows: list[int] | None,
-) -> "Report":
+) -> "AttentionReport":
     """One pass under watch, and all that is told of it."""
     import torch
 
-    from regard.see.report import Report, chosen, heads_table, ranked, ranked_code, table_code
+    from regard.see.report import AttentionReport, heads_table, rank_heads, ranked_code, select_heads, table_code
     from regard.see.watch import watch
 
     limits = {name: value for name, value in (("layers", layers), ("rows", rows)) if value}
@@ -120,8 +120,8 @@ def told(
         )
     sides = {name: question.sides(record) for name, record in seen.items()}
     table = heads_table(seen, sides)
-    ordered = ranked(table, sort)
-    picked = chosen(seen, table, layer, head)
+    ordered = rank_heads(table, sort)
+    picked = select_heads(seen, table, layer, head)
     due = owed(subject, seen, sides, table, picked, whole=not limits)
     broken = not_numbers(table)
     kept = "".join(f", {name}={value!r}" for name, value in limits.items())
@@ -136,7 +136,7 @@ def told(
         f"    {question.call}",
     ]
     left_out = tuple(f"Left out {count}: {reason}." for reason, count in seen.left_out.items())
-    return Report(
+    return AttentionReport(
         title=subject.name,
         facts={
             "model": f"{type(subject.model).__name__}, {subject.size:,} parameters",
@@ -178,7 +178,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def as_json(report: "Report") -> dict[str, Any]:
+def as_json(report: "AttentionReport") -> dict[str, Any]:
     """The report as plain values."""
     sides = report.sides[report.layer]
     return {

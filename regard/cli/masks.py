@@ -16,7 +16,7 @@ from regard.cli.expressions import makers, parse_mask
 from regard.cli.output import show, show_json, tell
 
 if TYPE_CHECKING:
-    from regard.core.algebra import Mask
+    from regard.core.masks.algebra import Mask
 
 LARGEST_DRAWN = 4096  # positions; a drawing looks at every pair
 _MOST_BLOCKS = 1 << 22  # pairs of blocks in one table
@@ -113,9 +113,9 @@ def meaning(name: str) -> str:
 
 def natural_length(mask: "Mask") -> int | None:
     """The number of positions that a mask was made for, where its data tell."""
-    from regard.core.given import Documents
+    from regard.core.masks.data import DocumentMask
 
-    if isinstance(mask, Documents):
+    if isinstance(mask, DocumentMask):
         return mask.data.shape[-1]
     return next((length for child in mask.children() if (length := natural_length(child))), None)
 

@@ -13,8 +13,8 @@ from regard.cli.output import show, show_json
 from regard.cli.train import Changes, Data, Form, Json, Parallel, completed
 
 if TYPE_CHECKING:
-    from regard.train.prediction import Prediction
-    from regard.train.rates import Rates
+    from regard.train.cost_model import Prediction
+    from regard.train.machine_rates import Rates
 
 
 def command(
@@ -34,21 +34,21 @@ def command(
 
     One step is run on a few records, on the CPU, and counted; rates of the machine turn counts into seconds.
     """
-    from regard.recipes.recipe import Place, recipe
-    from regard.train.counts import counted
-    from regard.train.prediction import predicted
-    from regard.train.rates import GIB, machine as rates_of
+    from regard.recipes.recipe import RunLocation, get_recipe
+    from regard.train.cost_model import predict_memory
+    from regard.train.machine_rates import GIB, machine as rates_of
+    from regard.train.step_cost import count_step
 
     if memory is not None and not 0 < memory < math.inf:
         raise ConfigError(f"--memory is a number of GiB above 0, not {memory:g}")
-    chosen = recipe(name)
+    chosen = get_recipe(name)
     complete = completed(chosen, data, form, settings or [])
     rates = rates_of(machine)
     limit = None if memory is None else round(memory * GIB)
-    start = chosen.module.start(complete, Place(data=data))
+    start = chosen.module.start(complete, RunLocation(data=data))
     found = {
-        phase.name: predicted(
-            counted(start.model, phase.task, phase.plan, gpu=rates.gpu), phase.plan, rates,
+        phase.name: predict_memory(
+            count_step(start.model, phase.task, phase.plan, gpu=rates.gpu), phase.plan, rates,
             devices=devices, parallel=parallel.value, limit=limit,
         )
         for phase in start.phases
@@ -70,7 +70,7 @@ def as_json(told: "Prediction") -> dict[str, Any]:
 
 def table(title: str, told: "Prediction", rates: "Rates") -> Table:
     """The prediction, one number a line."""
-    from regard.core.kernels import in_units
+    from regard.core.kernels import format_bytes
 
     lines = Table("", "", "", title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
     lines.columns[1].justify = "right"
@@ -79,14 +79,14 @@ def table(title: str, told: "Prediction", rates: "Rates") -> Table:
     lines.add_row("batch", f"{told.batch:,}", f"{told.at_once:,} records at once on each device")
     lines.add_row("precision", told.precision, "compiled" if told.compiled else "", end_section=True)
     memory = told.memory
-    lines.add_row("parameters", in_units(memory.parameters), f"{told.parameters:,} of them")
+    lines.add_row("parameters", format_bytes(memory.parameters), f"{told.parameters:,} of them")
     for part in ("optimiser", "averaging", "data"):
-        lines.add_row(part, in_units(getattr(memory, part)), "")
-    lines.add_row("a step at its peak", in_units(memory.passing), "where these meet:")
-    lines.add_row("  activations", in_units(memory.activations), "")
-    lines.add_row("  gradients", in_units(memory.gradients), "")
-    verdict = "" if told.limit is None else f"of {in_units(told.limit)}: {'fits' if told.fits else 'does not fit'}"
-    lines.add_row("memory of a device", in_units(memory.total), verdict, style="bold")
+        lines.add_row(part, format_bytes(getattr(memory, part)), "")
+    lines.add_row("a step at its peak", format_bytes(memory.passing), "where these meet:")
+    lines.add_row("  activations", format_bytes(memory.activations), "")
+    lines.add_row("  gradients", format_bytes(memory.gradients), "")
+    verdict = "" if told.limit is None else f"of {format_bytes(told.limit)}: {'fits' if told.fits else 'does not fit'}"
+    lines.add_row("memory of a device", format_bytes(memory.total), verdict, style="bold")
     if told.largest is not None:
         lines.add_row("largest batch", f"{told.largest * told.devices * told.accumulate:,}", "that fits")
     for advice in told.advice:

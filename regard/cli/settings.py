@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from regard.base.config import overridden
+from regard.base.config import override
 from regard.base.errors import ConfigError
 
 
@@ -26,12 +26,12 @@ def applied(config: Any, texts: list[str]) -> Any:
         refused: dict[str, ConfigError] = {}
         for text in waiting:
             try:
-                config = overridden(config, read_settings([text], config))
+                config = override(config, read_settings([text], config))
             except ConfigError as error:
                 refused[text] = error
         if len(refused) == len(waiting):
             try:
-                return overridden(config, read_settings(waiting, config))
+                return override(config, read_settings(waiting, config))
             except ConfigError:
                 raise next(iter(refused.values())) from None
         waiting = list(refused)

@@ -74,24 +74,24 @@ def command(
     if one is not None:
         raise ConfigError(f"one recipe at a time: {name} or {one}; `regard train list NAME` shows one")
     from regard.base.config import to_json
-    from regard.recipes.recipe import Place, recipe
-    from regard.recipes.runs import started_again
-    from regard.train.distributed import joined
+    from regard.recipes.recipe import RunLocation, get_recipe
+    from regard.recipes.run_folder import has_restarted
+    from regard.train.distributed import join_process_group
 
-    chosen = recipe(name)
+    chosen = get_recipe(name)
     kept = folder or Path("runs") / name
     as_begun = resume and not settings and form is None
     complete = None if as_begun else completed(chosen, data, form, settings or [])
     steps = Steps()
     try:
-        with joined(parallel.value, device) as world, progress(world.leads) as showing:
+        with join_process_group(parallel.value, device) as world, progress(world.leads) as showing:
             say = tell if world.leads else unheard
             if resume:
                 world.shared(lambda: check_recipe(chosen, kept))
             if as_begun:
                 complete, data = world.shared(lambda: begun_with(chosen, kept, data, say))
-            again = world.shared(lambda: started_again(kept))
-            place = Place(
+            again = world.shared(lambda: has_restarted(kept))
+            place = RunLocation(
                 data=data, folder=kept, resume=resume or again, world=world, tensorboard=tensorboard, tell=say,
                 show=steps.counted(showing),
             )  # fmt: skip
@@ -118,14 +118,14 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """The figures of a finished run, worked out again."""
-    from regard.recipes.recipe import Place, finished
-    from regard.recipes.runs import data_of
-    from regard.train.distributed import joined
+    from regard.recipes.recipe import RunLocation, load_finished_run
+    from regard.recipes.run_folder import find_data
+    from regard.train.distributed import join_process_group
 
-    chosen, settings, model, tokenizer = finished(folder)
-    with joined("data", device) as world:
+    chosen, settings, model, tokenizer = load_finished_run(folder)
+    with join_process_group("data", device) as world:
         model.to(world.device)
-        place = Place(data=data_of(folder, data), world=world, tell=tell if world.leads else unheard)
+        place = RunLocation(data=find_data(folder, data), world=world, tell=tell if world.leads else unheard)
         figures = chosen.module.judged(settings, model, tokenizer, place)
     if not world.leads:
         return
@@ -155,21 +155,21 @@ def begun_with(
 ) -> tuple[Any, Path | None]:
     """The settings and the data of the run that a folder holds; those of a new one where it holds none yet."""
     from regard.base.config import from_json
-    from regard.recipes.runs import RUN, data_of, read
+    from regard.recipes.run_folder import RUN, find_data, read_json_fields
 
     check_data(data)
     if not (folder / RUN).is_file():
         say(f"{folder} holds no run to go on with: one begins")
         return completed(chosen, data, None, []), data
-    kept = read(folder / RUN, "settings")["settings"]
-    return from_json(f"{folder / RUN}: settings", chosen.module.Settings, kept), data_of(folder, data)
+    kept = read_json_fields(folder / RUN, "settings")["settings"]
+    return from_json(f"{folder / RUN}: settings", chosen.module.Settings, kept), find_data(folder, data)
 
 
 def check_recipe(chosen: "Recipe", folder: Path) -> None:
     """Raise where a folder holds a run of another recipe."""
-    from regard.recipes.runs import RUN, read
+    from regard.recipes.run_folder import RUN, read_json_fields
 
-    if (folder / RUN).is_file() and (kept := read(folder / RUN, "recipe")["recipe"]) != chosen.name:
+    if (folder / RUN).is_file() and (kept := read_json_fields(folder / RUN, "recipe")["recipe"]) != chosen.name:
         raise ConfigError(
             f"{folder} holds a run of {kept}, not of {chosen.name}; go on with it by `regard train {kept} --resume "
             f"--folder {folder}`, or choose another --folder"
@@ -196,10 +196,10 @@ class Steps:
 
 def going_on(folder: Path) -> str:
     """Where a run that was stopped would go on."""
-    from regard.train.checkpoint import Keeper
+    from regard.train.checkpoint import CheckpointFolder
     from regard.train.loop import STATES
 
-    kept = {states: steps[-1] for states in folder.glob(f"*/{STATES}") if (steps := Keeper(states).steps())}
+    kept = {states: steps[-1] for states in folder.glob(f"*/{STATES}") if (steps := CheckpointFolder(states).steps())}
     if not kept:
         return "no state was kept yet, so --resume begins anew"
     latest = max(kept, key=lambda states: states.stat().st_mtime)
@@ -207,9 +207,9 @@ def going_on(folder: Path) -> str:
 
 
 def list_recipes(json: bool) -> None:
-    from regard.recipes.recipe import RECIPES, recipe
+    from regard.recipes.recipe import RECIPES, get_recipe
 
-    found = [recipe(name) for name in RECIPES]
+    found = [get_recipe(name) for name in RECIPES]
     if json:
         show_json([_as_json(each) for each in found])
         return
@@ -219,9 +219,9 @@ def list_recipes(json: bool) -> None:
 
 
 def list_settings(name: str, json: bool) -> None:
-    from regard.recipes.recipe import recipe
+    from regard.recipes.recipe import get_recipe
 
-    found = recipe(name)
+    found = get_recipe(name)
     settings = list(listed(found.settings(real=False), found.settings(real=True)))
     if json:
         show_json({**_as_json(found), "settings": [asdict(each) for each in settings]})

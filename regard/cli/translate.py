@@ -10,11 +10,11 @@ import typer
 
 from regard.base.errors import ConfigError, DataError
 from regard.cli.output import show_json, tell
-from regard.cli.typed import from_stdin, typed
+from regard.cli.text_input import from_stdin, typed
 
 if TYPE_CHECKING:
     from regard.data.byte_pairs import BytePairs
-    from regard.models.strategies import Strategy
+    from regard.models.sampling import Strategy
     from regard.models.transformer import Transformer
 
 
@@ -48,12 +48,12 @@ def command(
 
 def sentences(text: str | None, file: Path | None) -> tuple[str, list[str]]:
     """Where that comes from which is to be translated, and its lines."""
-    from regard.data.plain_text import content, decoded
+    from regard.data.plain_text import decode_text, read_bytes
 
     if (text is None) == (file is None):
         raise ConfigError("say what to translate in one way: a sentence, - for lines from stdin, or --file")
     if file is not None:
-        origin, given = str(file), decoded(file, content(file))
+        origin, given = str(file), decode_text(file, read_bytes(file))
     elif text == "-":
         origin, given = "stdin", from_stdin()
     else:
@@ -96,7 +96,7 @@ class Run:
 
     def strategy(self, greedily: bool, beams: int | None, length_penalty: float | None) -> "Strategy":
         """The way to search that was asked for, and in the rest that of the run."""
-        from regard.models.strategies import beam, greedy
+        from regard.models.sampling import beam, greedy
 
         if greedily:
             return greedy()
@@ -131,10 +131,10 @@ class Run:
 def opened(folder: Path) -> Run:
     """The run in a folder, if it was one of this recipe."""
     from regard.models.transformer import Transformer
-    from regard.recipes.recipe import RESULT, finished
+    from regard.recipes.recipe import RESULT, load_finished_run
     from regard.recipes.translation import PENALTY
 
-    recipe, settings, model, pairs = finished(folder)
+    recipe, settings, model, pairs = load_finished_run(folder)
     if recipe.name != "translation":
         raise ConfigError(f"{folder} holds a run of {recipe.name}, which does not translate; name one of translation")
     assert isinstance(model, Transformer)

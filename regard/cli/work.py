@@ -13,9 +13,9 @@ from regard.cli.output import show_json, tell
 from regard.cli.working import exercises, quiz
 
 if TYPE_CHECKING:
+    from regard.work.exact_numbers import Value
     from regard.work.problem import Heads, Problem
     from regard.work.solution import Solution
-    from regard.work.values import Value
 
 SOLVE = "solve"
 
@@ -88,7 +88,7 @@ def command(
         )
     )
     if picture is not None:
-        from regard.work.picture import maps, save
+        from regard.work.map_picture import maps, save
 
         save(maps(solution), picture)
         tell(f"saved {picture}")
@@ -102,12 +102,12 @@ def command(
 
 def load(source: str | None, given: dict[str, str], settings: dict[str, Any], mask: str | None) -> "Problem":
     """The problem that is meant: by name or from a file, with what was typed in its place."""
+    from regard.work.builtin_problems import BUILTIN_PROBLEMS
     from regard.work.files import SUFFIXES, read_fields, read_matrix
-    from regard.work.named import NAMED
     from regard.work.problem import build
 
     if source is None and not given:
-        raise ConfigError(f"say what to work out: {', '.join(NAMED)}, a file, or --q, --k and --v")
+        raise ConfigError(f"say what to work out: {', '.join(BUILTIN_PROBLEMS)}, a file, or --q, --k and --v")
     matrices: dict[str, Heads] = {}
     biases: dict[str, tuple[tuple[Value, ...], ...]] = {}
     own: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def load(source: str | None, given: dict[str, str], settings: dict[str, Any], ma
         matrices, biases, own = read_fields(Path(source), parse_mask)
         own.setdefault("name", Path(source).stem)
     elif source is not None:
-        matrices, biases, own = NAMED[source]()
+        matrices, biases, own = BUILTIN_PROBLEMS[source]()
     for name, words in given.items():
         matrices[name] = read_matrix(words, f"--{name}")
     if mask is not None:
@@ -125,8 +125,8 @@ def load(source: str | None, given: dict[str, str], settings: dict[str, Any], ma
 
 def review(solution: "Solution", path: Path, json: bool) -> None:
     """Say where the first slip of an answer is; exit code 1 where there is one."""
-    from regard.work.answers import read_answer
     from regard.work.check import check
+    from regard.work.student_answer import read_answer
 
     found = check(solution, read_answer(path, solution))
     if json:
@@ -158,9 +158,9 @@ def write(solution: "Solution", wanted: str | None, out: Path | None, digits: in
 
 def as_json(solution: "Solution") -> dict[str, Any]:
     """Every step in numbers, exact ones as text beside their decimals."""
-    from regard.base.maths import text
-    from regard.work.reading import read_map
-    from regard.work.values import HIDDEN, is_exact, shown
+    from regard.base.formulas import text
+    from regard.work.describe_map import read_map
+    from regard.work.exact_numbers import HIDDEN, format_value, is_exact
 
     problem = solution.problem
     return {
@@ -175,7 +175,9 @@ def as_json(solution: "Solution") -> dict[str, Any]:
                 "head": step.head,
                 "title": step.title,
                 "values": [[None if value == HIDDEN else float(value) for value in row] for row in step.values],
-                "exact": [[text(shown(value)) if is_exact(value) else None for value in row] for row in step.values],
+                "exact": [
+                    [text(format_value(value)) if is_exact(value) else None for value in row] for row in step.values
+                ],
             }
             for step in solution.steps
         ],

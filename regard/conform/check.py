@@ -10,24 +10,24 @@ import torch
 from torch import nn
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
 from regard.base.registry import Registry
-from regard.conform.anew import anew
-from regard.conform.asking import asked, known_layout
-from regard.conform.declared import Declared
-from regard.conform.decoder import Decoder, as_decoder, looks_like_a_decoder
+from regard.base.validation import check_integer
+from regard.conform.callable_under_test import CAUSAL, DOCUMENTS, GROUPED, WIDTHS, Subject, settled
+from regard.conform.conventions import Findings
+from regard.conform.decoder import DecoderUnderTest, as_decoder, looks_like_a_decoder
 from regard.conform.example import way_of
 from regard.conform.fact import Fact, Failure, NotApplicableError
 from regard.conform.facts import ATTENTION, DECODER
-from regard.conform.facts.answers import first_line, kept_in_kind, refusal
-from regard.conform.facts.structure import memory_argument
-from regard.conform.findings import Findings
+from regard.conform.facts.behaviour import first_line, kept_in_kind, refusal
+from regard.conform.facts.dependence import memory_argument
 from regard.conform.inputs import Inputs
+from regard.conform.make_probe import asked, known_layout
+from regard.conform.options import Declared
 from regard.conform.report import EXPLAINED, FAILED, NOT_APPLICABLE, PASSED, Convention, Report, Result
+from regard.conform.reset_state import anew
 from regard.conform.shrink import Complaint, failure as shortest
-from regard.conform.subject import CAUSAL, DOCUMENTS, GROUPED, WIDTHS, Subject, settled
 from regard.see.adapters import Probe
-from regard.see.xrays.eye import switched
+from regard.see.measure.read_weights import training_mode
 
 Progress = Callable[[str], None]
 REFUSALS = ("one-query", "odd-lengths", "memory-layout", "inputs-changed")
@@ -83,7 +83,7 @@ def check(
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[]),
         _kept_running(fn),
-        switched(module, training=False),
+        training_mode(module, training=False),
     ):
         warnings.simplefilter("ignore")  # another project's warnings are not what is being reported
         if plan.kind == "decoder":
@@ -94,7 +94,7 @@ def check(
         options: dict[str, Any] = {**sizes, "layout": layout, **(extra or {})}
         again = anew(fn, lambda: asked(fn, **options).probe)
         way = asked(fn, **options)
-        with switched(way.probe.module, training=False):
+        with training_mode(way.probe.module, training=False):
             subject = replace(settled(way.probe, plan.declared, seed), fitting=way.fitting, anew=again)
             findings = Findings(replace(subject, way=way_of(fn, subject, options, way.special)))
             results = _tested(plan.facts, findings, progress)
@@ -120,7 +120,7 @@ def _kept_running(fn: object) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckPlan:
     """What a check is going to do: what it takes the thing for, the facts to test, and what was declared."""
 
     kind: str
@@ -143,15 +143,15 @@ def planned(
     seed: int = 0,
     quick: bool = False,
     **declared: Any,
-) -> Plan:
+) -> CheckPlan:
     """The plan of a check with these arguments. What makes no sense in them is refused here, before any work."""
     said = Declared.of(declared)
     for name, size in (("heads", heads), ("kv_heads", kv_heads), ("width", width), ("vocab", vocab)):
         if size is not None:
-            whole(name, size, 1)
+            check_integer(name, size, 1)
     if heads is not None and kv_heads is not None and heads % kv_heads:
         raise ConfigError(f"heads must be a multiple of kv_heads, which they share: heads={heads}, kv_heads={kv_heads}")
-    whole("seed", seed, 0)
+    check_integer("seed", seed, 0)
     if not isinstance(extra, Mapping | None):
         raise ConfigError(f"extra is a dict of arguments by name, not {extra!r}")
     known_layout(layout)
@@ -165,7 +165,7 @@ def planned(
         with _kept_running(fn):  # a module is run to see what it embeds
             kind = "decoder" if looks_like_a_decoder(fn) else "attention"
     registry = DECODER if kind == "decoder" else ATTENTION
-    return Plan(kind, _chosen(registry, _names("only", only), _names("without", without), quick), said)
+    return CheckPlan(kind, _chosen(registry, _names("only", only), _names("without", without), quick), said)
 
 
 def _names(what: str, given: Iterable[str]) -> list[str]:
@@ -189,7 +189,7 @@ def _chosen(registry: Registry[Fact], only: list[str], without: list[str], quick
     return chosen
 
 
-def _tested(chosen: list[Fact], findings: Findings | Decoder, progress: Progress | None) -> tuple[Result, ...]:
+def _tested(chosen: list[Fact], findings: Findings | DecoderUnderTest, progress: Progress | None) -> tuple[Result, ...]:
     results: list[Result] = []
     roots: dict[str, str] = {}  # a broken fact, and the one that explains it: itself, or another
     fatal: str | None = None
@@ -225,9 +225,9 @@ def _tested(chosen: list[Fact], findings: Findings | Decoder, progress: Progress
     return tuple(results)
 
 
-def _refused(findings: Findings | Decoder, words: str) -> Failure:
+def _refused(findings: Findings | DecoderUnderTest, words: str) -> Failure:
     """The failure of a fact whose own call raised, with that call as its example where it raises again alone."""
-    if isinstance(findings, Decoder) or not findings.subject.last:
+    if isinstance(findings, DecoderUnderTest) or not findings.subject.last:
         return Failure(words)
 
     def judge(inputs: Inputs) -> Complaint | None:

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.base.seeds import generator
-from regard.conform.declared import Declared
+from regard.base.seeds import make_generator
+from regard.conform.options import Declared
 from regard.conform.report import Convention
 from regard.core.masks import padding
 
@@ -23,7 +23,7 @@ START = "start_pos"  # of a decoder that keeps its cache inside
 
 
 @dataclass(frozen=True)
-class Cache:
+class DecoderCache:
     """How a decoder remembers: the argument, and where in its answer what to hand over at the next step is."""
 
     argument: str
@@ -49,7 +49,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class DecoderUnderTest:
     """Something that turns tokens (b n) into logits (b n w)."""
 
     name: str
@@ -65,7 +65,7 @@ class Decoder:
 
     def draw(self, n: int = 9, b: int = 2, seed: int = 0) -> Int[Tensor, "b n"]:
         """Tokens at random, none of them twice in a row."""
-        source = generator(1000 * self.seed + seed)
+        source = make_generator(1000 * self.seed + seed)
         tokens = torch.randint(0, self.vocab, (b, n), generator=source)
         for place in range(1, n):
             again = tokens[:, place] == tokens[:, place - 1]
@@ -92,12 +92,12 @@ class Decoder:
         return next((name for name in ("attention_mask", "padding") if name in self.parameters), None)
 
     @cached_property
-    def cache(self) -> Cache | None:
+    def cache(self) -> DecoderCache | None:
         """How it remembers: by a `cache()` method beside a `cache` argument, inside, by what it hands back, or not."""
         if "cache" in self.parameters and callable(getattr(self.module, "cache", None)):
-            return Cache("cache")
+            return DecoderCache("cache")
         if START in self.parameters:
-            return Cache(START)
+            return DecoderCache(START)
         name = next((name for name in CACHES if name in self.parameters), None)
         settings = [each for each in ("use_cache",) if each in self.parameters]
         try:
@@ -105,21 +105,21 @@ class Decoder:
         except Exception:
             return None  # what the argument takes is not known
 
-    def _handed_back(self, name: str, settings: tuple[str, ...]) -> Cache | None:
+    def _handed_back(self, name: str, settings: tuple[str, ...]) -> DecoderCache | None:
         tokens = self.draw(3, 1)
         with torch.no_grad():
-            out = self.asked(tokens, **Cache(name, settings=settings).given(None))
+            out = self.asked(tokens, **DecoderCache(name, settings=settings).given(None))
         for key in dict.fromkeys((name, "past_key_values")):
             if getattr(out, key, None) is not None:
-                return Cache(name, key, attribute=True, settings=settings)
+                return DecoderCache(name, key, attribute=True, settings=settings)
             if isinstance(out, Mapping) and out.get(key) is not None:
-                return Cache(name, key, settings=settings)
+                return DecoderCache(name, key, settings=settings)
         if not isinstance(out, tuple | list):
             return None
         for place in range(1, len(out)):
             if out[place] is None:
                 continue
-            found = Cache(name, place, settings=settings)
+            found = DecoderCache(name, place, settings=settings)
             try:  # that it stands second does not say that it is a cache
                 with torch.no_grad():
                     self.asked(tokens[:, :1], **found.given(out[place]))
@@ -241,7 +241,7 @@ def as_decoder(
     vocab: int | None = None,
     seed: int = 0,
     extra: Mapping[str, object] | None = None,
-) -> Decoder:
+) -> DecoderUnderTest:
     """The decoder, with its vocabulary and arguments found out."""
     if not callable(fn):
         raise ConfigError(f"a decoder is a function or module from tokens to logits, not {fn!r}")
@@ -260,7 +260,7 @@ def as_decoder(
     unknown = [each for each in given if each not in names]
     if unknown and not _takes_any(fn):
         raise ConfigError(f"extra has {', '.join(unknown)}, but {name} takes {', '.join(names) or 'no arguments'}")
-    return Decoder(name, fn, vocab, names, module, declared, seed, extra=given)
+    return DecoderUnderTest(name, fn, vocab, names, module, declared, seed, extra=given)
 
 
 def _takes_any(fn: object) -> bool:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from regard.conform.decoder import START, Decoder
+from regard.conform.decoder import START, DecoderUnderTest
 from regard.conform.example import SIMPLE, AtMost, ending
 
 
-def shown(d: Decoder, tokens: Tensor, lines: list[str], got: object, expected: object = None) -> str:
+def shown(d: DecoderUnderTest, tokens: Tensor, lines: list[str], got: object, expected: object = None) -> str:
     """The Python: the tokens, the lines that ask about them, and what the last of these gives and should give."""
     before = [f"# {name_of(d)}: the {d.name} that was handed to check"] if name_of(d) != d.name else []
     others = [name for name, value in d.extra.items() if not isinstance(value, SIMPLE)]
@@ -19,18 +19,18 @@ def shown(d: Decoder, tokens: Tensor, lines: list[str], got: object, expected: o
     return "\n".join([*lines, *ending(lines[-1], got, expected)])
 
 
-def name_of(d: Decoder) -> str:
+def name_of(d: DecoderUnderTest) -> str:
     if d.module is not None:
         return "model"
     return d.name if d.name.isidentifier() else "f"
 
 
-def logits(d: Decoder, tokens: str = "tokens", *more: str) -> str:
+def logits(d: DecoderUnderTest, tokens: str = "tokens", *more: str) -> str:
     """The logits of a call, out of what they come wrapped in."""
     return f"{call(d, tokens, *more)}{wrapping(d)}"
 
 
-def call(d: Decoder, tokens: str, *more: str) -> str:
+def call(d: DecoderUnderTest, tokens: str, *more: str) -> str:
     """A call, with what is handed over every time."""
     said = {START: "0"} if START in d.parameters else {}
     for name, value in d.extra.items():
@@ -39,7 +39,7 @@ def call(d: Decoder, tokens: str, *more: str) -> str:
     return f"{name_of(d)}({', '.join([tokens, *told, *more])})"
 
 
-def wrapping(d: Decoder, cached: bool = False) -> str:
+def wrapping(d: DecoderUnderTest, cached: bool = False) -> str:
     """What stands behind a call to get at the logits. With a cache there may be more in an answer."""
     key = f"wrapping {cached}"
     if key not in d.words:
@@ -54,7 +54,7 @@ def wrapping(d: Decoder, cached: bool = False) -> str:
     return d.words[key]
 
 
-def in_steps(d: Decoder, sizes: list[int], tokens: str = "tokens", capacity: int | None = None) -> list[str]:
+def in_steps(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", capacity: int | None = None) -> list[str]:
     """The lines that hand over tokens in steps through a cache, and leave their logits in `steps`."""
     assert d.cache is not None
     parts = f"{tokens}.split({sizes}, 1)"

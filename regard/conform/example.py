@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.conform.callable_under_test import GROUPED, CallConvention, Subject
 from regard.conform.inputs import Inputs, exact, rounded
-from regard.conform.subject import GROUPED, Subject, Way
 from regard.see.adapters import Probe
 
 WRITABLE = 48  # more numbers than these are not written: the one that is farthest off stands for them
@@ -150,18 +150,18 @@ def _said(value: Any, digits: int) -> str:
     return repr(value)
 
 
-def way_of(fn: object, subject: Subject, options: Mapping[str, object], special: bool = False) -> Way:
+def way_of(fn: object, subject: Subject, options: Mapping[str, object], special: bool = False) -> CallConvention:
     """How a call is written: by the function's own name where it takes q, k and v as they are, else by as_probe.
 
     special  as_probe alone asks in another way than the checker does, which has a probe_of of its own
     """
     name = str(getattr(fn, "__name__", ""))
     if isinstance(fn, Probe):
-        return Way(("# probe: the one that was handed to check",), "probe.call")
+        return CallConvention(("# probe: the one that was handed to check",), "probe.call")
     given = {key: value for key, value in options.items() if value is not None}
     own = name if name.isidentifier() else "f"
     if not special and not isinstance(fn, nn.Module) and not given and _plain(fn, subject):
-        return Way(() if own == name else (f"# f: the {subject.probe.name} that was handed to check",), own)
+        return CallConvention(() if own == name else (f"# f: the {subject.probe.name} that was handed to check",), own)
     shown = "module" if isinstance(fn, nn.Module) else own
     said = "".join(
         f", {key}={value!r}" if isinstance(value, SIMPLE) else f", {key}={key}" for key, value in given.items()
@@ -172,7 +172,7 @@ def way_of(fn: object, subject: Subject, options: Mapping[str, object], special:
     if shown != name or others:
         lines.append(f"# {', '.join([shown, *others])}: what was handed to check, {subject.probe.name}")
     evaluated = f"{shown}.eval()" if isinstance(fn, nn.Module) else shown
-    return Way((*lines, f"attend = {probe}({evaluated}{said}).call"), "attend")
+    return CallConvention((*lines, f"attend = {probe}({evaluated}{said}).call"), "attend")
 
 
 def _plain(fn: object, subject: Subject) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.conform.check import check
-from regard.conform.loading import let_torchvision_load
 from regard.conform.report import Report
+from regard.integrations.torchvision import let_torchvision_load
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """What a check found: conventions by name, and every fact passed, failed, explained by another or not applicable."""
 
 import json as json_format
+from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import wrap
 from xml.etree import ElementTree
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from regard.conform.fact import Fact, Failure
@@ -65,7 +66,7 @@ class Report:
     def __str__(self) -> str:
         return "\n".join(line.plain.rstrip() for line in self._lines(100))
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Lines of the width there is. Those of an example are whole: print with soft_wrap=True to keep them so."""
         yield from self._lines(options.max_width)
 

@@ -7,10 +7,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from regard.conform.callable_under_test import Subject
 from regard.conform.example import Shows, drawn_like, example
 from regard.conform.fact import Failure
 from regard.conform.inputs import LONGEST, Inputs, exact
-from regard.conform.subject import Subject
 
 TRIES = 160
 SEEDS = 16  # that are tried, where a fault shows in some numbers only

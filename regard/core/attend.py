@@ -7,20 +7,20 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import real
+from regard.base.validation import check_number
 from regard.core import kernels
-from regard.core.algebra import Full, Mask
-from regard.core.checks import settled
-from regard.core.grid import Places, settle_places
-from regard.core.kernels.call import Call
+from regard.core.absolute_positions import Positions, check_positions
+from regard.core.input_checks import check_inputs
+from regard.core.kernels.request import Request
 from regard.core.masks import as_mask
-from regard.core.scores import Additive, Term, as_terms
+from regard.core.masks.algebra import Full, Mask
+from regard.core.scores import Additive, ScoreTerm, as_terms
 from regard.core.softargmax import as_beta
 
 if TYPE_CHECKING:
     from regard.core.kernels import Explanation
 
-Scores = Term | Tensor | Sequence[Term | Tensor]
+Scores = ScoreTerm | Tensor | Sequence[ScoreTerm | Tensor]
 
 
 def attend(
@@ -33,7 +33,7 @@ def attend(
     beta: float | None = None,
     dropout: float = 0.0,
     kernel: str | None = None,
-    places: Places | None = None,
+    positions: Positions | None = None,
 ) -> Float[Tensor, "b h i e"]:
     """Each query's mean of the visible values, weighted by softargmax(beta q . k + terms).
 
@@ -44,7 +44,7 @@ def attend(
     kernel  None chooses; a name runs that kernel or raises all its reasons not to
     places  absolute positions, as a cache hands them out; without them the queries are the last rows
     """
-    return kernels.run(settle_call(q, k, v, mask, scores, beta, dropout, places), kernel)
+    return kernels.run(prepare_request(q, k, v, mask, scores, beta, dropout, positions), kernel)
 
 
 def explain(
@@ -56,13 +56,13 @@ def explain(
     scores: Scores | None = None,
     beta: float | None = None,
     dropout: float = 0.0,
-    places: Places | None = None,
+    positions: Positions | None = None,
 ) -> "Explanation":
     """Which kernel `attend` would run for this call, why each other refuses, the visible pairs and the memory."""
-    return kernels.explain(settle_call(q, k, v, mask, scores, beta, dropout, places))
+    return kernels.explain(prepare_request(q, k, v, mask, scores, beta, dropout, positions))
 
 
-def settle_call(
+def prepare_request(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -70,24 +70,24 @@ def settle_call(
     scores: Scores | None,
     beta: float | None,
     dropout: float,
-    places: Places | None,
-) -> Call:
+    positions: Positions | None,
+) -> Request:
     """The call that was meant, or an error that says what does not fit."""
-    q, k, v = settled(q, k, v)
+    q, k, v = check_inputs(q, k, v)
     b, h, i, c = q.shape
     j = k.shape[2]
     beta = c**-0.5 if beta is None else as_beta(beta)
-    if not 0.0 <= real("dropout", dropout, "the share of weights set to zero") < 1.0:
+    if not 0.0 <= check_number("dropout", dropout, "the share of weights set to zero") < 1.0:
         raise ConfigError(f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout!r}")
     rule = as_mask(mask)
     terms = as_terms(scores)
     for term in terms:
         term.check(q, j)
-    places = settle_places(places, i, j)
+    positions = check_positions(positions, i, j)
     if not isinstance(rule, Full):
-        rule.check(places, i, j, b, h)
+        rule.check(positions, i, j, b, h)
         rule = rule.to(q.device)
-        if i and j and isinstance(places.keys, int):
-            rule = rule.within(places.queries, places.queries + i - 1, places.keys, places.keys + j - 1)
+        if i and j and isinstance(positions.keys, int):
+            rule = rule.within(positions.queries, positions.queries + i - 1, positions.keys, positions.keys + j - 1)
     hides = any(isinstance(term, Additive) and term.may_hide() for term in terms)
-    return Call(q, k, v, rule, terms, beta, dropout, places, hides)
+    return Request(q, k, v, rule, terms, beta, dropout, positions, hides)

@@ -13,23 +13,23 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from regard.base.axes import read, spelled
+from regard.base.axes import format_axis, format_shape
 from regard.base.errors import CacheError, ConfigError, DtypeError, ShapeError
-from regard.base.numbers import whole
-from regard.core.algebra import FAR, Mask
-from regard.core.attend import Scores, attend, settle_call
-from regard.core.checks import settled
-from regard.core.given import has_matrix
-from regard.core.grid import Places
+from regard.base.validation import check_integer
+from regard.core.absolute_positions import Positions
+from regard.core.attend import Scores, attend, prepare_request
+from regard.core.input_checks import check_inputs
+from regard.core.masks.algebra import FAR, Mask
+from regard.core.masks.data import has_matrix
 from regard.core.scores import Additive, as_terms
 
 
-class Held(NamedTuple):
+class CachedKeysValues(NamedTuple):
     """Keys and values to attend to, and where they and the newest queries stand."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j e"]
-    places: Places
+    positions: Positions
 
 
 class Cache(ABC):
@@ -38,7 +38,7 @@ class Cache(ABC):
     length = 0  # positions received
 
     @abstractmethod
-    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
+    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
         """Take in n new positions; hand back what their queries attend to."""
 
     @abstractmethod
@@ -55,18 +55,18 @@ class Cache(ABC):
         return sum(x.numel() * x.element_size() for x in self.tensors())
 
 
-class Growing(Cache):
+class DynamicCache(Cache):
     """Keeps everything and grows by copying: any length, and gradients flow through it."""
 
     def __init__(self) -> None:
         self._held: tuple[Tensor, ...] = ()
 
-    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
+    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
         _check_continues(self._held, k, v)
-        places = Places(queries=self.length)
+        positions = Positions(queries=self.length)
         self._held = _joined(self._held, k, v)
         self.length += k.shape[2]
-        return Held(*self._held, places)
+        return CachedKeysValues(*self._held, positions)
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
         self._held = tuple(x.index_select(0, rows) for x in self._held)
@@ -75,24 +75,25 @@ class Growing(Cache):
         return self._held
 
 
-class Static(Cache):
+class StaticCache(Cache):
     """Room for `capacity` positions, taken once and written in place: for generating, not for training."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = whole("Static(capacity)", capacity, 1, "positions")
+        self.capacity = check_integer("StaticCache(capacity)", capacity, 1, "positions")
         self._room: tuple[Tensor, ...] = ()
 
-    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
+    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
         _check_continues(self._room, k, v)
         start, end = self.length, self.length + k.shape[2]
         if end > self.capacity:
             raise CacheError(
                 f"the cache has room for {self.capacity} positions and holds {start}, so {k.shape[2]} more do not fit; "
-                f"make it Static({end}) or larger, or use Growing()"
+                f"make it StaticCache({end}) or larger, or use DynamicCache()"
             )
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise CacheError(
-                "Static is written in place and keeps no gradient; use Growing(), or generate under torch.no_grad()"
+                "StaticCache is written in place and keeps no gradient; use DynamicCache(), "
+                "or generate under torch.no_grad()"
             )
         if not self._room:
             self._room = tuple(x.new_zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v))
@@ -100,7 +101,7 @@ class Static(Cache):
             room[:, :, start:end] = new
         self.length = end
         keys, values = (room[:, :, :end] for room in self._room)
-        return Held(keys, values, Places(queries=start))
+        return CachedKeysValues(keys, values, Positions(queries=start))
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
         self._room = tuple(x.index_select(0, rows) for x in self._room)
@@ -109,7 +110,7 @@ class Static(Cache):
         return self._room
 
 
-class Rolling(Cache):
+class SlidingWindowCache(Cache):
     """Keeps only what a mask may still show to later queries: a window's reach, a prefix, the chunks looked back to.
 
     Exact for every mask. One that never forgets, such as `causal()` alone, keeps everything.
@@ -121,9 +122,11 @@ class Rolling(Cache):
         self._held: tuple[Tensor, ...] = ()
         self._positions = _counted(0, 0)
 
-    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> Held:
+    def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
         if torch.compiler.is_compiling():
-            raise CacheError("what a rolling cache forgets is worked out in Python; compile with Growing or Static")
+            raise CacheError(
+                "what a rolling cache forgets is worked out in Python; compile with DynamicCache or StaticCache"
+            )
         _check_continues(self._held, k, v)
         start, self.length = self.length, self.length + k.shape[2]
         keys, values = _joined(self._held, k, v)
@@ -132,7 +135,7 @@ class Rolling(Cache):
             needed = may_see(self.mask, self.length, positions).nonzero()[:, 0]
             self._positions = positions[needed]
         self._held = tuple(x.index_select(2, needed.to(x.device)) for x in (keys, values))
-        return Held(keys, values, Places(start, _run_or_list(positions)))
+        return CachedKeysValues(keys, values, Positions(start, _run_or_list(positions)))
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
         self._held = tuple(x.index_select(0, rows) for x in self._held)
@@ -172,7 +175,7 @@ class Stream:
         if self._ended:
             raise CacheError("this stream was finished, so nothing can follow; begin another with Stream(...)")
         _check_continues(self._held, k, v)
-        settled(q, k, v)
+        check_inputs(q, k, v)
         if q.shape[2] != k.shape[2]:
             raise CacheError(
                 f"a stream takes a query with each key, but q has n={q.shape[2]} and k n={k.shape[2]} (positions)"
@@ -201,22 +204,22 @@ class Stream:
         return (*self._held, *(() if self._waiting is None else (self._waiting,)))
 
     def _give(
-        self, rows: int, waiting: Tensor, held: tuple[Tensor, ...], positions: Tensor, received: int
+        self, rows: int, waiting: Tensor, held: tuple[Tensor, ...], key_positions: Tensor, received: int
     ) -> Float[Tensor, "b h r e"]:
         """The next rows. The stream changes only once they are there: a refusal leaves it as it was."""
         now, (k, v) = waiting[:, :, :rows], held
-        places = Places(self.given, _run_or_list(positions))
+        positions = Positions(self.given, _run_or_list(key_positions))
         if rows:
             out = attend(
-                now, k, v, mask=self.mask, scores=self.scores, beta=self.beta, kernel=self.kernel, places=places
+                now, k, v, mask=self.mask, scores=self.scores, beta=self.beta, kernel=self.kernel, positions=positions
             )
         else:
-            settle_call(now, k, v, self.mask, self.scores, self.beta, 0.0, places)
+            prepare_request(now, k, v, self.mask, self.scores, self.beta, 0.0, positions)
             out = v.new_zeros(*now.shape[:3], v.shape[3])
         self.given, self.received, self._waiting = self.given + rows, received, waiting[:, :, rows:]
         with _disable_current_modes():
-            needed = may_see(self.mask, self.given, positions).nonzero()[:, 0]
-            self._positions = positions[needed]
+            needed = may_see(self.mask, self.given, key_positions).nonzero()[:, 0]
+            self._positions = key_positions[needed]
         self._held = tuple(x.index_select(2, needed.to(x.device)) for x in held)
         return out
 
@@ -263,17 +266,19 @@ def _check_continues(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> None:
         if x.ndim != 4:
             raise ShapeError(f"{name} has {x.ndim} axes, {tuple(x.shape)}, but is read as ({letters})")
     if k.shape[2] != v.shape[2]:
-        raise CacheError(f"{read('v', v.shape, 'b g n e')}, but k has {spelled('n', k.shape[2])}; they come in pairs")
+        raise CacheError(
+            f"{format_shape('v', v.shape, 'b g n e')}, but k has {format_axis('n', k.shape[2])}; they come in pairs"
+        )
     for name, old, new, letters in zip("kv", held, (k, v), ("b g n c", "b g n e"), strict=False):
         _check_same(name, old, new, letters)
     if k.shape[:2] != v.shape[:2]:
-        raise CacheError(f"{read('v', v.shape, 'b g n e')}, but k is {tuple(k.shape)}; they come in pairs")
+        raise CacheError(f"{format_shape('v', v.shape, 'b g n e')}, but k is {tuple(k.shape)}; they come in pairs")
 
 
 def _check_same(name: str, old: Tensor, new: Tensor, letters: str) -> None:
     same = (old.shape[:2], old.shape[3]) == (new.shape[:2], new.shape[3])
     if not same or old.dtype != new.dtype or old.device != new.device:
         raise CacheError(
-            f"{read(name, new.shape, letters)}, {new.dtype} on {new.device}, does not continue the cache, "
+            f"{format_shape(name, new.shape, letters)}, {new.dtype} on {new.device}, does not continue the cache, "
             f"which holds {tuple(old.shape)}, {old.dtype} on {old.device}; only the number of positions may change"
         )

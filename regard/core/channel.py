@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.base.axes import read
+from regard.base.axes import format_shape
 from regard.base.errors import DtypeError, ShapeError
 from regard.core.attend import attend
 
@@ -30,11 +30,12 @@ def channel_attend(
             raise ShapeError(f"{name} has {x.ndim} axes, {tuple(x.shape)}, but is read as (b h n c)")
         if x.shape != q.shape:
             raise ShapeError(
-                f"{read(name, x.shape, 'b h n c')}, but q is {tuple(q.shape)}; channel attention mixes channels of the "
+                f"{format_shape(name, x.shape, 'b h n c')}, but q is {tuple(q.shape)}; "
+                "channel attention mixes channels of the "
                 "same positions, so q, k and v have one shape"
             )
     if not q.shape[3]:
-        raise ShapeError(f"{read('q', q.shape, 'b h n c')}, but there must be at least one channel to look at")
+        raise ShapeError(f"{format_shape('q', q.shape, 'b h n c')}, but there must be at least one channel to look at")
     if not q.shape[2]:
         return torch.zeros_like(q)  # no positions, so nothing to mix
     beta = q.shape[-1] ** -0.5 if beta is None else beta

@@ -18,21 +18,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.base.axes import read, spelled
+from regard.base.axes import format_axis, format_shape
 from regard.base.errors import ConfigError, DtypeError, ShapeError
-from regard.base.numbers import real, whole
-from regard.base.seeds import generator
-from regard.core.algebra import And, Full, Mask
-from regard.core.checks import autocasting, settled
-from regard.core.given import Padding
-from regard.core.grid import Places
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer, check_number
+from regard.core.absolute_positions import Positions
+from regard.core.input_checks import check_inputs, is_autocasting
 from regard.core.masks import as_mask
-from regard.core.rules import Causal
+from regard.core.masks.algebra import And, Full, Mask
+from regard.core.masks.data import PaddingMask
+from regard.core.masks.positional import Causal
 
 FORMS = ("parallel", "chunked", "recurrent")
 
 
-class Features(ABC):
+class FeatureMap(ABC):
     """A feature map phi: key j weighs phi(q_i) . phi(k_j) for query i, which must never be negative.
 
     A map whose values may leave the range of floats sets `logarithmic` and gives ln phi to the sums.
@@ -59,7 +59,7 @@ class Features(ABC):
 
 
 @dataclass(frozen=True)
-class Elementwise(Features):
+class Elementwise(FeatureMap):
     """Features that are one function of each coordinate."""
 
     name: str
@@ -76,7 +76,7 @@ class Elementwise(Features):
 
 
 @dataclass(frozen=True)
-class Performer(Features):
+class Performer(FeatureMap):
     """phi(x)_r = exp(w_r . y - |y|^2 / 2) / sqrt(count) with y = x beta^(1/2): positive random features, FAVOR+.
 
     The w_r are standard normal (orthogonal in groups of `width`), hence E[phi(q) . phi(k)] = exp(beta q . k): an
@@ -95,10 +95,10 @@ class Performer(Features):
     chunk: ClassVar[int] = 16  # a chunk's own keys cost chunk * count numbers per token here
 
     def __post_init__(self) -> None:
-        whole("performer(width)", self.width, 1, "the coordinates of a head")
-        whole("performer(count)", self.count, 1, "random features")
-        whole("performer(seed)", self.seed, 0)
-        if self.beta is not None and not 0 <= real("performer(beta)", self.beta) < math.inf:
+        check_integer("performer(width)", self.width, 1, "the coordinates of a head")
+        check_integer("performer(count)", self.count, 1, "random features")
+        check_integer("performer(seed)", self.seed, 0)
+        if self.beta is not None and not 0 <= check_number("performer(beta)", self.beta) < math.inf:
             raise ConfigError(f"performer needs a finite beta that is not negative: beta={self.beta}")
         # drawn once and kept: a value must not draw anew, and compiled code cannot draw from a seed
         object.__setattr__(self, "directions", _directions(self.width, self.count, self.seed, self.orthogonal))
@@ -108,7 +108,9 @@ class Performer(Features):
 
     def size(self, c: int) -> int:
         if c != self.width:
-            raise ShapeError(f"q has {spelled('c', c)}, but performer was made with width={self.width}; use width={c}")
+            raise ShapeError(
+                f"q has {format_axis('c', c)}, but performer was made with width={self.width}; use width={c}"
+            )
         return self.count
 
     def of_queries(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
@@ -121,22 +123,22 @@ class Performer(Features):
         return x * math.sqrt(self.width**-0.5 if self.beta is None else self.beta)
 
 
-def elu_plus_one() -> Features:
+def elu_plus_one() -> FeatureMap:
     """phi(x) = elu(x) + 1, that is exp(x) below zero and x + 1 above. Katharopoulos et al. 2020, arXiv:2006.16236."""
     return Elementwise("elu_plus_one", _elu_plus_one)
 
 
-def relu() -> Features:
+def relu() -> FeatureMap:
     """phi(x) = max(x, 0). Queries that share no feature with a key get zeros. Kasai et al. 2021, arXiv:2103.13076."""
     return Elementwise("relu", torch.relu)
 
 
-def squared_relu() -> Features:
+def squared_relu() -> FeatureMap:
     """phi(x) = max(x, 0)^2, sharper than relu. The activation of So et al. 2021, arXiv:2109.08668, used as features."""
     return Elementwise("squared_relu", _squared_relu)
 
 
-def performer(width: int, count: int, seed: int = 0, beta: float | None = None, orthogonal: bool = True) -> Features:
+def performer(width: int, count: int, seed: int = 0, beta: float | None = None, orthogonal: bool = True) -> FeatureMap:
     """`count` positive random features that estimate softargmax attention for heads of `width`; beta as in attend."""
     return Performer(width, count, seed, beta, orthogonal)
 
@@ -167,7 +169,7 @@ def linear_attend(
     k: Float[Tensor, "b g j c"],
     v: Float[Tensor, "b g j e"],
     *,
-    features: Features | None = None,
+    features: FeatureMap | None = None,
     mask: Mask | None = None,
     form: str | None = None,
     chunk: int | None = None,
@@ -185,11 +187,11 @@ def linear_attend(
     no feature with any visible key gets zeros.
     """
     features = elu_plus_one() if features is None else features
-    if not isinstance(features, Features):
+    if not isinstance(features, FeatureMap):
         raise ConfigError(f"features takes a feature map such as relu(), with its parentheses, not {features!r}")
     if state is not None and not isinstance(state, LinearState):
         raise ConfigError(f"state takes the .state of an earlier linear_attend, or None to begin, not {state!r}")
-    q, k, v = settled(q, k, v)
+    q, k, v = check_inputs(q, k, v)
     is_causal, visible = _read_mask(as_mask(mask), q, k, 0 if state is None else state.length)
     step = _step_size(form, features.chunk if chunk is None else chunk, is_causal, k.shape[2])
     exact = torch.promote_types(q.dtype, torch.float32)
@@ -198,7 +200,7 @@ def linear_attend(
     state = _begin(state, size, nothing, like=q.to(exact))
 
     # sums over a whole sequence do not fit the half types that autocast would take
-    with torch.autocast(q.device.type, enabled=False) if autocasting(q) else nullcontext():
+    with torch.autocast(q.device.type, enabled=False) if is_autocasting(q) else nullcontext():
         if visible is not None:
             # before any arithmetic: what is hidden may be NaN, and NaN times zero is NaN
             k, v = k.masked_fill(~visible, 0), v.masked_fill(~visible, 0)
@@ -220,7 +222,7 @@ def linear_attend(
 
 
 def _remember(
-    state: LinearState, keys: Float[Tensor, "b h j r"], values: Float[Tensor, "b h j e"], features: Features
+    state: LinearState, keys: Float[Tensor, "b h j r"], values: Float[Tensor, "b h j e"], features: FeatureMap
 ) -> LinearState:
     """The state after some more keys."""
     weighted, total, peak = state.weighted, state.total, state.peak
@@ -239,7 +241,7 @@ def _read(
     queries: Float[Tensor, "b h i r"],
     keys: Float[Tensor, "b h j r"],
     values: Float[Tensor, "b h j e"],
-    features: Features,
+    features: FeatureMap,
 ) -> Float[Tensor, "b h i e"]:
     """What queries find in the state and in these keys: those of their own chunk up to each one's own, or none."""
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
@@ -274,7 +276,7 @@ def _or_zero(peak: Tensor) -> Tensor:
 
 def _directions(width: int, count: int, seed: int, orthogonal: bool) -> Float[Tensor, "r c"]:
     """`count` standard normal vectors, the same on every device; orthogonal ones keep their normal lengths."""
-    draws = generator(seed)
+    draws = make_generator(seed)
     normal = torch.randn(count, width, dtype=torch.float64, generator=draws, device="cpu")
     if not orthogonal:
         return normal
@@ -293,7 +295,7 @@ def _begin(state: LinearState | None, size: tuple[int, int, int, int], peak: flo
     came = state.weighted
     if tuple(came.shape) != size:
         raise ShapeError(
-            f"{read('state.weighted', came.shape, 'b h r e')}, but this call needs {size}; "
+            f"{format_shape('state.weighted', came.shape, 'b h r e')}, but this call needs {size}; "
             "go on with the same batch, heads, widths and features, or with state=None"
         )
     if came.dtype != like.dtype:
@@ -306,22 +308,23 @@ def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool
     i, j = q.shape[2], k.shape[2]
     mask = mask.to(k.device)
     parts = mask.parts if isinstance(mask, And) else (mask,)
-    other = [part for part in parts if not isinstance(part, Full | Causal | Padding)]
+    other = [part for part in parts if not isinstance(part, Full | Causal | PaddingMask)]
     if other:
         raise ConfigError(
             f"linear_attend cannot honour {other[0]!r}: its sums hold all keys and hide none from single queries; "
             "use full(), causal(), padding(lengths) or their &, or attend(q, k, v, mask=...)"
         )
-    mask.check(Places(start, start), i, j, b=q.shape[0])
+    mask.check(Positions(start, start), i, j, b=q.shape[0])
     is_causal = any(isinstance(part, Causal) for part in parts)
     if is_causal and i != j:
         raise ShapeError(
-            f"q has {spelled('i', i)}, but k has {spelled('j', j)}; a causal mask needs one query per key here: "
+            f"q has {format_axis('i', i)}, but k has {format_axis('j', j)}; a causal mask needs "
+            "one query per key here: "
             "pass the keys before them through state="
         )
     at, batch = torch.arange(j, device=k.device) + start, torch.arange(q.shape[0], device=k.device)[:, None]
-    real = [part.real(at, batch) for part in parts if isinstance(part, Padding)]
-    return is_causal, torch.stack(real).all(0)[:, None, :, None] if real else None
+    valid = [part.real(at, batch) for part in parts if isinstance(part, PaddingMask)]
+    return is_causal, torch.stack(valid).all(0)[:, None, :, None] if valid else None
 
 
 def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:
@@ -331,5 +334,5 @@ def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:
         near = get_close_matches(str(form), FORMS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"unknown form {form!r}{hint} (there are: {', '.join(FORMS)})")
-    whole("chunk", chunk, 1, "keys taken at once")
+    check_integer("chunk", chunk, 1, "keys taken at once")
     return {"parallel": max(j, 1), "chunked": chunk, "recurrent": 1}[form]

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.base.axes import spelled
+from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, DtypeError, ShapeError
-from regard.base.numbers import real, whole
+from regard.base.validation import check_integer, check_number
 
 PAIRINGS = ("half", "interleaved")
 
@@ -22,11 +22,11 @@ def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) ->
     out[n, 2k] = sin(n / base^(2k/d)), out[n, 2k+1] = cos(the same). Vaswani et al. 2017, arXiv:1706.03762.
     `positions` is a number of tokens, or the positions themselves. Phases and result are float32.
     """
-    if whole("width", width, 2, "one sin and one cos per frequency") % 2:
+    if check_integer("width", width, 2, "one sin and one cos per frequency") % 2:
         raise ConfigError(f"sinusoidal needs an even width, one sin and one cos per frequency: width={width}")
     _check_base(base)
     if not isinstance(positions, Tensor):
-        positions = torch.arange(whole("positions", positions, 0, "tokens"))
+        positions = torch.arange(check_integer("positions", positions, 0, "tokens"))
     if positions.ndim != 1:
         raise ShapeError(f"positions is {tuple(positions.shape)}, but sinusoidal takes one number per token, (n)")
     phases = positions[:, None].float() * inverse_frequencies(base, width, positions.device)
@@ -40,8 +40,8 @@ def inverse_frequencies(base: float, width: int, device: torch.device | None = N
 
 def grid_positions(rows: int, columns: int, device: torch.device | str | None = None) -> Int[Tensor, "n 2"]:
     """The (row, column) of every patch of an image, row by row: positions for `rotary(axes=2)`."""
-    row = torch.arange(whole("rows", rows, 0, "patches"), device=device)
-    column = torch.arange(whole("columns", columns, 0, "patches"), device=device)
+    row = torch.arange(check_integer("rows", rows, 0, "patches"), device=device)
+    column = torch.arange(check_integer("columns", columns, 0, "patches"), device=device)
     return torch.stack(torch.meshgrid(row, column, indexing="ij"), -1).flatten(0, 1)
 
 
@@ -174,8 +174,10 @@ class Rotary:
             near = get_close_matches(str(self.pairing), PAIRINGS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"unknown pairing {self.pairing!r}{hint} (there are: {', '.join(PAIRINGS)})")
-        whole("axes", self.axes, 1, "the coordinates of a position")
-        if self.width is not None and whole("width", self.width, 1, "the coordinates that turn") % (2 * self.axes):
+        check_integer("axes", self.axes, 1, "the coordinates of a position")
+        if self.width is not None and check_integer("width", self.width, 1, "the coordinates that turn") % (
+            2 * self.axes
+        ):
             raise ConfigError(f"width must be a positive multiple of 2 * axes = {2 * self.axes}: width={self.width}")
         if self.stretch is not None and not isinstance(self.stretch, Stretch):
             raise ConfigError(
@@ -204,9 +206,9 @@ class Rotary:
             raise DtypeError(f"rotary turns floating-point heads, but x is {x.dtype}; call x.float() first")
         width = self._rotated(x.shape[-1])
         exact = torch.promote_types(x.dtype, torch.float32)
-        places = self._places(x, positions)
+        positions = self._places(x, positions)
         frequencies = self.frequencies(x.shape[-1], x.device)
-        cos, sin = (_rotations_once if _in_compiled_code() else _rotations)(places, frequencies, exact)
+        cos, sin = (_rotations_once if _in_compiled_code() else _rotations)(positions, frequencies, exact)
 
         half = width // self.axes // 2
         shape, pair = ((self.axes, 2, half), -2) if self.pairing == "half" else ((self.axes, half, 2), -1)
@@ -218,11 +220,13 @@ class Rotary:
         """How many of c coordinates turn."""
         width = c if self.width is None else self.width
         if width > c:
-            raise ShapeError(f"rotary turns width={width} coordinates, but x has {spelled('c', c)}; use width <= {c}")
+            raise ShapeError(
+                f"rotary turns width={width} coordinates, but x has {format_axis('c', c)}; use width <= {c}"
+            )
         if width % (2 * self.axes):
             raise ShapeError(
                 f"rotary over {self.axes} axes turns a multiple of {2 * self.axes} coordinates, but x has "
-                f"{spelled('c', c)}; widen the heads or turn a part of them with width="
+                f"{format_axis('c', c)}; widen the heads or turn a part of them with width="
             )
         return width
 
@@ -242,7 +246,7 @@ class Rotary:
         wanted = (n,) if self.axes == 1 else (n, self.axes)
         if tuple(positions.shape) not in (wanted, (b, *wanted)):
             raise ShapeError(
-                f"positions is {tuple(positions.shape)}, but x has {spelled('b', b)} and {spelled('n', n)}; "
+                f"positions is {tuple(positions.shape)}, but x has {format_axis('b', b)} and {format_axis('n', n)}; "
                 f"give {wanted} or {(b, *wanted)}"
             )
         placed = positions.to(x.device, torch.float32)
@@ -250,10 +254,10 @@ class Rotary:
         return placed if placed.ndim == 2 else placed[:, None]
 
 
-def _rotations(places: Tensor, frequencies: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
+def _rotations(positions: Tensor, frequencies: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every phase."""
     # a product of elements: autocast lowers matrix products, and a bfloat16 phase is off by whole turns
-    phases = (places[..., None] * frequencies).to(exact)
+    phases = (positions[..., None] * frequencies).to(exact)
     return phases.cos(), phases.sin()
 
 
@@ -263,8 +267,8 @@ _rotations_once = torch.library.custom_op("regard::rotations", _rotations, mutat
 
 
 @_rotations_once.register_fake
-def _(places: Tensor, frequencies: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
-    phases = (places[..., None] * frequencies).to(exact)
+def _(positions: Tensor, frequencies: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
+    phases = (positions[..., None] * frequencies).to(exact)
     return torch.empty_like(phases), torch.empty_like(phases)
 
 
@@ -293,13 +297,13 @@ def rotary(
 
 
 def _check_base(base: float) -> None:
-    if not 1 < real("base", base) < math.inf:
+    if not 1 < check_number("base", base) < math.inf:
         raise ConfigError(f"base must be greater than 1, so that frequencies fall from 1 towards 1/base: base={base}")
 
 
 def _check_factor(stretch: Interpolate | NTK | Llama3 | YaRN) -> None:
     name = type(stretch).__name__
-    if not 1 <= real(f"{name}(factor)", stretch.factor) < math.inf:
+    if not 1 <= check_number(f"{name}(factor)", stretch.factor) < math.inf:
         raise ConfigError(
             f"{name} stretches by a factor of at least 1 (new context / original): factor={stretch.factor}"
         )

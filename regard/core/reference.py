@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.kernels.call import Call, centred_bias, summed
+from regard.core.kernels.request import Request, centred_bias, summed
 from regard.core.softargmax import softargmax
 
 
-def reference(call: Call) -> Float[Tensor, "b h i e"]:
+def reference(call: Request) -> Float[Tensor, "b h i e"]:
     """softargmax(beta q . k + terms, over visible keys) times v, every step written out."""
     b, h, g, i, j, _, _ = call.sizes
     q, k, v = call.q.double(), call.k.double(), call.v.double()

@@ -13,24 +13,24 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.base.axes import read, spelled
+from regard.base.axes import format_axis, format_shape
 from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
-from regard.base.numbers import real, whole
-from regard.base.tensors import is_hollow
-from regard.core.checks import exactly
-from regard.core.grid import Grid
+from regard.base.tensors import is_meta_or_fake
+from regard.base.validation import check_integer, check_number
+from regard.core.absolute_positions import Grid
+from regard.core.input_checks import disable_autocast
 
-Bound = Callable[[Tensor, Grid], Tensor]
+BoundTerm = Callable[[Tensor, Grid], Tensor]
 
 
-class Term(ABC):
+class ScoreTerm(ABC):
     """Something done to scores. `additive` terms only add a value to each pair."""
 
     name: str
     additive = True
 
     @abstractmethod
-    def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> Bound:
+    def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> BoundTerm:
         """The term for one call: scores and their pairs in, scores out."""
 
     def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit everything)
@@ -53,13 +53,13 @@ class Term(ABC):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Alibi(Term):
+class Alibi(ScoreTerm):
     """s - m_h |i - j|: each head fades with distance at its own slope. Press et al. 2022, arXiv:2108.12409."""
 
     slopes: Float[Tensor, "h"]
     name = "alibi"
 
-    def bind(self, q: Tensor, beta: float) -> Bound:
+    def bind(self, q: Tensor, beta: float) -> BoundTerm:
         slopes = self.slopes.to(q)
         return lambda scores, grid: scores - slopes[grid.head] * (grid.i - grid.j).abs()
 
@@ -71,7 +71,7 @@ class Alibi(Term):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class T5Buckets(Term):
+class T5Buckets(ScoreTerm):
     """s + table[bucket(j - i), h]: one learned number per head and bucket of distances. Raffel et al. 2020,
     arXiv:1910.10683. Near distances have a bucket each, far ones share logarithmically, all beyond `reach` one."""
 
@@ -80,7 +80,7 @@ class T5Buckets(Term):
     both_ways: bool
     name = "t5_buckets"
 
-    def bind(self, q: Tensor, beta: float) -> Bound:
+    def bind(self, q: Tensor, beta: float) -> BoundTerm:
         # beyond the reach all distances share a bucket, so a short list by distance holds every value there is
         distances = torch.arange(-self.reach, self.reach + 1, device=q.device)
         by_distance = self.table.to(q)[t5_bucket(distances, len(self.table), self.reach, self.both_ways)].T
@@ -98,16 +98,16 @@ class T5Buckets(Term):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Shaw(Term):
+class Shaw(ScoreTerm):
     """s + beta q_i . r_{clip(j - i)}: a learned key for each clipped distance. Shaw et al. 2018, arXiv:1803.02155."""
 
     keys: Float[Tensor, "distances c"]
     name = "shaw"
 
-    def bind(self, q: Tensor, beta: float) -> Bound:
+    def bind(self, q: Tensor, beta: float) -> BoundTerm:
         reach = len(self.keys) // 2
         # one score per query and distance; pairs then pick theirs, so that no (i, j, c) tensor exists
-        with exactly(q):
+        with disable_autocast(q):
             by_distance = torch.einsum("bhic,rc->bhir", q, self.keys.to(q)) * beta
 
         def add(scores: Tensor, grid: Grid) -> Tensor:
@@ -122,7 +122,8 @@ class Shaw(Term):
         c = q.shape[-1]
         if self.keys.shape[1] != c:
             raise ShapeError(
-                f"shaw keys have {spelled('c', self.keys.shape[1])}, but q has c={c}; make the relative keys {c} wide"
+                f"shaw keys have {format_axis('c', self.keys.shape[1])}, but q has c={c}; "
+                f"make the relative keys {c} wide"
             )
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -130,7 +131,7 @@ class Shaw(Term):
 
 
 @dataclass(frozen=True, repr=False)
-class Softcap(Term):
+class Softcap(ScoreTerm):
     """cap tanh(s / cap): no score is larger than the cap. Gemma 2, arXiv:2408.00118.
 
     Scores of NaN and infinity stay what they are, so that -inf goes on hiding its key.
@@ -143,7 +144,7 @@ class Softcap(Term):
     def settings(self) -> Hashable:
         return self.name, self.cap
 
-    def bind(self, q: Tensor, beta: float) -> Bound:
+    def bind(self, q: Tensor, beta: float) -> BoundTerm:
         cap = self.cap
 
         def press(scores: Tensor, grid: Grid) -> Tensor:
@@ -155,7 +156,7 @@ class Softcap(Term):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sink(Term):
+class Sink(ScoreTerm):
     """One more score per head that takes weight and gives nothing: weights of a row sum to less than one.
 
     Xiao et al. 2024, arXiv:2309.17453; learned as in gpt-oss, arXiv:2508.10925. It belongs to the normalisation, so it
@@ -166,7 +167,7 @@ class Sink(Term):
     name = "sink"
     additive = False
 
-    def bind(self, q: Tensor, beta: float) -> Bound:
+    def bind(self, q: Tensor, beta: float) -> BoundTerm:
         return lambda scores, grid: scores
 
     def check(self, q: Tensor, j: int) -> None:
@@ -177,7 +178,7 @@ class Sink(Term):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Additive(Term):
+class Additive(ScoreTerm):
     """s + values: any tensor that broadcasts to the scores. A value of -inf hides its key like a mask."""
 
     values: Float[Tensor, "*bh i j"]
@@ -186,7 +187,7 @@ class Additive(Term):
     def settings(self) -> Hashable:
         return self.name, tuple(size == 1 for size in (1, 1, *self.values.shape)[-4:])  # lengths may change
 
-    def bind(self, q: Tensor, beta: float) -> Bound:
+    def bind(self, q: Tensor, beta: float) -> BoundTerm:
         look_up, hides = self._look_up(self.values.to(q.dtype)), self.may_hide()
 
         def add(scores: Tensor, grid: Grid) -> Tensor:
@@ -199,7 +200,12 @@ class Additive(Term):
     def may_hide(self) -> bool:
         """Whether some value may be -inf: looked up on a CPU, where that takes little; elsewhere it always may."""
         values = self.values.detach()
-        if torch.compiler.is_compiling() or values.device.type != "cpu" or is_hollow(values) or not values.numel():
+        if (
+            torch.compiler.is_compiling()
+            or values.device.type != "cpu"
+            or is_meta_or_fake(values)
+            or not values.numel()
+        ):
             return True
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return True
@@ -229,8 +235,8 @@ class Additive(Term):
         for letter, own, size in zip(letters, have, wanted[-len(have) :], strict=True):
             if own not in (1, size):
                 raise ShapeError(
-                    f"scores have {spelled(letter, own)}, but {'k' if letter == 'j' else 'q'} has {letter}={size}; "
-                    f"{read('scores', have, ' '.join(letters)).replace(' is ', ' are ')}; "
+                    f"scores have {format_axis(letter, own)}, but {'k' if letter == 'j' else 'q'} has {letter}={size}; "
+                    f"{format_shape('scores', have, ' '.join(letters)).replace(' is ', ' are ')}; "
                     f"each axis must be 1 or that of (b h i j) = {wanted}"
                 )
         if self.values.device != q.device:
@@ -242,7 +248,7 @@ class Additive(Term):
         return (self.values,)
 
 
-def alibi(heads: int | None = None, *, slopes: Float[Tensor, "h"] | None = None) -> Term:
+def alibi(heads: int | None = None, *, slopes: Float[Tensor, "h"] | None = None) -> ScoreTerm:
     """Scores fade linearly with distance: give the number of query heads, or slopes of your own."""
     if (heads is None) == (slopes is None):
         raise ConfigError("alibi takes either heads= (the paper's slopes) or slopes= (your own), one of the two")
@@ -251,14 +257,14 @@ def alibi(heads: int | None = None, *, slopes: Float[Tensor, "h"] | None = None)
 
 def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
     """The paper's slopes: a geometric row from 2^(-8/h), filled up from the next power of two where h is none."""
-    heads = whole("alibi(heads)", heads, 1, "query heads")
+    heads = check_integer("alibi(heads)", heads, 1, "query heads")
     power = 1 << (heads.bit_length() - 1)
     own = [2 ** (-8 * (n + 1) / power) for n in range(power)]
     between = [2 ** (-4 * (n + 1) / power) for n in range(0, 2 * (heads - power), 2)]
     return torch.tensor(own + between)
 
 
-def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways: bool = True) -> Term:
+def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways: bool = True) -> ScoreTerm:
     """A learned bias by bucket of distance; `both_ways` tells later keys from earlier ones, as an encoder does."""
     table = _floats("t5_buckets", "table", table, 2)
     buckets = len(table) // 2 if both_ways else len(table)
@@ -268,7 +274,7 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways
         )
     if buckets < 2:
         raise ConfigError(f"t5_buckets needs at least 2 buckets a side, not {buckets}; make the table longer")
-    if whole("t5_buckets(reach)", reach, 1, "positions") <= buckets // 2:
+    if check_integer("t5_buckets(reach)", reach, 1, "positions") <= buckets // 2:
         near = f"{buckets // 2} near buckets{' a side' if both_ways else ''}"
         raise ConfigError(f"t5_buckets has {near}, so reach={reach} is too short; use at least {buckets // 2 + 1}")
     return T5Buckets(table, reach, both_ways)
@@ -290,7 +296,7 @@ def t5_bucket(distance: Tensor, buckets: int, reach: int, both_ways: bool) -> Te
     return side + torch.where(distance < near, distance, near + beyond)
 
 
-def shaw(keys: Float[Tensor, "distances c"]) -> Term:
+def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
     """Relative keys, one for each distance from -reach to reach: an odd number of rows, the middle one for i = j."""
     keys = _floats("shaw", "keys", keys, 2)
     if len(keys) % 2 == 0:
@@ -298,19 +304,19 @@ def shaw(keys: Float[Tensor, "distances c"]) -> Term:
     return Shaw(keys)
 
 
-def softcap(cap: float) -> Term:
+def softcap(cap: float) -> ScoreTerm:
     """Scores pressed into (-cap, cap) by a tanh."""
-    if not 0 < real("softcap(cap)", cap) < math.inf:
+    if not 0 < check_number("softcap(cap)", cap) < math.inf:
         raise ConfigError(f"softcap({cap}) needs a positive finite cap")
     return Softcap(float(cap))
 
 
-def sink(logits: Float[Tensor, "h"]) -> Term:
+def sink(logits: Float[Tensor, "h"]) -> ScoreTerm:
     """A learned place, one logit per query head, where weight can go without taking any value along."""
     return Sink(_floats("sink", "logits", logits, 1))
 
 
-def additive(values: Float[Tensor, "*bh i j"]) -> Term:
+def additive(values: Float[Tensor, "*bh i j"]) -> ScoreTerm:
     """Any tensor that broadcasts to (b, h, i, j), added to the scores; -inf hides a key like a mask."""
     if not isinstance(values, Tensor):
         raise DtypeError(
@@ -330,7 +336,7 @@ def additive(values: Float[Tensor, "*bh i j"]) -> Term:
     return Additive(values)
 
 
-def as_terms(scores: "Term | Tensor | Sequence[Term | Tensor] | None") -> tuple[Term, ...]:
+def as_terms(scores: "ScoreTerm | Tensor | Sequence[ScoreTerm | Tensor] | None") -> tuple[ScoreTerm, ...]:
     """The terms meant by what `attend` was handed: one, several in order, a plain tensor to add, or nothing."""
     if scores is None:
         return ()
@@ -338,18 +344,18 @@ def as_terms(scores: "Term | Tensor | Sequence[Term | Tensor] | None") -> tuple[
     return tuple(_as_term(term) for term in several)
 
 
-def _as_term(term: object) -> Term:
-    if isinstance(term, Term):
+def _as_term(term: object) -> ScoreTerm:
+    if isinstance(term, ScoreTerm):
         return term
     if isinstance(term, Tensor):
         return additive(term)
     raise DtypeError(f"scores takes terms such as alibi(heads=8) or a tensor to add, not {type(term).__name__}")
 
 
-def _check_heads(term: Term, heads: int, q: Tensor) -> None:
+def _check_heads(term: ScoreTerm, heads: int, q: Tensor) -> None:
     if heads != q.shape[1]:
         raise ShapeError(
-            f"{term.name} has {spelled('h', heads)}, but q has h={q.shape[1]}; make the term for {q.shape[1]} heads"
+            f"{term.name} has {format_axis('h', heads)}, but q has h={q.shape[1]}; make the term for {q.shape[1]} heads"
         )
 
 

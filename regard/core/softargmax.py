@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DtypeError
-from regard.base.numbers import LARGEST, real
+from regard.base.validation import LARGEST_FLOAT, check_number
 
 
 def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1) -> Float[Tensor, "*axes"]:
@@ -29,7 +29,7 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
         scores = scores.masked_fill(scores == math.inf, math.nan)  # times a negative beta it would be a hidden score
     visible = scores != -math.inf  # NaN is visible
     awake = visible.any(axis, keepdim=True)
-    if beta > LARGEST:
+    if beta > LARGEST_FLOAT:
         top = scores.detach().amax(axis, keepdim=True)  # NaN where the row holds one
         best = visible & (scores == top)
         share = best.to(scores.dtype)
@@ -50,7 +50,9 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
 
 def as_beta(beta: float) -> float:
     """A usable inverse temperature, as a float."""
-    number = real("beta", beta, "the inverse temperature: 0 for the mean of what is visible, inf for hard attention")
-    if number < -LARGEST:
+    number = check_number(
+        "beta", beta, "the inverse temperature: 0 for the mean of what is visible, inf for hard attention"
+    )
+    if number < -LARGEST_FLOAT:
         raise ConfigError("beta is -inf, but takes a finite number or inf; to choose the smallest scores, negate q")
     return number

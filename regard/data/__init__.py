@@ -5,10 +5,9 @@ Five sets need no files: `digits` (images), `tones` (sound), `number_words` (tra
 called.
 """
 
-from regard.data.biographies import Biographies as Biographies, biographies as biographies
-from regard.data.birthplaces import (
+from regard.data.birthplaces_dataset import (
+    BirthplaceQuestion as BirthplaceQuestion,
     Birthplaces as Birthplaces,
-    Question as Question,
     read_birthplaces as read_birthplaces,
 )
 from regard.data.byte_pairs import BytePairs as BytePairs
@@ -18,13 +17,18 @@ from regard.data.digits import digits as digits
 from regard.data.images import Images as Images, read_images as read_images
 from regard.data.log_mel import LogMel as LogMel, LogMelStream as LogMelStream, log_mel as log_mel
 from regard.data.number_words import number_pairs as number_pairs, number_words as number_words
-from regard.data.order import Alike as Alike, Order as Order, generator as generator
-from regard.data.parallel import Parallel as Parallel, read_parallel as read_parallel
 from regard.data.plain_text import read_text as read_text
 from regard.data.python_text import python_text as python_text
-from regard.data.resample import resampled as resampled
+from regard.data.resample import resample as resample
+from regard.data.sampler import (
+    LengthBuckets as LengthBuckets,
+    ShuffledOrder as ShuffledOrder,
+    sampler_generator as sampler_generator,
+)
+from regard.data.sentence_pairs import SentencePairs as SentencePairs, read_sentence_pairs as read_sentence_pairs
 from regard.data.splits import split as split
 from regard.data.spoken import Recordings as Recordings, read_spoken as read_spoken, strings as strings
+from regard.data.synthetic_biographies import Biographies as Biographies, biographies as biographies
 from regard.data.tokenizers import (
     Bytes as Bytes,
     Tokenizer as Tokenizer,

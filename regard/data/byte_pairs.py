@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.base.config import from_json, to_json
 from regard.base.errors import ConfigError, DataError
-from regard.base.numbers import whole
+from regard.base.validation import check_integer
 from regard.data.characters import unknown_character
 from regard.data.tokenizers import (
     REPLACEMENT,
@@ -79,7 +79,7 @@ class BytePairs:
         from tokenizers import Tokenizer, models, trainers
 
         check_special(special)
-        whole("BytePairs.trained(vocab)", vocab, 1, "tokens")
+        check_integer("BytePairs.trained(vocab)", vocab, 1, "tokens")
         several = [_spellable(each) for text in texts for each in ([text] if isinstance(text, str) else text)]
         if words:
             several = [END.join(text.split()) for text in several]

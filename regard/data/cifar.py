@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from regard.base.errors import DataError
-from regard.data.bundles import Bundle, check_copies
+from regard.data.archives import Bundle, check_copies
 from regard.data.images import Images, joined, of_split, split_of
 from regard.data.plain_pickle import plain_pickle
-from regard.data.plain_text import content, decoded
+from regard.data.plain_text import decode_text, read_bytes
 
 PIXELS = 3 * 32 * 32
 LABEL_BYTES = {10: 1, 100: 2}  # by the number of classes; the last one is the class
@@ -80,7 +80,7 @@ def read_file(file: Path) -> Images:
     """The images of one file, with the names of classes that lie beside it."""
     beside = [*META, *CLASS_NAMES]
     names = {each: each for each in beside if (file.parent / each).is_file()}
-    return _read(str(file), content(file), _classes(Bundle(file.parent, names)))
+    return _read(str(file), read_bytes(file), _classes(Bundle(file.parent, names)))
 
 
 def _read(where: str, data: bytes, classes: tuple[str, ...] | None) -> Images:
@@ -173,7 +173,7 @@ def _classes(bundle: Bundle) -> tuple[str, ...] | None:
     """The names of classes, where a file of the distribution tells them."""
     for name, count in CLASS_NAMES.items():
         if name in bundle:
-            text = decoded(bundle.where(name), bundle.read(name))
+            text = decode_text(bundle.where(name), bundle.read(name))
             return _counted(bundle.where(name), tuple(text.split()), count)
     for name in sorted(META):
         if name in bundle:

@@ -10,7 +10,7 @@ import torch
 from regard.base.errors import DataError
 from regard.data.folders import entries, files, folders
 from regard.data.images import Images
-from regard.data.plain_text import content
+from regard.data.plain_text import read_bytes
 
 KINDS = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 UNREAD = {".avif", ".heic", ".heif", ".jfif", ".jp2", ".j2k", ".jxl", ".pbm", ".pnm", ".tga", ".dng"}
@@ -38,7 +38,7 @@ def read_folder(place: Path, size: tuple[int, int] | None = None) -> Images:
         for file in images:
             if file.suffix.lower() not in KINDS or not file.is_file():
                 raise DataError(f"{file} is no image; expected files named {', '.join(sorted(KINDS))} in {folder}")
-            image = pixels_of(str(file), content(file), size)
+            image = pixels_of(str(file), read_bytes(file), size)
             if pixels and image.shape != pixels[0].shape:
                 raise DataError(
                     f"{file} is {image.shape[0]} x {image.shape[1]}, but {first} is {pixels[0].shape[0]} x "
@@ -80,7 +80,7 @@ def pixels_of(where: str, data: bytes, size: tuple[int, int] | None = None) -> "
     return np.asarray(plain)
 
 
-def resized(images: Images, size: tuple[int, int]) -> Images:
+def resize_image(images: Images, size: tuple[int, int]) -> Images:
     """Images brought to a height and width."""
     from PIL import Image
 

@@ -15,7 +15,7 @@ from regard.base.errors import DataError
 from regard.data.folders import entries, folders
 
 if TYPE_CHECKING:
-    from regard.data.bundles import Bundle
+    from regard.data.archives import Bundle
 
 # words by which files and folders are named for a part of a set
 SPLITS = {"train": "train", "training": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
@@ -77,18 +77,18 @@ def read_images(path: str | os.PathLike[str], split: str = "train", *, size: tup
     split  the part to read, where files or folders are named for parts: train, test or val
     size   height and width to bring all images to; without it, they must have one size, which stays
     """
-    from regard.data.image_folder import resized  # built from Images
+    from regard.data.image_folder import resize_image  # built from Images
 
     place = Path(path)
     if not place.exists():
         raise DataError(f"{place} is not there; expected {FORMS}")
     found = _of_file(place, split, size) if place.is_file() else _of_folder(place, split, size)
-    return found if size is None else resized(found, size)
+    return found if size is None else resize_image(found, size)
 
 
 def _of_file(place: Path, split: str, size: tuple[int, int] | None) -> Images:
     from regard.data import cifar, mosaic, parquet  # each is built from Images
-    from regard.data.bundles import is_tar, is_zip, open_bundle
+    from regard.data.archives import is_tar, is_zip, open_bundle
 
     if is_tar(place):
         return cifar.read_cifar(open_bundle(place), split)
@@ -104,7 +104,7 @@ def _of_file(place: Path, split: str, size: tuple[int, int] | None) -> Images:
 
 def _of_folder(place: Path, split: str, size: tuple[int, int] | None) -> Images:
     from regard.data import cifar, image_folder, mosaic  # each is built from Images
-    from regard.data.bundles import check_copies, is_tar, is_zip, open_bundle
+    from regard.data.archives import check_copies, is_tar, is_zip, open_bundle
 
     bundle = open_bundle(place)
     here = [name for form in _forms(bundle) for name in form]

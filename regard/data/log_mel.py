@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.numbers import real, whole
+from regard.base.validation import check_integer, check_number
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class LogMel:
     floor: float = 1e-6  # power added to every band, so that silence has a logarithm
 
     def __post_init__(self) -> None:
-        whole("LogMel(rate)", self.rate, 1, "samples a second")
-        whole("LogMel(bands)", self.bands, 1)
+        check_integer("LogMel(rate)", self.rate, 1, "samples a second")
+        check_integer("LogMel(bands)", self.bands, 1)
         for name, value in (("length_ms", self.length), ("hop_ms", self.hop)):
             if value < 1:
                 raise ConfigError(f"LogMel({name}) is {getattr(self, name)}, less than one sample at {self.rate} hertz")
-        if not 0 < real("LogMel(floor)", self.floor) < math.inf:
+        if not 0 < check_number("LogMel(floor)", self.floor) < math.inf:
             raise ConfigError(f"LogMel(floor) is {self.floor}, but must be more than 0")
         top = self.top
-        if not 0 <= real("LogMel(lowest)", self.lowest) < top <= self.rate / 2:
+        if not 0 <= check_number("LogMel(lowest)", self.lowest) < top <= self.rate / 2:
             raise ConfigError(
                 f"pitches run from lowest={self.lowest} to highest={top} hertz; expected 0 <= lowest < highest <= "
                 f"{self.rate / 2} (half the rate)"
@@ -52,16 +52,16 @@ class LogMel:
     @property
     def length(self) -> int:
         """Samples of a frame, to the nearest whole number."""
-        return round(real("LogMel(length_ms)", self.length_ms) * self.rate / 1000)
+        return round(check_number("LogMel(length_ms)", self.length_ms) * self.rate / 1000)
 
     @property
     def hop(self) -> int:
         """Samples from the start of a frame to that of the next, to the nearest whole number."""
-        return round(real("LogMel(hop_ms)", self.hop_ms) * self.rate / 1000)
+        return round(check_number("LogMel(hop_ms)", self.hop_ms) * self.rate / 1000)
 
     @property
     def top(self) -> float:
-        return self.rate / 2 if self.highest is None else real("LogMel(highest)", self.highest)
+        return self.rate / 2 if self.highest is None else check_number("LogMel(highest)", self.highest)
 
     def frames(self, samples: int) -> int:
         """How many whole frames so many samples have."""

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from regard.base.errors import DataError
-from regard.data.bundles import Bundle
+from regard.data.archives import Bundle
 from regard.data.image_folder import pixels_of
 from regard.data.images import Images
-from regard.data.plain_text import decoded
+from regard.data.plain_text import decode_text
 
 PIXELS, LABELS, NAMES, CLASSES = "images.webp", "labels.npy", "names.txt", "classes.json"
 
@@ -37,7 +37,7 @@ def read_mosaic(bundle: Bundle) -> Images:
             "counted from 0"
         )
     if NAMES in bundle:
-        names = decoded(bundle.where(NAMES), bundle.read(NAMES)).removesuffix("\n").split("\n")
+        names = decode_text(bundle.where(NAMES), bundle.read(NAMES)).removesuffix("\n").split("\n")
         if len(names) != len(labels):
             raise DataError(f"{bundle.where(NAMES)} has {len(names)} lines, but {where} has {len(labels)} labels")
     whole = pixels_of(bundle.where(PIXELS), bundle.read(PIXELS))
@@ -71,7 +71,7 @@ def _labels(bundle: Bundle) -> "np.ndarray[Any, np.dtype[Any]]":
 def _classes(bundle: Bundle) -> tuple[str, ...]:
     where = bundle.where(CLASSES)
     try:
-        classes = json.loads(decoded(where, bundle.read(CLASSES)))
+        classes = json.loads(decode_text(where, bundle.read(CLASSES)))
     except json.JSONDecodeError as error:
         raise DataError(f"{where}, line {error.lineno}: {error.msg}") from None
     if not isinstance(classes, list) or not classes or not all(isinstance(each, str) for each in classes):

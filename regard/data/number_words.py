@@ -4,8 +4,8 @@ German says the ones before the tens: "one hundred twenty three" is "ein hundert
 """
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.data.parallel import Parallel
+from regard.base.validation import check_integer
+from regard.data.sentence_pairs import SentencePairs
 from regard.data.splits import split
 
 LARGEST = 999_999
@@ -37,17 +37,17 @@ def german(number: int, *, separated: bool = True) -> str:
     return (" " if separated else "").join(words)
 
 
-def number_pairs(first: int = 0, last: int = 9_999) -> Parallel:
+def number_pairs(first: int = 0, last: int = 9_999) -> SentencePairs:
     """English and German words of the numbers first .. last, both included."""
     if _checked(last) < _checked(first):
         raise ConfigError(f"numbers run from first={first} up to last={last}; last must not be smaller")
     numbers = range(first, last + 1)
-    return Parallel(tuple(map(english, numbers)), tuple(map(german, numbers)))
+    return SentencePairs(tuple(map(english, numbers)), tuple(map(german, numbers)))
 
 
 def number_words(
     first: int = 0, last: int = 9_999, *, valid: int = 500, test: int = 500, seed: int = 0
-) -> tuple[Parallel, Parallel, Parallel]:
+) -> tuple[SentencePairs, SentencePairs, SentencePairs]:
     """Pairs to train on, to validate with and to test with; no number is in two of them."""
     pairs = number_pairs(first, last)
     train_set, valid_set, test_set = (pairs.chosen(part) for part in split(len(pairs), [valid, test], seed))
@@ -55,7 +55,7 @@ def number_words(
 
 
 def _checked(number: int) -> int:
-    if whole("a number in words", number, 0) > LARGEST:
+    if check_integer("a number in words", number, 0) > LARGEST:
         raise ConfigError(f"numbers are said up to {LARGEST}, so {number} is too large")
     return number
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from regard.base.errors import ConfigError, DataError
-from regard.data.bundles import Bundle
+from regard.data.archives import Bundle
 from regard.data.image_folder import TO_ONE_SIZE, pixels_of
 from regard.data.images import Images, of_split
-from regard.data.plain_text import content
+from regard.data.plain_text import read_bytes
 
 IMAGES, LABELS = ("img", "image"), ("fine_label", "label")
 FINE = 100  # classes of CIFAR-100, whose labels have a name of their own
@@ -77,7 +77,7 @@ class _Table:
             raise ConfigError(
                 f"{file} is read by the package pyarrow, which is not installed: pip install pyarrow"
             ) from None
-        data = content(file)
+        data = read_bytes(file)
         if data.startswith(POINTER):
             raise DataError(f"{file} is a pointer of git-lfs in place of the file; fetch the file: git lfs pull")
         try:

@@ -33,7 +33,7 @@ def _is_text(file: Path) -> bool:
 
 def text_of(file: Path) -> str:
     """The text of one file, unpacked where its name ends in .gz; lines end in \\n, however the file ends them."""
-    text = decoded(file, content(file)).replace("\r\n", "\n")
+    text = decode_text(file, read_bytes(file)).replace("\r\n", "\n")
     if not text:
         raise DataError(f"{file} is empty; expected text in UTF-8")
     return text
@@ -45,7 +45,7 @@ def lines_of(file: Path) -> list[str]:
     return lines[:-1] if not lines[-1] else lines
 
 
-def content(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
     """The bytes of a file, unpacked where its name ends in .gz."""
     try:
         packed = file.read_bytes()
@@ -59,7 +59,7 @@ def content(file: Path) -> bytes:
         raise DataError(f"{file} is damaged and cannot be unpacked: {error}") from None
 
 
-def decoded(file: Path | str, some: bytes) -> str:
+def decode_text(file: Path | str, some: bytes) -> str:
     """Bytes of a file as text. A mark of byte order at its start is no part of it."""
     try:
         return some.decode("utf-8-sig")

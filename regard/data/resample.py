@@ -7,18 +7,18 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
-from regard.base.numbers import whole
+from regard.base.validation import check_integer
 
 ZEROS = 24  # crossings of the sinc on each side: more are sharper
 KEPT = 0.95  # of the band below half the lower rate; the window needs the rest to fall off
 
 
-def resampled(sound: Float[Tensor, "*b n"], rate: int, to: int) -> Float[Tensor, "*b m"]:
+def resample(sound: Float[Tensor, "*b n"], rate: int, to: int) -> Float[Tensor, "*b m"]:
     """The sound at the rate `to`: sample i of the result stands at i / to seconds.
 
     Pitches above half of either rate go; those just below it, about a twentieth of the band, grow weaker.
     """
-    rate, to = whole("resampled(rate)", rate, 1), whole("resampled(to)", to, 1)
+    rate, to = check_integer("resampled(rate)", rate, 1), check_integer("resampled(to)", to, 1)
     if rate == to:
         return sound
     common = math.gcd(rate, to)

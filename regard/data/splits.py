@@ -7,8 +7,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 
 
 def split(size: int, held: Sequence[int], seed: int = 0) -> tuple[Int64[Tensor, "_"], ...]:
@@ -16,9 +16,9 @@ def split(size: int, held: Sequence[int], seed: int = 0) -> tuple[Int64[Tensor, 
 
     `split(50_000, [5_000])` gives 45,000 records to train on and 5,000 to validate with.
     """
-    whole("split(size)", size, 1, "records")
-    parts = [whole("split(held)", count, 0, "records") for count in held]
+    check_integer("split(size)", size, 1, "records")
+    parts = [check_integer("split(held)", count, 0, "records") for count in held]
     if sum(parts) > size:
         raise ConfigError(f"{' + '.join(map(str, parts))} records cannot be held out of {size}")
-    shuffled = torch.randperm(size, generator=generator(seed))
+    shuffled = torch.randperm(size, generator=make_generator(seed))
     return tuple(part.sort().values for part in shuffled.split([size - sum(parts), *parts]))

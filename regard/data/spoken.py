@@ -16,14 +16,14 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DataError
-from regard.base.numbers import real, whole
+from regard.base.validation import check_integer, check_number
 from regard.data.digit_strings import DigitStrings
 from regard.data.folders import files, files_below
-from regard.data.order import generator
-from regard.data.plain_text import content
-from regard.data.resample import resampled
+from regard.data.plain_text import read_bytes
+from regard.data.resample import resample
+from regard.data.sampler import sampler_generator
 from regard.data.splits import split
-from regard.data.tones import checked_length
+from regard.data.tones import check_length
 
 NAME = re.compile(r"(\d)_([^_]+)_(\d+)")
 FASTEST = 1_000_000  # samples a second
@@ -92,7 +92,7 @@ def read_spoken(path: str | os.PathLike[str], rate: int | None = None) -> Record
     found = _read_arrays(sets[0]) if sets else _read_folder(place, rate)
     if rate is None or found.rate == rate:
         return found
-    sounds = tuple(resampled(sound, found.rate, rate) for sound in found.sounds)
+    sounds = tuple(resample(sound, found.rate, rate) for sound in found.sounds)
     return Recordings(sounds, found.labels, found.speakers, rate, found.takes)
 
 
@@ -174,9 +174,9 @@ def strings(
 
     pause  shortest and longest silence in seconds. String i is the same however many are made.
     """
-    fewest, most = checked_length(length)
-    whole("strings(count)", count, 1, "strings")
-    if not 0 <= real("pause (shortest)", pause[0]) <= real("pause (longest)", pause[1]) < math.inf:
+    fewest, most = check_length(length)
+    check_integer("strings(count)", count, 1, "strings")
+    if not 0 <= check_number("pause (shortest)", pause[0]) <= check_number("pause (longest)", pause[1]) < math.inf:
         raise ConfigError(f"pause={pause} has the shortest and the longest silence in seconds, 0 or more")
     if not len(recordings):
         raise DataError("strings are joined from recordings, but there are none")
@@ -186,7 +186,7 @@ def strings(
     own = [by_speaker[speaker] for speaker in sorted(by_speaker)]
     sounds, labels = [], []
     for number in range(count):
-        draw = generator(seed, number, "strings")
+        draw = sampler_generator(seed, number, "strings")
         available = torch.tensor(own[_below(len(own), draw)])
         digits = fewest + _below(most - fewest + 1, draw)
         picked = available[torch.randint(len(available), (digits,), generator=draw)]
@@ -266,7 +266,7 @@ def _read_folder(place: Path, rate: int | None) -> Recordings:
                 f"{file} has {own_rate} samples a second, but {recordings[0].name} has {rates[0]}; bring the files to "
                 f"one rate, or read them with read_spoken(path, rate={rates[0]})"
             )
-        sounds.append(sound if rate is None else resampled(sound, own_rate, rate))
+        sounds.append(sound if rate is None else resample(sound, own_rate, rate))
         rates.append(own_rate)
         labels.append(int(named[1]))
         speakers.append(named[2])
@@ -276,7 +276,7 @@ def _read_folder(place: Path, rate: int | None) -> Recordings:
 
 def _read_arrays(file: Path) -> Recordings:
     """The form of one file: all samples in a row, and where each recording begins."""
-    data = content(file)
+    data = read_bytes(file)
     try:
         if not data.startswith(ZIPPED):  # numpy would take it for a pickle
             raise ValueError("it is a single array" if data.startswith(SINGLE) else "it is no .npz file")

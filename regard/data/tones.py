@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import real, whole
+from regard.base.validation import check_integer, check_number
 from regard.data.digit_strings import DigitStrings
-from regard.data.order import generator
+from regard.data.sampler import sampler_generator
 
 ROWS, COLUMNS = (697, 770, 852, 941), (1209, 1336, 1477)  # hertz
 KEYS = ("123", "456", "789", " 0 ")
@@ -43,24 +43,24 @@ def tones(
     quiet    share of the strings that have long silences before, between or after digits, and less noise or none
     seconds  how long silences may make these strings; one that is longer without them gets none
     """
-    fewest, most = checked_length(length)
-    whole("tones(count)", count, 1, "strings")
-    if whole("tones(rate)", rate, 1) < 2 * max(COLUMNS):
+    fewest, most = check_length(length)
+    check_integer("tones(count)", count, 1, "strings")
+    if check_integer("tones(rate)", rate, 1) < 2 * max(COLUMNS):
         raise ConfigError(f"rate={rate} is too low for tones of {max(COLUMNS)} hertz; use at least {2 * max(COLUMNS)}")
-    if not 0 <= real("tones(noise)", noise) < math.inf:
+    if not 0 <= check_number("tones(noise)", noise) < math.inf:
         raise ConfigError(f"noise={noise} must be 0 or more")
-    checked_quiet(quiet)
-    if not 0 < real("tones(seconds)", seconds) < math.inf:
+    check_silence(quiet)
+    if not 0 < check_number("tones(seconds)", seconds) < math.inf:
         raise ConfigError(f"seconds={seconds} must be more than 0")
     room = round(seconds * rate)
     sounds, labels = [], []
     for number in range(count):
-        draw = generator(seed, number, "tones")
+        draw = sampler_generator(seed, number, "tones")
         string = torch.randint(10, (int(torch.randint(fewest, most + 1, (), generator=draw)),), generator=draw)
         parts = [_silence(rate, draw)]
         for digit in string.tolist():
             parts += [_tone(digit, rate, draw), _silence(rate, draw)]
-        still = generator(seed, number, "quiet")  # its own, so that the other strings do not depend on it
+        still = sampler_generator(seed, number, "quiet")  # its own, so that the other strings do not depend on it
         stilled = _between((0, 1), still) < quiet
         own = _faint(noise, still) if stilled else noise
         spread = [own] * len(parts)
@@ -75,17 +75,17 @@ def tones(
     return DigitStrings(tuple(sounds), tuple(labels), rate)
 
 
-def checked_length(length: tuple[int, int]) -> tuple[int, int]:
+def check_length(length: tuple[int, int]) -> tuple[int, int]:
     """The fewest and most digits of a string."""
     fewest, most = length
-    if whole("length (most)", most, 1, "digits") < whole("length (fewest)", fewest, 1, "digits"):
+    if check_integer("length (most)", most, 1, "digits") < check_integer("length (fewest)", fewest, 1, "digits"):
         raise ConfigError(f"length=({fewest}, {most}) has the fewest and the most digits; most must not be smaller")
     return fewest, most
 
 
-def checked_quiet(quiet: float) -> float:
+def check_silence(quiet: float) -> float:
     """The share of strings that have long silences."""
-    if not 0 <= real("quiet", quiet) <= 1:
+    if not 0 <= check_number("quiet", quiet) <= 1:
         raise ConfigError(f"quiet is a share of the strings, from 0 to 1, not {quiet}")
     return quiet
 

@@ -3,7 +3,7 @@
 A file of the lab has
 
     a docstring     the question in its first line, then Claim:, Measures:, Budget:, Source:
-    MATHS           the formula, in the little TeX that `regard.lab.tex` reads
+    MATHS           the formula, in the little TeX that `regard.lab.formula` reads
     Setup           a frozen dataclass whose defaults finish within the budget; `seed` is one of its fields
     SMOKE           a Setup that finishes in three seconds
     run             (setup, attention=attend) -> plain numbers by name
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from regard.base.config import overridden
+from regard.base.config import override
 from regard.base.errors import ConfigError
 from regard.base.registry import Registry
-from regard.lab.repeats import Estimate
+from regard.lab.seeds_interval import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,7 +128,7 @@ class Claim:
 
     def setup(self, settings: Mapping[str, Any] | None = None, *, seed: int | None = None, smoke: bool = False) -> Any:
         """The setup of a run, with settings changed by name."""
-        made = overridden(self.module.SMOKE if smoke else self.module.Setup(), settings or {})
+        made = override(self.module.SMOKE if smoke else self.module.Setup(), settings or {})
         return made if seed is None else replace(made, seed=seed)
 
     def run(self, setup: Any, **rest: Any) -> "Outcome":

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.lab.fitting import fit
 
 SIDE, CLASSES, TO_LEARN = 8, 10, 1397
@@ -25,7 +25,7 @@ class Digits(NamedTuple):
 
     def scattered(self, seed: int) -> "Digits":
         """The images with their pixels in another order, one for all."""
-        order = torch.randperm(SIDE * SIDE, generator=generator(seed))
+        order = torch.randperm(SIDE * SIDE, generator=make_generator(seed))
         return Digits(self.images.flatten(2)[:, :, order].unflatten(2, (SIDE, SIDE)), self.labels)
 
 
@@ -37,13 +37,13 @@ def digits() -> tuple[Digits, Digits]:
     found = load_digits()
     images = torch.tensor(found.images, dtype=torch.float32)[:, None] / 8 - 1
     both = Digits(images, torch.tensor(found.target, dtype=torch.int64))
-    order = torch.randperm(len(images), generator=generator(0))  # writers follow one another in the file
+    order = torch.randperm(len(images), generator=make_generator(0))  # writers follow one another in the file
     return both.some(order[:TO_LEARN]), both.some(order[TO_LEARN:])
 
 
 def learn(model: Any, given: Digits, *, steps: int, batch: int, rate: float, seed: int) -> None:
     """Train a classifier on these images, in batches drawn at random."""
-    draws = generator(seed)
+    draws = make_generator(seed)
 
     def loss() -> Tensor:
         images, labels = given.some(torch.randint(len(given.labels), (batch,), generator=draws))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.base.numbers import whole
+from regard.base.validation import check_integer
 
 
 def fit(
@@ -23,8 +23,8 @@ def fit(
     loss        draws a batch and gives the loss on it
     rate        the largest learning rate, reached within `warm_up` steps; with none it is there from the first
     """
-    whole("steps", steps, 1)
-    whole("warm_up", warm_up, 0)
+    check_integer("steps", steps, 1)
+    check_integer("warm_up", warm_up, 0)
     optimiser = torch.optim.Adam(parameters, lr=rate, fused=True)
     fading = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min(1.0, (step + 1) / max(warm_up, 1)) * (1 - step / steps)

@@ -177,7 +177,7 @@ def default_folder() -> Path:
     return (Path(told) if Path(told).is_absolute() else Path.home() / ".cache") / "regard" / "lab"
 
 
-def opened(folder: Path) -> Path:
+def open_result(folder: Path) -> Path:
     """The folder, made if it was not there; an error, before anything is run, where that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,16 +187,16 @@ def opened(folder: Path) -> Path:
     return folder
 
 
-def keep(result: Result, folder: Path) -> Path:
+def save_result(result: Result, folder: Path) -> Path:
     """Write a result into the folder; the file is there as a whole or not at all."""
-    path = opened(folder) / f"{result.id}.json"
+    path = open_result(folder) / f"{result.id}.json"
     _write(path, {"format": FORMAT, **dataclasses.asdict(result)})
     return path
 
 
 def keep_shipped(results: Mapping[str, Result], ids: set[str]) -> None:
     """Write results into the file that comes with the package; of `ids`, those not made now stay as they are."""
-    merged = {name: result for name, result in shipped().items() if name in ids} | dict(results)
+    merged = {name: result for name, result in shipped_results().items() if name in ids} | dict(results)
     told = {name: dataclasses.asdict(merged[name]) | {"figure": None} for name in sorted(merged)}
     _write(SHIPPED, {"format": FORMAT, "results": told})
 
@@ -218,7 +218,7 @@ def kept(claim: Claim, folder: Path) -> Result | None:
     return _result(_read(path), path) if path.is_file() else None
 
 
-def shipped() -> dict[str, Result]:
+def shipped_results() -> dict[str, Result]:
     """The results that come with the package."""
     if not SHIPPED.is_file():
         return {}
@@ -246,7 +246,7 @@ def _damaged(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"{path} is no result of the lab: {reason}; delete it, and run its claim again")
 
 
-def latest(claim: Claim, folder: Path, with_package: Mapping[str, Result]) -> Result | None:
+def latest_result(claim: Claim, folder: Path, with_package: Mapping[str, Result]) -> Result | None:
     """The result to show: the last run here, unless the package's is of the claim as it is now and that one is not.
 
     A quick run here says less than the package's full one and does not stand in its place.
@@ -257,7 +257,7 @@ def latest(claim: Claim, folder: Path, with_package: Mapping[str, Result]) -> Re
     return here
 
 
-def word(claim: Claim, result: Result | None) -> str:
+def verdict_word(claim: Claim, result: Result | None) -> str:
     """The verdict of the latest result, or why there is none."""
     if result is None:
         return NOT_RUN

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import DtypeError, ShapeError
-from regard.core.algebra import Mask
-from regard.layers.attention import Attention, check_heads
-from regard.layers.blocks import Block, through
-from regard.layers.embeddings import LearnedPositions, TokenEmbedding, check_context
-from regard.layers.feedforward import ACTIVATIONS, FeedForward
-from regard.layers.initial import Initial, constant, normal
-from regard.layers.norms import norm
+from regard.core.masks.algebra import Mask
 from regard.models.model import Config, Model
-from regard.models.padded import counted, first_tokens
+from regard.models.padding_positions import counted, first_tokens
+from regard.nn.attention import Attention, check_heads
+from regard.nn.blocks import Block, run_blocks
+from regard.nn.embeddings import LearnedPositions, TokenEmbedding, check_context
+from regard.nn.feedforward import ACTIVATIONS, FeedForward
+from regard.nn.init import Initializer, constant, normal
+from regard.nn.norms import norm
 
 HEADS = ("pretraining", "masked", "classes", "none")
 
@@ -137,12 +137,12 @@ class BERT(Model):
             x = x + self.segments(segments)
         x = self.embedding_norm(x + self.positions(counted(padding, 0, n, tokens.device)))
         x = functional.dropout(x, self.config.dropout, self.training)
-        return through(self.blocks, x, recompute=self.recompute, mask=padding)
+        return run_blocks(self.blocks, x, recompute=self.recompute, mask=padding)
 
     def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         return (torch.zeros(batch, self.config.context if length is None else length, dtype=torch.long),)
 
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         return {
             "*norm.weight": constant(1.0),
             "*.bias": constant(0.0),

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.layers.convolution import ConvNorm, through_batch_norms
-from regard.layers.embeddings import check_image
-from regard.layers.initial import Initial, constant, fan_in
+from regard.base.validation import check_integer
 from regard.models.model import Config, Model
+from regard.nn.convolution import ConvNorm, run_blocks_with_batch_norm
+from regard.nn.embeddings import check_image
+from regard.nn.init import Initializer, constant, fan_in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class CNNConfig(Config):
         if not self.widths:
             raise ConfigError("widths has one number for each stage, and there must be a stage: widths=(32, 64)")
         for width in self.widths:
-            whole("widths", width, 1)
+            check_integer("widths", width, 1)
 
 
 class CNN(Model):
@@ -59,13 +59,13 @@ class CNN(Model):
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
         """The last stage's maps."""
         check_image(image, self.config.channels)
-        return through_batch_norms(self.stages, image, recompute=self.recompute)
+        return run_blocks_with_batch_norm(self.stages, image, recompute=self.recompute)
 
     def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         side = 28 if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         return {
             "*.convolution.weight": fan_in(math.sqrt(2)),
             "*.norm.weight": constant(1.0),

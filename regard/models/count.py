@@ -11,11 +11,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from regard.base.numbers import whole
-from regard.core.kernels import observing
-from regard.core.kernels.call import Call
+from regard.base.validation import check_integer
+from regard.core.kernels import observe_requests
+from regard.core.kernels.request import Request
 from regard.models.model import Config
-from regard.models.presets import kind_of
+from regard.models.presets import model_class
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Count:
 
 def count(config: Config, *, batch: int = 1, length: int | None = None) -> Count:
     """The costs of the model of this configuration; no memory is taken for it."""
-    whole("batch", batch, 1, "sequences")
+    check_integer("batch", batch, 1, "sequences")
     if length is not None:
-        whole("length", length, 1)
+        check_integer("length", length, 1)
     with FakeTensorMode(allow_non_fake_inputs=True):  # masks and positions are worked out for real
-        model = kind_of(config)(config)
+        model = model_class(config)(config)
         inputs = model.example(batch, length)
         entries: list[int] = []
-        watched = observing(lambda name, call, out: entries.append(visible_pairs(call)))
-        with torch.no_grad(), counting_flops() as flops, watched:
+        watched = observe_requests(lambda name, call, out: entries.append(visible_pairs(call)))
+        with torch.no_grad(), count_flops() as flops, watched:
             model.eval()(*inputs)
         model.train()
         with saving(but=[*model.parameters(), *model.buffers()]) as kept:
@@ -80,11 +80,11 @@ def by_part(sizes: dict[str, int]) -> dict[str, int]:
     return parts
 
 
-def visible_pairs(call: Call) -> int:
+def visible_pairs(call: Request) -> int:
     """Pairs that the mask of a call lets through, over all its sequences and heads."""
     b, h, _, i, j, _, _ = call.sizes
     alike = b * h // ((call.mask.batch() or 1) * (call.mask.heads() or 1))
-    return call.mask.count(i, j, places=call.places) * alike
+    return call.mask.count(i, j, positions=call.positions) * alike
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def saving(but: list[Tensor]) -> Iterator[dict[int, int]]:
         yield kept
 
 
-def counting_flops() -> FlopCounterMode:
+def count_flops() -> FlopCounterMode:
     """torch's counter, which does not know by itself what the CPU's fused attention costs."""
     on_cpu: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops})

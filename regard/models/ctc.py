@@ -9,14 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.base.errors import CacheError, ConfigError, ShapeError
-from regard.base.numbers import whole
+from regard.base.validation import check_integer
 
 
 class CTCGreedy:
     """A reader that goes on where it stopped: rows in pieces of any size read the same as all at once."""
 
     def __init__(self, blank: int = 0) -> None:
-        self.blank = whole("blank", blank, 0)
+        self.blank = check_integer("blank", blank, 0)
         self._last: list[int] = []  # the token of each sequence's last row: a repeat of it is not a new one
 
     def push(self, logits: Float[Tensor, "b n w"]) -> list[list[int]]:

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.layers.attention import Attention, check_heads
-from regard.layers.blocks import Residual, through
-from regard.layers.channel import ChannelAttention
-from regard.layers.embeddings import check_image
-from regard.layers.feedforward import FeedForward
-from regard.layers.initial import Initial, constant, fan_in, normal
-from regard.layers.norms import norm
-from regard.layers.windows import merge, partition
+from regard.base.validation import check_integer
 from regard.models.model import Config, Model
+from regard.nn.attention import Attention, check_heads
+from regard.nn.blocks import Residual, run_blocks
+from regard.nn.channel import ChannelAttention
+from regard.nn.embeddings import check_image
+from regard.nn.feedforward import FeedForward
+from regard.nn.init import Initializer, constant, fan_in, normal
+from regard.nn.norms import norm
+from regard.nn.windows import merge, partition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,14 +52,14 @@ class DaViTConfig(Config):
         self.check_types()
         self.check_counts("channels", "window", "ff_factor")
         self.check_shares("drop_path")
-        whole("classes", self.classes, 0)
+        check_integer("classes", self.classes, 0)
         if not len(self.widths) == len(self.depths) == len(self.heads) or not self.widths:
             raise ConfigError(
                 "widths, depths and heads have one number for each stage: "
                 f"widths={self.widths}, depths={self.depths}, heads={self.heads}"
             )
         for width, depth, heads in zip(self.widths, self.depths, self.heads, strict=True):
-            whole("depths", depth, 1)
+            check_integer("depths", depth, 1)
             check_heads(width, heads)
 
 
@@ -93,7 +93,7 @@ class DaViT(Model):
         side = 224 if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         return {
             "*norm.weight": constant(1.0),
             "*norm.bias": constant(0.0),
@@ -143,7 +143,7 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList(Pair(config, number, share) for share in shares)
 
     def forward(self, x: Float[Tensor, "b y x d"], *, recompute: bool = False) -> Float[Tensor, "b rows columns m"]:
-        return through(self.blocks, x if self.coarser is None else self.coarser(x), recompute=recompute)
+        return run_blocks(self.blocks, x if self.coarser is None else self.coarser(x), recompute=recompute)
 
 
 class Pair(nn.Module):

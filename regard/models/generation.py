@@ -19,14 +19,26 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, RegardError, ShapeError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
-from regard.layers.embeddings import check_tokens
-from regard.models.decoders import Aligned, Decoder, Reader, Shifted, answering, as_decoder
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
+from regard.models.generation_adapters import Aligned, GenerationAdapter, Reader, Shifted, as_decoder, make_adapter
 from regard.models.gpt import GPT
-from regard.models.strategies import Beam, Choice, Strategy, beam, check_strategy, greedy, kth, leading, sample
+from regard.models.sampling import Beam, Choice, Strategy, beam, check_strategy, greedy, kth_largest, leading, sample
+from regard.nn.embeddings import check_tokens
 
-__all__ = ["Decoder", "Text", "Token", "answering", "beam", "gathered", "generate", "greedy", "kth", "sample", "stream"]
+__all__ = [
+    "GeneratedText",
+    "GeneratedToken",
+    "GenerationAdapter",
+    "beam",
+    "collect_tokens",
+    "generate",
+    "greedy",
+    "kth_largest",
+    "make_adapter",
+    "sample",
+    "stream",
+]
 
 Ended = Literal["stop", "length", "context"]
 Side = Literal["left", "right"]
@@ -35,7 +47,7 @@ Stop = int | Tokens
 GREEDY = greedy()
 
 
-class Token(NamedTuple):
+class GeneratedToken(NamedTuple):
     """One token as it comes."""
 
     text: int  # of which prompt
@@ -45,7 +57,7 @@ class Token(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class GeneratedText:
     """What was written after a prompt.
 
     tokens             the new ones, with the stop that ended them
@@ -72,7 +84,7 @@ class Text:
 
 
 def generate(
-    model: GPT | Decoder,
+    model: GPT | GenerationAdapter,
     prompts: Sequence[Tokens] | Tensor,
     *,
     lengths: Sequence[int] | Tensor | None = None,
@@ -82,10 +94,10 @@ def generate(
     stops: Sequence[Stop] = (),
     cache: bool = True,
     padding: Side = "right",
-) -> list[Text]:
+) -> list[GeneratedText]:
     """Each prompt's continuation.
 
-    model    a GPT; for an encoder-decoder `answering(model, source)`, with prompts that hold its start token
+    model    a GPT; for an encoder-decoder `make_adapter(model, source)`, with prompts that hold its start token
     prompts  lists of tokens, or a tensor (b n) of which `lengths[r]` tokens of row r are real
     filled   on which side such a tensor was filled up: "right" means that the real tokens come first, "left" that they
              come last. It says nothing about `padding`
@@ -98,14 +110,14 @@ def generate(
              Texts are the same
     """
     task = _task(model, prompts, lengths, filled, strategy, length, stops, cache, padding)
-    written: list[list[Token]] = [[] for _ in task.prompts]
+    written: list[list[GeneratedToken]] = [[] for _ in task.prompts]
     for token in task.run():
         written[token.text].append(token)
-    return [gathered(prompt, tokens, task.stops) for prompt, tokens in zip(task.prompts, written, strict=True)]
+    return [collect_tokens(prompt, tokens, task.stops) for prompt, tokens in zip(task.prompts, written, strict=True)]
 
 
 def stream(
-    model: GPT | Decoder,
+    model: GPT | GenerationAdapter,
     prompts: Sequence[Tokens] | Tensor,
     *,
     lengths: Sequence[int] | Tensor | None = None,
@@ -115,7 +127,7 @@ def stream(
     stops: Sequence[Stop] = (),
     cache: bool = True,
     padding: Side = "right",
-) -> Iterator[Token]:
+) -> Iterator[GeneratedToken]:
     """The tokens that `generate` puts together, as they come; those of a beam come when its search is over."""
     return _task(model, prompts, lengths, filled, strategy, length, stops, cache, padding).run()
 
@@ -138,25 +150,25 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Task:
+class GenerationRun:
     """All that was asked for, checked."""
 
-    decoder: Decoder
+    decoder: GenerationAdapter
     reader: Reader
     prompts: list[list[int]]
     strategy: Strategy
     length: int
     stops: tuple[tuple[int, ...], ...]
 
-    def run(self) -> Iterator[Token]:
+    def run(self) -> Iterator[GeneratedToken]:
         rows = [Row(text, prompt) for text, prompt in enumerate(self.prompts)]
         if isinstance(self.strategy, Beam):
             return self._search(rows, self.strategy)
         assert isinstance(self.strategy, Choice)
         return self._choose(rows, self.strategy)
 
-    def _choose(self, rows: list[Row], strategy: Choice) -> Iterator[Token]:
-        draws = [generator(strategy.seed + text) for text in range(len(rows))]
+    def _choose(self, rows: list[Row], strategy: Choice) -> Iterator[GeneratedToken]:
+        draws = [make_generator(strategy.seed + text) for text in range(len(rows))]
         while rows:
             ready, logits, log_probabilities = self._read(rows)
             chance = [torch.rand((), generator=draws[rows[row].text], dtype=torch.float64) for row in ready]
@@ -165,11 +177,11 @@ class Task:
             for row, token, value in zip(ready, chosen.tolist(), values.tolist(), strict=True):
                 rows[row] = rows[row].extended(token, value)
                 rows[row].ended = self._ended(rows[row])
-                yield Token(rows[row].text, token, value, rows[row].ended)
+                yield GeneratedToken(rows[row].text, token, value, rows[row].ended)
             going = [number for number, row in enumerate(rows) if row.ended is None]
             rows = self._kept(rows, going, [rows[number] for number in going])
 
-    def _search(self, rows: list[Row], strategy: Beam) -> Iterator[Token]:
+    def _search(self, rows: list[Row], strategy: Beam) -> Iterator[GeneratedToken]:
         done: list[list[Row]] = [[] for _ in rows]
         while rows:
             ready, _, log_probabilities = self._read(rows)
@@ -199,7 +211,7 @@ class Task:
 
     def _read(self, rows: list[Row]) -> tuple[list[int], Float[Tensor, "r w"], Float[Tensor, "r w"]]:
         """Which rows have been read to their ends, the logits of their next tokens, and the log-probabilities."""
-        with torch.no_grad(), evaluating(self.decoder.module):
+        with torch.no_grad(), eval_mode(self.decoder.module):
             ready, logits = self.reader.read([row.tokens for row in rows])
         log_probabilities = logits.log_softmax(-1, dtype=torch.float64)
         if log_probabilities[:, 0].isnan().any():  # one bad logit spoils its whole row
@@ -220,14 +232,16 @@ class Task:
         return "context" if len(row.tokens) > self.decoder.context else None
 
 
-def gathered(prompt: Sequence[int], tokens: Sequence[Token], stops: Sequence[Stop] = ()) -> Text:
+def collect_tokens(
+    prompt: Sequence[int], tokens: Sequence[GeneratedToken], stops: Sequence[Stop] = ()
+) -> GeneratedText:
     """The text that the tokens of a stream make up, from the first to the one that says why it ended."""
     if not tokens or tokens[-1].ended is None:
         raise ConfigError("the stream of this text has not ended; its last token says why it did")
     new = tuple(each.token for each in tokens)
     values = tuple(each.log_probability for each in tokens)
     stop = _met(_in_order(stops), new) if tokens[-1].ended == "stop" else ()
-    return Text(tuple(prompt), new, values, tokens[-1].ended, stop)
+    return GeneratedText(tuple(prompt), new, values, tokens[-1].ended, stop)
 
 
 def _best(rows: list[Row], log_probabilities: Float[Tensor, "r w"], count: int) -> list[list[tuple[int, float, float]]]:
@@ -245,10 +259,10 @@ def _best(rows: list[Row], log_probabilities: Float[Tensor, "r w"], count: int) 
     ]
 
 
-def _told(row: Row) -> Iterator[Token]:
+def _told(row: Row) -> Iterator[GeneratedToken]:
     tokens = row.tokens[len(row.tokens) - row.new :]
     for number, (token, value) in enumerate(zip(tokens, row.log_probabilities, strict=True), 1):
-        yield Token(row.text, token, value, row.ended if number == row.new else None)
+        yield GeneratedToken(row.text, token, value, row.ended if number == row.new else None)
 
 
 def _total(row: Row) -> float:
@@ -256,7 +270,7 @@ def _total(row: Row) -> float:
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
+def eval_mode(module: nn.Module) -> Iterator[None]:
     """No dropout meanwhile; afterwards every part is in the mode it was in."""
     training = [part for part in module.modules() if part.training]
     for part in training:
@@ -269,7 +283,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _task(
-    model: GPT | Decoder,
+    model: GPT | GenerationAdapter,
     prompts: Sequence[Tokens] | Tensor,
     lengths: Sequence[int] | Tensor | None,
     filled: str,
@@ -278,27 +292,27 @@ def _task(
     stops: Sequence[Stop],
     cache: bool,
     padding: str,
-) -> Task:
+) -> GenerationRun:
     decoder = as_decoder(model)
     check_strategy(strategy, decoder.vocab)
-    length = whole("length", length, 1, "new tokens")
+    length = check_integer("length", length, 1, "new tokens")
     rows = _prompts(prompts, lengths, filled, decoder)
     decoder.check_texts(len(rows))
     ends = _in_order(stops, decoder.vocab)
     capacity = min(decoder.context, max(map(len, rows)) + length)
     reader: Reader
     if padding == "right":
-        with torch.no_grad(), evaluating(decoder.module):  # an encoder-decoder reads its source here
+        with torch.no_grad(), eval_mode(decoder.module):  # an encoder-decoder reads its source here
             reader = Aligned(decoder, len(rows), capacity, cache)
     elif padding == "left":
         reader = Shifted(decoder, capacity, cache)
     else:
         raise ConfigError(f"padding is 'left' or 'right', not {padding!r}")
-    return Task(decoder, reader, rows, strategy, length, ends)
+    return GenerationRun(decoder, reader, rows, strategy, length, ends)
 
 
 def _prompts(
-    prompts: Sequence[Tokens] | Tensor, lengths: Sequence[int] | Tensor | None, filled: str, decoder: Decoder
+    prompts: Sequence[Tokens] | Tensor, lengths: Sequence[int] | Tensor | None, filled: str, decoder: GenerationAdapter
 ) -> list[list[int]]:
     """Prompts as lists, or an error that says which one does not fit."""
     if filled not in ("left", "right"):
@@ -332,7 +346,7 @@ def _prompts(
 
 
 def _lengths(lengths: Sequence[int] | Tensor, b: int, n: int) -> list[int]:
-    found: list[int] = [whole("lengths", each, 0) for each in lengths]
+    found: list[int] = [check_integer("lengths", each, 0) for each in lengths]
     if len(found) != b or max(found) > n:
         raise ShapeError(f"lengths are one number up to {n} for each of {b} prompts, not {found}")
     return found
@@ -344,7 +358,7 @@ def _tokens(name: str, tokens: object, vocab: int | None) -> list[int]:
         tokens = tokens.tolist()
     if isinstance(tokens, str) or not isinstance(tokens, Sequence):
         raise ConfigError(f"{name} is a list of tokens such as [3, 1, 4], not {tokens!r}")
-    found = [whole(f"a token of {name}", token, 0) for token in tokens]
+    found = [check_integer(f"a token of {name}", token, 0) for token in tokens]
     if vocab is not None and found and max(found) >= vocab:
         raise ShapeError(f"{name} holds {max(found)}, but the vocabulary has tokens 0 to {vocab - 1}")
     return found

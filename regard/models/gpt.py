@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.core.algebra import Mask
-from regard.core.cache import Growing, Rolling, Static
-from regard.core.grid import Places
+from regard.core.absolute_positions import Positions
+from regard.core.cache import DynamicCache, SlidingWindowCache, StaticCache
 from regard.core.masks import causal, window
+from regard.core.masks.algebra import Mask
 from regard.core.positions import NTK, Interpolate, Llama3, Rotary, YaRN
-from regard.layers.attention import Attention, check_heads
-from regard.layers.blocks import Block, through
-from regard.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding, check_context
-from regard.layers.feedforward import FeedForward, check_activation
-from regard.layers.initial import Initial, constant, normal, uniform
-from regard.layers.norms import norm
-from regard.layers.synthesizer import Synthesizer, check_parts
 from regard.models.caches import Caches, check_caches
 from regard.models.model import Config, Model
-from regard.models.padded import counted, is_filled_in_front
+from regard.models.padding_positions import counted, is_filled_in_front
+from regard.nn.attention import Attention, check_heads
+from regard.nn.blocks import Block, run_blocks
+from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding, check_context
+from regard.nn.feedforward import FeedForward, check_activation
+from regard.nn.init import Initializer, constant, normal, uniform
+from regard.nn.norms import norm
+from regard.nn.synthesizer import Synthesizer, check_parts
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "none")
 
@@ -151,7 +151,7 @@ class GPT(Model):
         b, n = tokens.shape
         check_context(start + n, self.config.context)
         mask = self.mask if padding is None else self.mask & padding
-        mask.check(Places(start), n, start + n, b, self.config.heads)  # before any cache takes anything in
+        mask.check(Positions(start), n, start + n, b, self.config.heads)  # before any cache takes anything in
         if self.config.synthesizer and is_filled_in_front(padding):
             raise ConfigError("a synthesizer's weights belong to places of its table; fill sequences up at their end")
         if self.positions is not None:
@@ -159,7 +159,7 @@ class GPT(Model):
             x = x + self.positions(where).to(x.dtype)
         x = functional.dropout(x, self.config.dropout, self.training)
         if cache is None:
-            x = through(self.blocks, x, recompute=self.recompute, mask=mask, positions=positions)
+            x = run_blocks(self.blocks, x, recompute=self.recompute, mask=mask, positions=positions)
         else:
             for block, kept in zip(self.blocks, cache, strict=True):
                 x = block(x, mask=mask, cache=kept, positions=positions)
@@ -171,8 +171,10 @@ class GPT(Model):
     def cache(self, capacity: int | None = None) -> Caches:
         """An empty cache: with room for `capacity` tokens taken once, or growing, where a window keeps its reach."""
         if capacity is not None:
-            return Caches(lambda: Static(capacity), self.config.depth)
-        return Caches(Growing if self.config.window is None else lambda: Rolling(self.mask), self.config.depth)
+            return Caches(lambda: StaticCache(capacity), self.config.depth)
+        return Caches(
+            DynamicCache if self.config.window is None else lambda: SlidingWindowCache(self.mask), self.config.depth
+        )
 
     def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         longest = min(self.config.context, self.config.reach or self.config.context)
@@ -183,7 +185,7 @@ class GPT(Model):
         self(*self.example(batch, length), cache=cache)
         return cache.nbytes
 
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         into_residual = normal(0.02 / math.sqrt(2 * self.config.depth))  # so that its variance does not grow with depth
         return {
             "tokens.weight": normal(0.02),

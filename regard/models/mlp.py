@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.numbers import whole
-from regard.layers.embeddings import check_image
-from regard.layers.feedforward import ACTIVATIONS
-from regard.layers.initial import Initial, constant, fan_in
+from regard.base.validation import check_integer
 from regard.models.model import Config, Model
+from regard.nn.embeddings import check_image
+from regard.nn.feedforward import ACTIVATIONS
+from regard.nn.init import Initializer, constant, fan_in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class MLPConfig(Config):
         self.check_counts("image", "channels", "classes")
         self.check_shares("dropout")
         for width in self.widths:
-            whole("widths", width, 1)
+            check_integer("widths", width, 1)
         if self.activation not in ACTIVATIONS:
             raise ConfigError(f"activation is one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
 
@@ -74,7 +74,7 @@ class MLP(Model):
         side = self.config.image if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         return {"*.bias": constant(0.0), "layers.*.weight": fan_in(math.sqrt(2)), "head.weight": fan_in()}
 
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor, nn
 
-from regard.base.config import coerced
+from regard.base.config import coerce
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.layers.attention import check_share
-from regard.layers.initial import Initial, initialise
+from regard.base.validation import check_integer
+from regard.nn.attention import check_probability
+from regard.nn.init import Initializer, init_parameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,17 +22,17 @@ class Config:
     def check_types(self) -> None:
         """Raise where a setting is not of the kind that its annotation says."""
         for name, hint in get_type_hints(type(self)).items():
-            coerced(f"{type(self).__name__}.{name}", getattr(self, name), hint)
+            coerce(f"{type(self).__name__}.{name}", getattr(self, name), hint)
 
     def check_counts(self, *names: str) -> None:
         """Raise where one of these settings is not a whole number of at least 1; None passes."""
         for name in names:
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), 1)
+                check_integer(name, getattr(self, name), 1)
 
     def check_shares(self, *names: str) -> None:
         for name in names:
-            check_share(name, getattr(self, name))
+            check_probability(name, getattr(self, name))
 
     def check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         if getattr(self, name) not in choices:
@@ -54,22 +54,22 @@ class Model(nn.Module, ABC):
     def export(
         self, path: "str | os.PathLike[str]", *, model_type: str | None = None, shard: int | None = None
     ) -> None:
-        """Write the model as a folder of Hugging Face's transformers; see `regard.models.foreign.export`."""
-        from regard.models.foreign import export
+        """Write the model as a folder of Hugging Face's transformers; see `regard.models.convert.export`."""
+        from regard.models.convert import export
 
         export(self, path, model_type=model_type, shard=shard)
 
     @abstractmethod
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         """The table of initial values."""
 
     def initialise(self, seed: int = 0) -> None:
         """Fill all parameters by the table."""
-        initialise(self, self.initial(), seed)
+        init_parameters(self, self.initial(), seed)
 
     def save(self, path: "str | os.PathLike[str]") -> None:
         """Write the model into a folder: its configuration and its weights."""
-        from regard.models.files import save  # it knows all kinds of models
+        from regard.models.saving import save  # it knows all kinds of models
 
         save(self, path)
 

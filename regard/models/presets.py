@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from regard.base.config import overridden
+from regard.base.config import override
 from regard.base.errors import ConfigError
 from regard.base.registry import Registry
 from regard.models.model import Config, Model
@@ -43,10 +43,10 @@ def build(
     """The model of that name, freshly initialised; settings of its configuration can be changed: depth=4."""
     if not isinstance(name, str):
         raise ConfigError(f"build takes the name of a model such as 'gpt2', not {name!r}")
-    return made(overridden(PRESETS[name], overrides), seed=seed, device=device, dtype=dtype)
+    return build_from_config(override(PRESETS[name], overrides), seed=seed, device=device, dtype=dtype)
 
 
-def made(
+def build_from_config(
     config: Config,
     *,
     seed: int | None = 0,
@@ -61,7 +61,7 @@ def made(
     except (RuntimeError, TypeError):
         raise ConfigError(f"device takes a device such as 'cpu' or 'cuda', not {device!r}") from None
     with torch.device("meta"):  # no library's default is drawn only to be drawn over
-        model = kind_of(config)(config)
+        model = model_class(config)(config)
     model = model.to(dtype)
     if device.type != "meta":
         model = model.to_empty(device=device)
@@ -70,7 +70,7 @@ def made(
     return model
 
 
-def kind_of(config: Config) -> type[Model]:
+def model_class(config: Config) -> type[Model]:
     for name in KINDS:
         if KINDS[name].Config is type(config):
             return KINDS[name]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard.base.errors import ConfigError
-from regard.layers.convolution import ConvNorm, through_batch_norms
-from regard.layers.embeddings import check_image
-from regard.layers.initial import Initial, constant, fan_in
 from regard.models.model import Config, Model
+from regard.nn.convolution import ConvNorm, run_blocks_with_batch_norm
+from regard.nn.embeddings import check_image
+from regard.nn.init import Initializer, constant, fan_in
 
 STAGES = 3
 
@@ -63,13 +63,13 @@ class ResNet(Model):
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
         """The last block's maps."""
         check_image(image, self.config.channels)
-        return through_batch_norms(self.blocks, self.stem(image).relu(), recompute=self.recompute)
+        return run_blocks_with_batch_norm(self.blocks, self.stem(image).relu(), recompute=self.recompute)
 
     def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         side = 32 if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         return {
             "*.convolution.weight": fan_in(math.sqrt(2)),
             "*norm.weight": constant(1.0),

@@ -17,14 +17,14 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.numbers import whole
-from regard.base.tensors import is_hollow
-from regard.core.algebra import Mask
+from regard.base.tensors import is_meta_or_fake
+from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.core.given import Padding
-from regard.layers.embeddings import TokenEmbedding
-from regard.layers.initial import Initial, constant, normal, uniform
+from regard.core.masks.algebra import Mask
+from regard.core.masks.data import PaddingMask
 from regard.models.model import Config, Model
+from regard.nn.embeddings import TokenEmbedding
+from regard.nn.init import Initializer, constant, normal, uniform
 
 ATTENTION = ("dot", "general")
 
@@ -49,13 +49,13 @@ class RNNConfig(Config):
     def __post_init__(self) -> None:
         self.check_types()
         self.check_counts("vocab", "target_vocab", "depth")
-        whole("width", self.width, 1)
+        check_integer("width", self.width, 1)
         self.check_shares("dropout")
         if self.attention is not None:
             self.check_choice("attention", ATTENTION)
 
 
-class State(NamedTuple):
+class RNNState(NamedTuple):
     """What one layer remembers."""
 
     h: Float[Tensor, "b d"]
@@ -66,7 +66,7 @@ class Encoded(NamedTuple):
     """The source as the decoder sees it, and where the decoder stands."""
 
     rows: Float[Tensor, "b j d"]
-    states: tuple[State, ...]
+    states: tuple[RNNState, ...]
     padding: Mask | None
 
 
@@ -79,9 +79,9 @@ class LSTM(nn.Module):
         self.input = nn.Linear(width, 4 * width)
         self.hidden = nn.Linear(width, 4 * width, bias=False)
 
-    def forward(self, x: Float[Tensor, "b n d"], state: State) -> tuple[Float[Tensor, "b n d"], State]:
+    def forward(self, x: Float[Tensor, "b n d"], state: RNNState) -> tuple[Float[Tensor, "b n d"], RNNState]:
         """The row after each step, and the state after the last."""
-        if torch.compiler.is_compiling() or is_hollow(x):
+        if torch.compiler.is_compiling() or is_meta_or_fake(x):
             return self.unrolled(x, state)  # the compiler has no form of the fused one, and counters do not see into it
         weights = [self.input.weight, self.hidden.weight, self.input.bias, torch.zeros_like(self.input.bias)]
         with warnings.catch_warnings():
@@ -90,9 +90,9 @@ class LSTM(nn.Module):
             begin = (state.h[None].contiguous(), state.c[None].contiguous())
             graded = torch.is_grad_enabled()  # cuDNN keeps what a backward pass needs only if told to
             rows, h, c = torch.lstm(x, begin, weights, True, 1, 0.0, graded, False, True)
-        return rows, State(h[0], c[0])
+        return rows, RNNState(h[0], c[0])
 
-    def unrolled(self, x: Float[Tensor, "b n d"], state: State) -> tuple[Float[Tensor, "b n d"], State]:
+    def unrolled(self, x: Float[Tensor, "b n d"], state: RNNState) -> tuple[Float[Tensor, "b n d"], RNNState]:
         """The same step by step."""
         h, c = state
         rows = []
@@ -101,7 +101,7 @@ class LSTM(nn.Module):
             c = forget.sigmoid() * c + enter.sigmoid() * cell.tanh()
             h = leave.sigmoid() * c.tanh()
             rows.append(h)
-        return torch.stack(rows, 1), State(h, c)
+        return torch.stack(rows, 1), RNNState(h, c)
 
 
 class RNN(Model):
@@ -137,12 +137,12 @@ class RNN(Model):
         """The source, read from first to last, and the states that the decoder begins with."""
         last = _last_rows(source, source_padding)
         x = self._dropped(self.source(source, "source"))
-        nothing = State(x.new_zeros(x.shape[0], self.config.width), x.new_zeros(x.shape[0], self.config.width))
+        nothing = RNNState(x.new_zeros(x.shape[0], self.config.width), x.new_zeros(x.shape[0], self.config.width))
         states = []
         for layer, bridge in zip(self.encoder, self.bridge, strict=True):
             rows, _ = self._through(layer, x, nothing)
             end = rows[:, -1] if last is None else _at(rows, last)
-            states.append(State(*bridge(end).tanh().chunk(2, -1)))
+            states.append(RNNState(*bridge(end).tanh().chunk(2, -1)))
             x = self._dropped(rows)
         return Encoded(x, tuple(states), source_padding)
 
@@ -166,7 +166,7 @@ class RNN(Model):
         keys = rows if self.key is None else self.key(rows)
         return attend(x[:, None], keys[:, None], rows[:, None], mask=encoded.padding, beta=1.0)[:, 0]
 
-    def _through(self, layer: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def _through(self, layer: nn.Module, x: Tensor, state: RNNState) -> tuple[Tensor, RNNState]:
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(layer, x, state, use_reentrant=False)
         return layer(x, state)
@@ -178,7 +178,7 @@ class RNN(Model):
         text = torch.zeros(batch, 32 if length is None else length, dtype=torch.long)
         return text, text
 
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         gates = uniform(1.0 / math.sqrt(self.config.width))
         return {
             "source.weight": normal(0.1),
@@ -192,7 +192,7 @@ def _last_rows(source: Tensor, padding: Mask | None) -> Tensor | None:
     """The number of each sequence's last real token, -1 where there is none; None where all are full."""
     if padding is None:
         return None
-    if not isinstance(padding, Padding) or padding.side != "right":
+    if not isinstance(padding, PaddingMask) or padding.side != "right":
         raise ConfigError(f"source_padding takes padding(lengths), with sequences filled up at their ends: {padding!r}")
     if len(padding.data) != len(source):
         raise ShapeError(f"source_padding has {len(padding.data)} lengths, but source has b={len(source)} sequences")

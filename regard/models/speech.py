@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import CacheError, DtypeError, ShapeError
-from regard.base.numbers import whole
-from regard.base.tensors import is_hollow
-from regard.core.algebra import Mask
+from regard.base.tensors import is_meta_or_fake
+from regard.base.validation import check_integer
 from regard.core.masks import chunks, padding
+from regard.core.masks.algebra import Mask
 from regard.core.positions import Rotary
-from regard.layers.attention import Attention, check_heads
-from regard.layers.blocks import Block, through
-from regard.layers.feedforward import FeedForward
-from regard.layers.initial import Initial, constant, fan_in, normal
-from regard.layers.norms import norm
 from regard.models.model import Config, Model
+from regard.nn.attention import Attention, check_heads
+from regard.nn.blocks import Block, run_blocks
+from regard.nn.feedforward import FeedForward
+from regard.nn.init import Initializer, constant, fan_in, normal
+from regard.nn.norms import norm
 
 POSITIONS = ("rotary", "none")
 STEP = 4  # frames of which one row is made
@@ -71,9 +71,9 @@ class SpeechConfig(Config):
         check_heads(self.width, self.heads, self.kv_heads)
         if self.positions == "rotary":
             Rotary().frequencies(self.width // self.heads)
-        whole("look_ahead", self.look_ahead, 0)
+        check_integer("look_ahead", self.look_ahead, 0)
         if self.look_back is not None:
-            whole("look_back", self.look_back, 0)
+            check_integer("look_back", self.look_back, 0)
 
     @property
     def delay(self) -> int:
@@ -168,7 +168,7 @@ class Speech(Model):
             masks = [mask & real for mask in masks]
         x = functional.dropout(self.front.whole(frames), self.config.dropout, self.training)
         for block, mask in zip(self.blocks, masks, strict=True):
-            x = through([block], x, recompute=self.recompute, mask=mask)
+            x = run_blocks([block], x, recompute=self.recompute, mask=mask)
         return self.unembed(x)
 
     def unembed(self, hidden: Float[Tensor, "b m d"]) -> Float[Tensor, "b m w"]:
@@ -186,7 +186,7 @@ class Speech(Model):
         stream.push(*self.example(batch, length))
         return sum(x.numel() * x.element_size() for x in stream.tensors())
 
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         into_residual = normal(0.02 / math.sqrt(2 * self.config.depth))
         return {
             "front.*.weight": fan_in(math.sqrt(2.0)),
@@ -207,7 +207,7 @@ class SpeechStream:
     """
 
     def __init__(self, model: Speech, batch: int = 1) -> None:
-        self.model, self.batch = model, whole("batch", batch, 1)
+        self.model, self.batch = model, check_integer("batch", batch, 1)
         self.received = 0  # frames taken in
         self.given = 0  # rows given out
         blocks = zip(model.blocks, model.masks, strict=True)
@@ -273,7 +273,7 @@ def check_lengths(lengths: Tensor, frames: Tensor) -> None:
         raise DtypeError(f"lengths must be a tensor of whole numbers, one for each sequence, not {came}")
     if lengths.shape != frames.shape[:1]:
         raise ShapeError(f"lengths is {tuple(lengths.shape)}, but frames has b={frames.shape[0]}: give one for each")
-    if lengths.device.type != "cpu" or torch.compiler.is_compiling() or is_hollow(lengths):
+    if lengths.device.type != "cpu" or torch.compiler.is_compiling() or is_meta_or_fake(lengths):
         return
     low, high = (int(x) for x in lengths.aminmax())
     if low < 0 or high > frames.shape[1]:

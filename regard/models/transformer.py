@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.core.algebra import Mask
-from regard.core.cache import Growing, Static
-from regard.core.given import Padding
+from regard.core.cache import DynamicCache, StaticCache
 from regard.core.masks import causal
-from regard.layers.attention import Attention, Remembered, check_heads
-from regard.layers.blocks import ORDERS, Block, through
-from regard.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding, check_context
-from regard.layers.feedforward import FeedForward
-from regard.layers.initial import Initial, constant, normal, uniform, xavier
-from regard.layers.norms import norm
+from regard.core.masks.algebra import Mask
+from regard.core.masks.data import PaddingMask
 from regard.models.caches import Caches, check_caches
 from regard.models.model import Config, Model
-from regard.models.padded import counted
+from regard.models.padding_positions import counted
+from regard.nn.attention import Attention, CachedAttention, check_heads
+from regard.nn.blocks import ORDERS, Block, run_blocks
+from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding, check_context
+from regard.nn.feedforward import FeedForward
+from regard.nn.init import Initializer, constant, normal, uniform, xavier
+from regard.nn.norms import norm
 
 POSITIONS = ("sinusoidal", "sinusoidal-half", "learned")
 
@@ -109,12 +109,12 @@ class Transformer(Model):
     def encode(self, source: Int[Tensor, "b m"], padding: Mask | None = None) -> Float[Tensor, "b m d"]:
         """What the decoder looks at: one vector for each token of the source."""
         x = self._embedded(self.encoder, "source", source, padding, 0)
-        return self.encoder.close(through(self.encoder.blocks, x, recompute=self.recompute, mask=padding))
+        return self.encoder.close(run_blocks(self.encoder.blocks, x, recompute=self.recompute, mask=padding))
 
     def decode(
         self,
         target: Int[Tensor, "b n"],
-        memory: Float[Tensor, "b m d"] | Sequence[Remembered],
+        memory: Float[Tensor, "b m d"] | Sequence[CachedAttention],
         *,
         source_padding: Mask | None = None,
         target_padding: Mask | None = None,
@@ -133,7 +133,7 @@ class Transformer(Model):
         mask = causal() if target_padding is None else causal() & target_padding
         blocks = self.decoder.blocks
         if isinstance(memory, Tensor) and cache is None:
-            x = through(blocks, x, recompute=self.recompute, memory=memory, mask=mask, memory_mask=source_padding)
+            x = run_blocks(blocks, x, recompute=self.recompute, memory=memory, mask=mask, memory_mask=source_padding)
         else:
             if cache is not None:
                 check_caches(cache, len(blocks))
@@ -151,7 +151,7 @@ class Transformer(Model):
         self, source: Int[Tensor, "b m"], source_padding: Mask | None = None, *, capacity: int | None = None
     ) -> "Decoding":
         """A target with no tokens yet, to be continued by `step`; capacity is as in `cache`."""
-        if source_padding is not None and not isinstance(source_padding, Padding):
+        if source_padding is not None and not isinstance(source_padding, PaddingMask):
             raise ConfigError(f"source_padding says how long each source is, padding(lengths), not {source_padding!r}")
         memory = self.encode(source, source_padding)
         return Decoding(self.decoder.remember(memory), source_padding, self.cache(capacity))
@@ -162,7 +162,7 @@ class Transformer(Model):
 
     def cache(self, capacity: int | None = None) -> Caches:
         """An empty cache for the decoder: with room for `capacity` tokens taken once, or growing."""
-        return Caches(Growing if capacity is None else lambda: Static(capacity), len(self.decoder.blocks))
+        return Caches(DynamicCache if capacity is None else lambda: StaticCache(capacity), len(self.decoder.blocks))
 
     def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         text = torch.zeros(batch, self.config.context if length is None else length, dtype=torch.long)
@@ -174,7 +174,7 @@ class Transformer(Model):
         self.step(target, state)
         return state.nbytes
 
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         width = self.config.width
         return {
             "tokens.weight": normal(width**-0.5),  # of variance 1 after scaling, and so are the logits at the start
@@ -210,7 +210,7 @@ class Stack(nn.Module):
     def close(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         return x if self.norm is None else self.norm(x)
 
-    def remember(self, memory: Float[Tensor, "b m d"]) -> tuple[Remembered, ...]:
+    def remember(self, memory: Float[Tensor, "b m d"]) -> tuple[CachedAttention, ...]:
         """The keys and values that each block looks up in a memory."""
         crossings = [block.cross for block in self.blocks if isinstance(block, Block)]
         return tuple(cross.remember(memory) for cross in crossings if cross is not None)
@@ -219,7 +219,9 @@ class Stack(nn.Module):
 class Decoding:
     """A target under way: what every decoder block remembers of the source, and of the target so far."""
 
-    def __init__(self, remembered: tuple[Remembered, ...], source_padding: Padding | None, caches: Caches) -> None:
+    def __init__(
+        self, remembered: tuple[CachedAttention, ...], source_padding: PaddingMask | None, caches: Caches
+    ) -> None:
         self.remembered, self.source_padding, self.caches = remembered, source_padding, caches
 
     @property
@@ -233,7 +235,7 @@ class Decoding:
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
         """Let sequence r go on from what sequence rows[r] held, source and target; there may be more rows or fewer."""
-        self.remembered = tuple(Remembered(*(x.index_select(0, rows) for x in pair)) for pair in self.remembered)
+        self.remembered = tuple(CachedAttention(*(x.index_select(0, rows) for x in pair)) for pair in self.remembered)
         if self.source_padding is not None:
             kept = self.source_padding
             self.source_padding = replace(kept, data=kept.data.index_select(0, rows.to(kept.data.device)))
@@ -241,7 +243,7 @@ class Decoding:
 
 
 def _checked(places: object, tokens: int) -> Int[Tensor, " t"]:
-    """Places in so many tokens; those on a GPU are not looked at, since that would be waited for."""
+    """Positions in so many tokens; those on a GPU are not looked at, since that would be waited for."""
     if not isinstance(places, Tensor) or places.ndim != 1 or places.dtype not in (torch.int32, torch.int64):
         kind = f"{tuple(places.shape)} of {places.dtype}" if isinstance(places, Tensor) else f"{places!r:.40}"
         raise ShapeError(f"places is {kind}, but is a tensor (t) of whole numbers into the flattened target (b n)")

@@ -9,19 +9,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.core.algebra import Flag, Mask, Position, Verdict
-from regard.core.grid import Grid
+from regard.base.validation import check_integer
+from regard.core.absolute_positions import Grid
 from regard.core.masks import full, global_tokens
-from regard.core.rules import FirstRows
-from regard.layers.attention import Attention, check_heads
-from regard.layers.blocks import Block, through
-from regard.layers.embeddings import LearnedPositions, PatchEmbedding, interpolated
-from regard.layers.feedforward import FeedForward
-from regard.layers.initial import Initial, constant, fan_in, normal
-from regard.layers.linear import LinearAttention
-from regard.layers.norms import norm
+from regard.core.masks.algebra import BoxVisibility, Flag, Mask, Position
+from regard.core.masks.positional import FirstRows
 from regard.models.model import Config, Model
+from regard.nn.attention import Attention, check_heads
+from regard.nn.blocks import Block, run_blocks
+from regard.nn.embeddings import LearnedPositions, PatchEmbedding, interpolate_positions
+from regard.nn.feedforward import FeedForward
+from regard.nn.init import Initializer, constant, fan_in, normal
+from regard.nn.linear import LinearAttention
+from regard.nn.norms import norm
 
 POOLS = ("class", "mean")
 HEADS = ("linear", "mlp-tanh")
@@ -70,7 +70,7 @@ class ViTConfig(Config):
         self.check_shares("dropout", "attention_dropout", "drop_path")
         for name, choices in (("pool", POOLS), ("head", HEADS), ("positions", POSITIONS), ("attention", ATTENTIONS)):
             self.check_choice(name, choices)
-        whole("classes", self.classes, 0)
+        check_integer("classes", self.classes, 0)
         check_heads(self.width, self.heads)
         if self.image % self.patch:
             near = max(round(self.image / self.patch), 1) * self.patch
@@ -133,7 +133,7 @@ class ViT(Model):
         """The last block's output, normalised: the class token if there is one, then the patches row by row."""
         x = functional.dropout(self.embed(image), self.config.dropout, self.training)
         mask = self.mask(image.shape[3] // self.config.patch)
-        return self.norm(through(self.blocks, x, recompute=self.recompute, mask=mask))
+        return self.norm(run_blocks(self.blocks, x, recompute=self.recompute, mask=mask))
 
     def embed(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n d"]:
         """What goes into the first block: patches and the class token, with their positions."""
@@ -148,14 +148,14 @@ class ViT(Model):
         table, old, new = self.positions.weight, (self.config.side, self.config.side), (grid.shape[1], grid.shape[2])
         if new == old:
             return x + table
-        resized = interpolated(table[self.first :], old, new)
+        resized = interpolate_positions(table[self.first :], old, new)
         return x + torch.cat([table[: self.first], resized])
 
     def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         side = self.config.image if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initial(self) -> Mapping[str, Initial]:
+    def initial(self) -> Mapping[str, Initializer]:
         return {
             "class_token": normal(0.02),
             "positions.weight": normal(0.02, cut=2),
@@ -181,13 +181,13 @@ class Nearby(Mask):
         across = i % self.columns - j % self.columns
         return (down.abs() <= self.reach) & (across.abs() <= self.reach) & (i >= 0) & (j >= 0)
 
-    def box(self, first: Position, last: Position, start: Position, stop: Position) -> Verdict:
+    def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
         top, bottom, upper, lower = ((x - self.first) // self.columns for x in (first, last, start, stop))
         none: Flag = (upper > bottom + self.reach) | (lower < top - self.reach)
         if self.reach < self.columns - 1:
-            return Verdict(none, all=False)  # of two rows it sees, some pairs are too far apart
+            return BoxVisibility(none, all=False)  # of two rows it sees, some pairs are too far apart
         near = (bottom - upper <= self.reach) & (lower - top <= self.reach)
-        return Verdict(none, all=near & (first >= self.first) & (start >= self.first))
+        return BoxVisibility(none, all=near & (first >= self.first) & (start >= self.first))
 
     def opaque(self) -> bool:
         return True  # pairs are counted by looking at them

@@ -13,23 +13,23 @@ from pathlib import Path
 
 from regard.base.config import to_json
 from regard.base.errors import ConfigError, DataError
-from regard.base.numbers import real as real_number, whole
-from regard.data.biographies import biographies
-from regard.data.birthplaces import QUESTION, Question, read_birthplaces
+from regard.base.validation import check_integer, check_number as real_number
+from regard.data.birthplaces_dataset import QUESTION, BirthplaceQuestion, read_birthplaces
 from regard.data.characters import Characters
-from regard.data.corruption import MASK, PAD
+from regard.data.span_corruption import MASK, PAD
 from regard.data.splits import split
+from regard.data.synthetic_biographies import biographies
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.model import Model
-from regard.models.presets import made
-from regard.recipes.confidence import NEVER, Confidence, Said, calibrated
-from regard.recipes.familiar import familiarity
-from regard.recipes.gaps import LONGEST, Asked, GapTask, verdicts
-from regard.recipes.open_book import Library
-from regard.recipes.recipe import Outcome, Phase, Place, Start
-from regard.recipes.strangers import strangers
-from regard.train.optimiser import AdamW, Muon
-from regard.train.plan import Plan
+from regard.models.presets import build_from_config
+from regard.recipes.calibration import NEVER, Confidence, Prediction, calibrated
+from regard.recipes.name_likelihood import familiarity
+from regard.recipes.reading_comprehension import Library
+from regard.recipes.recipe import Phase, RecipeResult, RunLocation, Start
+from regard.recipes.span_infilling import LONGEST, Asked, GapTask, verdicts
+from regard.recipes.unknown_people import strangers
+from regard.train.optimizers import AdamW, Muon
+from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine, Linear
 
 
@@ -58,9 +58,9 @@ class Settings:
     """
 
     model: GPTConfig
-    pretraining: Plan | None
-    asking: Plan | None = None
-    tuning: Plan | None
+    pretraining: TrainingPlan | None
+    asking: TrainingPlan | None = None
+    tuning: TrainingPlan | None
     phrases: float = 0.5
     questions: float = 0.2
     own: float = 0.5
@@ -75,9 +75,9 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("held", self.held, 1, "questions")
-        whole("retellings", self.retellings, 0)
-        if whole("offset", self.offset, 0, "places") >= self.model.context // 2:
+        check_integer("held", self.held, 1, "questions")
+        check_integer("retellings", self.retellings, 0)
+        if check_integer("offset", self.offset, 0, "places") >= self.model.context // 2:
             raise ConfigError(f"offset={self.offset} leaves little of model.context={self.model.context} to texts")
         for name in ("phrases", "questions", "own", "reading", "pieces"):
             if not 0 <= real_number(name, getattr(self, name)) < 1 + (name in ("phrases", "pieces")):
@@ -94,7 +94,7 @@ def built_in() -> Settings:
     model = GPTConfig(
         vocab=64, context=80, width=64, depth=2, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
     )
-    plan = Plan(
+    plan = TrainingPlan(
         steps=600, batch=64, optimiser=Muon(rate=0.02, decay=0.01, rest=AdamW(rate=3e-3, decay=0.01)),
         schedule=Linear(warmup=50), evaluate_every=100, save_every=200,
     )  # fmt: skip
@@ -106,7 +106,7 @@ def real() -> Settings:
         vocab=256, context=192, width=256, depth=4, heads=8, positions="rotary", dropout=0.1,
         attention_dropout=0.1,
     )  # fmt: skip
-    plan = Plan(
+    plan = TrainingPlan(
         steps=7000, batch=256, optimiser=Muon(rate=0.01, decay=0.01, rest=AdamW(rate=1.5e-3, decay=0.1)),
         schedule=Cosine(warmup=500), precision="bfloat16", compile=True, evaluate_every=2000, save_every=2000,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def unread(settings: Settings) -> Settings:
     return replace(settings, reading=0.0, asking=None, pretraining=None, tuning=settings.pretraining)
 
 
-def _tuning(plan: Plan) -> Plan:
+def _tuning(plan: TrainingPlan) -> TrainingPlan:
     """Short, and gentle: what was read is soon forgotten."""
     optimiser = AdamW(rate=2e-4, decay=0.01)
     return replace(plan, steps=80, optimiser=optimiser, schedule=Linear(warmup=14), evaluate_every=20)
@@ -159,9 +159,9 @@ class Set:
 
     texts: tuple[str, ...]
     subjects: tuple[str, ...]
-    train: tuple[Question, ...]
-    held: tuple[Question, ...]
-    test: tuple[Question, ...]
+    train: tuple[BirthplaceQuestion, ...]
+    held: tuple[BirthplaceQuestion, ...]
+    test: tuple[BirthplaceQuestion, ...]
 
     @property
     def by_name(self) -> dict[str, str]:
@@ -188,8 +188,8 @@ def data(folder: Path | None, settings: Settings) -> Set:
     if folder is None:
         made_up = biographies(settings.people, tellings=10, places=30, brief=True, seed=seed)
         texts, subjects, asked = made_up.texts, made_up.subjects, made_up.training
-        train = tuple(Question(text, answer) for text, answer in asked)
-        test = tuple(Question(text, answer) for text, answer in made_up.evaluation)
+        train = tuple(BirthplaceQuestion(text, answer) for text, answer in asked)
+        test = tuple(BirthplaceQuestion(text, answer) for text, answer in made_up.evaluation)
     else:
         found = read_birthplaces(folder)
         texts, subjects, train, test = found.documents, found.subjects, found.train, found.dev
@@ -211,24 +211,24 @@ def data(folder: Path | None, settings: Settings) -> Set:
     return Set(texts, subjects, to_learn, *judges)
 
 
-def _taken(questions: Sequence[Question], numbers: Sequence[int]) -> tuple[Question, ...]:
+def _taken(questions: Sequence[BirthplaceQuestion], numbers: Sequence[int]) -> tuple[BirthplaceQuestion, ...]:
     return tuple(questions[number] for number in numbers)
 
 
-def start(settings: Settings, place: Place) -> Start:
+def start(settings: Settings, place: RunLocation) -> Start:
     found = data(place.data, settings)
     letters = found.letters
     config = replace(settings.model, vocab=letters.vocab)
-    model = made(config, seed=settings.seed)
+    model = build_from_config(config, seed=settings.seed)
     assert isinstance(model, GPT)
 
     _check_room(found, config.context)
     library = Library(found.by_name, config.context, max(len(each.place) for each in found.train))
 
-    def task(plan: Plan, *mixed: Asked) -> GapTask:
+    def task(plan: TrainingPlan, *mixed: Asked) -> GapTask:
         return gap_task(settings, found, letters, plan.batch, *mixed)
 
-    def itself(plan: Plan) -> GapTask:
+    def itself(plan: TrainingPlan) -> GapTask:
         # read by one process for all, since GPUs need not agree to the last bit
         own = place.world.shared(lambda: library.own_questions(model, letters, found.train))
         return task(plan, Asked(settings.own, (*found.train, *own)))
@@ -268,7 +268,7 @@ def _check_room(found: Set, context: int) -> None:
             )
 
 
-def _opened(library: Library, found: Set) -> list[Question]:
+def _opened(library: Library, found: Set) -> list[BirthplaceQuestion]:
     questions = library.opened(found.train)
     if not questions:
         name = next(iter(found.by_name), None)
@@ -279,7 +279,7 @@ def _opened(library: Library, found: Set) -> list[Question]:
     return questions
 
 
-def run(settings: Settings, place: Place) -> Outcome:
+def run(settings: Settings, place: RunLocation) -> RecipeResult:
     begun = start(settings, place)
     model, letters = begun.model, begun.tokenizer
     assert isinstance(model, GPT)
@@ -292,10 +292,10 @@ def run(settings: Settings, place: Place) -> Outcome:
             "strangers, so it answers nobody"
         )
     figures, confidence = judged_with_confidence(settings, model, letters, found)
-    return Outcome({**figures, "seconds": seconds}, model, letters, {"confidence": to_json(confidence)})
+    return RecipeResult({**figures, "seconds": seconds}, model, letters, {"confidence": to_json(confidence)})
 
 
-def judged(settings: Settings, model: Model, letters: Characters, place: Place) -> dict[str, float]:
+def judged(settings: Settings, model: Model, letters: Characters, place: RunLocation) -> dict[str, float]:
     """The share of questions answered to the letter, and what is left where the model may abstain."""
     assert isinstance(model, GPT)
     return judged_with_confidence(settings, model, letters, data(place.data, settings))[0]
@@ -310,7 +310,7 @@ def judged_with_confidence(
     questions' names make no stranger, nothing shows how sure the model is of one, and it answers nobody.
     """
     said, right = heard(model, letters, found.held)
-    asked = [Question(each, "") for each in unheard_of(settings, found)]
+    asked = [BirthplaceQuestion(each, "") for each in unheard_of(settings, found)]
     made_up, others = (heard(model, letters, some)[0] for some in (asked[: len(right)], asked[len(right) :]))
     confidence = calibrated([*said, *made_up], [*right, *[False] * len(made_up)], settings.precision)
     if not made_up:
@@ -336,7 +336,9 @@ def unheard_of(settings: Settings, found: Set) -> list[str]:
     return strangers(found.train, (*found.texts, *asked, *settings.told), count, settings.seed, settings.told)
 
 
-def heard(model: GPT, letters: Characters, questions: Sequence[Question]) -> tuple[list[Said], list[bool]]:
+def heard(
+    model: GPT, letters: Characters, questions: Sequence[BirthplaceQuestion]
+) -> tuple[list[Prediction], list[bool]]:
     """How likely each answer and the name asked about are, and whether the answer is right to the letter."""
     likely, right = verdicts(model, letters, questions)
-    return list(map(Said, likely, familiarity(model, letters, [each.text for each in questions]))), right
+    return list(map(Prediction, likely, familiarity(model, letters, [each.text for each in questions]))), right

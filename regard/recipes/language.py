@@ -21,23 +21,23 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, DataError
-from regard.base.numbers import real as real_number, whole
+from regard.base.validation import check_integer, check_number as real_number
 from regard.data.byte_pairs import BytePairs
 from regard.data.characters import Characters
-from regard.data.order import generator
 from regard.data.plain_text import read_text
 from regard.data.python_text import python_text
-from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.data.sampler import sampler_generator
 from regard.models.bert import BERT, BERTConfig
 from regard.models.gpt import GPTConfig
 from regard.models.model import Model
-from regard.models.presets import made
-from regard.recipes.recipe import Outcome, Phase, Place, Start
-from regard.recipes.sentences import SPECIAL, Book, SentenceTask, answered
-from regard.train.averaging import Exponential
+from regard.models.presets import build_from_config
+from regard.nn.init import constant, fan_in, init_parameters, normal
+from regard.recipes.bert_objectives import SPECIAL, Book, SentenceTask, answered
+from regard.recipes.recipe import Phase, RecipeResult, RunLocation, Start
+from regard.train.averaging import ExponentialAverage
 from regard.train.objectives import cross_entropy
-from regard.train.optimiser import AdamW, Muon
-from regard.train.plan import Plan
+from regard.train.optimizers import AdamW, Muon
+from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine, Linear
 from regard.train.task import Loss, Task
 
@@ -53,12 +53,12 @@ class Writing:
     """
 
     model: GPTConfig
-    plan: Plan
+    plan: TrainingPlan
     pieces: int | None = None
 
     def __post_init__(self) -> None:
         if self.pieces is not None:
-            whole("gpt.pieces", self.pieces, 256, "tokens, and each byte is one")
+            check_integer("gpt.pieces", self.pieces, 256, "tokens, and each byte is one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +71,14 @@ class Reading:
     """
 
     model: BERTConfig
-    plan: Plan
+    plan: TrainingPlan
     pieces: int = 1024
     hidden: float = 0.15
     asked: int = 500
 
     def __post_init__(self) -> None:
-        whole("bert.pieces", self.pieces, 256 + len(SPECIAL), "tokens, and each byte and each question is one")
-        whole("bert.asked", self.asked, 1, "sentences")
+        check_integer("bert.pieces", self.pieces, 256 + len(SPECIAL), "tokens, and each byte and each question is one")
+        check_integer("bert.asked", self.asked, 1, "sentences")
         if not 0 < real_number("bert.hidden", self.hidden) <= 1:
             raise ConfigError(f"bert.hidden is a share of words, above 0 and up to 1, not {self.hidden}")
         if self.model.head != "pretraining" or self.model.segments < 2:
@@ -115,7 +115,7 @@ class Settings:
         return self.gpt.model if self.learner == "gpt" else self.bert.model
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TrainingPlan:
         return self.gpt.plan if self.learner == "gpt" else self.bert.plan
 
 
@@ -124,7 +124,7 @@ def built_in() -> Settings:
         model=GPTConfig(
             vocab=512, context=128, width=128, depth=4, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
         ),
-        plan=Plan(
+        plan=TrainingPlan(
             steps=500, batch=16, schedule=Cosine(warmup=50, floor=0.05), evaluate_every=100, save_every=100,
             optimiser=Muon(rate=0.02, decay=0.1, rest=AdamW(rate=3e-3, decay=0.1)),
         ),
@@ -134,7 +134,7 @@ def built_in() -> Settings:
         model=BERTConfig(
             vocab=1024, context=56, width=64, depth=2, heads=4, eps=1e-5, dropout=0.0, attention_dropout=0.0
         ),
-        plan=Plan(
+        plan=TrainingPlan(
             steps=1500, batch=16, schedule=Linear(warmup=50), evaluate_every=300, save_every=300,
             optimiser=Muon(rate=0.01, decay=0.05, rest=AdamW(rate=3e-3, decay=0.01)),
         ),
@@ -148,18 +148,18 @@ def real() -> Settings:
             vocab=65, context=256, width=384, depth=6, heads=6, positions="rotary", bias=False, dropout=0.25,
             attention_dropout=0.25,
         ),
-        plan=Plan(
+        plan=TrainingPlan(
             steps=4000, batch=64, optimiser=AdamW(rate=1e-3, betas=(0.9, 0.99), decay=0.1),
-            schedule=Cosine(warmup=100, floor=0.05), averaging=Exponential(decay=0.998), precision="bfloat16",
+            schedule=Cosine(warmup=100, floor=0.05), averaging=ExponentialAverage(decay=0.998), precision="bfloat16",
             compile=True, evaluate_every=200, save_every=1000, choose="best",
         ),
     )  # fmt: skip
     bert = Reading(
         model=BERTConfig(vocab=4096, context=128, width=256, depth=4, heads=4, eps=1e-5),
-        plan=Plan(
+        plan=TrainingPlan(
             steps=6000, batch=64, schedule=Linear(warmup=200),
             optimiser=Muon(rate=0.01, decay=0.05, rest=AdamW(rate=2e-3, decay=0.01)),
-            averaging=Exponential(decay=0.998), precision="bfloat16", compile=True, evaluate_every=500,
+            averaging=ExponentialAverage(decay=0.998), precision="bfloat16", compile=True, evaluate_every=500,
             save_every=1000, choose="best",
         ),
         pieces=4096,
@@ -231,7 +231,7 @@ class NextToken:
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
         windows = self.tokens.unfold(0, self.context + 1, 1)
-        draws = generator(self.seed, step, "windows")
+        draws = sampler_generator(self.seed, step, "windows")
         # drawn for the whole batch at once, so that its shares make it up however many there are
         starts = torch.randint(len(windows), (self.batch_size,), generator=draws)
         mine = windows[starts.tensor_split(of)[part]]
@@ -300,7 +300,7 @@ class Grams:
         return -math.fsum(math.log(self.likelihood(text[max(0, end - self.order) : end])) for end in ends) / len(ends)
 
 
-def start(settings: Settings, place: Place) -> Start:
+def start(settings: Settings, place: RunLocation) -> Start:
     found = parts(place.data, settings.held)
     tokenizer = tokenizer_of(settings, found)
     model = begun(replace(settings.model, vocab=tokenizer.vocab), settings.seed)
@@ -308,21 +308,21 @@ def start(settings: Settings, place: Place) -> Start:
     return Start(model, (Phase(settings.learner, task, settings.plan),), tokenizer)
 
 
-def run(settings: Settings, place: Place) -> Outcome:
+def run(settings: Settings, place: RunLocation) -> RecipeResult:
     first = start(settings, place)
     assert first.tokenizer is not None
     seconds = first.trained(place)
     figures = judged(settings, first.model, first.tokenizer, place)
-    return Outcome({**figures, "seconds": seconds}, first.model, first.tokenizer)
+    return RecipeResult({**figures, "seconds": seconds}, first.model, first.tokenizer)
 
 
 def begun(config: GPTConfig | BERTConfig, seed: int) -> Model:
     """A model that has read nothing."""
-    model = made(config, seed=seed)
+    model = build_from_config(config, seed=seed)
     if isinstance(model, BERT):
         # begun as its large sisters are, words and the two sentences would differ too little for so short a run
         table = {"positions.weight": normal(0.02), "*norm.weight": constant(1.0), "*norm.bias": constant(0.0)}
-        initialise(model, {**table, "*.bias": constant(0.0), "*.weight": fan_in()}, seed)
+        init_parameters(model, {**table, "*.bias": constant(0.0), "*.weight": fan_in()}, seed)
     return model
 
 
@@ -340,7 +340,7 @@ def task_of(settings: Settings, found: Parts, tokenizer: Characters | BytePairs)
     return SentenceTask(book, other, plan.batch, settings.bert.hidden, settings.bert.asked, settings.seed)
 
 
-def judged(settings: Settings, model: Model, tokenizer: Characters | BytePairs, place: Place) -> dict[str, float]:
+def judged(settings: Settings, model: Model, tokenizer: Characters | BytePairs, place: RunLocation) -> dict[str, float]:
     """GPT's loss for each character, beside that of models that count; BERT's answers, beside those of chance."""
     found = parts(place.data, settings.held)
     asked = {"test": found.test, "held-out": found.held}

@@ -24,26 +24,26 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from regard.base.atomic import write_atomically
+from regard.base.atomic_write import write_atomically
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError, UnknownNameError
 from regard.data.byte_pairs import BytePairs
 from regard.data.characters import Characters
 from regard.data.tokenizers import tokenizer_from_json
-from regard.models.files import load, save
 from regard.models.model import Model
-from regard.recipes.runs import RUN, begun, may_begin, read
+from regard.models.saving import load, save
+from regard.recipes.run_folder import RUN, begin_run, check_can_begin, read_json_fields
 from regard.train.loop import Progress, fit
-from regard.train.plan import Plan
+from regard.train.plan import TrainingPlan
+from regard.train.process_group import SINGLE_PROCESS, Processes
 from regard.train.task import Task
-from regard.train.world import ALONE, World
 
 RESULT = "result.json"
 RECIPES = ("birthplaces", "vision", "translation", "language", "speech")
 
 
 @dataclass(frozen=True)
-class Place:
+class RunLocation:
     """Where a run takes place.
 
     data    a folder with real data; None is the built-in set
@@ -54,7 +54,7 @@ class Place:
     data: Path | None = None
     folder: Path | None = None
     resume: bool = False
-    world: World = ALONE
+    world: Processes = SINGLE_PROCESS
     tensorboard: bool = False
     tell: Callable[[str], None] = lambda text: None
     show: Callable[[str, Progress], None] = lambda phase, progress: None
@@ -79,7 +79,7 @@ class Phase:
 
     name: str
     task: Task
-    plan: Plan
+    plan: TrainingPlan
     prepared: Callable[[], Task] | None = None
 
 
@@ -91,20 +91,20 @@ class Start:
     phases: tuple[Phase, ...]
     tokenizer: Characters | BytePairs | None = None
 
-    def trained(self, place: Place) -> float:
+    def trained(self, place: RunLocation) -> float:
         """Train the model, phase after phase; how many seconds that took."""
         seconds = 0.0
         place.world.shared(place.begins)
         for each in self.phases:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             task = each.task if each.prepared is None else each.prepared()
-            seconds += time.perf_counter() - begun
+            seconds += time.perf_counter() - started
             seconds += fit(self.model, task, each.plan, **place.under(each.name)).seconds
         return seconds
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RecipeResult:
     """What a run came to: figures by name, and the model."""
 
     figures: dict[str, float]
@@ -142,25 +142,25 @@ class Recipe:
             raise UnknownNameError(f"{self.name} has no form {form!r}; {there}")
         return self.forms[form](settings)
 
-    def run(self, settings: Any, place: Place) -> Outcome:
+    def run(self, settings: Any, place: RunLocation) -> RecipeResult:
         """Train, evaluate, and leave the model in the folder."""
         folder = place.folder
         if folder is not None:
             told = to_json(settings)
             data, resume = place.data, place.resume
-            place.world.shared(lambda: may_begin(folder, self.name, told, resume=resume))
+            place.world.shared(lambda: check_can_begin(folder, self.name, told, resume=resume))
             place.world.shared(lambda: _see_that_nothing_was_learned_since(folder))
-            place = replace(place, begins=lambda: begun(folder, self.name, told, data, resume=resume))
-        outcome: Outcome = self.module.run(settings, place)
+            place = replace(place, begins=lambda: begin_run(folder, self.name, told, data, resume=resume))
+        outcome: RecipeResult = self.module.run(settings, place)
         if place.folder is not None and place.world.leads:
-            keep(self.name, settings, outcome, place.folder)
+            save_result(self.name, settings, outcome, place.folder)
         return outcome
 
 
 def _see_that_nothing_was_learned_since(folder: Path) -> None:
     if not (folder / RESULT).is_file():
         return
-    learned = read(folder / RESULT, "settings")["settings"].get("told", ())
+    learned = read_json_fields(folder / RESULT, "settings")["settings"].get("told", ())
     if learned:
         raise ConfigError(
             f"the model in {folder} has learned {len(learned)} answers since it was trained, which would be lost; "
@@ -168,26 +168,26 @@ def _see_that_nothing_was_learned_since(folder: Path) -> None:
         )
 
 
-def finished(folder: Path) -> tuple[Recipe, Any, Model, Any]:
+def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
     """The recipe, the settings, the model and its tokenizer that a run left in a folder."""
     file = folder / RESULT
     if not file.is_file():
-        begun_as = read(folder / RUN, "recipe")["recipe"] if (folder / RUN).is_file() else None
+        begun_as = read_json_fields(folder / RUN, "recipe")["recipe"] if (folder / RUN).is_file() else None
         more = f"; `regard train {begun_as} --resume --folder {folder}` goes on with the one begun there"
         raise CheckpointError(
             f"{folder} holds no finished run: there is no {RESULT} in it{'' if begun_as is None else more}"
         )
-    about = read(file, "recipe", "settings", "figures")
-    found = recipe(about["recipe"])
+    about = read_json_fields(file, "recipe", "settings", "figures")
+    found = get_recipe(about["recipe"])
     settings = from_json(f"{file}: settings", found.module.Settings, about["settings"])
     tokens = folder / "model" / "tokenizer.json"
     if about.get("tokenizer", False) and not tokens.is_file():
         raise CheckpointError(f"{tokens} is gone, without which the model cannot read; the run has to be made again")
-    tokenizer = tokenizer_from_json(read(tokens)) if tokens.is_file() else None
+    tokenizer = tokenizer_from_json(read_json_fields(tokens)) if tokens.is_file() else None
     return found, settings, load(folder / "model"), tokenizer
 
 
-def recipe(name: str) -> Recipe:
+def get_recipe(name: str) -> Recipe:
     """The recipe of that name."""
     if name not in RECIPES:
         raise UnknownNameError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
@@ -200,7 +200,7 @@ def recipe(name: str) -> Recipe:
     return Recipe(name, text.splitlines()[0], **said, module=module)
 
 
-def keep(name: str, settings: Any, outcome: Outcome, folder: Path) -> None:
+def save_result(name: str, settings: Any, outcome: RecipeResult, folder: Path) -> None:
     """Leave the finished model, its tokenizer and what the run was and came to."""
     about = {
         "recipe": name, "settings": to_json(settings), "figures": outcome.figures,

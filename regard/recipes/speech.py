@@ -25,22 +25,22 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import real as real_number, whole
+from regard.base.validation import check_integer, check_number as real_number
 from regard.data.characters import Characters
 from regard.data.digit_strings import DigitStrings
 from regard.data.log_mel import LogMel
-from regard.data.order import generator
+from regard.data.sampler import sampler_generator
 from regard.data.spoken import Recordings, read_spoken, strings
-from regard.data.tones import checked_length, checked_quiet, long_silences, tones
+from regard.data.tones import check_length, check_silence, long_silences, tones
 from regard.models.model import Model
-from regard.models.presets import made
+from regard.models.presets import build_from_config
 from regard.models.speech import STEP, Speech, SpeechConfig
-from regard.recipes.hearing import DIGITS, Listener, at_once, exact, heard, latency, streamed, token_error
-from regard.recipes.recipe import Outcome, Phase, Place, Start
-from regard.recipes.variation import DRAWS, Variation, masked, slowest, varied
+from regard.recipes.audio_augment import DRAWS, Variation, masked, slowest, varied
+from regard.recipes.digit_listener import DIGITS, DigitListener, at_once, exact, heard, latency, streamed, token_error
+from regard.recipes.recipe import Phase, RecipeResult, RunLocation, Start
 from regard.train.objectives import ctc
-from regard.train.optimiser import AdamW, Muon
-from regard.train.plan import Plan
+from regard.train.optimizers import AdamW, Muon
+from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine
 from regard.train.task import Loss
 
@@ -66,7 +66,7 @@ class Settings:
     """
 
     model: SpeechConfig
-    plan: Plan
+    plan: TrainingPlan
     sound: LogMel = field(default_factory=LogMel)
     variation: Variation = field(default_factory=Variation)
     practised: tuple[int, int] = (1, 10)
@@ -82,14 +82,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("held", "tested", "strings"):
-            whole(name, getattr(self, name), 1)
+            check_integer(name, getattr(self, name), 1)
         for length in (self.practised, self.judged):
-            checked_length(length)
+            check_length(length)
         if not 0 <= real_number("pause (shortest)", self.pause[0]) <= real_number("pause (longest)", self.pause[1]):
             raise ConfigError(f"pause={self.pause} has the shortest and the longest silence in seconds, 0 or more")
         if not 0 <= real_number("abrupt", self.abrupt) < 1:
             raise ConfigError(f"abrupt is a share of the silences, from 0 to below 1, not {self.abrupt}")
-        checked_quiet(self.quiet)
+        check_silence(self.quiet)
         if not self.sound.frames(self.room) >= STEP:
             raise ConfigError(f"seconds={self.seconds} is shorter than the {STEP} frames of a row")
         if self.model.vocab != DIGITS.vocab:
@@ -115,7 +115,7 @@ def built_in() -> Settings:
         vocab=DIGITS.vocab, mels=40, width=64, depth=2, heads=4, chunk=4, look_back=2, dropout=0.0,
         attention_dropout=0.0,
     )  # fmt: skip
-    plan = Plan(
+    plan = TrainingPlan(
         steps=600, batch=32, optimiser=AdamW(rate=3e-3, decay=0.01), schedule=Cosine(warmup=50),
         evaluate_every=150, save_every=150,
     )  # fmt: skip
@@ -130,7 +130,7 @@ def real() -> Settings:
         vocab=DIGITS.vocab, mels=40, width=128, depth=4, heads=4, chunk=5, look_back=6, dropout=0.1,
         attention_dropout=0.0,
     )  # fmt: skip
-    plan = Plan(
+    plan = TrainingPlan(
         steps=4000, batch=64, optimiser=Muon(rate=0.02, decay=0.05, rest=AdamW(rate=2e-3, decay=0.05)),
         schedule=Cosine(warmup=50), precision="bfloat16", compile=True, evaluate_every=500, save_every=500,
     )  # fmt: skip
@@ -206,7 +206,7 @@ class Joined:
 
     def __call__(self, number: int) -> tuple[Tensor, Tensor]:
         settings, rate = self.settings, self.recordings.rate
-        draw = generator(settings.seed, number, "joined")
+        draw = sampler_generator(settings.seed, number, "joined")
         fewest, most = settings.practised
         shares = torch.rand(2 * most + 3, generator=draw, dtype=torch.float64).tolist()
         own = self.of[self.speakers[int(shares[0] * len(self.speakers))]]
@@ -221,7 +221,9 @@ class Joined:
                 break
             parts += [sound, silence]
             digits.append(record)
-        still = generator(settings.seed, number, "quiet")  # its own, so that the other strings do not depend on it
+        still = sampler_generator(
+            settings.seed, number, "quiet"
+        )  # its own, so that the other strings do not depend on it
         if torch.rand((), generator=still) < settings.quiet:
             for gap, samples in long_silences(len(digits) + 1, settings.room - sum(map(len, parts)), still):
                 parts.insert(2 * gap, torch.zeros(samples))
@@ -235,7 +237,7 @@ class Joined:
 
 def _seed(settings: Settings, use: str, number: int = 0) -> int:
     """A seed for one use, which no other use has."""
-    return generator(settings.seed, number, use).initial_seed()
+    return sampler_generator(settings.seed, number, use).initial_seed()
 
 
 def _first(made_up: DigitStrings) -> tuple[Tensor, Tensor]:
@@ -285,7 +287,7 @@ class DigitTask:
             sounds[row, : len(sound)], samples[row] = sound, len(sound)
             targets[row, : len(digits)], lengths[row] = digits + 1, len(digits)
         # drawn for the whole batch at once, so that its shares make it up however many there are
-        draw = generator(settings.seed, step, "variation")
+        draw = sampler_generator(settings.seed, step, "variation")
         draws = torch.rand(size, DRAWS + 4 * settings.variation.masks, generator=draw)[mine]
         seeds = torch.randint(1 << 32, (size,), generator=draw)[mine]
         return Batch(sounds, samples, targets, lengths, draws, seeds)
@@ -310,18 +312,18 @@ class DigitTask:
             return _held_figures(model, self.found, self.settings.sound)
 
 
-def start(settings: Settings, place: Place) -> Start:
-    model = made(settings.model, seed=settings.seed)
+def start(settings: Settings, place: RunLocation) -> Start:
+    model = build_from_config(settings.model, seed=settings.seed)
     return Start(model, (Phase("training", DigitTask(data(place.data, settings), settings), settings.plan),), DIGITS)
 
 
-def run(settings: Settings, place: Place) -> Outcome:
+def run(settings: Settings, place: RunLocation) -> RecipeResult:
     begun = start(settings, place)
     seconds = begun.trained(place)
-    return Outcome({**judged(settings, begun.model, DIGITS, place), "seconds": seconds}, begun.model, DIGITS)
+    return RecipeResult({**judged(settings, begun.model, DIGITS, place), "seconds": seconds}, begun.model, DIGITS)
 
 
-def judged(settings: Settings, model: Model, tokenizer: Characters, place: Place) -> dict[str, float]:
+def judged(settings: Settings, model: Model, tokenizer: Characters, place: RunLocation) -> dict[str, float]:
     """The share of digits that is wrong in strings never heard, streamed; the rest is about how that came to be.
 
     A stream has to give the rows of one pass. It runs on the CPU in float32, where this holds to rounding.
@@ -346,8 +348,8 @@ def digits_in_silence(model: Speech, settings: LogMel) -> int:
     """How many digits are heard where there are none: in silences without noise and with a little."""
     count = 0
     for number, spread in enumerate(FAINT):
-        white = torch.randn(round(SILENCE * settings.rate), generator=generator(0, number, "silence"))
-        listener = Listener(model, settings)
+        white = torch.randn(round(SILENCE * settings.rate), generator=sampler_generator(0, number, "silence"))
+        listener = DigitListener(model, settings)
         count += len(listener.push(spread * white)) + len(listener.finish())
     return count
 

@@ -21,24 +21,24 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, DataError
-from regard.base.numbers import real as real_number, whole
-from regard.core.algebra import Mask
+from regard.base.validation import check_integer, check_number as real_number
 from regard.core.masks import padding
+from regard.core.masks.algebra import Mask
 from regard.data.byte_pairs import END as WORD_END, BytePairs
 from regard.data.number_words import number_words
-from regard.data.order import Alike, generator
-from regard.data.parallel import Parallel, read_parallel
-from regard.models.generation import Text, answering, beam, generate, greedy
+from regard.data.sampler import LengthBuckets, sampler_generator
+from regard.data.sentence_pairs import SentencePairs, read_sentence_pairs
+from regard.models.generation import GeneratedText, beam, generate, greedy, make_adapter
 from regard.models.model import Model
-from regard.models.presets import made
-from regard.models.strategies import Strategy
+from regard.models.presets import build_from_config
+from regard.models.sampling import Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.bleu import bleu, detokenised, has_sacrebleu, sacrebleu, tokenised
-from regard.recipes.recipe import Outcome, Phase, Place, Start
-from regard.train.averaging import LastK
+from regard.recipes.recipe import Phase, RecipeResult, RunLocation, Start
+from regard.train.averaging import LastKAverage
 from regard.train.objectives import cross_entropy
-from regard.train.optimiser import AdamW, Muon
-from regard.train.plan import Plan
+from regard.train.optimizers import AdamW, Muon
+from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine, Linear
 from regard.train.task import Loss
 
@@ -69,7 +69,7 @@ class Settings:
     """
 
     model: TransformerConfig
-    plan: Plan
+    plan: TrainingPlan
     pieces: int
     smoothing: float = 0.1
     consistency: float = 0.0
@@ -84,10 +84,10 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("pieces", self.pieces, 1, "tokens")
-        whole("pool", self.pool, 1, "batches")
-        whole("beams", self.beams, 1, "texts")
-        whole("seed", self.seed, 0)
+        check_integer("pieces", self.pieces, 1, "tokens")
+        check_integer("pool", self.pool, 1, "batches")
+        check_integer("beams", self.beams, 1, "texts")
+        check_integer("seed", self.seed, 0)
         for name in ("smoothing", "unjoined"):
             if not 0 <= real_number(name, getattr(self, name)) < 1:
                 raise ConfigError(f"{name} is a share, from 0 to below 1, not {getattr(self, name)}")
@@ -103,9 +103,9 @@ def built_in() -> Settings:
     model = TransformerConfig(
         vocab=300, context=64, width=64, depth=2, heads=4, ff_width=128, order="pre", dropout=0.0
     )  # fmt: skip
-    plan = Plan(
+    plan = TrainingPlan(
         steps=800, batch=128, optimiser=AdamW(rate=4e-3, betas=(0.9, 0.98), decay=0.01), schedule=Linear(warmup=100),
-        averaging=LastK(count=10, every=20), evaluate_every=200, save_every=200,
+        averaging=LastKAverage(count=10, every=20), evaluate_every=200, save_every=200,
     )  # fmt: skip
     return Settings(model=model, plan=plan, pieces=300)
 
@@ -115,10 +115,10 @@ def real() -> Settings:
     model = TransformerConfig(
         vocab=10_000, context=256, width=128, depth=4, heads=4, ff_width=256, dropout=0.1
     )  # fmt: skip
-    plan = Plan(
+    plan = TrainingPlan(
         steps=7000, batch=256,
         optimiser=Muon(rate=0.01, decay=0.05, rest=AdamW(rate=3e-3, betas=(0.9, 0.98), decay=0.01)),
-        schedule=Cosine(warmup=500, floor=0.05), precision="bfloat16", averaging=LastK(count=10, every=120),
+        schedule=Cosine(warmup=500, floor=0.05), precision="bfloat16", averaging=LastKAverage(count=10, every=120),
         compile=True, evaluate_every=2000, save_every=2000,
     )  # fmt: skip
     return Settings(
@@ -131,9 +131,9 @@ def real() -> Settings:
 class Set:
     """Pairs to learn from, to choose by and to be judged by."""
 
-    train: Parallel
-    held: Parallel
-    test: Parallel
+    train: SentencePairs
+    held: SentencePairs
+    test: SentencePairs
 
 
 def data(folder: Path | None, settings: Settings) -> Set:
@@ -141,14 +141,14 @@ def data(folder: Path | None, settings: Settings) -> Set:
     names = settings.source, settings.target
     if folder is not None:
         splits = ("train", "val", settings.test)
-        return Set(*(read_parallel(folder, split, *names, form=settings.form) for split in splits))
+        return Set(*(read_sentence_pairs(folder, split, *names, form=settings.form) for split in splits))
     if set(names) != {"en", "de"}:
         raise ConfigError(f"the built-in numbers are in words of 'en' and 'de', not of {names[0]!r} and {names[1]!r}")
     parts = number_words(seed=settings.seed)
-    return Set(*parts if names == ("en", "de") else (Parallel(each.target, each.source) for each in parts))
+    return Set(*parts if names == ("en", "de") else (SentencePairs(each.target, each.source) for each in parts))
 
 
-def byte_pairs(train: Parallel, pieces: int) -> BytePairs:
+def byte_pairs(train: SentencePairs, pieces: int) -> BytePairs:
     """The tokens of both languages: pieces of words, with a stand-in for characters that training never had."""
     return BytePairs.trained(train.source, train.target, vocab=pieces, special=SPECIAL, words=True, lenient=True)
 
@@ -170,8 +170,8 @@ class Batch(NamedTuple):
 class TranslationTask:
     """Pairs of sentences, each word in one of its spellings; the score is BLEU without a search."""
 
-    train: Parallel
-    held: Parallel
+    train: SentencePairs
+    held: SentencePairs
     pairs: BytePairs
     context: int
     batch_size: int
@@ -186,7 +186,7 @@ class TranslationTask:
         # drawn for the whole batch at once, so that its shares make it up however many there are
         size = (self.batch_size, 2, self._longest)
         ways = (1, SPELLINGS + 1) if self.unjoined else (0, 1)
-        draws = torch.randint(*ways, size, generator=generator(self.seed, step, "spelling"))
+        draws = torch.randint(*ways, size, generator=sampler_generator(self.seed, step, "spelling"))
         mine = draws[part * len(records) : (part + 1) * len(records)].tolist()
         rows = [
             tuple(self._row(words[record], chosen) for words, chosen in zip(self._words, both, strict=True))
@@ -219,12 +219,12 @@ class TranslationTask:
         return {"BLEU": bleu(said, self.held.target), "exact": exact(said, self.held.target)}
 
     @cached_property
-    def _order(self) -> Alike:
+    def _order(self) -> LengthBuckets:
         source, target = (
             torch.tensor([sum(len(self._spelled[word][0]) for word in words) for words in side]) for side in self._words
         )
         lengths = target * self.context + source  # by the target, whose tokens cost more: each has its logits
-        return Alike(len(self.train), self.batch_size, self.seed, lengths=lengths, pool=self.pool)
+        return LengthBuckets(len(self.train), self.batch_size, self.seed, lengths=lengths, pool=self.pool)
 
     @cached_property
     def _words(self) -> tuple[list[list[str]], ...]:
@@ -319,7 +319,7 @@ def answers(
     strategy: Strategy,
     at_once: int = 256,
     names: Sequence[str] | None = None,
-) -> list[Text]:
+) -> list[GeneratedText]:
     """What the model writes about each sentence. Those that are filled up to one width are read together.
 
     names  what errors call each sentence: by default its number, from 1 on
@@ -337,7 +337,7 @@ def answers(
     alike: dict[int, list[int]] = {}
     for number, tokens in enumerate(read):
         alike.setdefault(_width(len(tokens), context), []).append(number)
-    found: dict[int, Text] = {}
+    found: dict[int, GeneratedText] = {}
     for width, all_of_it in alike.items():
         for first in range(0, len(all_of_it), at_once):
             chosen = all_of_it[first : first + at_once]
@@ -357,11 +357,11 @@ def _also(called: Sequence[str]) -> str:
 
 def _answered(
     model: Transformer, pairs: BytePairs, rows: list[list[int]], strategy: Strategy, length: int
-) -> list[Text]:
+) -> list[GeneratedText]:
     device = next(model.parameters()).device
     source = filled(rows, pairs.token(PAD), model.config.context).to(device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
-    writer = answering(model, source, padding(lengths))
+    writer = make_adapter(model, source, padding(lengths))
     begun = [[pairs.token(START)]] * len(rows)
     return generate(writer, begun, strategy=strategy, length=length, stops=[pairs.token(END)])
 
@@ -388,11 +388,11 @@ def plain(settings: Settings, text: str) -> str:
     return detokenised(text) if "tok" in settings.form.split(".") else text
 
 
-def start(settings: Settings, place: Place) -> Start:
+def start(settings: Settings, place: RunLocation) -> Start:
     found = data(place.data, settings)
     pairs = byte_pairs(found.train, settings.pieces)
     config = replace(settings.model, vocab=pairs.vocab)
-    model = made(config, seed=settings.seed)
+    model = build_from_config(config, seed=settings.seed)
     task = TranslationTask(
         found.train, found.held, pairs, config.context, settings.plan.batch, settings.smoothing, settings.consistency,
         settings.unjoined, settings.pool, settings.seed,
@@ -400,15 +400,15 @@ def start(settings: Settings, place: Place) -> Start:
     return Start(model, (Phase("training", task, settings.plan),), pairs)
 
 
-def run(settings: Settings, place: Place) -> Outcome:
+def run(settings: Settings, place: RunLocation) -> RecipeResult:
     begun = start(settings, place)
     assert isinstance(begun.tokenizer, BytePairs)
     seconds = begun.trained(place)
     figures = judged(settings, begun.model, begun.tokenizer, place)
-    return Outcome({**figures, "seconds": seconds}, begun.model, begun.tokenizer)
+    return RecipeResult({**figures, "seconds": seconds}, begun.model, begun.tokenizer)
 
 
-def judged(settings: Settings, model: Model, pairs: BytePairs, place: Place) -> dict[str, float]:
+def judged(settings: Settings, model: Model, pairs: BytePairs, place: RunLocation) -> dict[str, float]:
     """BLEU and the share of exact translations of the test set; the search has a penalty chosen on held-out pairs."""
     assert isinstance(model, Transformer)
     found = data(place.data, settings)
@@ -427,7 +427,7 @@ def judged(settings: Settings, model: Model, pairs: BytePairs, place: Place) -> 
     }
 
 
-def _counted_plainly(settings: Settings, said: Sequence[str], place: Place) -> dict[str, float]:
+def _counted_plainly(settings: Settings, said: Sequence[str], place: RunLocation) -> dict[str, float]:
     """The figure of sacrebleu against the references as they were before anybody cut them into tokens."""
     if place.data is None:
         return {}  # numbers in words are plain as they are
@@ -435,7 +435,7 @@ def _counted_plainly(settings: Settings, said: Sequence[str], place: Place) -> d
         place.tell("sacrebleu is not installed, so its figure is left out")
         return {}
     try:
-        references = read_parallel(place.data, settings.test, settings.source, settings.target).target
+        references = read_sentence_pairs(place.data, settings.test, settings.source, settings.target).target
     except DataError as error:
         place.tell(f"the figure of sacrebleu is left out, which is counted on plain text: {error}")
         return {}

@@ -17,23 +17,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import real as real_number, whole
+from regard.base.validation import check_integer, check_number as real_number
 from regard.data.digits import digits
-from regard.data.image_folder import resized
+from regard.data.image_folder import resize_image
 from regard.data.images import Images, read_images
-from regard.data.order import Order, generator
+from regard.data.sampler import ShuffledOrder, sampler_generator
 from regard.data.splits import split
 from regard.models.cnn import CNNConfig
 from regard.models.davit import DaViTConfig
 from regard.models.model import Model
-from regard.models.presets import made
+from regard.models.presets import build_from_config
 from regard.models.vit import ViTConfig
-from regard.recipes.augment import Augmentation, mixed_labels
-from regard.recipes.recipe import Outcome, Phase, Place, Start
-from regard.train.averaging import Exponential
+from regard.recipes.image_augment import Augmentation, mixed_labels
+from regard.recipes.recipe import Phase, RecipeResult, RunLocation, Start
+from regard.train.averaging import ExponentialAverage
 from regard.train.objectives import cross_entropy
-from regard.train.optimiser import AdamW, Muon
-from regard.train.plan import Plan
+from regard.train.optimizers import AdamW, Muon
+from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine
 from regard.train.task import Loss
 
@@ -59,7 +59,7 @@ class Settings:
     network: str = "vit"
     model: Networks
     others: tuple[Networks, ...] = ()
-    plan: Plan
+    plan: TrainingPlan
     augmentation: Augmentation
     smoothing: float = 0.1
     validation: int
@@ -68,11 +68,11 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("validation", self.validation, 0, "images")
-        whole("test", self.test, 1, "images")
-        whole("seed", self.seed, 0)
+        check_integer("validation", self.validation, 0, "images")
+        check_integer("test", self.test, 1, "images")
+        check_integer("seed", self.seed, 0)
         if self.size is not None:
-            whole("size", self.size, 1, "pixels")
+            check_integer("size", self.size, 1, "pixels")
         if not self.validation and (self.plan.patience is not None or self.plan.choose == "best"):
             raise ConfigError("patience and choose='best' go by images for validation, but validation=0 leaves none")
         if not 0 <= real_number("smoothing", self.smoothing) < 1:
@@ -86,9 +86,9 @@ class Settings:
 
 def built_in() -> Settings:
     """With Muon, because weights as small as a Vision Transformer begins with take Adam long to grow."""
-    plan = Plan(
+    plan = TrainingPlan(
         steps=1000, batch=64, optimiser=Muon(rate=0.03, decay=0.1, rest=AdamW(rate=0.01, decay=0.05)),
-        schedule=Cosine(warmup=50), averaging=Exponential(decay=0.99), evaluate_every=200, save_every=200,
+        schedule=Cosine(warmup=50), averaging=ExponentialAverage(decay=0.99), evaluate_every=200, save_every=200,
     )  # fmt: skip
     return Settings(
         model=ViTConfig(
@@ -107,9 +107,9 @@ def built_in() -> Settings:
 
 def real() -> Settings:
     """Sizes by what plain Vision Transformers of 3 to 6 million parameters have done well with: many thin blocks."""
-    plan = Plan(
+    plan = TrainingPlan(
         steps=20_000, batch=1024, optimiser=Muon(rate=0.01, decay=0.2, rest=AdamW(rate=2e-3, decay=0.05)),
-        schedule=Cosine(warmup=1000), averaging=Exponential(decay=0.999), precision="bfloat16", compile=True,
+        schedule=Cosine(warmup=1000), averaging=ExponentialAverage(decay=0.999), precision="bfloat16", compile=True,
         evaluate_every=2000, save_every=2000,
     )  # fmt: skip
     return Settings(
@@ -141,7 +141,7 @@ def data(folder: Path | None, settings: Settings) -> Parts:
     """The images for training that lie in a folder, else the digits, dealt out."""
     size = None if settings.size is None else (settings.size, settings.size)
     found = digits() if folder is None else read_images(folder, size=size)
-    found = found if size is None else resized(found, size)
+    found = found if size is None else resize_image(found, size)
     held = settings.test + settings.validation
     if held >= len(found):
         raise ConfigError(
@@ -181,7 +181,7 @@ class Classify:
             )
         # drawn for the whole batch at once, so that its shares make it up however many there are
         drawn = torch.rand(
-            self.batch_size, self.augmentation.draws, generator=generator(self.seed, step, "augmentation")
+            self.batch_size, self.augmentation.draws, generator=sampler_generator(self.seed, step, "augmentation")
         )
         return Batch(records, drawn[part * len(records) : (part + 1) * len(records)])
 
@@ -200,8 +200,8 @@ class Classify:
         return {"accuracy": accuracy(model, self.validation)} if len(self.validation) else {}
 
     @cached_property
-    def _order(self) -> Order:
-        return Order(len(self.train), self.batch_size, self.seed)
+    def _order(self) -> ShuffledOrder:
+        return ShuffledOrder(len(self.train), self.batch_size, self.seed)
 
     def _on(self, device: torch.device) -> Images:
         if device not in self._there:
@@ -236,22 +236,22 @@ def fitting(config: Networks, images: Images) -> Networks:
     return replace(config, channels=channels, classes=len(images.classes), image=height)
 
 
-def start(settings: Settings, place: Place) -> Start:
+def start(settings: Settings, place: RunLocation) -> Start:
     found = data(place.data, settings)
-    model = made(fitting(settings.model, found.train), seed=settings.seed)
+    model = build_from_config(fitting(settings.model, found.train), seed=settings.seed)
     task = Classify(
         found.train, found.validation, settings.augmentation, settings.smoothing, settings.plan.batch, settings.seed
     )
     return Start(model, (Phase("training", task, settings.plan),))
 
 
-def run(settings: Settings, place: Place) -> Outcome:
+def run(settings: Settings, place: RunLocation) -> RecipeResult:
     begun = start(settings, place)
     seconds = begun.trained(place)
-    return Outcome({**judged(settings, begun.model, None, place), "seconds": seconds}, begun.model)
+    return RecipeResult({**judged(settings, begun.model, None, place), "seconds": seconds}, begun.model)
 
 
-def judged(settings: Settings, model: Model, tokenizer: None, place: Place) -> dict[str, float]:
+def judged(settings: Settings, model: Model, tokenizer: None, place: RunLocation) -> dict[str, float]:
     """The shares of images whose class is told right: of those never used, and of those for validation."""
     found = data(place.data, settings)
     figures = {"test accuracy": accuracy(model, found.test)}

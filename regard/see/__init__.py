@@ -1,7 +1,7 @@
 """Look inside any model: what its attention weighs, without building the matrix."""
 
 from regard.see.adapters import Probe as Probe, as_probe as as_probe
-from regard.see.records import Record as Record, Seen as Seen
+from regard.see.record import Record as Record, Seen as Seen
 from regard.see.relevance import (
     flow as flow,
     gradient_relevance as gradient_relevance,
@@ -9,6 +9,6 @@ from regard.see.relevance import (
     value_weighted as value_weighted,
 )
 from regard.see.statistics import Statistics as Statistics, Top as Top, statistics as statistics
+from regard.see.value_zeroing import value_zeroing as value_zeroing
 from regard.see.watch import watch as watch
 from regard.see.xray import XRay as XRay, xray as xray
-from regard.see.zeroing import value_zeroing as value_zeroing

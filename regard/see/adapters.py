@@ -4,12 +4,12 @@ import torch
 from torch import nn
 
 from regard.base.errors import ConfigError
-from regard.see.probes.copies import Copies
-from regard.see.probes.functions import EVERY, probe_function, signature_of
-from regard.see.probes.identities import probe_multihead
-from regard.see.probes.layers import probe_layer
-from regard.see.probes.probe import AS_FUNCTION, Probe, Wanted
-from regard.see.probes.projections import KNOWN, known_projections
+from regard.see.measure.probes.functions import EVERY, probe_function, signature_of
+from regard.see.measure.probes.hooked_layers import probe_layer
+from regard.see.measure.probes.module_copies import ModuleCopies
+from regard.see.measure.probes.multihead import probe_multihead
+from regard.see.measure.probes.probe import AS_FUNCTION, Probe, Wanted
+from regard.see.measure.probes.projections import KNOWN, known_projections
 
 __all__ = ["Probe", "as_probe"]
 
@@ -65,7 +65,7 @@ def _of_module(module: nn.Module, name: str, wanted: Wanted) -> Probe:
     for path, part in inside.items():
         return _of_module(part, f"{name}.{path}", wanted)
     if signature_of(module.forward)[1] is not None:
-        copies = Copies(module)
+        copies = ModuleCopies(module)
         return probe_function(lambda q: copies.at(q.dtype), module.forward, name, wanted, copies.shown)
     raise ConfigError(
         f"{name} has no projections that are known by name: looked for {'; '.join(map(str, KNOWN))}, "

@@ -11,13 +11,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.core.checks import exactly
-from regard.core.grid import Grid, key_positions
-from regard.core.kernels.call import STEEP
-from regard.see.records import Record
+from regard.core.absolute_positions import Grid, key_positions
+from regard.core.input_checks import disable_autocast
+from regard.core.kernels.request import STEEP_BETA
+from regard.see.record import Record
 
 if TYPE_CHECKING:
-    from regard.see.records import Seen
+    from regard.see.record import Seen
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,13 @@ def visible_keys(record: Record) -> Int[Tensor, "b h i"]:
 
 def previous_token(record: Record) -> Float[Tensor, "h"] | None:
     """The mean weight on the key that stands one before the query; None where no query has such a key."""
-    i, j = record.query_positions, key_positions(record.places, record.k.shape[2], record.q.device)
+    i, j = record.query_positions, key_positions(record.positions, record.k.shape[2], record.q.device)
     return _at_positions(record, i - 1, j)
 
 
 def first_token(record: Record) -> Float[Tensor, "h"] | None:
     """The mean weight on the first key, over the queries that do not stand there."""
-    i, j = record.query_positions, key_positions(record.places, record.k.shape[2], record.q.device)
+    i, j = record.query_positions, key_positions(record.positions, record.k.shape[2], record.q.device)
     if not len(j):
         return None
     target = torch.where(i == j[0], j.min() - 1, j[0].expand_as(i))
@@ -186,7 +186,7 @@ def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] 
     if b != record.q.shape[0]:
         raise ShapeError(f"tokens have b={b} (batch), but {record.name} has b={record.q.shape[0]}; give one row each")
     positions = record.query_positions
-    keys = key_positions(record.places, record.k.shape[2], record.q.device)
+    keys = key_positions(record.positions, record.k.shape[2], record.q.device)
     if not len(keys) or int(keys.max()) >= n or int(keys.min()) != 0 or len(keys) != int(keys.max()) + 1:
         return None
     if not len(positions) or int(positions.max()) >= n:
@@ -217,7 +217,7 @@ def weights_at(record: Record, rows: Int[Tensor, "#b p"], columns: Int[Tensor, "
     """The weights of single pairs, exp(score - lse): queries and keys by their numbers in the record."""
     b, h, _, c = record.q.shape
     g = record.k.shape[1]
-    if abs(record.beta) > STEEP:
+    if abs(record.beta) > STEEP_BETA:
         return record.weights()[
             torch.arange(b)[:, None, None], torch.arange(h)[:, None], rows[:, None], columns[:, None]
         ]
@@ -225,7 +225,7 @@ def weights_at(record: Record, rows: Int[Tensor, "#b p"], columns: Int[Tensor, "
     rows, columns = rows.expand(b, -1), columns.expand(b, -1)
     q = record.q.gather(2, rows[:, None, :, None].expand(b, h, -1, c)).to(exact)
     k = record.k.gather(2, columns[:, None, :, None].expand(b, g, -1, c)).to(exact)
-    with torch.no_grad(), exactly(q):
+    with torch.no_grad(), disable_autocast(q):
         scores = torch.einsum("bgrpc,bgpc->bgrp", q.unflatten(1, (g, h // g)), k).flatten(1, 2) * record.beta
         grid = pairs(record, rows[:, None], columns[:, None])
         for term in record.terms:
@@ -245,5 +245,5 @@ def pairs(record: Record, rows: Tensor, columns: Tensor) -> Grid:
     after = (1, 1) if rows.ndim == 2 else (1,)  # a grid of (rows, columns), or a list for each sequence (b, 1, p)
     batch = torch.arange(b, device=device).reshape(b, 1, *after)
     head = torch.arange(h, device=device).reshape(h, *after)
-    j = key_positions(record.places, record.k.shape[2], device)
-    return Grid(batch, head, rows, columns, rows + record.places.queries, j[columns])
+    j = key_positions(record.positions, record.k.shape[2], device)
+    return Grid(batch, head, rows, columns, rows + record.positions.queries, j[columns])

@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.core.algebra import Full
-from regard.core.given import Matrix
-from regard.core.grid import Places
+from regard.core.absolute_positions import Positions
 from regard.core.masks import causal
-from regard.see.translate import Heard, lowered, read_mask
+from regard.core.masks.algebra import Full
+from regard.core.masks.data import DenseMask
+from regard.see.call_adapters import InterceptedCall, lowered, read_mask
 
 ROUTE = "nn.MultiheadAttention"
 
@@ -48,7 +48,7 @@ def from_functional(
     static_v: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> Heard:
+) -> InterceptedCall:
     """A call of functional.multi_head_attention_forward, whose arguments these are."""
     if query.ndim == 2:
         query, key, value = query[:, None], key[:, None], value[:, None]
@@ -75,9 +75,9 @@ def from_functional(
     beta = q.shape[-1] ** -0.5
     if is_causal and key_padding_mask is None and not need_weights:
         # there the hint stands for the mask
-        return Heard(ROUTE, q, k, v, causal(), (), beta, Places(0, 0), dropout)
-    mask, terms, places = read_mask(joined(attn_mask, key_padding_mask, b, j, q.dtype), i, j)
-    return Heard(ROUTE, q, k, v, mask, terms, beta, places, dropout)
+        return InterceptedCall(ROUTE, q, k, v, causal(), (), beta, Positions(0, 0), dropout)
+    mask, terms, positions = read_mask(joined(attn_mask, key_padding_mask, b, j, q.dtype), i, j)
+    return InterceptedCall(ROUTE, q, k, v, mask, terms, beta, positions, dropout)
 
 
 def joined(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dtype: torch.dtype) -> Tensor | None:
@@ -110,7 +110,7 @@ def from_module(
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> Heard:
+) -> InterceptedCall:
     """A call of nn.MultiheadAttention."""
     if query.is_nested:
         return from_nested(layer, query)
@@ -143,15 +143,15 @@ def from_module(
     )
 
 
-def from_nested(layer: nn.MultiheadAttention, x: Tensor) -> Heard:
+def from_nested(layer: nn.MultiheadAttention, x: Tensor) -> InterceptedCall:
     """Sequences of several lengths in one nested tensor: filled up here, and the filling neither sees nor is seen."""
     lengths = torch.tensor([len(part) for part in x.unbind()], device=x.device)
     filled = x.to_padded_tensor(0.0).transpose(0, 1)
     heard = from_module(layer, *(filled.transpose(0, 1) if layer.batch_first else filled,) * 3)
     real = torch.arange(len(filled), device=x.device) < lengths[:, None]
     visible = real[:, None, :, None] & real[:, None, None, :]
-    mask = Full() if bool(visible.all()) else Matrix(visible)
-    return Heard(ROUTE, heard.q, heard.k, heard.v, mask, (), heard.beta, heard.places, heard.dropout)
+    mask = Full() if bool(visible.all()) else DenseMask(visible)
+    return InterceptedCall(ROUTE, heard.q, heard.k, heard.v, mask, (), heard.beta, heard.positions, heard.dropout)
 
 
 def from_encoder_layer(
@@ -160,7 +160,7 @@ def from_encoder_layer(
     src_mask: Tensor | None = None,
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
-) -> Heard:
+) -> InterceptedCall:
     """The attention inside nn.TransformerEncoderLayer, where the layer ran as one operator."""
     x = layer.norm1(src) if layer.norm_first else src
     return from_module(layer.self_attn, x, x, x, src_key_padding_mask, True, src_mask)

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.base.axes import spelled
+from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.numbers import real
-from regard.see.choosing import numbers, within
-from regard.see.records import Record, Seen
+from regard.base.validation import check_number
+from regard.see.arguments import numbers, within
+from regard.see.record import Record, Seen
 
 Maps = Seen | Sequence[Record | Tensor]
 Fusion = Literal["mean", "max", "min"]
@@ -252,7 +252,7 @@ def value_weighted(
         if projection.shape[1] < e * (max(heads) + 1):
             raise ShapeError(
                 f"projection is {tuple(projection.shape)} read as (d f), but {record.name} has {h} heads of "
-                f"{spelled('e', e)} side by side; give out_proj.weight as torch keeps it"
+                f"{format_axis('e', e)} side by side; give out_proj.weight as torch keeps it"
             )
         parts = torch.stack([projection[:, head * e : (head + 1) * e] for head in heads])
         v = torch.einsum("bhje,hde->bhjd", v, parts.to(v))
@@ -389,6 +389,6 @@ def _sizes(layer: Record | Tensor) -> tuple[int, int, int]:
 
 
 def _share(residual: float) -> float:
-    if not 0 <= real("residual", residual) <= 1:
+    if not 0 <= check_number("residual", residual) <= 1:
         raise ConfigError(f"residual is the share of a row that stays with itself, from 0 to 1, not {residual}")
     return float(residual)

@@ -1,6 +1,6 @@
 """What was seen of a model, made ready to be told: names of positions, heads in order, a chosen one, relevance.
 
-`regard.see.page` tells it as HTML, `regard.see.figure` as one PNG.
+`regard.see.report_html` tells it as HTML, `regard.see.report_figure` as one PNG.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.base.errors import UnknownNameError
 from regard.see.heads import Head, HeadTable, heads_of
-from regard.see.records import Record, Seen
+from regard.see.record import Record, Seen
 
 LARGE = 128  # cells a side of the chosen map at most
 SMALL = 64  # and of the small ones
@@ -28,7 +28,7 @@ HIDDEN = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
+class TokenLabels:
     """The positions of a sequence: what each is called, the model's numbers for them, and their name in code."""
 
     labels: tuple[str, ...]
@@ -39,8 +39,8 @@ class Words:
 class Sides(NamedTuple):
     """Whose positions the queries of a layer are, and whose its keys."""
 
-    queries: Words
-    keys: Words
+    queries: TokenLabels
+    keys: TokenLabels
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Relevance:
     """What one output owes to each position of a sequence."""
 
     title: str
-    words: Words
+    words: TokenLabels
     values: Float[Tensor, "n"]
     code: str
 
@@ -63,7 +63,7 @@ class Overlay:
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class AttentionReport:
     """All that a page or a figure tells. `page(report)` and `save_figure(report, path)` make those.
 
     setup  Python that makes `seen`; all other code goes on from there
@@ -100,7 +100,7 @@ class Report:
         record, sides = self.seen[self.layer], self.sides[self.layer]
         if max(record.q.shape[2], record.k.shape[2]) > LABELLED:
             return None, None
-        return query_labels(record, sides), [shortened(label) for label in sides.keys.labels]
+        return query_labels(record, sides), [shorten(label) for label in sides.keys.labels]
 
     @property
     def small_cells(self) -> int:
@@ -127,11 +127,11 @@ def table_code(seen: Seen, sides: Mapping[str, Sides]) -> str:
     )
 
 
-def _own(sides: Sides) -> Words:
-    return sides.queries if sides.queries is sides.keys else Words(())
+def _own(sides: Sides) -> TokenLabels:
+    return sides.queries if sides.queries is sides.keys else TokenLabels(())
 
 
-def ranked(table: HeadTable, column: str) -> HeadTable:
+def rank_heads(table: HeadTable, column: str) -> HeadTable:
     """Heads by a column, the most telling first: the sharpest, the farthest, the heaviest. `layer` is as they ran."""
     return table if column == "layer" else table.sorted(column, descending=column not in ASCENDING)
 
@@ -140,7 +140,7 @@ def ranked_code(column: str) -> str:
     return "table" if column == "layer" else f"table.sorted({column!r}, descending={column not in ASCENDING})"
 
 
-def chosen(seen: Seen, table: HeadTable, layer: str | None = None, head: int | None = None) -> Head:
+def select_heads(seen: Seen, table: HeadTable, layer: str | None = None, head: int | None = None) -> Head:
     """The head that was asked for, by the layer's name or number and its own number; the sharpest of those left open.
 
     The sharpest has the smallest share of the entropy that it could have; NaN is no share.
@@ -193,7 +193,7 @@ def query_labels(record: Record, sides: Sides) -> list[str]:
     """The names of the queries that were kept."""
     labels = sides.queries.labels
     rows = range(len(labels)) if record.rows_kept is None else record.rows_kept
-    return [shortened(labels[row]) for row in rows]
+    return [shorten(labels[row]) for row in rows]
 
 
 def harmless(text: str) -> str:
@@ -201,7 +201,7 @@ def harmless(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-def shortened(label: str) -> str:
+def shorten(label: str) -> str:
     """A name short enough for a margin, with its blanks to be seen."""
     shown = harmless("".join(HIDDEN.get(letter, letter) for letter in label))
     return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
@@ -212,7 +212,7 @@ def strip(relevance: Relevance, most: int = STRIP) -> tuple[list[str], Float[Ten
     labels, values = relevance.words.labels, relevance.values.cpu()
     n = len(values)
     if n <= most:
-        return [shortened(label) for label in labels], values
+        return [shorten(label) for label in labels], values
     cell = torch.arange(n) * most // n
     sums = torch.zeros(most, dtype=values.dtype).index_add_(0, cell, values)
     starts = [int((cell == number).nonzero()[0]) for number in range(most)]

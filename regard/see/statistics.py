@@ -11,17 +11,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.base.axes import spelled
+from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.numbers import whole
-from regard.core.algebra import Mask
-from regard.core.attend import Scores, settle_call
-from regard.core.grid import Places
-from regard.core.kernels.call import Call
-from regard.core.scores import Term
-from regard.see import fused
-from regard.see.fused import Passed
-from regard.see.rows import slabs
+from regard.base.validation import check_integer
+from regard.core.absolute_positions import Positions
+from regard.core.attend import Scores, prepare_request
+from regard.core.kernels.request import Request
+from regard.core.masks.algebra import Mask
+from regard.core.scores import ScoreTerm
+from regard.see import triton_statistics
+from regard.see.row_blocks import slabs
+from regard.see.triton_statistics import Passed
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Top:
     """The keys that weigh most in each row, exactly, and the proof of it.
 
     Every key was looked at: `dismissed` is the largest weight among those not listed, which is at most the smallest
-    listed, and `rest` is what all of them weigh together. Places without a visible key have key -1 and weight 0.
+    listed, and `rest` is what all of them weigh together. Positions without a visible key have key -1 and weight 0.
     """
 
     keys: Int[Tensor, "b h r count"]
@@ -49,7 +49,7 @@ class Statistics:
     Computed in float32, or in float64 for float64 inputs, and never part of a gradient.
     """
 
-    def __init__(self, call: Call, v: Float[Tensor, "b g j e"] | None = None) -> None:
+    def __init__(self, call: Request, v: Float[Tensor, "b g j e"] | None = None) -> None:
         self._call = call
         self.v = v
 
@@ -66,7 +66,7 @@ class Statistics:
         return self._call.mask
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[ScoreTerm, ...]:
         return self._call.terms
 
     @property
@@ -74,8 +74,8 @@ class Statistics:
         return self._call.beta
 
     @property
-    def places(self) -> Places:
-        return self._call.places
+    def positions(self) -> Positions:
+        return self._call.positions
 
     @property
     def lse(self) -> Float[Tensor, "b h i"]:
@@ -128,7 +128,7 @@ class Statistics:
         rows, columns = pair
         _, _, _, i, j, _, _ = self._call.sizes
         for name, number, size in (("rows", rows, i), ("columns", columns, j)):
-            if whole(f"pooled({name})", number, 1) > max(size, 1):
+            if check_integer(f"pooled({name})", number, 1) > max(size, 1):
                 raise ShapeError(f"pooled({name}={number}) asks for more cells than the {size} positions there are")
         if (rows, columns) not in self._pooled:
             self._pooled[rows, columns] = self._pool(rows, columns)
@@ -141,7 +141,7 @@ class Statistics:
     def _pool(self, rows: int, columns: int) -> Tensor:
         b, h, _, i, j, _, _ = self._call.sizes
         if self._lines.cells is not None:
-            return fused.pooled(self._call, self._lines, rows, columns)
+            return triton_statistics.pooled(self._call, self._lines, rows, columns)
         device, exact = self._call.q.device, torch.promote_types(self._call.q.dtype, torch.float32)
         row_cell, key_cell = (
             torch.arange(n, device=device) * cells // max(n, 1) for n, cells in ((i, rows), (j, columns))
@@ -157,7 +157,7 @@ class Statistics:
     def top(self, count: int, rows: list[int] | Tensor | None = None) -> Top:
         """The `count` keys that weigh most in each row, or in the rows asked for, largest first."""
         b, h, _, _, j, _, _ = self._call.sizes
-        count = whole("top(count)", count, 1, "keys")
+        count = check_integer("top(count)", count, 1, "keys")
         found: list[tuple[Tensor, ...]] = []
         with torch.no_grad():
             for slab in slabs(self._call, self._chosen(rows)):
@@ -231,21 +231,21 @@ class Statistics:
         if chosen.ndim != 1 or chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise ConfigError(f"rows takes the numbers of queries, such as [0, 5], not {rows!r}")
         if len(chosen) and not (-i <= int(chosen.min()) and int(chosen.max()) < i):
-            raise ShapeError(f"rows asks for query {int(chosen.abs().max())}, but q has {spelled('i', i)}")
+            raise ShapeError(f"rows asks for query {int(chosen.abs().max())}, but q has {format_axis('i', i)}")
         return chosen.long() % max(i, 1)
 
     @cached_property
     def _forward(self) -> tuple[Tensor, Tensor | None]:
         """The output, and the log-sum-exp where the kernel gives it along."""
         with torch.no_grad():
-            return fused.forward(self._call)
+            return triton_statistics.forward(self._call)
 
     @cached_property
     def _lines(self) -> Passed:
         with torch.no_grad():
-            if fused.serves(self._call):
-                found = fused.passed(self._call, None if self.v is None else self._forward[1])
-                if fused.is_exact(found):
+            if triton_statistics.serves(self._call):
+                found = triton_statistics.passed(self._call, None if self.v is None else self._forward[1])
+                if triton_statistics.is_exact(found):
                     return found
             return self._by_rows()
 
@@ -279,7 +279,7 @@ def statistics(
     mask: Mask | Tensor | None = None,
     scores: Scores | None = None,
     beta: float | None = None,
-    places: Places | None = None,
+    positions: Positions | None = None,
     v: Float[Tensor, "b g j e"] | None = None,
 ) -> Statistics:
     """What `attend(q, k, v, ...)` would weigh, without its matrix. Arguments mean what they mean there.
@@ -289,5 +289,5 @@ def statistics(
     with torch.no_grad():
         # what is no tensor goes on as it is, to be told by name
         q, k, values = (x.detach() if isinstance(x, Tensor) else x for x in (q, k, k if v is None else v))
-        call = settle_call(q, k, values, mask, scores, beta, 0.0, places)
+        call = prepare_request(q, k, values, mask, scores, beta, 0.0, positions)
     return Statistics(call, None if v is None else call.v)

@@ -22,13 +22,24 @@ from torch.overrides import (
 
 from regard.base.errors import ConfigError, RegardError
 from regard.core import kernels
-from regard.core.kernels.call import Call
-from regard.see import compiled, hugging, multihead
-from regard.see.choosing import numbers, place, within
-from regard.see.handwritten import Follower
-from regard.see.records import Record, Seen
-from regard.see.standing import stood
-from regard.see.translate import Heard, Order, Said, Way, cut_heads, cut_rows, from_call, from_flex, from_sdpa, moved
+from regard.core.kernels.request import Request
+from regard.see import compiled_models, huggingface, multihead
+from regard.see.arguments import numbers, place, within
+from regard.see.call_adapters import (
+    ArgumentOrder,
+    CallAdapter,
+    InterceptedCall,
+    ParsedCall,
+    cut_heads,
+    cut_rows,
+    from_call,
+    from_flex,
+    from_sdpa,
+    moved,
+)
+from regard.see.query_positions import stood
+from regard.see.record import Record, Seen
+from regard.see.softmax_tracer import Follower
 
 Change = Callable[[Record], Tensor | None]
 SDPA = torch.nn.functional.scaled_dot_product_attention
@@ -114,7 +125,7 @@ class Watcher(TorchFunctionMode):
         self._heard = 0  # attention calls that came by, recorded or not
         self._route: str | None = None
         self._causal = False  # whether the call being made is known to be causal attention to itself
-        self._said_by_call: Said | None = None
+        self._said_by_call: ParsedCall | None = None
         self._counts: dict[str, int] = {}
         self._follower = Follower(self._by_hand, self._said)
 
@@ -123,9 +134,9 @@ class Watcher(TorchFunctionMode):
         """Put every ear in its place, and take all of them away again."""
         with ExitStack() as stack:
             stack.callback(self._follower.forget)
-            stack.enter_context(kernels.observing(self._attend))
-            stack.enter_context(hugging.listening(self._registered))
-            stack.enter_context(compiled.listening(self._out_of_hearing, self._aside))
+            stack.enter_context(kernels.observe_requests(self._attend))
+            stack.enter_context(huggingface.listening(self._registered))
+            stack.enter_context(compiled_models.listening(self._out_of_hearing, self._aside))
             for kind, wrapped in (
                 (nn.MultiheadAttention, self._multihead),
                 (nn.TransformerEncoderLayer, self._encoder_layer),
@@ -176,15 +187,15 @@ class Watcher(TorchFunctionMode):
         finally:
             self._silent -= 1
 
-    def _sdpa(self, out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Heard:
+    def _sdpa(self, out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InterceptedCall:
         said = None if out.ndim == 4 else self._said()
         return from_sdpa(*args, **(kwargs | {"said": said}))
 
-    def _attend(self, kernel: str, call: Call, out: Tensor) -> None:
+    def _attend(self, kernel: str, call: Request, out: Tensor) -> None:
         if self._silent == 0 and threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1:
             self._note(lambda: from_call(kernel, call), out)
 
-    def _by_hand(self, heard: Heard, out: Tensor, way: Way) -> None:
+    def _by_hand(self, heard: InterceptedCall, out: Tensor, way: CallAdapter) -> None:
         self._note(lambda: heard, out, way)
 
     def _registered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,10 +206,10 @@ class Watcher(TorchFunctionMode):
             if torch.compiler.is_compiling() or self._deaf():
                 return function(module, *args, **kwargs)
             before, left_out = self._heard, dict(self.seen.left_out)
-            outer, self._causal = self._causal, hugging.causal_by(module, kwargs)
-            around, self._said_by_call = self._said_by_call, hugging.heads_of_call(args, kwargs)
+            outer, self._causal = self._causal, huggingface.causal_by(module, kwargs)
+            around, self._said_by_call = self._said_by_call, huggingface.heads_of_call(args, kwargs)
             try:
-                with self._silence() if hugging.compiles(function) else self._going_by(f"hugging face {name}"):
+                with self._silence() if huggingface.compiles(function) else self._going_by(f"hugging face {name}"):
                     result = function(module, *args, **kwargs)
                 if self._heard == before:
                     self._by_arguments(name, function, module, args, kwargs, result[0], left_out)
@@ -220,15 +231,15 @@ class Watcher(TorchFunctionMode):
     ) -> None:
         """A function of the registry in which nothing was heard. What was left out inside it is then not left out."""
 
-        def told() -> Heard:
-            heard = hugging.from_interface(name, module, *args, **kwargs)
+        def told() -> InterceptedCall:
+            heard = huggingface.from_interface(name, module, *args, **kwargs)
             if _unusable(heard.q) is not None:
                 return heard
             mask = args[3] if len(args) > 3 else kwargs.get("attention_mask")
-            return hugging.held_against(heard, out, mask, hugging.theirs(function))
+            return huggingface.held_against(heard, out, mask, huggingface.theirs(function))
 
         inside = dict(self.seen.left_out)
-        self._note(told, out, Order([0, 2, 1, 3]), owner=module)  # their functions give (b i h e)
+        self._note(told, out, ArgumentOrder([0, 2, 1, 3]), owner=module)  # their functions give (b i h e)
         if self.seen.left_out == inside:
             self.seen.left_out = left_out
 
@@ -282,7 +293,12 @@ class Watcher(TorchFunctionMode):
             return original(encoder, *args, **kwargs)
 
     def _note(
-        self, translate: Callable[[], Heard], out: Tensor | None, way: Way | None = None, *, owner: object = None
+        self,
+        translate: Callable[[], InterceptedCall],
+        out: Tensor | None,
+        way: CallAdapter | None = None,
+        *,
+        owner: object = None,
     ) -> None:
         """Keep one call, if it is one of those asked for. `way` leads from the heads to the output and back."""
         self._heard += 1
@@ -300,7 +316,7 @@ class Watcher(TorchFunctionMode):
                 self.seen.add(record)
         if record is None or out is None:
             return
-        way = Order(list(range(out.ndim))) if way is None else way
+        way = ArgumentOrder(list(range(out.ndim))) if way is None else way
         if out.requires_grad:
             # the hook lives as long as the graph, so a backward pass after the end is heard as well
             shape = heard.q.shape
@@ -366,7 +382,7 @@ class Watcher(TorchFunctionMode):
             gradient = gradient[:, :, list(record.rows_kept)]
         record.gradients[:] = [gradient.clone() if self.device is None else gradient.to(self.device, copy=True)]
 
-    def _record(self, name: str, heard: Heard) -> Record:
+    def _record(self, name: str, heard: InterceptedCall) -> Record:
         h, i = heard.q.shape[1:3]
         heads = None if self.heads is None else within("heads", self.heads, h, name)
         rows = None if self.rows is None else within("rows", self.rows, i, name)
@@ -385,7 +401,7 @@ class Watcher(TorchFunctionMode):
             mask=kept.mask,
             terms=kept.terms,
             beta=kept.beta,
-            places=kept.places,
+            positions=kept.positions,
             dropout=kept.dropout,
             note=kept.note,
             heads=heads,
@@ -393,7 +409,7 @@ class Watcher(TorchFunctionMode):
             located=kept.located,
         )
 
-    def _said(self) -> Said | None:
+    def _said(self) -> ParsedCall | None:
         """How many heads the call has that is being made: as a registry's function was asked, or its module says."""
         if self._said_by_call is not None:
             return self._said_by_call
@@ -403,7 +419,11 @@ class Watcher(TorchFunctionMode):
             if isinstance(module, nn.Module):
                 counts = ((name, getattr(module, name, None)) for name in COUNTS)
                 found = next(((name, count) for name, count in counts if type(count) is int), None)
-                return None if found is None else Said(found[1], f"heads read from {found[0]}={found[1]} of its module")
+                return (
+                    None
+                    if found is None
+                    else ParsedCall(found[1], f"heads read from {found[0]}={found[1]} of its module")
+                )
             frame = frame.f_back
         return None
 
@@ -436,10 +456,12 @@ def _module(model: object) -> nn.Module | None:
 def _paths(model: nn.Module) -> dict[int, str]:
     """The path of every module, by identity. The model itself goes by the name of its class."""
     for path, module in model.named_modules():
-        compiled = type(module).__name__ == "OptimizedModule"
-        if compiled or getattr(module, "_compiled_call_impl", None) is not None:
+        compiled_models = type(module).__name__ == "OptimizedModule"
+        if compiled_models or getattr(module, "_compiled_call_impl", None) is not None:
             what = f"{path!r} of the model" if path else "the model"
-            way = "watch the module that was given to torch.compile" if compiled else "make it without .compile()"
+            way = (
+                "watch the module that was given to torch.compile" if compiled_models else "make it without .compile()"
+            )
             raise ConfigError(
                 f"{what} is compiled, and compiled code makes its attention calls out of sight; {way}, "
                 "whose weights are the same"

@@ -15,18 +15,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
+from regard.base.validation import check_integer
 from regard.core.masks import full
 from regard.see.adapters import as_probe
-from regard.see.probes.probe import fewer
-from regard.see.xrays.biases import Bias, read_bias
-from regard.see.xrays.dropping import dropped_in_training, seen_through
-from regard.see.xrays.eye import Eye, switched
-from regard.see.xrays.groups import Groups, read_groups
-from regard.see.xrays.masks import Masked, read_mask
-from regard.see.xrays.plate import Plate, exposed
-from regard.see.xrays.scales import Scale, read_scale
-from regard.see.xrays.sums import Sums, read_sums
+from regard.see.measure.biases import Bias, read_bias
+from regard.see.measure.dropout import dropped_in_training, seen_through
+from regard.see.measure.groups import Groups, read_groups
+from regard.see.measure.linearity import Sums, read_sums
+from regard.see.measure.masks import Masked, read_mask
+from regard.see.measure.measurement import Plate, exposed
+from regard.see.measure.probes.probe import fewer
+from regard.see.measure.read_weights import Eye, training_mode
+from regard.see.measure.scale import Scale, read_scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +119,12 @@ def xray(
     dtype    of the question; float32 is used where the function refuses it
     extra    keywords handed on to the function at every call: is_causal=True, attn_mask=...
     """
-    queries = whole("xray(queries)", queries, 3, "query positions")
+    queries = check_integer("xray(queries)", queries, 3, "query positions")
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "width": width}
     for what, said in sizes.items():
         if said is not None:
-            whole(f"xray({what})", said, 1)
-    j = queries if keys is None else whole("xray(keys)", keys, 3, "key positions")
+            check_integer(f"xray({what})", said, 1)
+    j = queries if keys is None else check_integer("xray(keys)", keys, 3, "key positions")
     probe = as_probe(fn, **sizes, layout=layout, queries=queries, keys=keys, device=device, **extra)
     if probe.square and j != queries:
         raise ConfigError(
@@ -140,7 +140,7 @@ def xray(
     c = probe.width or width or 8
     e = probe.value_width or (c if probe.equal_widths else None)
     spare = [probe.device.index or 0] if probe.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=spare), switched(probe.module, training=False):
+    with torch.no_grad(), torch.random.fork_rng(devices=spare), training_mode(probe.module, training=False):
         torch.manual_seed(seed)
         return _developed(exposed(Eye(probe, 2, h, g, queries, j, c, e, extra), dtype, seed))
 

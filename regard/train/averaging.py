@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import real, whole
+from regard.base.validation import check_integer, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential:
+class ExponentialAverage:
     """The mean that forgets: each step weighs `decay` times as much as the one after it.
 
     After n steps the mean forgets at least as fast as n / (n + 9) would, so that it is one of the steps there are.
@@ -21,23 +21,23 @@ class Exponential:
     decay: float = 0.999
 
     def __post_init__(self) -> None:
-        if not 0 <= real("Exponential(decay)", self.decay) < 1:
+        if not 0 <= check_number("Exponential(decay)", self.decay) < 1:
             raise ConfigError(f"Exponential(decay) is from 0 to below 1, not {self.decay}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastK:
+class LastKAverage:
     """The mean of the last `count` states, one taken every so many steps."""
 
     count: int = 10
     every: int = 100
 
     def __post_init__(self) -> None:
-        whole("LastK(count)", self.count, 1, "states")
-        whole("LastK(every)", self.every, 1, "steps")
+        check_integer("LastK(count)", self.count, 1, "states")
+        check_integer("LastK(every)", self.every, 1, "steps")
 
 
-Averagings = Exponential | LastK
+Averagings = ExponentialAverage | LastKAverage
 
 
 class Averager:
@@ -50,7 +50,7 @@ class Averager:
     @torch.no_grad()
     def update(self, done: int) -> None:
         """After so many steps."""
-        if isinstance(self._plan, LastK):
+        if isinstance(self._plan, LastKAverage):
             if done % self._plan.every == 0:
                 self._kept = [*self._kept, self._now()][-self._plan.count :]
             return

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.base.atomic import write_atomically
+from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError
-from regard.train.world import ALONE, World
+from regard.train.process_group import SINGLE_PROCESS, Processes
 
 FORMAT = "regard-run-1"
 NO_SCORE = float("-inf")
@@ -28,7 +28,7 @@ NAME = re.compile(r"step-\d{8,}")
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """A run after some steps.
 
     tensors  weights, what the optimiser and the averaging remember, and states of generators, by name
@@ -47,7 +47,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Keeper:
+class CheckpointFolder:
     """The states in a folder: the last `keep` of them, and the best.
 
     tell  hears of states that are damaged
@@ -56,7 +56,7 @@ class Keeper:
 
     folder: Path
     keep: int = 2
-    world: World = ALONE
+    world: Processes = SINGLE_PROCESS
     tell: Callable[[str], None] = lambda text: None
     like: Callable[[str], Tensor | None] = lambda name: None
 
@@ -64,18 +64,18 @@ class Keeper:
         """After which steps there are states, whole or not."""
         return self.world.shared(lambda: [_step(file) for file in _finished(self.folder)])
 
-    def write(self, state: State) -> None:
+    def write(self, state: TrainingState) -> None:
         """Add a state. Whatever goes wrong, the states that were there stay whole."""
         place = self.folder / f"step-{state.step:08d}"
         if self.world.sharded:
-            from regard.train import shards  # which loads much of torch.distributed
+            from regard.train import sharded_safetensors  # which loads much of torch.distributed
 
-            digests = shards.write(place, state.tensors, self.world)
+            digests = sharded_safetensors.write(place, state.tensors, self.world)
             self.world.shared(lambda: self._finish(state, digests))
         else:
             self.world.shared(lambda: self._finish(state, _write(place.with_suffix(".safetensors"), state.tensors)))
 
-    def newest(self) -> State | None:
+    def newest(self) -> TrainingState | None:
         """The last state that is whole."""
         files = self.world.shared(lambda: _finished(self.folder)[::-1])
         found = self._first_whole(files, "the one before it is used")
@@ -83,7 +83,7 @@ class Keeper:
             raise CheckpointError(f"no state in {self.folder} is whole; begin anew in another folder")
         return found
 
-    def best(self) -> State | None:
+    def best(self) -> TrainingState | None:
         """The whole state with the highest score, the later of equals."""
         return self._first_whole(self.world.shared(lambda: _by_score(self.folder)), "the next best is used")
 
@@ -91,7 +91,7 @@ class Keeper:
         """Remove what a killed run left unfinished."""
         self.world.shared(lambda: _clear(self.folder))
 
-    def _first_whole(self, files: Sequence[Path], instead: str) -> State | None:
+    def _first_whole(self, files: Sequence[Path], instead: str) -> TrainingState | None:
         for left, file in zip(reversed(range(len(files))), files, strict=True):
             try:
                 return self._read(file)
@@ -99,26 +99,26 @@ class Keeper:
                 self.tell(f"{error}; {instead}" if left else str(error))
         return None
 
-    def _read(self, file: Path) -> State:
+    def _read(self, file: Path) -> TrainingState:
         if self.world.sharded:
             return self._read_by(self.world, file)
-        return self.world.shared(lambda: self._read_by(ALONE, file))  # machines need not share their files
+        return self.world.shared(lambda: self._read_by(SINGLE_PROCESS, file))  # machines need not share their files
 
-    def _read_by(self, readers: World, file: Path) -> State:
+    def _read_by(self, readers: Processes, file: Path) -> TrainingState:
         """One state, whose files these processes check between them."""
         about = readers.gathered(lambda: _checked(file, readers))[0]
         place = file.with_suffix("")
         if place.is_dir():
-            from regard.train import shards
+            from regard.train import sharded_safetensors
 
-            tensors = shards.read(place, self.like, readers)
+            tensors = sharded_safetensors.read(place, self.like, readers)
         else:
             # copied, so that nothing depends on the file any more
             loaded = {name: tensor.clone() for name, tensor in load_file(place.with_suffix(".safetensors")).items()}
             tensors = {name: readers.laid(tensor, self.like(name)) for name, tensor in loaded.items()}
-        return State(about["step"], tensors, about["facts"], about["score"])
+        return TrainingState(about["step"], tensors, about["facts"], about["score"])
 
-    def _finish(self, state: State, digests: dict[str, str]) -> None:
+    def _finish(self, state: TrainingState, digests: dict[str, str]) -> None:
         about = {
             "format": FORMAT, "step": state.step, "score": state.score, "sha256": digests, "facts": state.facts,
         }  # fmt: skip
@@ -138,7 +138,7 @@ def _write(file: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
     return {file.name: _digest(file)}
 
 
-def _checked(file: Path, readers: World) -> dict[str, Any]:
+def _checked(file: Path, readers: Processes) -> dict[str, Any]:
     """What the JSON of a state says, if that and this process's share of the files beside it are as written."""
     about = _about(file)
     place, names = file.with_suffix(""), sorted(about["sha256"])

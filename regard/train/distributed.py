@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.base.errors import ConfigError
-from regard.train.world import World, alone, known_device
+from regard.train.process_group import Processes, known_device, single_process
 
 T = TypeVar("T")
 WAYS = ("data", "sharded")
@@ -32,7 +32,7 @@ _JOINED = itertools.count()  # how often this process has joined others
 
 
 @contextmanager
-def joined(parallel: str = "data", device: str | None = None) -> Iterator[World]:
+def join_process_group(parallel: str = "data", device: str | None = None) -> Iterator[Processes]:
     """The processes that torchrun has started, or this one alone where it has not.
 
     parallel  "data": every process holds the model and gradients are shared. "sharded": every process holds a piece
@@ -42,7 +42,7 @@ def joined(parallel: str = "data", device: str | None = None) -> Iterator[World]
     if parallel not in WAYS:
         raise ConfigError(f"joined(parallel) is one of {', '.join(WAYS)}, not {parallel!r}")
     if "RANK" not in os.environ:
-        with alone(device) as world:
+        with single_process(device) as world:
             yield world
         return
     where = _own(device)
@@ -56,9 +56,9 @@ def joined(parallel: str = "data", device: str | None = None) -> Iterator[World]
     dist.init_process_group(backend, store=named, rank=rank, world_size=size)
     try:
         if parallel == "data":
-            yield Copies(rank, size, where)
+            yield DataParallel(rank, size, where)
         else:
-            yield Pieces(rank, size, where, mesh=init_device_mesh(where.type, (size,)))
+            yield FullyShardedParallel(rank, size, where, mesh=init_device_mesh(where.type, (size,)))
     finally:
         dist.destroy_process_group()
         # a wrapped model is in a cycle and holds the group, whose threads abort the process if they outlive Python
@@ -80,7 +80,7 @@ def _own(device: str | None) -> torch.device:
 
 
 @dataclass(frozen=True)
-class Several(World):
+class ProcessGroup(Processes):
     """One process of several."""
 
     def summed(self, x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Several(World):
 
 
 @dataclass(frozen=True)
-class Copies(Several):
+class DataParallel(ProcessGroup):
     """Every process holds the whole model."""
 
     def called(self, trained: nn.Module) -> nn.Module:
@@ -115,7 +115,7 @@ class Copies(Several):
 
 
 @dataclass(frozen=True)
-class Pieces(Several):
+class FullyShardedParallel(ProcessGroup):
     """Every process holds a piece of each weight; the rest of a block is fetched while it computes (FSDP2)."""
 
     mesh: DeviceMesh = field(kw_only=True)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from regard.base.atomic import write_atomically
+from regard.base.atomic_write import write_atomically
 from regard.base.errors import ConfigError
 
 NAME = "log.jsonl"

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.base.atomic import write_atomically
+from regard.base.atomic_write import write_atomically
 from regard.base.config import to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError
 from regard.base.lock import only_one_in
-from regard.train import generators
+from regard.train import rng_state
 from regard.train.averaging import Averager
-from regard.train.batches import Ahead, moved
-from regard.train.checkpoint import Keeper, State
+from regard.train.checkpoint import CheckpointFolder, TrainingState
 from regard.train.log import Log
-from regard.train.optimiser import Stepper
-from regard.train.plan import Plan
+from regard.train.optimizers import Stepper
+from regard.train.plan import TrainingPlan
+from regard.train.prefetch import Prefetcher, move_to_device
+from regard.train.process_group import SINGLE_PROCESS, Processes, local_shard
 from regard.train.task import Task
-from regard.train.world import ALONE, World, piece
 
 STATES = "states"
 PLAN = "plan.json"
@@ -45,7 +45,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class TrainingResult:
     """A run that has come to its end: the model has the weights that the plan chooses.
 
     losses   (step, mean loss since the one before)
@@ -66,15 +66,15 @@ class Fitted:
 def fit(
     model: nn.Module,
     task: Task,
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     folder: Path | None = None,
     resume: bool = False,
-    world: World = ALONE,
+    world: Processes = SINGLE_PROCESS,
     tensorboard: bool = False,
     tell: Callable[[str], None] = lambda text: None,
     show: Callable[[Progress], None] = lambda progress: None,
-) -> Fitted:
+) -> TrainingResult:
     """Train the model in place.
 
     folder  where states and the log are kept; None keeps nothing
@@ -109,13 +109,13 @@ class _Run:
         self,
         model: nn.Module,
         task: Task,
-        plan: Plan,
+        plan: TrainingPlan,
         folder: Path | None,
-        world: World,
+        world: Processes,
         tell: Callable[[str], None],
         show: Callable[[Progress], None],
     ) -> None:
-        generators.seeded(plan.seed, world.rank)
+        rng_state.seed_generators(plan.seed, world.rank)
         self.given, self.task, self.plan, self.folder, self.world = model, task, plan, folder, world
         self.tell, self.show = tell, show
         self.model = world.trained(model)
@@ -125,7 +125,7 @@ class _Run:
         self.stepper = Stepper(plan.optimiser, self.model)
         self.averager = None if plan.averaging is None else Averager(plan.averaging, self.model)
         self.scaler = torch.amp.GradScaler(world.device.type) if plan.precision == "float16" else None
-        self.keeper = None if folder is None else Keeper(folder / STATES, plan.keep, world, tell, self._like)
+        self.keeper = None if folder is None else CheckpointFolder(folder / STATES, plan.keep, world, tell, self._like)
         self.log: Log | None = None
         self.step = 0
         self.waited = 0  # evaluations since the best one
@@ -133,12 +133,12 @@ class _Run:
         self.losses: list[tuple[int, float]] = []
         self.figures: list[tuple[int, dict[str, float]]] = []
 
-    def to_the_end(self) -> Fitted:
+    def to_the_end(self) -> TrainingResult:
         start, before = time.perf_counter(), self.seconds
         sums, counts = self._zero(), self._zero()
         since, told = time.perf_counter(), self.step
         self.model.train()
-        with Ahead(self._batch, self.step, self.plan.steps) as batches:
+        with Prefetcher(self._batch, self.step, self.plan.steps) as batches:
             while self.step < self.plan.steps and not self._is_out_of_patience():
                 share = self.plan.schedule.at(self.step, self.plan.steps)
                 total, count = self._one(batches.next(), share)
@@ -162,7 +162,7 @@ class _Run:
         if self.step < self.plan.steps:
             self.tell(f"stopped after step {self.step}: the score was best {self.waited} evaluations ago")
         self._choose()
-        return Fitted(self.given, self.step, self.losses, self.figures, before + time.perf_counter() - start)
+        return TrainingResult(self.given, self.step, self.losses, self.figures, before + time.perf_counter() - start)
 
     def _batch(self, step: int) -> list[Any]:
         """The shares of a step's batch that are this process's."""
@@ -176,7 +176,7 @@ class _Run:
             last = number == len(batch) - 1
             with nullcontext() if last else self.world.unsynchronised(self.called):
                 with self._lowered():
-                    loss = self.task.loss(self.called, moved(records, self.world.device))
+                    loss = self.task.loss(self.called, move_to_device(records, self.world.device))
                 # a batch's worth, so that half precision does not overflow; what it is the mean over comes below
                 scaled = loss.total / self.plan.batch
                 (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
@@ -263,7 +263,7 @@ class _Run:
     def _save(self) -> None:
         if self.keeper is None or self.folder is None:
             return
-        drawn = self.world.gathered(lambda: generators.states(self.world.device))
+        drawn = self.world.gathered(lambda: rng_state.save_rng_state(self.world.device))
         parts: dict[str, dict[str, Tensor]] = {
             "model": dict(self.model.state_dict()),
             "optimiser": self.stepper.tensors(),
@@ -278,7 +278,7 @@ class _Run:
         }  # fmt: skip
         tensors = {f"{part}/{name}": t for part, each in parts.items() for name, t in each.items()}
         fresh = self.figures and self.figures[-1][0] == self.step
-        state = State(self.step, tensors, facts, score(self.figures[-1][1]) if fresh else None)
+        state = TrainingState(self.step, tensors, facts, score(self.figures[-1][1]) if fresh else None)
         with _writing(f"the state after step {self.step}", self.folder):
             if self.log is not None:
                 self.log.settle()
@@ -312,9 +312,9 @@ class _Run:
         self.figures = [(step, figures) for step, figures in state.facts["figures"]]
         drawn, rank = state.facts["generators"], self.world.rank
         if len(drawn) == self.world.size:
-            generators.restore(state.part(f"generators/{rank}"), drawn[rank], self.world.device)
+            rng_state.restore_rng_state(state.part(f"generators/{rank}"), drawn[rank], self.world.device)
             return
-        generators.seeded(self.plan.seed, rank, self.step)
+        rng_state.seed_generators(self.plan.seed, rank, self.step)
         self.tell(
             f"the state after step {self.step} was written by {len(drawn)} processes and {self.world.size} go on: "
             "what is drawn at random, as in dropout, is drawn anew"
@@ -344,7 +344,7 @@ class _Run:
         return torch.zeros((), dtype=torch.float64, device=self.world.device)
 
 
-def _check(plan: Plan, folder: Path | None, resume: bool, world: World) -> None:
+def _check(plan: TrainingPlan, folder: Path | None, resume: bool, world: Processes) -> None:
     if folder is None and resume:
         raise ConfigError("there is no folder to resume from; say which with folder=")
     if folder is None and plan.choose == "best":
@@ -357,14 +357,14 @@ def _check(plan: Plan, folder: Path | None, resume: bool, world: World) -> None:
         )
 
 
-def _begin(folder: Path, plan: Plan, resume: bool, until_the_end: ExitStack) -> None:
+def _begin(folder: Path, plan: TrainingPlan, resume: bool, until_the_end: ExitStack) -> None:
     """Keep the plan in the folder, or see that it is the one kept there; nobody else may train there meanwhile."""
-    with keeping(folder):
+    with lock_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         until_the_end.enter_context(only_one_in(folder))
         for left in folder.glob(".unfinished-*"):  # by a run that was killed
             left.unlink()
-        states = Keeper(folder / STATES).steps()
+        states = CheckpointFolder(folder / STATES).steps()
         if states and not resume:
             raise ConfigError(
                 f"{folder} holds a run already; go on with it by resume=True (--resume), or choose another"
@@ -391,7 +391,7 @@ def _kept(file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def keeping(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Where a run begins: if nothing can be kept in its folder, say so."""
     try:
         yield
@@ -419,14 +419,14 @@ def _aside(model: nn.Module, device: torch.device) -> Iterator[None]:
     """In eval mode and without gradients; no draw made inside is felt outside."""
     model.eval()
     try:
-        with torch.no_grad(), generators.untouched(device):
+        with torch.no_grad(), rng_state.preserve_rng_state(device):
             yield
     finally:
         model.train()
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(piece(tensor).isfinite().all())
+    return not tensor.is_floating_point() or bool(local_shard(tensor).isfinite().all())
 
 
 def _unheard(said: object) -> None:

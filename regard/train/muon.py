@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-class Muon(torch.optim.Muon):
+class BatchedMuon(torch.optim.Muon):
     """torch's Muon, to rounding. A small model has many small matrices, and starting their products one by one takes a
     GPU's host longer than the rest of a step.
     """

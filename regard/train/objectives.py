@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.numbers import real
+from regard.base.validation import check_number
 from regard.train.task import Loss
 
 IGNORED = -100  # a target that is none, as torch has it
@@ -24,7 +24,7 @@ def cross_entropy(
             f"targets is {tuple(targets.shape)}, but logits is {tuple(logits.shape)}, which is a row of scores for "
             f"each of {tuple(logits.shape[:-1])} targets"
         )
-    if not 0 <= real("smoothing", smoothing) <= 1:
+    if not 0 <= check_number("smoothing", smoothing) <= 1:
         raise ConfigError(f"smoothing is the share of a target that all classes get, from 0 to 1, not {smoothing}")
     total = functional.cross_entropy(
         logits.flatten(0, -2), targets.flatten(), ignore_index=ignored, label_smoothing=smoothing, reduction="sum"

@@ -3,16 +3,16 @@
 from dataclasses import dataclass, field
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import real, whole
-from regard.train.averaging import Exponential, LastK
-from regard.train.optimiser import AdamW, Muon
+from regard.base.validation import check_integer, check_number
+from regard.train.averaging import ExponentialAverage, LastKAverage
+from regard.train.optimizers import AdamW, Muon
 from regard.train.schedule import Constant, Cosine, InverseRoot, Linear
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """How a model is trained.
 
     batch           records a step, over all processes and shares
@@ -36,7 +36,7 @@ class Plan:
     schedule: Constant | Cosine | Linear | InverseRoot = field(default_factory=Cosine)
     clip: float | None = 1.0
     precision: str = "float32"
-    averaging: Exponential | LastK | None = None
+    averaging: ExponentialAverage | LastKAverage | None = None
     evaluate_every: int | None = None
     save_every: int = 500
     keep: int = 2
@@ -47,16 +47,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulate", "save_every", "keep"):
-            whole(f"Plan({name})", getattr(self, name), 1)
-        whole("Plan(seed)", self.seed, 0)
+            check_integer(f"Plan({name})", getattr(self, name), 1)
+        check_integer("Plan(seed)", self.seed, 0)
         for name in ("evaluate_every", "patience"):
             if getattr(self, name) is not None:
-                whole(f"Plan({name})", getattr(self, name), 1)
+                check_integer(f"Plan({name})", getattr(self, name), 1)
         if self.batch % self.accumulate:
             raise ConfigError(f"a batch of {self.batch} has no {self.accumulate} equal shares; see Plan(accumulate)")
         if self.precision not in PRECISIONS:
             raise ConfigError(f"Plan(precision) is one of {', '.join(PRECISIONS)}, not {self.precision!r}")
         if self.choose not in ("best", "last"):
             raise ConfigError(f"Plan(choose) is 'best' or 'last', not {self.choose!r}")
-        if self.clip is not None and not real("Plan(clip)", self.clip) > 0:
+        if self.clip is not None and not check_number("Plan(clip)", self.clip) > 0:
             raise ConfigError(f"Plan(clip) is above 0 or None, not {self.clip}")

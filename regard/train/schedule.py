@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import real, whole
+from regard.base.validation import check_integer, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,8 @@ class Schedule:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        whole(f"{type(self).__name__}(warmup)", self.warmup, 0, "steps")
-        if not 0 <= real(f"{type(self).__name__}(floor)", self.floor) <= 1:
+        check_integer(f"{type(self).__name__}(warmup)", self.warmup, 0, "steps")
+        if not 0 <= check_number(f"{type(self).__name__}(floor)", self.floor) <= 1:
             raise ConfigError(f"floor is a share of the rate, from 0 to 1, not {self.floor}")
 
     def at(self, step: int, steps: int) -> float:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from regard.base.maths import decimal
-from regard.work.answers import Answer
-from regard.work.chain import STAGES, Array, Start, array, start, terms
-from regard.work.findings import Finding, Review
-from regard.work.paper import Paper
+from regard.base.formulas import decimal
+from regard.work.attention_steps import STAGES, Array, Start, array, start, terms
+from regard.work.error_hypotheses import ErrorHypothesis, mixed, mixing_ways, values_of, ways
 from regard.work.problem import Problem
+from regard.work.review import Review, ReviewComment
 from regard.work.solution import Solution
-from regard.work.ways import Way, mixed, mixing_ways, values_of, ways
+from regard.work.student_answer import Answer
+from regard.work.student_matrix import Paper
 
 Entries = list[tuple[int, int]]
 Terms = Callable[[int, int], Array | None]
@@ -46,7 +46,7 @@ class Expected:
 class Verdict:
     """A finding, the matrix that what follows is judged on, and the entries of it that are known only as written."""
 
-    finding: Finding
+    finding: ReviewComment
     matrix: Array
     unsure: Entries
 
@@ -101,7 +101,7 @@ class Trail:
             moved += abs(values_of(self.begin, {**self.slipped, step: nudged})[key] - right)
         return moved
 
-    def judge(self, problem: Problem, key: str, head: int | None, given: Paper) -> Finding | None:
+    def judge(self, problem: Problem, key: str, head: int | None, given: Paper) -> ReviewComment | None:
         """The finding about the next step, which is remembered for those after it."""
         exact = values_of(self.begin, self.slipped)
         known = ways(self.begin, key, self.slipped, self.shown, self.digits, self.own(key))
@@ -122,7 +122,7 @@ def check(solution: Solution, answer: Answer) -> Review:
     problem = solution.problem
     right: list[str] = []
     follows: list[str] = []
-    findings: list[Finding] = []
+    findings: list[ReviewComment] = []
     trails = []
     for number in range(len(problem.heads)):
         head = number + 1 if len(problem.heads) > 1 else None
@@ -174,7 +174,7 @@ def judged(
     head: int | None,
     given: Paper,
     expected: Expected,
-    known: Iterable[Way],
+    known: Iterable[ErrorHypothesis],
     terms_of: Terms,
 ) -> Verdict | None:
     """The verdict about one step, or None where every number in it is right."""
@@ -183,7 +183,7 @@ def judged(
     def verdict(wrong: Entries, name: str, words: str, matrix: Array | None = None) -> Verdict:
         (row, column), *also = [written_at(problem, entry) for entry in wrong]
         first = given.cell(wrong[0])
-        finding = Finding(key, head, row, column, float(right[wrong[0]]), first.text, name, words, tuple(also))
+        finding = ReviewComment(key, head, row, column, float(right[wrong[0]]), first.text, name, words, tuple(also))
         if matrix is not None:
             return Verdict(finding, matrix, [])
         # entries that agree in the digits written may have gone on as others too
@@ -204,7 +204,7 @@ def judged(
     return verdict(wrong, *_entry_slip(problem, given, right, wrong, terms_of))
 
 
-def _in_rows(way: Way, right: Array, wrong: set[int]) -> Array | None:
+def _in_rows(way: ErrorHypothesis, right: Array, wrong: set[int]) -> Array | None:
     """What a way gives: all of it, or its rows that are wrong among right ones; None where it leaves one alone."""
     if way.rows is None:
         return way.matrix
@@ -226,7 +226,7 @@ def _on_its_side(problem: Problem, key: str, head: int | None, given: Paper, rig
     r, c, cell = next(differing, None) or next(iter(shared or straight))
     row, column = written_at(problem, (r, c))
     words = f"this is {came}, but should be {wanted}: rows stand where columns should{besides}"
-    finding = Finding(key, head, row, column, float(right[r, c]), cell.text, MIXED_UP, words, ())
+    finding = ReviewComment(key, head, row, column, float(right[r, c]), cell.text, MIXED_UP, words, ())
     return Verdict(finding, straight.over(right) if wrong else right, wrong)
 
 

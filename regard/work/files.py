@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import LARGEST
-from regard.core.algebra import Mask
+from regard.base.validation import LARGEST_FLOAT
+from regard.core.masks.algebra import Mask
+from regard.work.exact_numbers import Grid, Value, counted
 from regard.work.problem import BIASES, MATRICES, Heads, Problem, build, mask_of
-from regard.work.values import Grid, Value, counted
 
 SETTINGS = ("name", "convention", "scaled", "mask", "heads", "tokens")
 SUFFIXES = (".json", ".csv", ".npy", ".npz")
@@ -36,9 +36,9 @@ def number(written: object, where: str) -> Value:
     elif isinstance(written, str) and _NUMBER.fullmatch(words):
         digits = re.sub(r"e.*", "", words.lower()).lstrip("+-").replace(".", "").strip("0")
         value: Fraction | float = Fraction(words) if len(digits) <= MOST_DIGITS else float(words)
-        if -LARGEST <= value <= LARGEST:
+        if -LARGEST_FLOAT <= value <= LARGEST_FLOAT:
             return value
-        raise ConfigError(f"{where} is {str(written)!r}, which is too large: numbers go up to {LARGEST:.1e} here")
+        raise ConfigError(f"{where} is {str(written)!r}, which is too large: numbers go up to {LARGEST_FLOAT:.1e} here")
     raise ConfigError(f"{where} is {str(written)!r}, but should be a number such as 3, -0.5 or -1/2")
 
 

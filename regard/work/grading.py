@@ -15,7 +15,7 @@ from typing import Any
 import regard
 from regard.base.errors import ConfigError
 from regard.work.exercises import SETS
-from regard.work.exercises.exercise import Exercise, Exercises, Finding
+from regard.work.exercises.exercise import CheckResult, Exercise, Exercises
 from regard.work.notebook import sources
 
 SUFFIXES = (".py", ".ipynb")
@@ -65,7 +65,7 @@ def grade(exercises: str, task: str, written: Any) -> Grade:
     return graded(SETS[exercises], exercise, exercise.find(written))
 
 
-def graded(exercises: Exercises, exercise: Exercise, found: Finding | None) -> Grade:
+def graded(exercises: Exercises, exercise: Exercise, found: CheckResult | None) -> Grade:
     """A finding, or none, as a grade."""
     if found is None:
         return Grade(exercises.name, exercise.name, True)

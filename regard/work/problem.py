@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.numbers import whole
-from regard.core.algebra import Mask
-from regard.core.grid import Places
+from regard.base.validation import check_integer
+from regard.core.absolute_positions import Positions
 from regard.core.masks import as_mask, full
-from regard.work.values import Grid, Value, counted, transposed
+from regard.core.masks.algebra import Mask
+from regard.work.exact_numbers import Grid, Value, counted, transposed
 
 Convention = Literal["rows", "columns"]
 CONVENTIONS = ("rows", "columns")
@@ -104,7 +104,7 @@ class Problem:
     @cached_property
     def visible(self) -> tuple[tuple[bool, ...], ...]:
         """Whether query i sees key j; rows are queries, whatever the convention."""
-        self.mask.check(Places.last_rows(self.queries, self.keys), self.queries, self.keys, 1, 1)
+        self.mask.check(Positions.last_rows(self.queries, self.keys), self.queries, self.keys, 1, 1)
         seen = self.mask.dense(self.queries, self.keys)
         return tuple(tuple(row) for row in seen.reshape(self.queries, self.keys).tolist())
 
@@ -187,7 +187,7 @@ def build(
     With heads above 1, one matrix for all of them is cut into that many parts of equal width.
     """
     biases = dict(biases or {})
-    heads = whole("heads", heads, 1, "heads")
+    heads = check_integer("heads", heads, 1, "heads")
     _check_names(matrices, biases)
     given = {key: several for key, several in matrices.items() if key not in ("inputs", "wo")}
     counts = {len(several) for several in (*given.values(), *biases.values()) if len(several) > 1}

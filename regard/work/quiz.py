@@ -13,19 +13,19 @@ from string import ascii_lowercase
 from typing import Any
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
+from regard.base.validation import check_integer
 from regard.lab.claim import Claim, Outcome, claims
+from regard.lab.formula import formula_text
 from regard.lab.results import command
-from regard.lab.tex import plain
 from regard.work import quiz_attention, quiz_heads, quiz_transformers
-from regard.work.quiz_form import KINDS, Kind, Posed
+from regard.work.quiz_question import KINDS, Kind, Posed
 
 SOURCES = (quiz_attention, quiz_heads, quiz_transformers)  # importing them fills KINDS
 Answer = str | float
 
 
 @dataclass(frozen=True)
-class Question:
+class QuizQuestion:
     """One question of a quiz, with its choices in the order this student sees."""
 
     number: int
@@ -92,7 +92,7 @@ class Question:
 class Revealed:
     """What the run said, beside what was predicted."""
 
-    question: Question
+    question: QuizQuestion
     given: Answer | None
     right: Answer
 
@@ -116,7 +116,7 @@ class Revealed:
         how = question.posed.how
         lines = [] if how is None else [f"How to get it: {how(outcome.numbers)}"]
         lines += [f"The run: {outcome.verdict.sentence}", f"The claim: {question.claim.claim}"]
-        lines.append(f"The maths: {plain(question.claim.maths)}")
+        lines.append(f"The maths: {formula_text(question.claim.maths)}")
         for sheet, verdict in outcome.sheet:
             lines.append(f'A wrong answer that is about: "{sheet.says}" ({verdict.word}) Right is: {sheet.right}')
         return [*lines, f"Run it again: {command(question.claim, outcome.setup)}"]
@@ -141,16 +141,16 @@ class Quiz:
 
     student: str
     seed: int
-    questions: tuple[Question, ...]
+    questions: tuple[QuizQuestion, ...]
 
     @classmethod
     def of(cls, student: str = "student", *, count: int = 5, seed: int = 0) -> "Quiz":
         """The questions that belong to a student's name and a seed: always the same ones."""
-        whole("count", count, 1, "questions")
+        check_integer("count", count, 1, "questions")
         kinds = dealt(Random(f"{student}\n{seed}"))
         return cls(student, seed, tuple(_drawn(number, next(kinds), student, seed) for number in range(1, count + 1)))
 
-    def __getitem__(self, number: int) -> Question:
+    def __getitem__(self, number: int) -> QuizQuestion:
         if not 1 <= number <= len(self.questions):
             raise ConfigError(f"there are questions 1 to {len(self.questions)}, not {number}")
         return self.questions[number - 1]
@@ -162,7 +162,7 @@ class Quiz:
         return self[number].reveal(given)
 
     def grade(
-        self, answers: Mapping[str, object], progress: Callable[[Question], None] | None = None
+        self, answers: Mapping[str, object], progress: Callable[[QuizQuestion], None] | None = None
     ) -> tuple[Revealed, ...]:
         """Every question judged, by its number; one that is not among the answers counts as not answered."""
         unknown = [name for name in answers if name not in {str(each.number) for each in self.questions}]
@@ -199,11 +199,11 @@ def dealt(draw: Random) -> Iterator[Kind]:
             yield left[chapter].pop()
 
 
-def _drawn(number: int, kind: Kind, student: str, seed: int) -> Question:
+def _drawn(number: int, kind: Kind, student: str, seed: int) -> QuizQuestion:
     draw = Random(f"{student}\n{seed}\n{number}\n{kind.name}")
     posed = kind.pose(draw)
     mixed = replace(posed, choices=tuple(draw.sample(posed.choices, len(posed.choices))))
-    return Question(number, kind, mixed, draw.randrange(1000))
+    return QuizQuestion(number, kind, mixed, draw.randrange(1000))
 
 
 def as_number(given: object) -> float | None:

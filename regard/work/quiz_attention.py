@@ -3,7 +3,7 @@
 import math
 from random import Random
 
-from regard.work.quiz_form import Choice, Posed, Tolerance, kind, listed, said
+from regard.work.quiz_question import Choice, Posed, Tolerance, kind, listed, said
 
 
 @kind("weight-at-beta", "beta")

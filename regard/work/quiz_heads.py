@@ -2,7 +2,7 @@
 
 from random import Random
 
-from regard.work.quiz_form import Choice, Posed, Tolerance, kind, said
+from regard.work.quiz_question import Choice, Posed, Tolerance, kind, said
 
 
 def _counts(name: str, at: int, *options: int) -> tuple[Choice, ...]:

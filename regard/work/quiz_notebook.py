@@ -1,7 +1,7 @@
 """The quiz as a notebook: a cell to predict in, and one that runs the experiment."""
 
 from regard.work.notebook import TEST, Cell, Notebook, code, markdown, notebook
-from regard.work.quiz import Question, Quiz
+from regard.work.quiz import Quiz, QuizQuestion
 
 ABOUT = """\
 Predict first, then run the cell below: it makes the experiment and shows what came out. A choice is answered by its
@@ -24,7 +24,7 @@ def call(quiz: Quiz) -> str:
     return f"Quiz.of({quiz.student!r}, count={len(quiz.questions)}, seed={quiz.seed})"
 
 
-def _cells(question: Question, key: bool) -> list[Cell]:
+def _cells(question: QuizQuestion, key: bool) -> list[Cell]:
     number, choices = question.number, [f"- {letter}) {text}" for letter, text in question.letters.items()]
     form = choices or [f"A number, {question.posed.tolerance}."]
     words = "\n".join([f"## {number}", "", question.posed.text, "", *form])

@@ -3,7 +3,7 @@
 from random import Random
 
 from regard.lab.claim import Numbers
-from regard.work.quiz_form import Choice, Posed, Tolerance, kind, said
+from regard.work.quiz_question import Choice, Posed, Tolerance, kind, said
 
 
 @kind("moved-by-feed-forward", "feed-forward")

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError, RegardError
-from regard.base.maths import (
-    Call,
+from regard.base.formulas import (
     Chain,
     Difference,
     Expression,
+    FunctionCall,
     Number,
     Power,
     Product,
@@ -20,14 +20,13 @@ from regard.base.maths import (
     Root,
     Sum,
     Symbol,
-    Transposed,
+    Transpose,
     Word,
-    exactly_shown,
+    format_exactly,
 )
-from regard.base.numbers import LARGEST
+from regard.base.validation import LARGEST_FLOAT
 from regard.core.attend import attend
-from regard.work.problem import ROLES, Problem, Projection
-from regard.work.values import (
+from regard.work.exact_numbers import (
     HIDDEN,
     ZERO,
     Grid,
@@ -35,13 +34,14 @@ from regard.work.values import (
     divided,
     exponential,
     floats,
+    format_value,
     less,
     over_root,
-    shown,
     times,
     total,
     transposed,
 )
+from regard.work.problem import ROLES, Problem, Projection
 
 Workings = tuple[tuple[Expression | None, ...], ...]
 WORDS = {"q": "queries", "k": "keys", "v": "values"}
@@ -122,7 +122,7 @@ def _within_floats(steps: list[Step]) -> None:
                     float(value)
                 except OverflowError:
                     raise ConfigError(
-                        f"{step.key} has a number above {LARGEST:.1e}, the largest that can be worked with here; "
+                        f"{step.key} has a number above {LARGEST_FLOAT:.1e}, the largest that can be worked with here; "
                         "take smaller numbers"
                     ) from None
 
@@ -142,7 +142,7 @@ def _solve_head(problem: Problem, number: int, mark: int | None) -> list[Step]:
     q, k, v = (Symbol(role.upper(), above=mark) for role in ROLES)
     turned = transposed(vectors["k"])
     left, right = (vectors["q"], turned) if by_rows else (turned, vectors["q"])
-    letters = (q, Transposed(k)) if by_rows else (Transposed(k), q)
+    letters = (q, Transpose(k)) if by_rows else (Transpose(k), q)
     values, workings = multiplied(left, right)
     scores = Step(
         key="scores",
@@ -194,10 +194,10 @@ def multiplied(left: Grid, right: Grid, bias: Callable[[int, int], Value] | None
         for c, column in enumerate(columns):
             pairs = list(zip(row, column, strict=True))
             terms = [times(a, b) for a, b in pairs]
-            written: list[Expression] = [Product((shown(a), shown(b))) for a, b in pairs]
+            written: list[Expression] = [Product((format_value(a), format_value(b))) for a, b in pairs]
             if bias is not None:
                 terms.append(bias(r, c))
-                written.append(shown(bias(r, c)))
+                written.append(format_value(bias(r, c)))
             line.append(total(terms))
             sums.append(Sum(tuple(written)))
         values.append(tuple(line))
@@ -253,7 +253,7 @@ def _scaled(scores: Step, width: int) -> Step:
         symbol=Symbol("Z", above=scores.head),
         formula=Quotient(scores.symbol, root),
         values=tuple(tuple(over_root(value, width) for value in row) for row in scores.values),
-        workings=tuple(tuple(Quotient(shown(value), root) for value in row) for row in scores.values),
+        workings=tuple(tuple(Quotient(format_value(value), root) for value in row) for row in scores.values),
     )
 
 
@@ -265,7 +265,7 @@ def _masked(problem: Problem, before: Step) -> Step:
         title="Masked scores",
         words=f"The mask {problem.mask!r} hides some pairs: their scores become minus infinity.",
         symbol=Symbol("M", above=before.head),
-        formula=Call("mask", (before.symbol,)),
+        formula=FunctionCall("mask", (before.symbol,)),
         values=tuple(
             tuple(value if visible else HIDDEN for value, visible in zip(row, line, strict=True))
             for row, line in zip(before.values, seen, strict=True)
@@ -292,7 +292,11 @@ def _softmax(problem: Problem, before: Step) -> list[Step]:
 
     m, e, t = (Symbol(letter, above=mark) for letter in ("m", "E", "t"))
     top_workings: Workings = tuple(
-        (Call("max", tuple(shown(value) for value in row if value != HIDDEN)) if top != HIDDEN else None,)
+        (
+            FunctionCall("max", tuple(format_value(value) for value in row if value != HIDDEN))
+            if top != HIDDEN
+            else None,
+        )
         for row, top in zip(rows, tops, strict=True)
     )
     column = tuple((top,) for top in tops)
@@ -304,7 +308,7 @@ def _softmax(problem: Problem, before: Step) -> list[Step]:
             title=f"The largest score of each {line}",
             words="It is taken away before the exponentials, which changes no weight and keeps every number small.",
             symbol=m,
-            formula=Call("max", (before.symbol, Word(f"each {line}"))),
+            formula=FunctionCall("max", (before.symbol, Word(f"each {line}"))),
             values=column if by_rows else transposed(column),
             workings=_turned(top_workings, by_rows),
         ),
@@ -326,9 +330,9 @@ def _softmax(problem: Problem, before: Step) -> list[Step]:
             title="Their sums",
             words=f"The exponentials of each {line}, added up.",
             symbol=t,
-            formula=Call("sum", (e, Word(f"each {line}"))),
+            formula=FunctionCall("sum", (e, Word(f"each {line}"))),
             values=totals if by_rows else transposed(totals),
-            workings=_turned(tuple((Sum(tuple(map(shown, row))),) for row in exponentials), by_rows),
+            workings=_turned(tuple((Sum(tuple(map(format_value, row))),) for row in exponentials), by_rows),
         ),
         Step(
             key="weights",
@@ -336,11 +340,11 @@ def _softmax(problem: Problem, before: Step) -> list[Step]:
             title="Weights: the attention map",
             words=f"Every exponential over the sum of its {line}, so that each {line} adds up to 1.",
             symbol=Symbol("A", above=mark),
-            formula=Chain((Call("softmax", (before.symbol,)), Quotient(e, t)), ("=",)),
+            formula=Chain((FunctionCall("softmax", (before.symbol,)), Quotient(e, t)), ("=",)),
             values=weights if by_rows else transposed(weights),
             workings=_turned(
                 tuple(
-                    tuple(Quotient(shown(value), shown(amount)) if amount != 0 else None for value in row)
+                    tuple(Quotient(format_value(value), format_value(amount)) if amount != 0 else None for value in row)
                     for row, amount in zip(exponentials, sums, strict=True)
                 ),
                 by_rows,
@@ -359,8 +363,8 @@ def _raised(value: Value, top: Value) -> Expression | None:
         return None
     shift = less(value, top)
     near = Number(shift if isinstance(shift, Fraction) else float(shift))
-    sides = (Difference(shown(value), shown(top)), near)
-    return Chain(tuple(Power(Symbol("e"), side) for side in sides), ("=" if exactly_shown(near.value) else "≈",))
+    sides = (Difference(format_value(value), format_value(top)), near)
+    return Chain(tuple(Power(Symbol("e"), side) for side in sides), ("=" if format_exactly(near.value) else "≈",))
 
 
 def _joined(problem: Problem, outputs: list[Step]) -> Step:
@@ -374,7 +378,7 @@ def _joined(problem: Problem, outputs: list[Step]) -> Step:
         title="The heads, joined",
         words=f"The outputs of the heads {'side by side' if side_by_side else 'one below the other'}.",
         symbol=Symbol("H"),
-        formula=Call("join", tuple(step.symbol for step in outputs)),
+        formula=FunctionCall("join", tuple(step.symbol for step in outputs)),
         values=values,
         workings=tuple(tuple(None for _ in row) for row in values),
     )

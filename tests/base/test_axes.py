@@ -2,7 +2,7 @@
 
 import torch
 
-from regard.base.axes import LEGEND, read, spelled
+from regard.base.axes import LEGEND, format_axis, format_shape
 
 
 def test_every_letter_stands_for_one_thing():
@@ -20,11 +20,11 @@ def test_the_notation_page_and_the_legend_agree(root):
 
 
 def test_a_size_is_spelled_with_its_meaning():
-    assert spelled("c", 8) == "c=8 (width per head of q and k)"
-    assert spelled("b", 0) == "b=0 (batch)"
+    assert format_axis("c", 8) == "c=8 (width per head of q and k)"
+    assert format_axis("b", 0) == "b=0 (batch)"
 
 
 def test_a_shape_is_read_letter_by_letter():
-    assert read("k", (2, 4, 9, 8), "b g j c") == "k is (2, 4, 9, 8) read as (b g j c)"
-    assert read("x", torch.zeros(3, 5).shape, "n  d") == "x is (3, 5) read as (n d)"
-    assert read("lengths", [7], "b") == "lengths is (7,) read as (b)"
+    assert format_shape("k", (2, 4, 9, 8), "b g j c") == "k is (2, 4, 9, 8) read as (b g j c)"
+    assert format_shape("x", torch.zeros(3, 5).shape, "n  d") == "x is (3, 5) read as (n d)"
+    assert format_shape("lengths", [7], "b") == "lengths is (7,) read as (b)"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from regard.base.config import coerced, from_json, overridden, to_json
+from regard.base.config import coerce, from_json, override, to_json
 from regard.base.errors import ConfigError
 
 
@@ -49,23 +49,23 @@ RUN = Run(model=Inner(width=8))
 
 
 def test_settings_change_by_name_and_the_old_one_stays():
-    changed = overridden(RUN, {"steps": 5, "model.depth": 4, "model.dropout": 0})
+    changed = override(RUN, {"steps": 5, "model.depth": 4, "model.dropout": 0})
     assert changed == Run(model=Inner(width=8, depth=4, dropout=0.0), steps=5)
     assert isinstance(changed.model.dropout, float)
     assert RUN.steps == 10
-    assert overridden(RUN, {}) == RUN
+    assert override(RUN, {}) == RUN
 
 
 def test_a_name_reaches_deeper():
     base = replace(RUN, model=replace(RUN.model, stretch=Stretch(factor=2.0)))
-    assert overridden(base, {"model.stretch.factor": 3}).model.stretch == Stretch(factor=3.0)
+    assert override(base, {"model.stretch.factor": 3}).model.stretch == Stretch(factor=3.0)
 
 
 def test_a_part_may_be_replaced_and_changed_at_once():
     for order in (1, -1):
         changes = dict([("model", Inner(width=5)), ("model.depth", 7)][::order])
-        assert overridden(RUN, changes).model == Inner(width=5, depth=7)
-    changed = overridden(RUN.model, {"stretch": Stretch(factor=2.0), "stretch.factor": 5})
+        assert override(RUN, changes).model == Inner(width=5, depth=7)
+    changed = override(RUN.model, {"stretch": Stretch(factor=2.0), "stretch.factor": 5})
     assert changed.stretch == Stretch(factor=5.0)
 
 
@@ -95,7 +95,7 @@ def test_a_part_may_be_replaced_and_changed_at_once():
 )
 def test_bad_changes_are_refused(changes, words):
     with pytest.raises(ConfigError, match=words):
-        overridden(RUN, changes)
+        override(RUN, changes)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_a_setting_called_kind_would_be_lost_and_is_refused():
 
 
 def test_values_take_the_form_of_their_annotation():
-    assert coerced("x", 3, float) == 3.0
-    assert isinstance(coerced("x", 3, float), float)
-    assert coerced("x", [1, 2], tuple[int, int]) == (1, 2)
-    assert coerced("x", [1, 2.5], tuple[float, ...]) == (1.0, 2.5)
-    assert coerced("x", None, int | None) is None
+    assert coerce("x", 3, float) == 3.0
+    assert isinstance(coerce("x", 3, float), float)
+    assert coerce("x", [1, 2], tuple[int, int]) == (1, 2)
+    assert coerce("x", [1, 2.5], tuple[float, ...]) == (1.0, 2.5)
+    assert coerce("x", None, int | None) is None
     with pytest.raises(ConfigError, match=r"x takes .*, not \[1, 2, 3\]"):
-        coerced("x", [1, 2, 3], tuple[int, int])
+        coerce("x", [1, 2, 3], tuple[int, int])

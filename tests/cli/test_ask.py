@@ -11,9 +11,9 @@ from typer.testing import CliRunner, Result
 from regard.cli import app
 from regard.cli.ask import percent
 from regard.data.tokenizers import load_tokenizer
-from regard.models.files import load, save
 from regard.models.gpt import GPT
-from regard.recipes.gaps import LONGEST
+from regard.models.saving import load, save
+from regard.recipes.span_infilling import LONGEST
 
 QUESTION = "Where was Ada Nemo born?"
 TINY = [

@@ -13,25 +13,27 @@ from tokenizers import Tokenizer as Library, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.cli.generate import SETTINGS, Way
-from regard.core.cache import Growing
+from regard.cli.generate import SETTINGS, SamplingMethod
+from regard.core.cache import DynamicCache
 from regard.data.characters import Characters
 from regard.data.tokenizers import Bytes, load_tokenizer
 from regard.models.caches import Caches
-from regard.models.files import save
-from regard.models.generation import answering, beam, generate, greedy, kth, sample
+from regard.models.generation import beam, generate, greedy, kth_largest, make_adapter, sample
 from regard.models.gpt import GPT, GPTConfig
-from regard.models.presets import build, made
-from regard.models.strategies import Strategy
+from regard.models.presets import build, build_from_config
+from regard.models.sampling import Strategy
+from regard.models.saving import save
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.recipes.recipe import Outcome, keep, recipe
+from regard.recipes.recipe import RecipeResult, get_recipe, save_result
 
 run = CliRunner()
 WORDS = ["the", "cat", "sat", "on", "a", "mat", ".", "end", "?"]
 
 
 def lively(vocab: int) -> GPT:
-    model = made(GPTConfig(vocab=vocab, context=31, width=16, depth=1, heads=2, ff_width=24, tied=False), seed=3)
+    model = build_from_config(
+        GPTConfig(vocab=vocab, context=31, width=16, depth=1, heads=2, ff_width=24, tied=False), seed=3
+    )
     assert isinstance(model, GPT)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -84,8 +86,8 @@ def written(*words: str, stdin: str | None = None) -> str:
     [
         ([], greedy()),
         (["--no-cache"], greedy()),
-        (["--strategy", "kth"], kth(2)),
-        (["--strategy", "kth", "--kth", "3"], kth(3)),
+        (["--strategy", "kth"], kth_largest(2)),
+        (["--strategy", "kth", "--kth", "3"], kth_largest(3)),
         (["--strategy", "sample"], sample()),
         (
             ["--strategy", "sample", "--temperature", "1.5", "--top-k", "40", "--top-p", "0.9", "--seed", "7"],
@@ -107,7 +109,7 @@ def test_it_writes_what_the_library_writes(folder: str, model: GPT, words: list[
 
 def test_only_no_cache_makes_no_cache(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(GPT, "cache", lambda self, capacity: asked.append(capacity) or Caches(Growing, 1))
+    monkeypatch.setattr(GPT, "cache", lambda self, capacity: asked.append(capacity) or Caches(DynamicCache, 1))
     written(folder, "Where", "--length", "4", "--no-cache")
     assert asked == []
     written(folder, "Where", "--length", "4")
@@ -179,7 +181,9 @@ def test_the_end_token_may_stand_in_the_settings_for_generation_which_go_first(m
 
 
 def test_an_encoder_decoder_answers_the_prompt(tmp_path: Path) -> None:
-    translator = made(TransformerConfig(vocab=259, context=31, width=16, depth=1, heads=2, ff_width=24), seed=3).eval()
+    translator = build_from_config(
+        TransformerConfig(vocab=259, context=31, width=16, depth=1, heads=2, ff_width=24), seed=3
+    ).eval()
     assert isinstance(translator, Transformer)
     with torch.no_grad():
         for parameter in translator.parameters():
@@ -189,7 +193,7 @@ def test_an_encoder_decoder_answers_the_prompt(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "is a Transformer, whose answer starts with a token of its own" in result.stderr
     source = torch.tensor([list(b"Where")])
-    (whole,) = generate(answering(translator, source), [[257]], strategy=sample(seed=5), length=9)
+    (whole,) = generate(make_adapter(translator, source), [[257]], strategy=sample(seed=5), length=9)
     end = whole.tokens[4]
     about = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(
@@ -264,7 +268,7 @@ def test_tokens_are_shown_as_they_come(folder: str, monkeypatch: pytest.MonkeyPa
         (
             ["transformer-tiny", "x"],
             "transformer-tiny is a Transformer, whose answer starts with a token of its own, but no config.json names "
-            "that as decoder_start_token_id; in Python use generate(answering(model, source), [[start]])",
+            "that as decoder_start_token_id; in Python use generate(make_adapter(model, source), [[start]])",
         ),
         (["vit-b/16", "x"], "vit-b/16 is a ViT, which does not write text; a GPT does: "),
         (["bert-base", "x"], "bert-base is a BERT, which does not write text; a GPT does: "),
@@ -290,7 +294,12 @@ def test_what_is_no_utf8_is_refused_in_one_line(folder: str, words: list[str]) -
 @pytest.mark.parametrize(("words", "origin"), [(["Ward éö?é"], "the prompt"), (["Ada", "--stop", "öé"], "--stop")])
 def test_characters_that_training_never_had_are_all_named(words: list[str], origin: str, tmp_path: Path) -> None:
     letters = Characters.of("Where was Ada born?")
-    keep("language", recipe("language").settings(real=False), Outcome({}, lively(letters.vocab), letters), tmp_path)
+    save_result(
+        "language",
+        get_recipe("language").settings(real=False),
+        RecipeResult({}, lively(letters.vocab), letters),
+        tmp_path,
+    )
     result = run.invoke(app, ["generate", str(tmp_path), *words])
     assert result.exit_code == 2
     unknown = "éö" if origin == "the prompt" else "öé"
@@ -309,8 +318,8 @@ def test_a_small_vocabulary_without_a_tokenizer_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["language", "birthplaces"])
 def test_a_finished_run_writes_as_the_model_in_it(name: str, tmp_path: Path) -> None:
     letters = Characters.of("Where was Ada born?")
-    outcome = Outcome({}, lively(letters.vocab), letters)
-    keep(name, recipe(name).settings(real=False), outcome, tmp_path)
+    outcome = RecipeResult({}, lively(letters.vocab), letters)
+    save_result(name, get_recipe(name).settings(real=False), outcome, tmp_path)
     text = written(str(tmp_path), "Where", "--length", "7")
     assert text == written(str(tmp_path / "model"), "Where", "--length", "7")
     assert set(text.strip("\n")) <= set(letters.alphabet)
@@ -326,8 +335,8 @@ def test_a_finished_run_writes_as_the_model_in_it(name: str, tmp_path: Path) -> 
     ],
 )
 def test_a_run_that_does_not_write_is_refused_with_what_it_does(name: str, instead: str, tmp_path: Path) -> None:
-    settings = recipe(name).settings(real=False)
-    keep(name, settings, Outcome({}, made(settings.model)), tmp_path)
+    settings = get_recipe(name).settings(real=False)
+    save_result(name, settings, RecipeResult({}, build_from_config(settings.model)), tmp_path)
     result = run.invoke(app, ["generate", str(tmp_path), "Where"])
     assert (result.exit_code, result.stdout) == (2, "")
     does = instead.replace("RUN", str(tmp_path))
@@ -350,7 +359,7 @@ def test_an_unknown_strategy_is_a_usage_error(folder: str) -> None:
 
 
 def test_every_strategy_has_its_settings_and_help_names_them() -> None:
-    assert set(SETTINGS) == set(Way)
+    assert set(SETTINGS) == set(SamplingMethod)
     result = run.invoke(app, ["generate", "--help"], env={"COLUMNS": "120"})
     for names in SETTINGS.values():
         for name in names:

@@ -19,7 +19,7 @@ from regard.base.registry import Registry
 from regard.cli import lab
 from regard.lab import claim as frame, results
 from regard.lab.claim import Claim, claims
-from regard.lab.tex import plain
+from regard.lab.formula import formula_text
 
 app = typer.Typer()
 app.add_typer(lab.app, name="lab")
@@ -316,7 +316,14 @@ def test_show_tells_all_of_a_claim() -> None:
     done = ran("show", "beta")
     assert done.exit_code == 0
     words = flat(done.stdout)
-    for wanted in (beta.question, beta.claim, beta.measures, beta.source, "5 seconds on two cores", plain(beta.maths)):
+    for wanted in (
+        beta.question,
+        beta.claim,
+        beta.measures,
+        beta.source,
+        "5 seconds on two cores",
+        formula_text(beta.maths),
+    ):
         assert flat(wanted) in words
     assert inspect.getsource(beta.module.run) in done.stdout, "the code, neither wrapped nor cut"
     assert "verdict supported" in words

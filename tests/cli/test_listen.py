@@ -20,19 +20,19 @@ from regard.cli import clean, listen
 from regard.cli.listen import Hearing, Resampling
 from regard.data.digit_strings import DigitStrings
 from regard.data.log_mel import LogMel
-from regard.data.resample import resampled
+from regard.data.resample import resample
 from regard.data.tones import tones
-from regard.models.presets import made
+from regard.models.presets import build_from_config
 from regard.models.speech import Speech, SpeechConfig
-from regard.recipes.hearing import DIGITS, at_once, heard
-from regard.recipes.recipe import Outcome, keep
+from regard.recipes.digit_listener import DIGITS, at_once, heard
+from regard.recipes.recipe import RecipeResult, save_result
 from regard.recipes.speech import Settings
-from regard.train.plan import Plan
+from regard.train.plan import TrainingPlan
 
 RATE = 4000
 SETTINGS = Settings(
     model=SpeechConfig(vocab=11, mels=5, width=12, depth=2, heads=3, chunk=3, look_back=2),
-    plan=Plan(steps=1, batch=1),
+    plan=TrainingPlan(steps=1, batch=1),
     sound=LogMel(rate=RATE, bands=5),
 )
 app = typer.Typer()
@@ -43,7 +43,7 @@ run = CliRunner()
 @pytest.fixture(scope="module")
 def model() -> Speech:
     """One that has much to say, though nothing true."""
-    found = made(SETTINGS.model, seed=1).eval()
+    found = build_from_config(SETTINGS.model, seed=1).eval()
     assert isinstance(found, Speech)
     with torch.no_grad():
         for parameter in found.parameters():
@@ -56,7 +56,7 @@ def model() -> Speech:
 @pytest.fixture(scope="module")
 def folder(model: Speech, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("run")
-    keep("speech", SETTINGS, Outcome({}, model, DIGITS), path)
+    save_result("speech", SETTINGS, RecipeResult({}, model, DIGITS), path)
     return str(path)
 
 
@@ -74,7 +74,7 @@ def written(path: Path, data: bytes, rate: int) -> str:
 def said(model: Speech, data: bytes, rate: int = RATE) -> list[str]:
     """The words of the whole sound."""
     sound = torch.tensor(struct.unpack(f"<{len(data) // 2}h", data[: len(data) // 2 * 2])) / 2**15
-    strings = DigitStrings((resampled(sound, rate, RATE),), (torch.tensor([0]),), RATE)
+    strings = DigitStrings((resample(sound, rate, RATE),), (torch.tensor([0]),), RATE)
     return [str(digit) for digit in at_once(model, strings, SETTINGS.sound)[0]]
 
 
@@ -156,7 +156,7 @@ def test_a_sound_resampled_in_pieces_is_the_whole_resampled(rate: int, to: int, 
         parts.append(bridge.push(part))
         behind = min(number * piece, 411) / rate - bridge.given / to
         assert rate == to or behind <= bridge.latency
-    whole = resampled(sound, rate, to)
+    whole = resample(sound, rate, to)
     torch.testing.assert_close(torch.cat([*parts, bridge.finish()]), whole, rtol=0, atol=1e-5)
 
 
@@ -227,7 +227,7 @@ def test_a_folder_without_a_run_or_with_one_of_another_recipe_is_told(tmp_path: 
 
     settings = birthplaces.built_in()
     small = GPTConfig(vocab=7, context=5, width=4, depth=1, heads=1)
-    keep("birthplaces", replace(settings, model=small), Outcome({}, made(small)), tmp_path)
+    save_result("birthplaces", replace(settings, model=small), RecipeResult({}, build_from_config(small)), tmp_path)
     result = run.invoke(app, [str(tmp_path), "-"])
     assert result.exit_code == 2
     assert "holds a run of the recipe birthplaces, whose model does not listen; that of speech does" in result.stderr

@@ -16,19 +16,19 @@ from typer.testing import CliRunner, Result
 
 from regard.cli import clean
 from regard.cli.look import command
-from regard.cli.looking.owed import grid_side
+from regard.cli.looking.relevance import grid_side
 from regard.data.tokenizers import load_tokenizer
-from regard.layers.windows import merge
 from regard.models.bert import BERTConfig
 from regard.models.davit import DaViTConfig
-from regard.models.files import load
 from regard.models.gpt import GPTConfig
 from regard.models.model import Config
-from regard.models.presets import made
+from regard.models.presets import build_from_config
+from regard.models.saving import load
 from regard.models.transformer import TransformerConfig
 from regard.models.vit import ViTConfig
-from regard.see.pictures import normalised, read_image
-from regard.see.records import Seen
+from regard.nn.windows import merge
+from regard.see.colormaps import normalised, read_image
+from regard.see.record import Seen
 from regard.see.relevance import encoder_decoder_rollout, patch_map, rollout
 from regard.see.watch import watch
 from tests.see.test_report import Reader
@@ -57,7 +57,7 @@ def refused(*words: str) -> str:
 
 
 def saved(path: Path, config: Config) -> str:
-    model = made(config, seed=3)
+    model = build_from_config(config, seed=3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" not in name:
@@ -156,7 +156,7 @@ def test_the_terminal_shows_heads_map_and_relevance(gpt: str) -> None:
 
 
 def test_a_model_that_has_gone_nan_is_told_as_such(tmp_path: Path) -> None:
-    model = made(GPTConfig(vocab=256, context=20, width=24, depth=3, heads=4, ff_width=20), seed=3)
+    model = build_from_config(GPTConfig(vocab=256, context=20, width=24, depth=3, heads=4, ff_width=20), seed=3)
     with torch.no_grad():
         model.get_parameter("blocks.1.feedforward.down.weight").fill_(torch.nan)
     model.save(tmp_path / "broken")
@@ -331,7 +331,7 @@ def test_a_folder_of_hugging_face_is_read_and_says_how_pixels_are_scaled(picture
     from transformers import ViTImageProcessorPil
 
     config = ViTConfig(image=20, patch=4, classes=7, width=24, depth=2, heads=3)
-    made(config, seed=1).export(tmp_path)
+    build_from_config(config, seed=1).export(tmp_path)
     settings = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25], "resample": 3}
     processor = ViTImageProcessorPil(size={"height": 20, "width": 20}, **settings)
     processor.save_pretrained(tmp_path)
@@ -348,7 +348,7 @@ def test_a_folder_of_hugging_face_is_read_and_says_how_pixels_are_scaled(picture
 
 def test_a_gpt2_of_hugging_face_is_looked_at(tmp_path: Path) -> None:
     config = GPTConfig(vocab=256, context=31, width=24, depth=2, heads=3)
-    made(config, seed=1).export(tmp_path)
+    build_from_config(config, seed=1).export(tmp_path)
     assert {head["layer"] for head in told(str(tmp_path), "hello")["heads"]} == {
         "blocks.0.attention",
         "blocks.1.attention",

@@ -5,13 +5,13 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
-from regard.base.config import overridden
+from regard.base.config import override
 from regard.cli import app
 from regard.cli.plan import in_seconds
-from regard.recipes.recipe import RECIPES, Place, recipe
-from regard.train.counts import counted
-from regard.train.prediction import predicted
-from regard.train.rates import MACHINES
+from regard.recipes.recipe import RECIPES, RunLocation, get_recipe
+from regard.train.cost_model import predict_memory
+from regard.train.machine_rates import MACHINES
+from regard.train.step_cost import count_step
 
 TINY = ["birthplaces", "--set", "people=12", "--set", "held=3", "--set", "model.depth=1", "--set", "model.width=16",
         "--set", "model.heads=2", "--set", "pretraining.batch=12"]  # fmt: skip
@@ -25,11 +25,11 @@ def test_json_is_the_prediction() -> None:
     ran = plan(*TINY, "--machine", "cpu", "--json")
     assert ran.exit_code == 0, ran.output
     told = json.loads(ran.stdout)
-    chosen = recipe("birthplaces")
+    chosen = get_recipe("birthplaces")
     changes = {"people": 12, "held": 3, "model.depth": 1, "model.width": 16, "model.heads": 2, "pretraining.batch": 12}
-    start = chosen.module.start(overridden(chosen.settings(real=False), changes), Place())
+    start = chosen.module.start(override(chosen.settings(real=False), changes), RunLocation())
     (phase,) = start.phases
-    truth = predicted(counted(start.model, phase.task, phase.plan), phase.plan, MACHINES["cpu"])
+    truth = predict_memory(count_step(start.model, phase.task, phase.plan), phase.plan, MACHINES["cpu"])
     found = told["phases"]["pretraining"]
     assert (told["recipe"], told["rates"]["name"]) == ("birthplaces", "cpu")
     assert found["total_bytes"] == truth.memory.total

@@ -19,15 +19,15 @@ from regard.base.config import to_json
 from regard.cli import app
 from regard.cli.settings import applied, listed, read_value
 from regard.cli.train import begun_with, completed
-from regard.models.files import load, save
 from regard.models.gpt import GPT
-from regard.models.presets import made
-from regard.recipes.recipe import RECIPES, Outcome, keep, recipe
-from regard.recipes.runs import begun
+from regard.models.presets import build_from_config
+from regard.models.saving import load, save
+from regard.recipes.recipe import RECIPES, RecipeResult, get_recipe, save_result
+from regard.recipes.run_folder import begin_run
 from regard.train import distributed
 from regard.train.loop import Progress
-from regard.train.optimiser import AdamW
-from regard.train.world import World
+from regard.train.optimizers import AdamW
+from regard.train.process_group import Processes
 
 TINY = [
     "--set", "people=12", "--set", "held=3", "--set", "model.width=16", "--set", "model.depth=1", "--set",
@@ -100,11 +100,11 @@ def test_a_folder_knows_settings_and_data_of_its_run(name: str, real: bool, tmp_
     data = tmp_path / "data" if real else None
     if data is not None:
         data.mkdir()
-    settings = applied(recipe(name).settings(real=real), ["seed=7"])
-    begun(tmp_path / "run", name, to_json(settings), data, resume=False)
-    assert begun_with(recipe(name), tmp_path / "run", None, pytest.fail) == (settings, data)
+    settings = applied(get_recipe(name).settings(real=real), ["seed=7"])
+    begin_run(tmp_path / "run", name, to_json(settings), data, resume=False)
+    assert begun_with(get_recipe(name), tmp_path / "run", None, pytest.fail) == (settings, data)
     given = tmp_path / "run"
-    assert begun_with(recipe(name), tmp_path / "run", given, pytest.fail) == (settings, given)
+    assert begun_with(get_recipe(name), tmp_path / "run", given, pytest.fail) == (settings, given)
 
 
 def test_a_run_of_another_recipe_is_not_gone_on_with(folder: Path) -> None:
@@ -116,8 +116,8 @@ def test_a_run_of_another_recipe_is_not_gone_on_with(folder: Path) -> None:
 
 def test_where_there_is_no_run_to_go_on_with_it_is_told_that_one_begins(tmp_path: Path) -> None:
     heard: list[str] = []
-    settings, data = begun_with(recipe("vision"), tmp_path, None, heard.append)
-    assert (settings, data) == (recipe("vision").settings(real=False), None)
+    settings, data = begun_with(get_recipe("vision"), tmp_path, None, heard.append)
+    assert (settings, data) == (get_recipe("vision").settings(real=False), None)
     assert heard == [f"{tmp_path} holds no run to go on with: one begins"]
 
 
@@ -156,8 +156,8 @@ def interruptible() -> Iterator[None]:
 
 def test_of_several_processes_the_leader_alone_speaks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def second(parallel: str, device: str | None) -> Iterator[World]:
-        yield World(rank=1, size=2)
+    def second(parallel: str, device: str | None) -> Iterator[Processes]:
+        yield Processes(rank=1, size=2)
 
     monkeypatch.setattr(distributed, "joined", second)
     for words in (("eval", str(folder)), ("eval", str(folder), "--json")):
@@ -201,7 +201,7 @@ def test_recipes_that_generate_are_trained_in_pieces(name: str, tmp_path: Path) 
     [("plan.optimiser=AdamW", "AdamW"), ("plan.schedule=linear", "Linear"), ("plan.averaging=none", "NoneType")],
 )
 def test_kinds_of_settings_are_named(text: str, kind: str) -> None:
-    settings = completed(recipe("vision"), None, None, [text])
+    settings = completed(get_recipe("vision"), None, None, [text])
     assert type(getattr(settings.plan, text.split("=")[0].split(".")[1])).__name__ == kind
 
 
@@ -210,30 +210,30 @@ TOGETHER = ["model.synthesizer=dense", "model.positions=learned", "model.reach=3
 
 @pytest.mark.parametrize("texts", list(permutations(TOGETHER)))
 def test_settings_that_need_each_other_come_in_any_order(texts: tuple[str, ...]) -> None:
-    model = completed(recipe("birthplaces"), None, None, list(texts)).model
+    model = completed(get_recipe("birthplaces"), None, None, list(texts)).model
     assert (model.synthesizer, model.positions, model.reach) == (("dense",), "learned", 37)
 
 
 @pytest.mark.parametrize("texts", list(permutations(["model.width=9", "model.heads=3", "model.positions=none"])))
 def test_settings_that_only_fit_together_are_taken_together(texts: tuple[str, ...]) -> None:
-    model = completed(recipe("birthplaces"), None, None, list(texts)).model  # 9 is no multiple of 4, nor 64 of 3
+    model = completed(get_recipe("birthplaces"), None, None, list(texts)).model  # 9 is no multiple of 4, nor 64 of 3
     assert (model.width, model.heads) == (9, 3)
 
 
 def test_a_part_is_chosen_before_what_is_in_it_and_the_last_of_a_name_counts() -> None:
     texts = ["plan.optimiser.rate=0.7", "seed=3", "plan.optimiser=adamw", "seed=5"]
-    found = completed(recipe("vision"), None, None, texts)
+    found = completed(get_recipe("vision"), None, None, texts)
     assert (found.plan.optimiser, found.seed) == (AdamW(rate=0.7), 5)
     # one that had to wait does not come after a later one of its name
     texts = ["model.synthesizer=dense", "model.positions=learned", "model.synthesizer=dense,dot"]
-    assert completed(recipe("birthplaces"), None, None, texts).model.synthesizer == ("dense", "dot")
+    assert completed(get_recipe("birthplaces"), None, None, texts).model.synthesizer == ("dense", "dot")
 
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("real", [False, True])
 def test_listed_settings_are_as_set_takes_them(name: str, real: bool) -> None:
-    settings = recipe(name).settings(real=real)
-    rows = list(listed(recipe(name).settings(real=False), recipe(name).settings(real=True)))
+    settings = get_recipe(name).settings(real=real)
+    rows = list(listed(get_recipe(name).settings(real=False), get_recipe(name).settings(real=True)))
     texts = {each.name: each.real if real else each.built_in for each in rows}
     for path, text in texts.items():
         value = settings
@@ -353,8 +353,8 @@ def test_an_answer_that_the_model_contradicts_is_kept_with_a_warning(folder: Pat
     ],
 )
 def test_a_run_of_another_recipe_is_refused_in_a_line(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    settings = recipe("vision").settings(real=False)
-    keep("vision", settings, Outcome({"test accuracy": 0.0}, made(settings.model)), tmp_path)
+    settings = get_recipe("vision").settings(real=False)
+    save_result("vision", settings, RecipeResult({"test accuracy": 0.0}, build_from_config(settings.model)), tmp_path)
     ran = regard(*(word.replace("RUN", str(tmp_path)) for word in words))
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.output
     assert said in ran.stderr

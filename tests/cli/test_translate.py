@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from regard.cli import clean, translate
 from regard.data.number_words import english, german
-from regard.data.parallel import Parallel
+from regard.data.sentence_pairs import SentencePairs
 from regard.models.generation import beam, greedy
-from regard.models.presets import made
-from regard.models.strategies import Strategy
+from regard.models.presets import build_from_config
+from regard.models.sampling import Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.bleu import detokenised
-from regard.recipes.recipe import Outcome, finished, keep
+from regard.recipes.recipe import RecipeResult, load_finished_run, save_result
 from regard.recipes.translation import PENALTY, Settings, answers, built_in, byte_pairs
 
 LINES = ["One hundred three.", "", "One hundred ten."]
@@ -34,20 +34,20 @@ run = CliRunner()
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run that knows numbers with a full stop, in lower case, and says something else about each."""
     some = range(100, 131)
-    pairs = byte_pairs(Parallel(tuple(f"{english(n)} ." for n in some), tuple(f"{german(n)} ." for n in some)), 90)
+    pairs = byte_pairs(SentencePairs(tuple(f"{english(n)} ." for n in some), tuple(f"{german(n)} ." for n in some)), 90)
     config = TransformerConfig(vocab=pairs.vocab, context=19, width=12, depth=1, heads=3, ff_width=20)
-    model = made(config, seed=2)
+    model = build_from_config(config, seed=2)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0)
     settings = Settings(model=config, plan=replace(built_in().plan, batch=6), pieces=90, beams=3, form="lc.tok")
     path = tmp_path_factory.mktemp("run")
-    keep("translation", settings, Outcome({"test BLEU": 1.0, PENALTY: 0.7}, model.eval(), pairs), path)
+    save_result("translation", settings, RecipeResult({"test BLEU": 1.0, PENALTY: 0.7}, model.eval(), pairs), path)
     return str(path)
 
 
 def truth(folder: str, strategy: Strategy) -> list[Any]:
-    _, _, model, pairs = finished(Path(folder))
+    _, _, model, pairs = load_finished_run(Path(folder))
     assert isinstance(model, Transformer)
     return answers(model, pairs, ["one hundred three .", "one hundred ten ."], strategy)
 
@@ -68,7 +68,7 @@ def written(*words: str, stdin: str | None = None) -> str:
     ],
 )
 def test_each_line_is_translated_as_the_library_does(folder: str, words: list[str], strategy: Strategy) -> None:
-    pairs = finished(Path(folder))[3]
+    pairs = load_finished_run(Path(folder))[3]
     first, last = (detokenised(pairs.decode(each.body)) for each in truth(folder, strategy))
     assert written(folder, "-", *words, stdin="\n".join(LINES) + "\n") == f"{first}\n\n{last}\n"
 

@@ -1109,10 +1109,10 @@ class TinyDecoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.tokens, self.places = nn.Embedding(VOCAB, 12), nn.Embedding(32, 12)
+        self.tokens, self.positions = nn.Embedding(VOCAB, 12), nn.Embedding(32, 12)
         self.layers = nn.ModuleList(nn.Linear(12, 36) for _ in range(2))
         self.head = nn.Linear(12, VOCAB)
-        nn.init.normal_(self.places.weight)
+        nn.init.normal_(self.positions.weight)
 
     def cache(self, capacity: int | None = None) -> Kept:
         return Kept(len(self.layers), capacity)
@@ -1138,7 +1138,7 @@ class TinyDecoder(nn.Module):
 
     def forward(self, tokens, *, attention_mask=None, position_ids=None, documents=None, cache=None):
         start = 0 if cache is None else cache.length
-        x = self.tokens(tokens) + self.places(self.where(tokens, position_ids, start))
+        x = self.tokens(tokens) + self.positions(self.where(tokens, position_ids, start))
         for number, layer in enumerate(self.layers):
             q, k, v = layer(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
             if cache is not None:
@@ -1197,7 +1197,7 @@ class SeesOneTooManyInManyLayers(SeesOneTooManyInEveryLayer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places = nn.Embedding(128, 12)
+        self.positions = nn.Embedding(128, 12)
         self.layers = nn.ModuleList(nn.Linear(12, 36) for _ in range(11))
         for layer in self.layers:
             nn.init.normal_(layer.weight, std=0.5)
@@ -1239,8 +1239,10 @@ class CentresOverTheBatch(TinyDecoder):
 @mutant("length-changes-earlier")
 class CountsPositionsFromTheEnd(TinyDecoder):
     def forward(self, tokens, *, cache=None, attention_mask=None, position_ids=None):
-        places = torch.arange(tokens.shape[1]).flip(0)[None] if cache is None and position_ids is None else position_ids
-        return super().forward(tokens, cache=None, attention_mask=attention_mask, position_ids=places)
+        positions = (
+            torch.arange(tokens.shape[1]).flip(0)[None] if cache is None and position_ids is None else position_ids
+        )
+        return super().forward(tokens, cache=None, attention_mask=attention_mask, position_ids=positions)
 
     cache = None  # type: ignore[assignment]
 
@@ -1381,7 +1383,7 @@ class SeesEmptySlotsInside(TinyDecoder):
         b, n = tokens.shape
         if start_pos == 0:
             self.slots = [(torch.zeros(b, 3, 32, 4), torch.zeros(b, 3, 32, 4)) for _ in self.layers]
-        x = self.tokens(tokens) + self.places(torch.arange(n) + start_pos)
+        x = self.tokens(tokens) + self.positions(torch.arange(n) + start_pos)
         stop = start_pos + n
         for layer, (keys, values) in zip(self.layers, self.slots, strict=True):
             q, keys[:, :, start_pos:stop], values[:, :, start_pos:stop] = (

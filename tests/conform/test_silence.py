@@ -12,8 +12,8 @@ from regard.conform.libraries import LIBRARIES, Library, installed, rows, table
 from regard.core.attend import attend
 from regard.core.masks import causal, window
 from regard.core.scores import alibi
-from regard.layers.attention import Attention
 from regard.models.gpt import GPT, GPTConfig
+from regard.nn.attention import Attention
 from tests.conform import mutants
 
 
@@ -301,10 +301,10 @@ class PlacesFirst(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.places, self.words, self.head = nn.Embedding(256, 8), nn.Embedding(13, 8), nn.Linear(8, 13)
+        self.positions, self.words, self.head = nn.Embedding(256, 8), nn.Embedding(13, 8), nn.Linear(8, 13)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> tuple[Tensor, None]:
-        logits = self.head((self.words(x) + self.places(torch.arange(x.shape[1]))).cumsum(1))
+        logits = self.head((self.words(x) + self.positions(torch.arange(x.shape[1]))).cumsum(1))
         return logits if targets is not None else logits[:, -1:], None
 
 

@@ -21,11 +21,11 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from torch import Tensor
 
 from regard import (
-    Growing,
+    DynamicCache,
     Mask,
-    Places,
-    Rolling,
-    Static,
+    Positions,
+    SlidingWindowCache,
+    StaticCache,
     Stream,
     additive,
     alibi,
@@ -49,8 +49,8 @@ from regard import (
     window,
 )
 from regard.base.errors import CacheError, ConfigError, RegardError, ShapeError
-from regard.core.cache import Cache, Held
-from regard.core.grid import key_positions
+from regard.core.absolute_positions import key_positions
+from regard.core.cache import Cache, CachedKeysValues
 from regard.core.masks import as_mask
 from tests.tolerance import GRADIENT, OUTPUT, too_far
 
@@ -159,15 +159,15 @@ class Pass:
         q, k = (TURN(q), TURN(k)) if self.turned else (q, k)
         return attend(q.to(dtype), k.to(dtype), v.to(dtype), mask=self.mask, scores=self.term, kernel=kernel)
 
-    def extend(self, cache: Cache, start: int, stop: int) -> Held:
+    def extend(self, cache: Cache, start: int, stop: int) -> CachedKeysValues:
         return cache.extend(*(x[:, :, start:stop] for x in self.inputs[1:]))
 
-    def attend(self, held: Held, start: int, stop: int) -> Tensor:
+    def attend(self, held: CachedKeysValues, start: int, stop: int) -> Tensor:
         """The rows of one step, turned to where the cache says that they stand."""
-        q, (k, v, places) = self.inputs[0][:, :, start:stop], held
+        q, (k, v, positions) = self.inputs[0][:, :, start:stop], held
         if self.turned:
-            q, k = TURN(q, places.queries), TURN(k, key_positions(places, k.shape[2], None))
-        return attend(q, k, v, mask=self.mask, scores=self.term, places=places)
+            q, k = TURN(q, positions.queries), TURN(k, key_positions(positions, k.shape[2], None))
+        return attend(q, k, v, mask=self.mask, scores=self.term, positions=positions)
 
     def push(self, stream: Stream, start: int, stop: int) -> Tensor:
         q, k, v = (x[:, :, start:stop] for x in self.inputs)
@@ -213,10 +213,10 @@ def canonical(make: Callable[[], Cache], whole: Pass) -> list[Cache]:
 
 
 CACHES = {
-    "growing": lambda mask: Growing(),
-    "static": lambda mask: Static(N),
-    "static with room": lambda mask: Static(N + 6),
-    "rolling": Rolling,
+    "growing": lambda mask: DynamicCache(),
+    "static": lambda mask: StaticCache(N),
+    "static with room": lambda mask: StaticCache(N + 6),
+    "rolling": SlidingWindowCache,
 }
 
 
@@ -246,7 +246,7 @@ def test_an_empty_step_leaves_a_cache_as_it_was(kind):
     for stop in range(1, N + 1):
         begun_with_nothing = CACHES[kind](whole.mask)
         held = whole.extend(begun_with_nothing, 0, 0)
-        assert (held.k.shape, held.v.shape, held.places) == ((B, G, 0, C), (B, G, 0, E), Places(0, 0))
+        assert (held.k.shape, held.v.shape, held.positions) == ((B, G, 0, C), (B, G, 0, E), Positions(0, 0))
         whole.extend(begun_with_nothing, 0, stop)
         assert same_state(begun_with_nothing, states[stop])
 
@@ -286,25 +286,25 @@ def test_a_cache_that_keeps_everything_hands_it_out_as_it_came(kind):
             held = whole.extend(fork(states[start]), start, stop)
             assert torch.equal(held.k, k[:, :, :stop])
             assert torch.equal(held.v, v[:, :, :stop])
-            assert held.places == Places(start, 0)
+            assert held.positions == Positions(start, 0)
 
 
-def stands(places: Places, j: int) -> list[int]:
-    return key_positions(places, j, None).tolist()
+def stands(positions: Positions, j: int) -> list[int]:
+    return key_positions(positions, j, None).tolist()
 
 
 @pytest.mark.parametrize("mask", PAST)
 def test_a_rolling_cache_hands_out_keys_with_their_positions(mask):
     whole = Pass(PAST[mask])
     _, k, v = whole.inputs
-    states = canonical(lambda: Rolling(whole.mask), whole)
+    states = canonical(lambda: SlidingWindowCache(whole.mask), whole)
     for start in range(N):
         held = whole.extend(fork(states[start]), start, start + 1)
-        at = stands(held.places, held.k.shape[2])
+        at = stands(held.positions, held.k.shape[2])
         assert torch.equal(held.k, k[:, :, at])
         assert torch.equal(held.v, v[:, :, at])
         assert at == sorted(set(at))
-        assert at[-1] == held.places.queries == start
+        assert at[-1] == held.positions.queries == start
 
 
 KEPT = {  # how many positions a rolling cache keeps after s
@@ -335,7 +335,7 @@ KEPT = {  # how many positions a rolling cache keeps after s
 def test_a_rolling_cache_keeps_only_what_may_still_be_seen(name):
     mask, kept = KEPT[name]
     for step in (1, 3, 11):
-        cache = Rolling(mask)
+        cache = SlidingWindowCache(mask)
         for stop in range(step, 50, step):
             cache.extend(torch.zeros(1, 1, step, 2), torch.zeros(1, 1, step, 3))
             assert [x.shape[2] for x in cache.tensors()] == [kept(stop)] * 2
@@ -355,27 +355,27 @@ def test_a_rolling_cache_keeps_only_what_may_still_be_seen(name):
     ids=repr,
 )
 def test_a_rolling_cache_stays_small_over_a_thousand_steps(mask, most):
-    cache, largest = Rolling(mask), 0
+    cache, largest = SlidingWindowCache(mask), 0
     for step in range(1000):
         held = cache.extend(torch.full((1, 1, 1, 1), float(step)), torch.zeros(1, 1, 1, 1))
         largest = max(largest, held.k.shape[2])
-        assert held.k.flatten().tolist() == stands(held.places, held.k.shape[2])
+        assert held.k.flatten().tolist() == stands(held.positions, held.k.shape[2])
     assert cache.length == 1000
     assert largest == most + 1
 
 
 def test_a_run_of_positions_is_told_by_its_first():
-    cache = Rolling(causal() & window(before=2))
+    cache = SlidingWindowCache(causal() & window(before=2))
     for step in range(5):
         held = cache.extend(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2))
-        assert held.places == Places(step, max(0, step - 2))
+        assert held.positions == Positions(step, max(0, step - 2))
 
 
 def test_positions_with_a_gap_are_listed():
-    cache = Rolling(causal() & (window(before=2) | prefix(1)))
+    cache = SlidingWindowCache(causal() & (window(before=2) | prefix(1)))
     cache.extend(torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 5, 2))
-    places = cache.extend(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2)).places
-    assert (places.queries, places.keys.tolist()) == (5, [0, 3, 4, 5, 6])
+    positions = cache.extend(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2)).positions
+    assert (positions.queries, positions.keys.tolist()) == (5, [0, 3, 4, 5, 6])
 
 
 CHUNKINGS = [
@@ -540,7 +540,11 @@ at_random = settings(
 @given(masks, splits, st.sampled_from(TERM_NAMES), st.sampled_from(["growing", "static", "rolling"]))
 def test_longer_splits_through_a_cache_give_the_rows_of_one_pass(mask, split, term, kind):
     whole = Pass(causal() & mask, term, n=sum(split), dtype=torch.float32)
-    cache = {"growing": Growing, "static": lambda: Static(60), "rolling": lambda: Rolling(whole.mask)}[kind]()
+    cache = {
+        "growing": DynamicCache,
+        "static": lambda: StaticCache(60),
+        "rolling": lambda: SlidingWindowCache(whole.mask),
+    }[kind]()
     steps, start = [], 0
     for size in split:
         held = whole.extend(cache, start, start + size)
@@ -586,7 +590,7 @@ def test_gradients_flow_through_a_cache_as_through_one_pass(kind, mask):
         for size in split:
             piece = slice(start, start + size)
             held = cache.extend(k[:, :, piece], v[:, :, piece])
-            out = attend(q[:, :, piece], held.k, held.v, mask=whole.mask, scores=whole.term, places=held.places)
+            out = attend(q[:, :, piece], held.k, held.v, mask=whole.mask, scores=whole.term, positions=held.positions)
             rows.append(out)
             start += size
         actual = gradients(torch.cat(rows, 2), (q, k, v))
@@ -615,29 +619,29 @@ def keys(n: int = 3, *, b: int = B, g: int = G, c: int = C, dtype: torch.dtype =
 
 
 def test_a_static_cache_that_is_full_says_what_would_fit():
-    cache = Static(7)
+    cache = StaticCache(7)
     cache.extend(keys(5), keys(5, c=E))
     with pytest.raises(CacheError) as full:
         cache.extend(keys(3), keys(3, c=E))
     assert str(full.value) == (
-        "the cache has room for 7 positions and holds 5, so 3 more do not fit; make it Static(8) or larger, "
-        "or use Growing()"
+        "the cache has room for 7 positions and holds 5, so 3 more do not fit; make it StaticCache(8) or larger, "
+        "or use DynamicCache()"
     )
     assert cache.length == 5
-    assert cache.extend(keys(2), keys(2, c=E)).places == Places(5)
+    assert cache.extend(keys(2), keys(2, c=E)).positions == Positions(5)
 
 
 @pytest.mark.parametrize("capacity", [0, -3, 2.5, None])
 def test_a_static_cache_needs_room(capacity):
     with pytest.raises(ConfigError, match="capacity"):
-        Static(capacity)
+        StaticCache(capacity)
 
 
 def test_a_static_cache_keeps_no_gradient_and_says_so():
     for k, v in ((keys().requires_grad_(), keys(c=E)), (keys(), keys(c=E).requires_grad_())):
-        cache = Static(7)
+        cache = StaticCache(7)
         with pytest.raises(
-            CacheError, match=r"Static is written in place.*Growing\(\), or generate under torch.no_grad"
+            CacheError, match=r"StaticCache is written in place.*DynamicCache\(\), or generate under torch.no_grad"
         ):
             cache.extend(k, v)
         assert cache.length == 0
@@ -647,7 +651,7 @@ def test_a_static_cache_keeps_no_gradient_and_says_so():
 
 
 def test_a_static_cache_takes_its_room_once():
-    cache = Static(7)
+    cache = StaticCache(7)
     cache.extend(keys(2), keys(2, c=E))
     room = [x.data_ptr() for x in cache.tensors()]
     for _ in range(5):
@@ -662,7 +666,11 @@ CHANGES = {
     "dtype": {"dtype": torch.float64},
     "device": {"device": "meta"},
 }
-ALL_CACHES = {"growing": Growing, "static": lambda: Static(11), "rolling": lambda: Rolling(causal())}
+ALL_CACHES = {
+    "growing": DynamicCache,
+    "static": lambda: StaticCache(11),
+    "rolling": lambda: SlidingWindowCache(causal()),
+}
 
 
 @pytest.mark.parametrize("kind", ALL_CACHES)
@@ -712,7 +720,7 @@ def test_a_cache_takes_heads(kind):
     assert cache.length == 0
 
 
-@pytest.mark.parametrize("make", [Rolling, Stream])
+@pytest.mark.parametrize("make", [SlidingWindowCache, Stream])
 @pytest.mark.parametrize("mask", [None, "causal", torch.ones(3, 3, dtype=torch.bool)])
 def test_what_is_to_be_kept_is_said_by_a_mask(make, mask):
     with pytest.raises(ConfigError, match="a mask such as"):
@@ -770,7 +778,7 @@ def test_what_attention_refuses_is_not_taken_in(make):
     assert (stream.received, stream.given, stream.tensors()) == (0, 0, ())
 
 
-@pytest.mark.parametrize("make", [Rolling, Stream])
+@pytest.mark.parametrize("make", [SlidingWindowCache, Stream])
 def test_a_boolean_matrix_cannot_roll_on(make):
     data = torch.ones(3, 3, dtype=torch.bool)
     for mask in (as_mask(data), causal() & data, ~(causal() | data)):
@@ -809,7 +817,7 @@ def test_the_memory_of_a_cache_is_what_it_holds(dtype):
 
 def test_a_static_cache_holds_whole_copies_of_what_it_was_given():
     """What is written into it later, or done to the inputs, changes nothing that was handed out."""
-    cache, k = Static(5), torch.ones(1, 1, 2, 3)
+    cache, k = StaticCache(5), torch.ones(1, 1, 2, 3)
     first = cache.extend(k, k)
     k.fill_(9)
     cache.extend(2 * torch.ones(1, 1, 2, 3), k)
@@ -826,8 +834,8 @@ def test_sequences_go_on_from_what_others_held(kind):
         cache = ALL_CACHES[kind]()
         cache.extend(k[:, :, :5], v[:, :, :5])
         cache.reorder(rows)
-        keys_held, values_held, places = cache.extend(k[rows, :, 5:], v[rows, :, 5:])
-        out = attend(q[rows, :, 5:], keys_held, values_held, mask=causal(), places=places)
+        keys_held, values_held, positions = cache.extend(k[rows, :, 5:], v[rows, :, 5:])
+        out = attend(q[rows, :, 5:], keys_held, values_held, mask=causal(), positions=positions)
         expected = attend(q, k, v, mask=causal())[rows, :, 5:]
     assert torch.allclose(out, expected)
     assert cache.length == 7

@@ -11,7 +11,7 @@ import torch
 
 from regard import (
     Mask,
-    Places,
+    Positions,
     additive,
     alibi,
     attend,
@@ -432,31 +432,31 @@ def test_lengths_and_ids_for_another_batch_are_explained(name):
 
 
 REACHES = {
-    "keys beyond": (Places(4, torch.arange(2, 13)), 12),
-    "one key beyond": (Places(4, torch.tensor([0, 1, 2, 11, 4, 5, 6, 7, 8, 9, 10])), 11),
-    "keys before": (Places(4, torch.arange(-3, 8)), -3),
-    "a run of keys beyond": (Places(4, 3), 13),
-    "a run of keys before": (Places(4, -2), -2),
-    "queries beyond": (Places(9), 15),
-    "queries before": (Places(-2), -2),
+    "keys beyond": (Positions(4, torch.arange(2, 13)), 12),
+    "one key beyond": (Positions(4, torch.tensor([0, 1, 2, 11, 4, 5, 6, 7, 8, 9, 10])), 11),
+    "keys before": (Positions(4, torch.arange(-3, 8)), -3),
+    "a run of keys beyond": (Positions(4, 3), 13),
+    "a run of keys before": (Positions(4, -2), -2),
+    "queries beyond": (Positions(9), 15),
+    "queries before": (Positions(-2), -2),
 }
 
 
 @pytest.mark.parametrize("name", REACHES)
 def test_positions_that_have_no_id_are_explained(name):
-    places, position = REACHES[name]
-    text = said(ShapeError, call, mask=causal() & documents([0] * 11), places=places)
+    positions, position = REACHES[name]
+    text = said(ShapeError, call, mask=causal() & documents([0] * 11), positions=positions)
     assert text.startswith(
         f"documents([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]) covers n=11 (positions), but this call reaches position "
         f"{position} with i=7 and j=11"
     )
-    assert text == said(ShapeError, documents([0] * 11).dense, 7, 11, places=places)
-    assert text == said(ShapeError, documents([0] * 11).count, 7, 11, places=places)
+    assert text == said(ShapeError, documents([0] * 11).dense, 7, 11, positions=positions)
+    assert text == said(ShapeError, documents([0] * 11).count, 7, 11, positions=positions)
 
 
 def test_key_positions_that_have_ids_are_fine():
     for keys in (torch.arange(11), torch.arange(10, -1, -1), torch.zeros(11, dtype=torch.int32)):
-        assert call(mask=documents([0] * 11), places=Places(4, keys)).shape == (2, 6, 7, 9)
+        assert call(mask=documents([0] * 11), positions=Positions(4, keys)).shape == (2, 6, 7, 9)
 
 
 def test_the_check_reaches_into_a_combined_mask():
@@ -735,22 +735,22 @@ def test_the_shortest_reaches_and_the_smallest_counts_are_fine():
 
 @pytest.mark.parametrize("size", [0, 1, 10, 12])
 def test_key_positions_have_to_be_as_many_as_keys(size):
-    text = said(ShapeError, call, places=Places(4, torch.arange(size)))
-    assert text == f"places.keys is ({size},), but k has j=11 (key positions); give one position per key"
+    text = said(ShapeError, call, positions=Positions(4, torch.arange(size)))
+    assert text == f"positions.keys is ({size},), but k has j=11 (key positions); give one position per key"
 
 
 @pytest.mark.parametrize("value", [4.0, True, "4", None, torch.tensor(4), torch.arange(4)], ids=repr)
 def test_the_first_query_stands_at_a_whole_number(value):
     assert (
-        said(ConfigError, Places, value)
-        == f"Places.queries takes the first query's position, a whole number, not {value!r}"
+        said(ConfigError, Positions, value)
+        == f"Positions.queries takes the first query's position, a whole number, not {value!r}"
     )
 
 
 @pytest.mark.parametrize("value", [4.0, True, "4", None, [0, 1], np.arange(3)], ids=repr)
 def test_keys_stand_at_whole_numbers(value):
-    text = said(ConfigError, Places, 0, value)
-    assert text.startswith("Places.keys takes ")
+    text = said(ConfigError, Positions, 0, value)
+    assert text.startswith("Positions.keys takes ")
     assert f", not {value!r}" in text
 
 
@@ -767,21 +767,21 @@ def test_keys_stand_at_whole_numbers(value):
     ids=str,
 )
 def test_every_key_stands_at_a_whole_number(dtype, shape):
-    text = said(ConfigError, Places, 0, torch.zeros(shape, dtype=dtype))
+    text = said(ConfigError, Positions, 0, torch.zeros(shape, dtype=dtype))
     assert text == (
-        f"Places.keys is {dtype} of shape {shape}, but takes the first key's position, a whole number, "
+        f"Positions.keys is {dtype} of shape {shape}, but takes the first key's position, a whole number, "
         "or a row of whole numbers, one for each key"
     )
 
 
 def test_places_may_lie_before_the_beginning():
-    assert Places(-3, -2) == Places(queries=-3, keys=-2)
-    assert call(mask=causal(), places=Places(-3, -9)).shape == (2, 6, 7, 9)
+    assert Positions(-3, -2) == Positions(queries=-3, keys=-2)
+    assert call(mask=causal(), positions=Positions(-3, -9)).shape == (2, 6, 7, 9)
     for dtype in (torch.int64, torch.int32):
-        assert call(mask=causal(), places=Places(4, torch.arange(11, dtype=dtype))).shape == (2, 6, 7, 9)
+        assert call(mask=causal(), positions=Positions(4, torch.arange(11, dtype=dtype))).shape == (2, 6, 7, 9)
 
 
-@pytest.mark.parametrize("places", [4, (4, 0), "last"])
-def test_what_is_no_places_is_refused(places):
-    text = said(ConfigError, call, places=places)
-    assert text == f"places must be regard.Places(queries, keys), not {places!r}; a cache hands them out"
+@pytest.mark.parametrize("positions", [4, (4, 0), "last"])
+def test_what_is_no_places_is_refused(positions):
+    text = said(ConfigError, call, positions=positions)
+    assert text == f"positions must be regard.Positions(queries, keys), not {positions!r}; a cache hands them out"

@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from regard import (
     Mask,
-    Places,
+    Positions,
     additive,
     alibi,
     attend,
@@ -39,11 +39,11 @@ from regard import (
     t5_buckets,
     window,
 )
-from regard.core.attend import settle_call
+from regard.core.attend import prepare_request
 from regard.core.kernels import flex
-from regard.core.kernels.call import Call
-from regard.core.memo import Memo
-from regard.core.scores import Term
+from regard.core.kernels.request import Request
+from regard.core.masks.plan_cache import Memo
+from regard.core.scores import ScoreTerm
 
 B, H, G, C, E = 2, 4, 2, 16, 24
 
@@ -53,8 +53,8 @@ def draw(i: int, j: int, *, b: int = B, c: int = C, e: int = E, **options: Any) 
     return q, k, v
 
 
-def call(*inputs: Tensor, mask=None, scores=None, beta=None, dropout=0.0, places=None) -> Call:
-    return settle_call(*inputs, mask, scores, beta, dropout, places)
+def call(*inputs: Tensor, mask=None, scores=None, beta=None, dropout=0.0, positions=None) -> Request:
+    return prepare_request(*inputs, mask, scores, beta, dropout, positions)
 
 
 def ran(*inputs: Tensor, **rest: Any) -> Tensor:
@@ -119,14 +119,14 @@ MASKS: dict[str, Callable[[int], Mask]] = {
 CAUTIOUS = {"dilated", "global tokens", "prefix", "padding left", "documents by sequence"}  # may look once too often
 
 
-def dense_of(asked: Call) -> Tensor:
+def dense_of(asked: Request) -> Tensor:
     """Every pair, (b i j) or (1 i j)."""
     i, j = asked.q.shape[2], asked.k.shape[2]
-    dense = asked.mask.dense(i, j, places=asked.places)
+    dense = asked.mask.dense(i, j, positions=asked.positions)
     return dense[:, 0] if dense.ndim == 4 else dense[None]
 
 
-def by_torch(asked: Call, size: int) -> Any:
+def by_torch(asked: Request, size: int) -> Any:
     """torch's own block mask, from asking about every pair."""
     dense = dense_of(asked)
     b, i, j = dense.shape
@@ -169,11 +169,11 @@ def test_block_masks_agree_with_those_of_torch(name, i, j):
 @pytest.mark.parametrize("name", MASKS)
 def test_the_predicate_of_a_block_mask_is_the_mask(name):
     mask = MASKS[name](130)
-    for places in (None, Places(7), Places(9, torch.randperm(130))):
-        i = 20 if places else 130
-        asked = call(*draw(i, 130), mask=mask, places=places)
+    for positions in (None, Positions(7), Positions(9, torch.randperm(130))):
+        i = 20 if positions else 130
+        asked = call(*draw(i, 130), mask=mask, positions=positions)
         ours = flex._planned(asked).blocks
-        dense = mask.dense(i, 130, places=asked.places).expand(B, 1, i, 130)
+        dense = mask.dense(i, 130, positions=asked.positions).expand(B, 1, i, 130)
         if ours is None:
             assert dense.all()
             continue
@@ -235,7 +235,7 @@ def test_divisible_lengths_are_told_to_the_compiler(i, j):
     assert plan.options["IS_DIVISIBLE"] == (i % 128 == j % 128 == 0)
 
 
-TERMS: dict[str, Callable[[int, int], Term]] = {
+TERMS: dict[str, Callable[[int, int], ScoreTerm]] = {
     "alibi": lambda i, j: alibi(slopes=torch.rand(H)),
     "t5": lambda i, j: t5_buckets(torch.randn(12, H), reach=50),
     "t5 one way": lambda i, j: t5_buckets(torch.randn(12, H), reach=50, both_ways=False),
@@ -248,13 +248,15 @@ TERMS: dict[str, Callable[[int, int], Term]] = {
 }
 
 
-@pytest.mark.parametrize("places", [Places(0), Places(31, 3), Places(31, torch.randperm(130))], ids=["0", "3", "any"])
-def test_a_single_score_becomes_what_the_terms_make_of_it(places):
+@pytest.mark.parametrize(
+    "positions", [Positions(0), Positions(31, 3), Positions(31, torch.randperm(130))], ids=["0", "3", "any"]
+)
+def test_a_single_score_becomes_what_the_terms_make_of_it(positions):
     """As the kernel asks: one score at a time, by index, in its own precision."""
     q, k, v = draw(33, 130)
     terms = [alibi(slopes=torch.rand(H)), additive(torch.randn(H, 33, 1)), softcap(2.0), shaw(torch.randn(11, C))]
-    asked = call(q, k, v, scores=terms, places=places)
-    modify = flex._score_mod(asked.bound_terms(), flex._positions(places, q.device))
+    asked = call(q, k, v, scores=terms, positions=positions)
+    modify = flex._score_mod(asked.bound_terms(), flex._positions(positions, q.device))
     whole = torch.zeros(B, H, 33, 130)
     for bound in asked.bound_terms():
         whole = bound(whole, asked.grid())
@@ -294,13 +296,19 @@ def test_a_mask_with_a_term_and_a_sink(name, uncompiled):
 
 
 @pytest.mark.parametrize(
-    "places",
-    [Places(0), Places(31), Places(140, 3), Places(31, torch.randperm(130)), Places(200, torch.arange(130) * 2)],
+    "positions",
+    [
+        Positions(0),
+        Positions(31),
+        Positions(140, 3),
+        Positions(31, torch.randperm(130)),
+        Positions(200, torch.arange(130) * 2),
+    ],
     ids=["both at 0", "queries ahead", "both ahead", "any order", "gaps"],
 )
-def test_positions_go_where_the_call_stands(places, uncompiled):
+def test_positions_go_where_the_call_stands(positions, uncompiled):
     mask = causal() & window(before=40) | global_tokens(3)
-    assert_true(draw(33, 130), mask=mask, scores=[alibi(heads=H), shaw(torch.randn(11, C))], places=places)
+    assert_true(draw(33, 130), mask=mask, scores=[alibi(heads=H), shaw(torch.randn(11, C))], positions=positions)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, -0.3])
@@ -354,10 +362,10 @@ def test_no_batch_but_the_second_compiles_anew(compilations):
 
 def test_a_step_of_a_cache_compiles_nothing_anew(compilations):
     for step in range(6):
-        ran(*draw(1, 300), mask=causal(), places=Places(100 + step))
+        ran(*draw(1, 300), mask=causal(), positions=Positions(100 + step))
     assert compilations.frame_count == 1
     for step in range(6):
-        ran(*draw(1, 300), mask=causal(), places=Places(100 + step, torch.arange(300)))
+        ran(*draw(1, 300), mask=causal(), positions=Positions(100 + step, torch.arange(300)))
     assert compilations.frame_count == 2
 
 
@@ -386,11 +394,11 @@ def test_another_structure_has_code_of_its_own(compilations):
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    calls: list[Call] = []
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    calls: list[Request] = []
     original = flex._planned
 
-    def noted(asked: Call) -> flex.Plan:
+    def noted(asked: Request) -> flex.BlockMaskPlan:
         calls.append(asked)
         return original(asked)
 
@@ -412,7 +420,7 @@ def test_a_plan_is_remembered(planned):
     "other",
     [
         {"mask": window(before=11)},
-        {"places": Places(1)},
+        {"positions": Positions(1)},
         {"scores": softcap(2.0)},
         {"i": 129},
         {"j": 131},
@@ -426,8 +434,8 @@ def test_a_plan_is_remembered(planned):
 )
 def test_a_plan_is_for_calls_of_one_kind(other, planned):
     sizes = {"i": 130, "j": 130}
-    own = {name: other[name] for name in other if name not in ("mask", "places", "scores")}
-    rest = {name: other[name] for name in other if name in ("mask", "places", "scores")}
+    own = {name: other[name] for name in other if name not in ("mask", "positions", "scores")}
+    rest = {name: other[name] for name in other if name in ("mask", "positions", "scores")}
     flex._plan(call(*draw(**sizes), **SPARSE))
     flex._plan(call(*draw(**sizes | own), **SPARSE | rest))
     assert len(planned) == 2
@@ -435,7 +443,7 @@ def test_a_plan_is_for_calls_of_one_kind(other, planned):
 
 def test_positions_of_single_keys_are_planned_for_each_time(planned):
     for _ in range(2):
-        flex._plan(call(*draw(5, 130), mask=causal(), places=Places(9, torch.arange(130))))
+        flex._plan(call(*draw(5, 130), mask=causal(), positions=Positions(9, torch.arange(130))))
     assert len(planned) == 2
 
 

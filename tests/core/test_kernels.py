@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import regard
 from regard import (
     Mask,
-    Places,
+    Positions,
     alibi,
     attend,
     causal,
@@ -35,11 +35,11 @@ from regard import (
 )
 from regard.base.errors import ConfigError, KernelRefusedError
 from regard.core import kernels
-from regard.core.attend import settle_call
+from regard.core.attend import prepare_request
 from regard.core.kernels import KERNELS, blocked, eager, flex, sdpa
-from regard.core.kernels.call import Call, in_transform
+from regard.core.kernels.request import Request, in_transform
 from regard.core.masks import as_mask
-from regard.core.memo import Memo
+from regard.core.masks.plan_cache import Memo
 
 B, H, G, I, J, C, E = 2, 6, 3, 7, 11, 5, 9  # noqa: E741 (the letters of the legend)
 
@@ -48,8 +48,8 @@ def draw(i: int = I, j: int = J, *, b: int = B, c: int = C, e: int = E, **option
     return tuple(torch.randn(b, h, n, w, **options) for h, n, w in ((H, i, c), (G, j, c), (G, j, e)))
 
 
-def settled(*inputs: Tensor, mask=None, scores=None, beta=None, dropout=0.0, places=None) -> Call:
-    return settle_call(*inputs, mask, scores, beta, dropout, places)
+def settled(*inputs: Tensor, mask=None, scores=None, beta=None, dropout=0.0, positions=None) -> Request:
+    return prepare_request(*inputs, mask, scores, beta, dropout, positions)
 
 
 def on_gpu(i: int, j: int, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> tuple[Tensor, ...]:
@@ -232,9 +232,9 @@ def test_visible_pairs_are_counted_over_all_sequences_and_heads(name):
 
 def test_visible_pairs_go_by_places():
     inputs = draw()
-    for places in (Places(2), Places(30, 3), Places(4, torch.tensor([4, 0, 8, 30, 2, 1, 5, 3, 7, 6, 9]))):
-        weights = attend(0 * inputs[0], inputs[1], torch.eye(J).expand(B, G, J, J), mask=causal(), places=places)
-        assert explain(*inputs, mask=causal(), places=places).visible == (weights > 0).sum()
+    for positions in (Positions(2), Positions(30, 3), Positions(4, torch.tensor([4, 0, 8, 30, 2, 1, 5, 3, 7, 6, 9]))):
+        weights = attend(0 * inputs[0], inputs[1], torch.eye(J).expand(B, G, J, J), mask=causal(), positions=positions)
+        assert explain(*inputs, mask=causal(), positions=positions).visible == (weights > 0).sum()
 
 
 def test_memory_is_told_in_bytes():
@@ -344,7 +344,7 @@ def test_every_kernel_says_what_it_is():
     ],
 )
 def test_bytes_are_written_for_people(size, text):
-    assert kernels.in_units(size) == text
+    assert kernels.format_bytes(size) == text
 
 
 def test_a_recording_names_what_ran_in_order():
@@ -473,7 +473,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Mask]:
     masks: list[Mask] = []
     original = blocked._planned
 
-    def noted(mask: Mask, *rest: object) -> blocked.Plan:
+    def noted(mask: Mask, *rest: object) -> blocked.GatherPlan:
         masks.append(mask)
         return original(mask, *rest)
 
@@ -488,7 +488,7 @@ def test_a_plan_is_remembered(planned):
     assert len(planned) == 1
     attend(*draw(), mask=causal() & window(before=4), kernel="blocked")
     attend(*draw(j=J + 1), mask=causal() & window(before=3), kernel="blocked")
-    attend(*draw(), mask=causal() & window(before=3), kernel="blocked", places=Places(2))
+    attend(*draw(), mask=causal() & window(before=3), kernel="blocked", positions=Positions(2))
     assert len(planned) == 4
 
 
@@ -522,7 +522,7 @@ def test_data_made_in_inference_mode_is_planned_for_each_time(planned):
 
 def test_positions_of_single_keys_are_planned_for_each_time(planned):
     for _ in range(2):
-        attend(*draw(), mask=causal(), kernel="blocked", places=Places(4, torch.arange(J)))
+        attend(*draw(), mask=causal(), kernel="blocked", positions=Positions(4, torch.arange(J)))
     assert len(planned) == 2
 
 

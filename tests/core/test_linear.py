@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
-from regard.core.algebra import Mask
 from regard.core.linear import (
-    Features,
+    FeatureMap,
     LinearResult,
     LinearState,
     Performer,
@@ -24,6 +23,7 @@ from regard.core.linear import (
     squared_relu,
 )
 from regard.core.masks import causal, full, padding, window
+from regard.core.masks.algebra import Mask
 from tests.tolerance import GRADIENT, OUTPUT, too_far
 
 B, H, G, N, C, E, R = 2, 6, 3, 11, 5, 7, 13
@@ -63,7 +63,7 @@ def sees(mask: str, i: int, j: int) -> Tensor:
     return visible
 
 
-def naive(q: Tensor, k: Tensor, v: Tensor, features: Features, visible: Tensor) -> Tensor:
+def naive(q: Tensor, k: Tensor, v: Tensor, features: FeatureMap, visible: Tensor) -> Tensor:
     """The quadratic definition, in the precision of its inputs."""
     own = [head // (q.shape[1] // k.shape[1]) for head in range(q.shape[1])]
     weights = torch.einsum("bhir,bhjr->bhij", features(q), features(k[:, own])) * visible
@@ -103,7 +103,7 @@ class NoNaN(TorchDispatchMode):
 
 @each_map
 @pytest.mark.parametrize("mask", ["none", "causal and padding"])
-def test_the_quadratic_definition_is_the_triple_loop(features: Features, mask: str) -> None:
+def test_the_quadratic_definition_is_the_triple_loop(features: FeatureMap, mask: str) -> None:
     q, k, v = draw()
     out, phi_q, phi_k, visible = torch.zeros(B, H, N, E), features(q), features(k), sees(mask, N, N)
     for b in range(B):
@@ -121,7 +121,7 @@ def test_the_quadratic_definition_is_the_triple_loop(features: Features, mask: s
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_as_near_the_truth_as_the_definition_in_its_precision(
-    features: Features, mask: str, form: str
+    features: FeatureMap, mask: str, form: str
 ) -> None:
     i, visible = (N, sees(mask, N, N)) if "causal" in mask else (9, sees(mask, 9, N))
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
@@ -137,7 +137,7 @@ def test_every_form_is_as_near_the_truth_as_the_definition_in_its_precision(
 
 
 @each_map
-def test_gradcheck_passes_also_through_the_state(features: Features) -> None:
+def test_gradcheck_passes_also_through_the_state(features: FeatureMap) -> None:
     q, k, v = (x[:1, :1, :4].clone().requires_grad_() for x in draw())
     assert torch.autograd.gradcheck(
         lambda *x: linear_attend(*x, features=features, mask=causal(), chunk=3).out, (q, k, v)
@@ -152,7 +152,7 @@ def test_gradcheck_passes_also_through_the_state(features: Features) -> None:
 
 @each_map
 @pytest.mark.parametrize("mask", ["causal", "causal and padding"])
-def test_every_split_through_the_state_gives_one_pass(features: Features, mask: str) -> None:
+def test_every_split_through_the_state_gives_one_pass(features: FeatureMap, mask: str) -> None:
     q, k, v = draw()
     whole = linear_attend(q, k, v, features=features, mask=MASKS[mask](), form="parallel")
     for split in range(N + 1):
@@ -170,7 +170,7 @@ def test_every_split_through_the_state_gives_one_pass(features: Features, mask: 
 
 
 @each_map
-def test_the_state_after_s_tokens_is_the_same_however_it_was_reached(features: Features) -> None:
+def test_the_state_after_s_tokens_is_the_same_however_it_was_reached(features: FeatureMap) -> None:
     q, k, v = draw()
     own = [head // (H // G) for head in range(H)]
     for s in range(N + 1):
@@ -236,7 +236,7 @@ def test_a_causal_mask_is_chunked_and_a_full_one_parallel_unless_told() -> None:
 
 @each_map
 @pytest.mark.parametrize("form", FORMS)
-def test_later_keys_and_values_change_no_earlier_row_by_a_bit(features: Features, form: str) -> None:
+def test_later_keys_and_values_change_no_earlier_row_by_a_bit(features: FeatureMap, form: str) -> None:
     q, k, v = draw(dtype=torch.float32)
     later_k, later_v = (torch.cat((x[:, :, :6], 30 * x[:, :, 6:].flip(2)), 2) for x in (k, v))
     before, after = (
@@ -250,7 +250,7 @@ def test_later_keys_and_values_change_no_earlier_row_by_a_bit(features: Features
 @each_map
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_poison_in_padded_keys_and_values_reaches_nothing(features: Features, form: str, poison: float) -> None:
+def test_poison_in_padded_keys_and_values_reaches_nothing(features: FeatureMap, form: str, poison: float) -> None:
     q, k, v = draw(dtype=torch.float32)
     hidden = (torch.arange(N) >= torch.tensor(LENGTHS)[:, None])[:, None, :, None]
     for mask in (padding(LENGTHS), causal() & padding(LENGTHS)):
@@ -265,7 +265,7 @@ def test_poison_in_padded_keys_and_values_reaches_nothing(features: Features, fo
 
 @each_map
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_that_see_nothing_give_zeros_and_zero_gradients_without_any_nan(features: Features, form: str) -> None:
+def test_rows_that_see_nothing_give_zeros_and_zero_gradients_without_any_nan(features: FeatureMap, form: str) -> None:
     q, k, v = draw(dtype=torch.float32)
     blind = (torch.arange(N) < torch.tensor([N, 3])[:, None])[:, None, :, None]
     for mask in (causal() & padding([0, 8], side="left", width=N), padding([0, N])):
@@ -284,7 +284,7 @@ def test_rows_that_see_nothing_give_zeros_and_zero_gradients_without_any_nan(fea
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("features", [relu(), squared_relu()], ids=["relu", "squared_relu"])
-def test_a_query_that_shares_no_feature_gives_zeros_and_zero_gradients(features: Features, form: str) -> None:
+def test_a_query_that_shares_no_feature_gives_zeros_and_zero_gradients(features: FeatureMap, form: str) -> None:
     q, k, v = draw(dtype=torch.float32)
     q[:, 1], k[:, 2] = -q[:, 1].abs(), -k[:, 2].abs()  # a head of blind queries, and one of featureless keys
     for mask in (full(), causal()):
@@ -312,7 +312,7 @@ def test_relu_and_its_square_are_what_they_say() -> None:
     assert squared_relu()(x).flatten().tolist() == [0, 0, 0.25, 9]
 
 
-class Clamped(Features):
+class Clamped(FeatureMap):
     """A map of one's own, with slope 1 where it is zero: its numerator has a gradient even where all weights vanish."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -429,7 +429,7 @@ def test_the_peak_of_a_state_only_rises_and_starts_below_everything() -> None:
 
 @each_map
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_state_is_float32_at_least(features: Features, dtype: torch.dtype) -> None:
+def test_the_state_is_float32_at_least(features: FeatureMap, dtype: torch.dtype) -> None:
     state = linear_attend(*draw(dtype=dtype), features=features, mask=causal()).state
     wanted = torch.float64 if dtype == torch.float64 else torch.float32
     assert [state.weighted.dtype, state.total.dtype, state.peak.dtype] == [wanted] * 3
@@ -438,7 +438,7 @@ def test_the_state_is_float32_at_least(features: Features, dtype: torch.dtype) -
 
 
 @each_map
-def test_autocast_rounds_the_inputs_and_keeps_the_sums(features: Features) -> None:
+def test_autocast_rounds_the_inputs_and_keeps_the_sums(features: FeatureMap) -> None:
     inputs = draw(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = linear_attend(*inputs, features=features, mask=causal())
@@ -452,7 +452,7 @@ def test_autocast_rounds_the_inputs_and_keeps_the_sums(features: Features) -> No
 
 
 @pytest.mark.parametrize("features", [elu_plus_one(), performer(C, R)], ids=["elu_plus_one", "performer"])
-def test_it_compiles_without_a_break_with_a_state_in_and_out(features: Features) -> None:
+def test_it_compiles_without_a_break_with_a_state_in_and_out(features: FeatureMap) -> None:
     def step(q: Tensor, k: Tensor, v: Tensor, mask: Mask, state: LinearState | None) -> tuple[Tensor, LinearState]:
         return linear_attend(q, k, v, features=features, mask=mask, state=state, chunk=8)
 
@@ -467,7 +467,7 @@ def test_it_compiles_without_a_break_with_a_state_in_and_out(features: Features)
 
 
 @each_map
-def test_vmap_and_functional_gradients_agree_with_a_loop(features: Features) -> None:
+def test_vmap_and_functional_gradients_agree_with_a_loop(features: FeatureMap) -> None:
     stacks = [torch.stack((x, x + 0.3, -x)) for x in draw()]
     run = lambda q, k, v: linear_attend(q, k, v, features=features, mask=causal() & padding(LENGTHS)).out  # noqa: E731
     expected = torch.stack([run(*x) for x in zip(*stacks, strict=True)])
@@ -480,7 +480,7 @@ def test_vmap_and_functional_gradients_agree_with_a_loop(features: Features) -> 
 
 @each_map
 @pytest.mark.parametrize("form", FORMS)
-def test_lengths_zero_and_one_and_strided_heads_are_fine(features: Features, form: str) -> None:
+def test_lengths_zero_and_one_and_strided_heads_are_fine(features: FeatureMap, form: str) -> None:
     q, k, v = draw()
 
     def run(i: int, j: int, mask: Mask) -> LinearResult:
@@ -532,7 +532,7 @@ def reshaped(**changes: Tensor) -> object:
     return linear_attend(**({"q": q, "k": k, "v": v} | changes))  # type: ignore[arg-type]
 
 
-def stale(dtype: torch.dtype, features: Features) -> LinearState:
+def stale(dtype: torch.dtype, features: FeatureMap) -> LinearState:
     return linear_attend(*draw(dtype=dtype), features=features).state
 
 

@@ -7,8 +7,8 @@ import torch
 
 from regard import (
     NTK,
-    Growing,
-    Places,
+    DynamicCache,
+    Positions,
     Stream,
     attend,
     causal,
@@ -46,11 +46,14 @@ ODD: dict[str, tuple[Callable[[], object], str]] = {
     "a negative length": (lambda: causal().dense(-1), "queries is -1, but must be at least 0"),
     "half blocks": (lambda: causal().block_table(8, size=2.5), r"block_table\(size\) takes a whole number, not 2\.5"),
     "empty blocks": (lambda: causal().block_table(8, size=0), r"block_table\(size\) is 0, but must be at least 1"),
-    "places of another length": (
-        lambda: causal().count(2, 3, places=Places(0, torch.arange(4))),
-        r"places.keys is \(4,\), but k has j=3 \(key positions\); give one position per key",
+    "positions of another length": (
+        lambda: causal().count(2, 3, positions=Positions(0, torch.arange(4))),
+        r"positions.keys is \(4,\), but k has j=3 \(key positions\); give one position per key",
     ),
-    "places that are none": (lambda: causal().dense(2, places=3), r"places must be regard.Places\(queries, keys\)"),
+    "positions that are none": (
+        lambda: causal().dense(2, positions=3),
+        r"positions must be regard.Positions\(queries, keys\)",
+    ),
     "softargmax of a list": (lambda: softargmax([1.0, 2.0]), "scores must be a tensor, not list"),
     "channels of a list": (lambda: channel_attend([1], x, x), r"q must be a tensor read as \(b h n c\), not list"),
     "channels without heads": (
@@ -60,7 +63,7 @@ ODD: dict[str, tuple[Callable[[], object], str]] = {
     "no channels": (lambda: channel_attend(*[torch.zeros(1, 1, 3, 0)] * 3), "there must be at least one channel"),
     "softargmax over no axis": (lambda: softargmax(x, axis=5), "axis is 5, but scores have 4 axes"),
     "softargmax over a word": (lambda: softargmax(x, axis="j"), "axis is 'j', but scores have 4 axes"),
-    "a cache of lists": (lambda: Growing().extend([1], [2]), r"k must be a tensor read as \(b g n c\), not list"),
+    "a cache of lists": (lambda: DynamicCache().extend([1], [2]), r"k must be a tensor read as \(b g n c\), not list"),
     "a stream of lists": (lambda: Stream(causal()).push([1], [2], [3]), r"k must be a tensor read as \(b g n c\)"),
     "rotary of a list": (lambda: rotary()([1]), "x must be a tensor of heads"),
     "eight bits": (lambda: attend(*[x.to(torch.float8_e4m3fn)] * 3), "q is torch.float8_e4m3fn, but attention takes"),

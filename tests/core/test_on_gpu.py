@@ -6,9 +6,9 @@ from torch import Tensor
 
 import regard
 from regard import (
-    Growing,
-    Rolling,
-    Static,
+    DynamicCache,
+    SlidingWindowCache,
+    StaticCache,
     Stream,
     alibi,
     attend,
@@ -27,7 +27,7 @@ from regard import (
     squared_relu,
     window,
 )
-from regard.core.linear import Features
+from regard.core.linear import FeatureMap
 
 pytestmark = pytest.mark.cuda
 
@@ -50,7 +50,7 @@ def close(gpu: Tensor, cpu: Tensor, dtype: torch.dtype = torch.float32) -> bool:
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
 @pytest.mark.parametrize("features", [elu_plus_one(), relu(), squared_relu(), performer(C, 19)], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_linear_attention_agrees_with_the_cpu(features: Features, form: str, dtype: torch.dtype) -> None:
+def test_linear_attention_agrees_with_the_cpu(features: FeatureMap, form: str, dtype: torch.dtype) -> None:
     q, k, v = inputs(dtype)
     mask = causal() & padding([N, 20])
     cpu = linear_attend(q.double(), k.double(), v.double(), features=features, mask=mask, form=form)
@@ -83,12 +83,12 @@ def test_caches_agree_with_one_pass(mask: regard.Mask) -> None:
     q, k, v = inputs()
     whole = attend(q, k, v, mask=mask, scores=alibi(H))
     q, k, v = on_gpu(q, k, v)
-    for cache in (Growing(), Static(N), Rolling(mask)):
+    for cache in (DynamicCache(), StaticCache(N), SlidingWindowCache(mask)):
         parts, start = [], 0
         for size in (20, 1, 1, 15):
             new = slice(start, start + size)
             held = cache.extend(k[:, :, new], v[:, :, new])
-            parts.append(attend(q[:, :, new], held.k, held.v, mask=mask, scores=alibi(H), places=held.places))
+            parts.append(attend(q[:, :, new], held.k, held.v, mask=mask, scores=alibi(H), positions=held.positions))
             start += size
         assert close(torch.cat(parts, 2), whole)
 

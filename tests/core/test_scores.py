@@ -7,34 +7,34 @@ import torch
 from torch import Tensor
 
 from regard import additive, alibi, attend, causal, shaw, sink, softcap, t5_buckets, window
-from regard.core.grid import Grid, Places, whole_grid
-from regard.core.scores import Alibi, Bound, Shaw, Sink, Softcap, Term, alibi_slopes, as_terms, t5_bucket
+from regard.core.absolute_positions import Grid, Positions, whole_grid
+from regard.core.scores import Alibi, BoundTerm, ScoreTerm, Shaw, Sink, Softcap, alibi_slopes, as_terms, t5_bucket
 
 B, H, I, J, C = 2, 6, 5, 9, 7  # noqa: E741 (the letters of the legend)
-PLACES = [None, Places(40, 3), Places(5, torch.tensor([4, 0, 8, 30, 2, 1, 5, 3, 7]))]
+PLACES = [None, Positions(40, 3), Positions(5, torch.tensor([4, 0, 8, 30, 2, 1, 5, 3, 7]))]
 
 
 def queries(dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(B, H, I, C, dtype=dtype)
 
 
-def grid(places: Places | None = None) -> Grid:
-    return whole_grid(places or Places.last_rows(I, J), B, H, I, J)
+def grid(positions: Positions | None = None) -> Grid:
+    return whole_grid(positions or Positions.last_rows(I, J), B, H, I, J)
 
 
-def piecewise(places: Places | None = None) -> Grid:
+def piecewise(positions: Positions | None = None) -> Grid:
     """The same pairs as gathered blocks have them: five axes, and not known to be the whole."""
-    whole = grid(places)
+    whole = grid(positions)
     row, column = whole.row.expand(I, J), whole.column.expand(I, J)
     parts = row, column, whole.i.expand(I, J), whole.j.expand(I, J)
     return Grid(whole.batch[None], whole.head[None], *(x.reshape(1, 1, 1, I, J) for x in parts))
 
 
-def acted(term: Term, scores: Tensor, q: Tensor, beta: float = 0.3, places: Places | None = None) -> Tensor:
+def acted(term: ScoreTerm, scores: Tensor, q: Tensor, beta: float = 0.3, positions: Positions | None = None) -> Tensor:
     """What becomes of the scores, told the same by the whole grid and by its pieces."""
     bound = term.bind(q, beta)
-    whole = bound(scores, grid(places))
-    pieces = bound(scores[None], piecewise(places))[0]
+    whole = bound(scores, grid(positions))
+    pieces = bound(scores[None], piecewise(positions))[0]
     assert torch.equal(whole.expand(B, H, I, J), pieces.expand(B, H, I, J))
     return whole
 
@@ -83,7 +83,7 @@ def test_alibi_lowers_scores_by_distance_to_either_side():
 
 def test_alibi_goes_by_positions_not_by_rows():
     at = torch.tensor([4, 0, 8, 30, 2, 1, 5, 3, 7])
-    out = acted(alibi(heads=H), torch.zeros(1, H, I, J), queries(), places=Places(11, at))
+    out = acted(alibi(heads=H), torch.zeros(1, H, I, J), queries(), positions=Positions(11, at))
     assert torch.allclose(out[0, 2, 3], -alibi_slopes(H)[2].to(out) * (14 - at).abs())
 
 
@@ -132,12 +132,12 @@ def test_buckets_agree_with_the_logarithm_where_it_is_not_at_a_border():
 
 @pytest.mark.parametrize("both_ways", [True, False], ids=["encoder", "decoder"])
 @pytest.mark.parametrize(
-    "places", [None, Places(40, 3), Places(5, torch.tensor([4, 0, 8, 30, 2, 1, 5, 3, 7]))], ids=str
+    "positions", [None, Positions(40, 3), Positions(5, torch.tensor([4, 0, 8, 30, 2, 1, 5, 3, 7]))], ids=str
 )
-def test_t5_adds_the_number_of_head_and_bucket(both_ways, places):
+def test_t5_adds_the_number_of_head_and_bucket(both_ways, positions):
     table, scores = torch.randn(12, H, dtype=torch.float64), torch.randn(B, H, I, J, dtype=torch.float64)
-    out = acted(t5_buckets(table, reach=20, both_ways=both_ways), scores, queries(), places=places)
-    at = grid(places)
+    out = acted(t5_buckets(table, reach=20, both_ways=both_ways), scores, queries(), positions=positions)
+    at = grid(positions)
     for row in range(I):
         for column in range(J):
             distance = (at.j[0, column] - at.i[row, 0]).item()
@@ -145,13 +145,13 @@ def test_t5_adds_the_number_of_head_and_bucket(both_ways, places):
             assert torch.equal(out[:, :, row, column], scores[:, :, row, column] + added)
 
 
-@pytest.mark.parametrize("places", PLACES, ids=["last rows", "starts", "any order"])
+@pytest.mark.parametrize("positions", PLACES, ids=["last rows", "starts", "any order"])
 @pytest.mark.parametrize("rows", [1, 5, 31])
-def test_shaw_is_the_query_times_the_relative_key(rows, places):
+def test_shaw_is_the_query_times_the_relative_key(rows, positions):
     """The explicit form, with a tensor of relative keys (i, j, c)."""
     q, keys = queries(), torch.randn(rows, C, dtype=torch.float64)
-    out = acted(shaw(keys), torch.zeros(B, H, I, J, dtype=torch.float64), q, beta=0.3, places=places)
-    at, reach = grid(places), rows // 2
+    out = acted(shaw(keys), torch.zeros(B, H, I, J, dtype=torch.float64), q, beta=0.3, positions=positions)
+    at, reach = grid(positions), rows // 2
     relative = keys[(at.j - at.i).clamp(-reach, reach) + reach]
     assert relative.shape == (I, J, C)
     assert torch.allclose(out, 0.3 * torch.einsum("bhic,ijc->bhij", q, relative), rtol=1e-13, atol=1e-13)
@@ -343,13 +343,13 @@ def test_terms_of_values_are_told_apart_by_identity_and_caps_by_value():
 
 
 def test_a_term_of_ones_own_needs_no_checks_and_no_tensors():
-    class Halved(Term):
+    class Halved(ScoreTerm):
         """s / 2."""
 
         name = "halved"
         additive = False
 
-        def bind(self, q: Tensor, beta: float) -> Bound:
+        def bind(self, q: Tensor, beta: float) -> BoundTerm:
             return lambda scores, grid: scores / 2
 
     out, q, k, v = attended(Halved())

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 
 from regard import (
     Mask,
-    Places,
+    Positions,
     additive,
     alibi,
     attend,
@@ -42,7 +42,7 @@ from regard import (
     window,
 )
 from regard.base.errors import KernelRefusedError
-from regard.core.scores import Term
+from regard.core.scores import ScoreTerm
 from tests.tolerance import OUTPUT, too_far
 
 # a GPU's fused kernels take widths in multiples of 8
@@ -84,7 +84,7 @@ MASKS: dict[str, Mask | Tensor | None] = {
     "matrix": VISIBLE,
     "matrix and causal": causal() & VISIBLE,
 }
-TERMS: dict[str, Callable[[], Term | list[Term | Tensor] | None]] = {
+TERMS: dict[str, Callable[[], ScoreTerm | list[ScoreTerm | Tensor] | None]] = {
     "none": lambda: None,
     "alibi": lambda: alibi(heads=H),
     "t5": lambda: t5_buckets(torch.linspace(-1, 1, 8 * H).view(8, H), reach=9),
@@ -195,12 +195,12 @@ class TestCompiled:
             lambda: {"mask": torch.ones(I, J, dtype=torch.bool).tril()},
             lambda: {"scores": [alibi(heads=H), sink(torch.zeros(H))]},
             lambda: {"scores": [torch.ones(I, J), softcap(2.0)]},
-            lambda: {"mask": causal(), "places": Places(3)},
-            lambda: {"mask": causal(), "places": Places(3, torch.arange(J))},
+            lambda: {"mask": causal(), "positions": Positions(3)},
+            lambda: {"mask": causal(), "positions": Positions(3, torch.arange(J))},
             lambda: {"mask": causal(), "beta": math.inf},
             lambda: {"beta": 0.0},
         ],
-        ids=["rules", "lengths", "tensor of lengths", "documents", "matrix", "terms", "cap", "start", "places",
+        ids=["rules", "lengths", "tensor of lengths", "documents", "matrix", "terms", "cap", "start", "positions",
              "hard", "mean"],
     )  # fmt: skip
     def test_masks_and_terms_made_inside(self, make):

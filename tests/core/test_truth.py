@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard import (
     Mask,
-    Places,
+    Positions,
     additive,
     alibi,
     attend,
@@ -39,10 +39,10 @@ from regard import (
     window,
 )
 from regard.base.errors import KernelRefusedError
-from regard.core.algebra import Full
-from regard.core.grid import whole_grid
+from regard.core.absolute_positions import whole_grid
 from regard.core.masks import as_mask
-from regard.core.scores import Sink, Term
+from regard.core.masks.algebra import Full
+from regard.core.scores import ScoreTerm, Sink
 from tests.tolerance import GRADIENT, OUTPUT, error, too_far
 
 
@@ -125,7 +125,7 @@ DATA = ("padding", "documents", "predicate", "matrix")  # known by evaluation al
 class Terms:
     """Terms made from learned tensors, whose shapes and sizes they state."""
 
-    make: Callable[..., list[Term | Tensor]]
+    make: Callable[..., list[ScoreTerm | Tensor]]
     shapes: Callable[[Sizes], dict[str, tuple[int, ...]]] = field(default=lambda s: {})
     refused: tuple[str, ...] = ()  # terms that do more than add
 
@@ -180,7 +180,7 @@ class Case:
     learned: torch.dtype | None = None  # dtype of what a term learns; that of q unless told
     layout: str = "contiguous"
     beta: float | None = None
-    places: Places | None = None
+    positions: Positions | None = None
     device: str = "cpu"
 
     def tensors(self, draw: int) -> dict[str, Tensor]:
@@ -274,7 +274,7 @@ def clipped(distance: int) -> int:
 
 
 # what attend is handed, what happens to one score, and which learned numbers are one more score each
-LOOP_TERMS: dict[str, tuple[Callable[..., list[Term | Tensor]], Callable[..., float], tuple[str, ...]]] = {
+LOOP_TERMS: dict[str, tuple[Callable[..., list[ScoreTerm | Tensor]], Callable[..., float], tuple[str, ...]]] = {
     "none": (lambda x: [], lambda x, s, at: s, ()),
     "alibi": (lambda x: [alibi(slopes=x["slopes"])], lambda x, s, at: s - x["slopes"][at.h] * abs(at.i - at.j), ()),
     "t5": (
@@ -300,8 +300,8 @@ LOOP_TERMS: dict[str, tuple[Callable[..., list[Term | Tensor]], Callable[..., fl
 }
 LOOP_PLACES = {
     "last rows": (None, 5, list(range(9))),
-    "starts": (Places(6, 3), 6, list(range(3, 12))),
-    "any order": (Places(4, torch.tensor([3, 0, 7, 1, 8, 2, 6, 5, 4])), 4, [3, 0, 7, 1, 8, 2, 6, 5, 4]),
+    "starts": (Positions(6, 3), 6, list(range(3, 12))),
+    "any order": (Positions(4, torch.tensor([3, 0, 7, 1, 8, 2, 6, 5, 4])), 4, [3, 0, 7, 1, 8, 2, 6, 5, 4]),
 }
 
 
@@ -325,16 +325,16 @@ def test_the_reference_is_what_three_loops_compute(mask, term, beta):
     assert not too_far(out, out, truth, OUTPUT)
 
 
-@pytest.mark.parametrize("places", LOOP_PLACES)
+@pytest.mark.parametrize("positions", LOOP_PLACES)
 @pytest.mark.parametrize("term", ["alibi", "t5", "shaw", "added"])
 @pytest.mark.parametrize("mask", LOOP_MASKS)
-def test_the_reference_stands_where_it_is_placed(mask, term, places):
+def test_the_reference_stands_where_it_is_placed(mask, term, positions):
     x = loop_tensors()
     (rule, see), (make, change, sinks) = LOOP_MASKS[mask], LOOP_TERMS[term]
-    at, queries, keys = LOOP_PLACES[places]
+    at, queries, keys = LOOP_PLACES[positions]
     numbers = {name: values.tolist() for name, values in x.items()}
     truth = torch.tensor(by_loops(numbers, see, change, sinks, 0.6, queries, keys), dtype=torch.float64)
-    out = attend(x["q"], x["k"], x["v"], mask=rule, scores=make(x), beta=0.6, kernel="reference", places=at)
+    out = attend(x["q"], x["k"], x["v"], mask=rule, scores=make(x), beta=0.6, kernel="reference", positions=at)
     assert not too_far(out, out, truth, OUTPUT)
 
 
@@ -388,7 +388,7 @@ def drawn(attention: Callable[..., Tensor], case: Case, draw: int, exact: bool) 
     mask, terms = MASKS[case.mask](case.sizes), TERMS[case.term].make(**rest)
     if isinstance(mask, Tensor):
         mask = mask.to(case.device)
-    out = attention(q, k, v, mask=mask, scores=terms or None, beta=case.beta, places=case.places)
+    out = attention(q, k, v, mask=mask, scores=terms or None, beta=case.beta, positions=case.positions)
     source = torch.Generator().manual_seed(draw + 100)
     upstream = torch.randn(out.shape, generator=source, dtype=torch.float64).to(case.device, case.dtype).to(out.dtype)
     grads = torch.autograd.grad(out, list(tensors.values()), upstream, materialize_grads=True)
@@ -401,9 +401,9 @@ def naive(
     v: Tensor,
     *,
     mask: Mask | Tensor | None,
-    scores: list[Term | Tensor] | None,
+    scores: list[ScoreTerm | Tensor] | None,
     beta: float | None,
-    places: Places | None,
+    positions: Positions | None,
     shuffle: int,
 ) -> Tensor:
     """What a textbook writes, every step in the dtype of q. Every sum runs in the order that the shuffle says."""
@@ -411,7 +411,7 @@ def naive(
     source = torch.Generator().manual_seed(shuffle)
     orders = (torch.randperm(n, generator=source) if shuffle else torch.arange(n) for n in (i, j, c, v.shape[3]))
     rows, columns, features, values = orders
-    grid = whole_grid(places or Places.last_rows(i, j), b, h, i, j, q.device)
+    grid = whole_grid(positions or Positions.last_rows(i, j), b, h, i, j, q.device)
     visible = as_mask(mask).to(q.device).see(grid).expand(b, h, i, j)
     beta = c**-0.5 if beta is None else beta
     total = q[..., features] @ k[..., features].repeat_interleave(share, 1).mT * beta
@@ -451,7 +451,7 @@ def hides_nothing(case: Case) -> bool:
     if isinstance(mask, Full) or any(word in case.mask for word in DATA):
         return isinstance(mask, Full)
     i, j = case.sizes.i, case.sizes.j
-    return i * j > 0 and bool(mask.dense(i, j, places=case.places).all())
+    return i * j > 0 and bool(mask.dense(i, j, positions=case.positions).all())
 
 
 def refusal(kernel: str, case: Case) -> list[str]:
@@ -609,16 +609,16 @@ def test_every_kernel_with_every_layout(mask, term, layout, kernel):
 
 
 PLACES = {
-    "queries ahead of all keys": Places(150, 3),
-    "queries in the middle": Places(31),
-    "queries before all keys": Places(2, 90),
-    "keys in another order": Places(31, torch.randperm(131, generator=torch.Generator().manual_seed(7))),
-    "keys with gaps": Places(200, torch.arange(131) * 3),
+    "queries ahead of all keys": Positions(150, 3),
+    "queries in the middle": Positions(31),
+    "queries before all keys": Positions(2, 90),
+    "keys in another order": Positions(31, torch.randperm(131, generator=torch.Generator().manual_seed(7))),
+    "keys with gaps": Positions(200, torch.arange(131) * 3),
 }
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("positions", PLACES)
 @pytest.mark.parametrize(
     ("mask", "term"),
     [
@@ -629,8 +629,8 @@ PLACES = {
         ("padding", "sink"),
     ],
 )
-def test_every_kernel_at_other_places(mask, term, places, kernel):
-    hold(kernel, Case(mask, term, places=PLACES[places]))
+def test_every_kernel_at_other_places(mask, term, positions, kernel):
+    hold(kernel, Case(mask, term, positions=PLACES[positions]))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

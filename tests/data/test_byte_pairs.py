@@ -8,7 +8,7 @@ import pytest
 
 from regard.base.errors import ConfigError, DataError, UnknownNameError
 from regard.data.byte_pairs import BytePairs
-from regard.data.parallel import read_parallel
+from regard.data.sentence_pairs import read_sentence_pairs
 from regard.data.tokenizers import Bytes, Tokenizer, Unfolding, tokenizer_from_json
 
 TEXT = "the cat sat on the mat . the hat of the cat is on the mat . " * 5
@@ -178,7 +178,7 @@ def test_parts_join_to_the_text(exact: BytePairs, text: str) -> None:
 
 @pytest.mark.real
 def test_multi30k_comes_back_word_for_word(real_data: Path) -> None:
-    train, test = (read_parallel(real_data / "multi30k", split, form="lc.norm.tok") for split in ("train", "val"))
+    train, test = (read_sentence_pairs(real_data / "multi30k", split, form="lc.norm.tok") for split in ("train", "val"))
     special = ("pad", "bos", "eos")
     tokens = BytePairs.trained(train.source, train.target, vocab=10_000, special=special, words=True, lenient=True)
     assert tokens.vocab == 10_000

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.data.resample import resampled
+from regard.data.resample import resample
 
 
 def sine(hertz: float, rate: int, samples: int) -> Tensor:
@@ -22,7 +22,7 @@ def test_a_sine_stays_a_sine(rate: int, to: int, share: float) -> None:
     hertz = share * min(rate, to) / 2
     samples = 3 * rate if rate < 100 else rate // 4 + 3
     samples = max(samples, 1501)
-    found = resampled(sine(hertz, rate, samples), rate, to)
+    found = resample(sine(hertz, rate, samples), rate, to)
     assert len(found) == math.ceil(samples * to / rate)
     wanted = sine(hertz, to, len(found))
     edge = math.ceil(30 * max(1.0, to / rate))  # before the start and after the end there is silence
@@ -31,28 +31,28 @@ def test_a_sine_stays_a_sine(rate: int, to: int, share: float) -> None:
 
 @pytest.mark.parametrize("hertz", [4400, 5000, 7900])
 def test_what_the_lower_rate_cannot_hold_is_gone_and_does_not_come_back_lower(hertz: float) -> None:
-    found = resampled(sine(hertz, 16_000, 4001), 16_000, 8000)
+    found = resample(sine(hertz, 16_000, 4001), 16_000, 8000)
     assert found[50:-50].abs().max() < 3e-3
 
 
 def test_a_constant_stays() -> None:
-    found = resampled(torch.full((2, 901), 0.5), 44_100, 8000)
+    found = resample(torch.full((2, 901), 0.5), 44_100, 8000)
     torch.testing.assert_close(found[:, 30:-30], torch.full_like(found[:, 30:-30], 0.5), rtol=0, atol=1e-3)
 
 
 def test_the_same_rate_changes_nothing() -> None:
     sound = torch.randn(3, 17)
-    assert torch.equal(resampled(sound, 8000, 8000), sound)
+    assert torch.equal(resample(sound, 8000, 8000), sound)
 
 
 def test_leading_axes_and_precision_are_kept() -> None:
     sound = torch.randn(2, 3, 101)
-    found = resampled(sound, 5, 7)
+    found = resample(sound, 5, 7)
     assert found.shape == (2, 3, 142)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found[1, 2], resampled(sound[1, 2], 5, 7))
+    torch.testing.assert_close(found[1, 2], resample(sound[1, 2], 5, 7))
 
 
 def test_rates_are_whole() -> None:
     with pytest.raises(ConfigError, match=r"resampled\(to\) is 0"):
-        resampled(torch.randn(5), 8000, 0)
+        resample(torch.randn(5), 8000, 0)

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from regard.lab.claim import REFUTED, SUPPORTED, UNCLEAR, claims
-from regard.lab.results import shipped
+from regard.lab.results import shipped_results
 from tests.lab import test_attention, test_heads, test_language_claims, test_transformers
 from tests.lab.quick import TRAINING, numbers, outcome
 
@@ -205,7 +205,7 @@ def test_the_full_run_comes_out_as_the_short_one_within_its_budget(name: str) ->
 
 
 def test_what_comes_with_the_package_is_of_these_very_claims_and_supports_them() -> None:
-    found = shipped()
+    found = shipped_results()
     assert set(found) == set(claims())
     for name, result in found.items():
         assert (result.fresh(claims()[name]), result.verdict.word) == (True, SUPPORTED), (

@@ -21,9 +21,21 @@ from regard.lab import results
 from regard.lab.claim import Claim, Outcome, Sheet, Verdict, claims, judged
 from regard.lab.drawing import figure, shares
 from regard.lab.errata import errata
-from regard.lab.page import errata_page, inline_svg, number_call, page, svg, written
-from regard.lab.results import AGAIN, NOT_RUN, Result, call, command, keep, keep_shipped, kept, latest, result_of, word
-from regard.lab.tex import COMMANDS, mathml, plain
+from regard.lab.formula import COMMANDS, formula_text, mathml
+from regard.lab.html_page import errata_page, inline_svg, number_call, page, svg, written
+from regard.lab.results import (
+    AGAIN,
+    NOT_RUN,
+    Result,
+    call,
+    command,
+    keep_shipped,
+    kept,
+    latest_result,
+    result_of,
+    save_result,
+    verdict_word,
+)
 
 EVERY = list(claims())
 CHILDREN = {"mfrac": 2, "msub": 2, "msup": 2, "msubsup": 3, "munder": 2, "mover": 2, "munderover": 3, "mroot": 2}
@@ -56,7 +68,7 @@ def well_formed(element: str) -> ElementTree.Element:
 @pytest.mark.parametrize("name", EVERY)
 def test_every_formula_of_the_lab_is_drawn_and_written(name: str) -> None:
     maths = claims()[name].maths
-    text = plain(maths)
+    text = formula_text(maths)
     assert not re.search(r"\\|\s\s\s\s\s", text), text
     assert well_formed(mathml(maths)).get("alttext") == text
 
@@ -86,7 +98,7 @@ def test_every_formula_of_the_lab_is_drawn_and_written(name: str) -> None:
     ],
 )
 def test_a_formula_as_text(tex: str, text: str) -> None:
-    assert plain(tex) == text
+    assert formula_text(tex) == text
     well_formed(mathml(tex))
 
 
@@ -135,7 +147,7 @@ def test_a_formula_cannot_carry_markup() -> None:
     ],
 )
 def test_what_is_no_formula_is_told(tex: str, words: str) -> None:
-    for form in (plain, mathml):
+    for form in (formula_text, mathml):
         with pytest.raises(ConfigError, match=re.escape(words)):
             form(tex)
 
@@ -153,7 +165,7 @@ def test_every_command_that_stands_for_a_sign_is_drawn() -> None:
         }
         tex = rf"x \{name}{{A}} y" if takes else rf"x \{name} y"
         well_formed(mathml(tex))
-        assert "\\" not in plain(tex)
+        assert "\\" not in formula_text(tex)
 
 
 def setups(claim: Claim) -> list[Any]:
@@ -223,7 +235,7 @@ def test_a_setting_is_read_as_its_type_wants_it(text: str, hint: Any, value: Any
 def test_a_result_comes_back_as_it_was_kept(tmp_path: Path, beta: Claim, result: Result) -> None:
     odd = {**result.numbers, "odd": [math.inf, -math.inf, {"a": True, "b": None}], "text": "ä <b>"}
     result = replace(result, numbers=odd, figure="f.svg")
-    path = keep(result, tmp_path / "new" / "folder")
+    path = save_result(result, tmp_path / "new" / "folder")
     assert path.name == "beta.json"
     assert kept(beta, path.parent) == result
     json.loads(path.read_text("utf-8"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -242,14 +254,14 @@ def test_a_result_tells_the_run_that_made_it(beta: Claim, result: Result) -> Non
 def test_a_write_that_fails_leaves_what_was_there(
     tmp_path: Path, beta: Claim, result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep(result, tmp_path)
+    save_result(result, tmp_path)
 
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(ConfigError, match=r"beta.json cannot be written: No space left on device"):
-        keep(replace(result, seconds=9.0), tmp_path)
+        save_result(replace(result, seconds=9.0), tmp_path)
     assert kept(beta, tmp_path) == result
     assert [path.name for path in tmp_path.iterdir()] == ["beta.json"]
 
@@ -287,20 +299,20 @@ def test_the_latest_result_is_the_last_run_here_unless_only_the_packages_is_of_t
     tmp_path: Path, beta: Claim, result: Result
 ) -> None:
     here, there = replace(result, seconds=1.0), replace(result, seconds=2.0)
-    assert latest(beta, tmp_path, {}) is None
-    assert latest(beta, tmp_path, {"beta": there}) == there
-    keep(here, tmp_path)
-    assert latest(beta, tmp_path, {"beta": there}) == here
+    assert latest_result(beta, tmp_path, {}) is None
+    assert latest_result(beta, tmp_path, {"beta": there}) == there
+    save_result(here, tmp_path)
+    assert latest_result(beta, tmp_path, {"beta": there}) == here
     old = replace(here, source="of an older file")
-    keep(old, tmp_path)
-    assert latest(beta, tmp_path, {"beta": there}) == there
-    assert latest(beta, tmp_path, {"beta": replace(there, source="older still")}) == old
+    save_result(old, tmp_path)
+    assert latest_result(beta, tmp_path, {"beta": there}) == there
+    assert latest_result(beta, tmp_path, {"beta": replace(there, source="older still")}) == old
 
 
 def test_the_word_is_the_verdict_or_why_there_is_none(beta: Claim, result: Result) -> None:
-    assert word(beta, None) == NOT_RUN
-    assert word(beta, replace(result, verdict=Verdict("unclear", "."))) == "unclear"
-    assert word(beta, replace(result, source="of an older file")) == AGAIN
+    assert verdict_word(beta, None) == NOT_RUN
+    assert verdict_word(beta, replace(result, verdict=Verdict("unclear", "."))) == "unclear"
+    assert verdict_word(beta, replace(result, source="of an older file")) == AGAIN
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
@@ -331,17 +343,17 @@ def test_a_result_ages_with_the_file_of_its_claim(tmp_path: Path, beta: Claim) -
 def test_the_file_of_the_package_keeps_what_was_not_made_now_and_forgets_what_is_no_claim(
     result: Result, nothing_shipped: Path
 ) -> None:
-    assert results.shipped() == {}
+    assert results.shipped_results() == {}
     keep_shipped({"a": replace(result, id="a", figure="here.svg"), "b": replace(result, id="b")}, {"a", "b"})
-    assert results.shipped()["a"] == replace(result, id="a"), "a figure on somebody's disk is not shipped"
+    assert results.shipped_results()["a"] == replace(result, id="a"), "a figure on somebody's disk is not shipped"
     keep_shipped({"b": replace(result, id="b", seconds=3.0)}, {"b"})
-    assert list(results.shipped()) == ["b"]
-    assert results.shipped()["b"].seconds == 3.0
+    assert list(results.shipped_results()) == ["b"]
+    assert results.shipped_results()["b"].seconds == 3.0
 
 
 def test_shipped_results_if_there_are_any_are_of_claims_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    for name, result in results.shipped().items():
+    for name, result in results.shipped_results().items():
         assert name in EVERY
         assert result.command == f"regard lab run {name}", "what is shipped is the claim's own setup"
 
@@ -459,7 +471,7 @@ def test_every_claim_can_be_kept_and_stands_on_the_page(tmp_path: Path) -> None:
     for name in EVERY:
         claim = claims()[name]
         result = result_of(claim.run(claim.module.SMOKE))
-        keep(result, tmp_path)
+        save_result(result, tmp_path)
         assert kept(claim, tmp_path) == result
         found.append((claim, result))
     text = page(found)

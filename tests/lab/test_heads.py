@@ -15,8 +15,8 @@ from regard.core.channel import channel_attend
 from regard.core.linear import LinearResult, linear_attend, relu
 from regard.core.masks import full, window
 from regard.lab.claim import REFUTED, SUPPORTED, Claim, claims
-from regard.layers.attention import Attention, merge_heads, split_heads
-from regard.layers.synthesizer import Synthesizer
+from regard.nn.attention import Attention, merge_heads, split_heads
+from regard.nn.synthesizer import Synthesizer
 from tests import mutants
 from tests.lab.quick import Fault, cases, outcome
 

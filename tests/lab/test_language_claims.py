@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.lab.claim import REFUTED, SUPPORTED, Claim, claims
 from regard.lab.transformers import bert_tasks, byte_pairs
-from regard.layers.attention import Attention
 from regard.models.bert import BERT, BERTConfig
-from regard.models.generation import Text, generate, greedy
+from regard.models.generation import GeneratedText, generate, greedy
 from regard.models.gpt import GPT, GPTConfig
-from regard.models.strategies import Beam, Sample
+from regard.models.sampling import Beam, Sample
+from regard.nn.attention import Attention
 from tests.lab.quick import Fault, cases, outcome
 
 
@@ -32,26 +32,26 @@ def overlapping(word: list[int], pair: tuple[int, int], token: int) -> list[int]
     return [token if mark else letter for letter, mark in zip(word, marks, strict=True)]
 
 
-def beams_of_one(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[Text]:
+def beams_of_one(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[GeneratedText]:
     """A search that forgets all but the best text."""
     return generate(model, prompts, strategy=greedy() if isinstance(strategy, Beam) else strategy, **rest)
 
 
-def one_too_many(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[Text]:
+def one_too_many(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[GeneratedText]:
     """The k-th token counted from zero."""
     if isinstance(strategy, Sample) and strategy.top_k is not None:
         strategy = replace(strategy, top_k=strategy.top_k + 1)
     return generate(model, prompts, strategy=strategy, **rest)
 
 
-def too_cold(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[Text]:
+def too_cold(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[GeneratedText]:
     """Logits divided by one half."""
     if isinstance(strategy, Sample):
         strategy = replace(strategy, temperature=0.5)
     return generate(model, prompts, strategy=strategy, **rest)
 
 
-def always_sure(*given: Any, **rest: Any) -> list[Text]:
+def always_sure(*given: Any, **rest: Any) -> list[GeneratedText]:
     """Probabilities after the choice, when only one token is left."""
     texts = generate(*given, **rest)
     return [replace(text, log_probabilities=(0.0,) * len(text.tokens)) for text in texts]
@@ -135,18 +135,18 @@ def test_the_k_th_token_is_greedy_for_k_equal_to_one() -> None:
 def test_true_and_false_pairs_differ_as_their_task_says() -> None:
     setup = bert_tasks.SMOKE
     for task in bert_tasks.TASKS:
-        made = bert_tasks.examples(setup, task, 200, generator(1))
+        made = bert_tasks.examples(setup, task, 200, make_generator(1))
         asked = made.words if task == bert_tasks.WORDS else made.pair
         assert (asked != bert_tasks.IGNORED).any()
         assert made.tokens.shape == (200, 9)
         assert (made.tokens[:, 0] == bert_tasks.TASKS.index(task)).all()
-    order = bert_tasks.examples(setup, "sentence order", 200, generator(1))
+    order = bert_tasks.examples(setup, "sentence order", 200, make_generator(1))
     pronouns = bert_tasks.SPECIAL + setup.kinds * setup.nouns
     assert torch.equal((order.tokens[:, 1] >= pronouns).long(), order.pair)
 
 
 def test_hidden_words_are_the_only_ones_asked_for() -> None:
-    made = bert_tasks.examples(bert_tasks.SMOKE, bert_tasks.WORDS, 200, generator(1))
+    made = bert_tasks.examples(bert_tasks.SMOKE, bert_tasks.WORDS, 200, make_generator(1))
     assert torch.equal(made.tokens == bert_tasks.MASK, made.words != bert_tasks.IGNORED)
 
 

@@ -15,17 +15,17 @@ from regard.core.masks import causal
 from regard.lab.claim import REFUTED, SUPPORTED, Claim, claims
 from regard.lab.transformers.against_rnn import KINDS
 from regard.lab.transformers.stability import LACKING
-from regard.layers.attention import Attention
-from regard.layers.blocks import Block
-from regard.layers.embeddings import PatchEmbedding
-from regard.layers.feedforward import FeedForward
-from regard.layers.initial import constant
-from regard.layers.norms import norm
 from regard.models.cnn import CNN
 from regard.models.mlp import MLP
 from regard.models.rnn import RNN, Encoded
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vit import ViT, ViTConfig
+from regard.nn.attention import Attention
+from regard.nn.blocks import Block
+from regard.nn.embeddings import PatchEmbedding
+from regard.nn.feedforward import FeedForward
+from regard.nn.init import constant
+from regard.nn.norms import norm
 from tests.lab.quick import Fault, cases, outcome
 
 

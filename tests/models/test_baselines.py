@@ -10,7 +10,7 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.models.cnn import CNNConfig
 from regard.models.mlp import MLPConfig
 from regard.models.model import Config
-from regard.models.presets import build, made
+from regard.models.presets import build, build_from_config
 from regard.models.resnet import ResNetConfig
 from tests.models.images import BASELINES, images, stripes, trained
 
@@ -55,7 +55,7 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_names_of_weights_stay(name: str) -> None:
-    assert {key: tuple(x.shape) for key, x in made(BASELINES[name]).state_dict().items()} == NAMES[name]
+    assert {key: tuple(x.shape) for key, x in build_from_config(BASELINES[name]).state_dict().items()} == NAMES[name]
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet"])
@@ -71,7 +71,7 @@ def test_residual_networks_have_the_parameters_of_the_paper(depth: int, millions
 
 
 def test_a_fresh_residual_block_without_its_convolutions_passes_on_what_went_in() -> None:
-    model = made(BASELINES["resnet"]).eval()
+    model = build_from_config(BASELINES["resnet"]).eval()
     with torch.no_grad():
         for block in model.blocks:
             block.second.norm.weight.zero_()
@@ -84,39 +84,39 @@ def test_a_fresh_residual_block_without_its_convolutions_passes_on_what_went_in(
 
 
 def test_a_residual_block_adds_two_convolutions_with_a_relu_between_and_one_after() -> None:
-    block, x = made(BASELINES["resnet"]).eval().blocks[0], torch.randn(2, 6, 5, 7)
+    block, x = build_from_config(BASELINES["resnet"]).eval().blocks[0], torch.randn(2, 6, 5, 7)
     changed = block.second(torch.relu(block.first(x)))
     torch.testing.assert_close(block(x), torch.relu(changed + x))
 
 
 def test_without_hidden_layers_the_perceptron_is_linear() -> None:
-    model = made(replace(BASELINES["mlp"], widths=()))
+    model = build_from_config(replace(BASELINES["mlp"], widths=()))
     torch.testing.assert_close(model(images() + images(seed=5)), model(images()) + model(images(seed=5)))
 
 
 def test_the_perceptron_takes_images_of_one_size() -> None:
     with pytest.raises(ShapeError) as caught:
-        made(BASELINES["mlp"])(images(rows=9, columns=16))  # as many pixels, but others
+        build_from_config(BASELINES["mlp"])(images(rows=9, columns=16))  # as many pixels, but others
     assert "image is 9 x 16, but a perceptron has one weight for each pixel of 12 x 12" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet"])
 def test_convolutions_take_images_of_any_size(name: str) -> None:
-    model = made(BASELINES[name]).eval()
+    model = build_from_config(BASELINES[name]).eval()
     assert model(images(rows=7, columns=1)).shape == (3, 5)
     assert model.hidden(images(rows=9, columns=5)).shape[2:] == ((5, 3) if name == "cnn" else (3, 2))
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet"])
 def test_maps_are_cut_off_at_zero(name: str) -> None:
-    maps = made(BASELINES[name]).hidden(images())
+    maps = build_from_config(BASELINES[name]).hidden(images())
     assert maps.min() == 0
     assert maps.max() > 0
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_dropout_acts_in_training_alone(name: str) -> None:
-    model = made(replace(BASELINES[name], dropout=0.5))
+    model = build_from_config(replace(BASELINES[name], dropout=0.5))
     assert not torch.equal(model(images()), model(images()))
     model.eval()
     assert torch.equal(model(images()), model(images()))
@@ -149,4 +149,4 @@ def test_settings_that_cannot_be_are_refused_in_words(name: str, changes: dict[s
     ids=["mlp", "cnn", "resnet"],
 )
 def test_it_learns_which_way_stripes_run(config: Config, steps: int) -> None:
-    assert trained(made(config), stripes, steps=steps, rate=1e-2) > 0.98
+    assert trained(build_from_config(config), stripes, steps=steps, rate=1e-2) > 0.98

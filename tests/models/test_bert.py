@@ -12,8 +12,8 @@ from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.core.attend import attend
 from regard.core.masks import padding
 from regard.models.bert import BERT, HEADS, BERTConfig, BERTOutput
-from regard.models.files import load, save
-from regard.models.presets import build, made
+from regard.models.presets import build, build_from_config
+from regard.models.saving import load, save
 
 SMALL = {"vocab": 29, "context": 17, "width": 24, "depth": 2, "heads": 3, "ff_width": 40, "segments": 3, "classes": 5}
 
@@ -72,7 +72,7 @@ def test_names_of_weights_stay() -> None:
         "none": pooler,
     }
     for head, names in heads.items():
-        model = made(BERTConfig(**{**SMALL, "head": head}), device="meta")
+        model = build_from_config(BERTConfig(**{**SMALL, "head": head}), device="meta")
         assert list(model.state_dict()) == body + names
 
 

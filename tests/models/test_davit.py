@@ -12,13 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.base.errors import ConfigError
 from regard.models.davit import DaViT, DaViTConfig
-from regard.models.presets import build, made
+from regard.models.presets import build, build_from_config
 from tests.models.images import DAVIT, enlarged, images, stripes, trained
 from tests.models.weights import weights_of
 
 
 def davit(**changes: Any) -> DaViT:
-    model = made(replace(DAVIT, **changes))
+    model = build_from_config(replace(DAVIT, **changes))
     assert isinstance(model, DaViT)
     return enlarged(model).eval()
 
@@ -150,7 +150,7 @@ def test_settings_that_cannot_be_are_refused_in_words(changes: dict[str, Any], t
 
 def test_it_learns_which_way_stripes_run() -> None:
     config = DaViTConfig(channels=1, classes=3, widths=(12,), depths=(1,), heads=(3,), window=2, ff_factor=2)
-    model = made(config)
+    model = build_from_config(config)
     assert trained(model, stripes, steps=100, rate=1e-2) > 0.98
 
 
@@ -169,7 +169,9 @@ def test_windows_learn_to_look_at_the_marked_patch() -> None:
         return spread[0], spread[1], spot.flatten(0, 2)
 
     draws = torch.Generator().manual_seed(2)
-    model = made(DaViTConfig(channels=6, classes=5, widths=(24,), depths=(1,), heads=(2,), window=3, ff_factor=2))
+    model = build_from_config(
+        DaViTConfig(channels=6, classes=5, widths=(24,), depths=(1,), heads=(2,), window=3, ff_factor=2)
+    )
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(100):
         image, answer, _ = batch()

@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, DtypeError, RegardError, ShapeError
 from regard.core.masks import causal, padding
-from regard.models.files import load
 from regard.models.generation import (
-    Text,
-    Token,
-    answering,
+    GeneratedText,
+    GeneratedToken,
     beam,
-    gathered,
+    collect_tokens,
     generate,
     greedy,
-    kth,
+    kth_largest,
+    make_adapter,
     sample,
     stream,
 )
 from regard.models.gpt import GPT, GPTConfig
-from regard.models.presets import build, made
-from regard.models.strategies import Beam, Choice, Strategy
+from regard.models.presets import build, build_from_config
+from regard.models.sampling import Beam, Choice, Strategy
+from regard.models.saving import load
 from regard.models.transformer import Transformer, TransformerConfig
 
 SMALL: dict[str, Any] = dict(vocab=23, context=9, width=24, depth=2, heads=3, ff_width=40, tied=False)  # noqa: C408
@@ -45,7 +45,7 @@ STRATEGIES = {
     "greedy": greedy(),
     "sample": sample(seed=3),
     "nucleus": sample(temperature=1.3, top_k=11, top_p=0.9, seed=40),
-    "kth": kth(2),
+    "kth": kth_largest(2),
     "beam": beam(3),
     "penalised": beam(4, 0.7),
 }
@@ -55,7 +55,7 @@ STOPS = [3, (1, 4), (20, 20)]
 
 def lively(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     """A model whose weights are large enough for its logits to differ clearly."""
-    model = made(config, seed=1, dtype=dtype).eval()
+    model = build_from_config(config, seed=1, dtype=dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6.0)
@@ -174,7 +174,7 @@ def test_a_beam_of_one_the_first_of_the_ranking_and_one_candidate_are_all_greedy
 ) -> None:
     model = models[name]
     truth = generate(model, PROMPTS, length=11, stops=STOPS)
-    for strategy in (beam(1), beam(1, 1.5), kth(1), sample(top_k=1, seed=9), sample(top_p=1e-9)):
+    for strategy in (beam(1), beam(1, 1.5), kth_largest(1), sample(top_k=1, seed=9), sample(top_p=1e-9)):
         texts = generate(model, PROMPTS, strategy=strategy, length=11, stops=STOPS)
         assert [(text.tokens, text.ended, text.stop) for text in texts] == [
             (text.tokens, text.ended, text.stop) for text in truth
@@ -286,7 +286,7 @@ def test_equal_texts_of_a_beam_go_to_the_lower_tokens() -> None:
     model = Markov(torch.zeros(5, 5))
     assert generate(model, [[2]], strategy=beam(3), length=4)[0].tokens == (0, 0, 0, 0)
     assert generate(model, [[2]], length=3)[0].tokens == (0, 0, 0)
-    assert generate(model, [[2]], strategy=kth(4), length=3)[0].tokens == (3, 3, 3)
+    assert generate(model, [[2]], strategy=kth_largest(4), length=3)[0].tokens == (3, 3, 3)
 
 
 def test_a_beam_does_not_go_on_with_what_is_impossible() -> None:
@@ -397,7 +397,7 @@ def test_a_stream_gives_the_tokens_of_the_texts(models: dict[str, GPT], way: str
     for number, text in enumerate(texts):
         mine = [token for token in tokens if token.text == number]
         assert [token.ended for token in mine] == [None] * (len(mine) - 1) + [text.ended]
-        assert gathered(PROMPTS[number], mine, STOPS) == text
+        assert collect_tokens(PROMPTS[number], mine, STOPS) == text
 
 
 def test_a_stream_gives_each_token_after_its_pass() -> None:
@@ -435,14 +435,14 @@ def test_with_a_cache_each_token_is_read_once(models: dict[str, GPT], side: Any)
 
 def test_an_unfinished_stream_makes_no_text() -> None:
     with pytest.raises(ConfigError, match="the stream of this text has not ended"):
-        gathered([1], [Token(0, 3, -0.5, None)])
+        collect_tokens([1], [GeneratedToken(0, 3, -0.5, None)])
     with pytest.raises(ConfigError, match="has not ended"):
-        gathered([1], [])
-    assert gathered([1], [Token(0, 3, -0.5, "length")]) == Text((1,), (3,), (-0.5,), "length")
+        collect_tokens([1], [])
+    assert collect_tokens([1], [GeneratedToken(0, 3, -0.5, "length")]) == GeneratedText((1,), (3,), (-0.5,), "length")
 
 
 def test_the_mode_of_the_model_and_gradients_are_left_as_they_were() -> None:
-    model = made(GPTConfig(**SMALL, dropout=0.5), seed=1)
+    model = build_from_config(GPTConfig(**SMALL, dropout=0.5), seed=1)
     model.train()
     model.blocks[0].eval()  # type: ignore[index]
     before = [part.training for part in model.modules()]
@@ -487,7 +487,7 @@ def test_an_encoder_decoder_writes_about_each_source_what_it_would_write_about_i
     real = padding([4, 2, 6])
     for cache in (True, False):
         texts = generate(
-            answering(model, SOURCES, real), prompts, strategy=strategy, length=9, stops=[2, 3], cache=cache
+            make_adapter(model, SOURCES, real), prompts, strategy=strategy, length=9, stops=[2, 3], cache=cache
         )
         for number, length in enumerate((4, 2, 6)):
             source, prompt = SOURCES[number : number + 1, :length], prompts[number]
@@ -497,12 +497,12 @@ def test_an_encoder_decoder_writes_about_each_source_what_it_would_write_about_i
                     new.append(int(model(source, torch.tensor([prompt + new]))[0, -1].argmax()))
                 assert list(texts[number].tokens) == new
             own = sample(seed=2 + number) if isinstance(strategy, Choice) and strategy.seed else strategy
-            alone = generate(answering(model, source), [prompt], strategy=own, length=9, stops=[2, 3], cache=False)
+            alone = generate(make_adapter(model, source), [prompt], strategy=own, length=9, stops=[2, 3], cache=False)
             assert alone[0].tokens == texts[number].tokens
 
 
 def test_an_encoder_decoder_ends_at_its_context() -> None:
-    (text,) = generate(answering(lively(TRANSLATOR), SOURCES[:1]), [[1, 1]], length=99)
+    (text,) = generate(make_adapter(lively(TRANSLATOR), SOURCES[:1]), [[1, 1]], length=99)
     assert (len(text.tokens), text.ended) == (12, "context")
 
 
@@ -546,7 +546,11 @@ def test_an_encoder_decoder_ends_at_its_context() -> None:
         (lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[0], filled="left"), ShapeError, "is empty"),
         (lambda m: generate(m, [[1]], length=0), ConfigError, "length is 0, but must be at least 1: it counts new"),
         (lambda m: generate(m, [[1]], strategy="greedy"), ConfigError, r"strategy is a value such as greedy\(\)"),
-        (lambda m: generate(m, [[1]], strategy=kth(24)), ConfigError, r"kth\(k\) is 24, but .* has only 23 tokens"),
+        (
+            lambda m: generate(m, [[1]], strategy=kth_largest(24)),
+            ConfigError,
+            r"kth\(k\) is 24, but .* has only 23 tokens",
+        ),
         (lambda m: generate(m, [[1]], strategy=sample(top_k=24)), ConfigError, r"sample\(top_k\) is 24"),
         (lambda m: generate(m, [[1]], padding="both"), ConfigError, "padding is 'left' or 'right', not 'both'"),
         (lambda m: generate(m, [[1]], stops=5), ConfigError, "stops is a list of tokens and of sequences"),
@@ -556,7 +560,7 @@ def test_an_encoder_decoder_ends_at_its_context() -> None:
         (lambda m: stream(m, [[1]], strategy=None), ConfigError, "strategy is a value such as"),
         (lambda m: generate(nn.Linear(2, 2), [[1]]), ConfigError, r"text is generated by a GPT, .* not by a Linear"),
         (lambda m: generate("gpt2", [[1]]), ConfigError, "not by 'gpt2'"),
-        (lambda m: answering(m, SOURCES), ConfigError, "only an encoder-decoder answers a source, not a GPT"),
+        (lambda m: make_adapter(m, SOURCES), ConfigError, "only an encoder-decoder answers a source, not a GPT"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_runs(
@@ -574,20 +578,22 @@ def test_left_padding_is_refused_where_it_would_move_positions(models: dict[str,
 
 
 def test_an_encoder_decoder_wants_its_sources() -> None:
-    model = made(TRANSLATOR)
+    model = build_from_config(TRANSLATOR)
     assert isinstance(model, Transformer)
-    with pytest.raises(ConfigError, match=r"writes about a source; hand in answering\(model, source, source_padding\)"):
+    with pytest.raises(
+        ConfigError, match=r"writes about a source; hand in make_adapter\(model, source, source_padding\)"
+    ):
         generate(model, [[1]])  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="there are 2 prompts, but 3 sources; they come in pairs"):
-        generate(answering(model, SOURCES), [[1], [1]])
+        generate(make_adapter(model, SOURCES), [[1], [1]])
     with pytest.raises(
         ShapeError, match=r"source is \(2,\), but is read as \(b n\); for one text write source\[None\]"
     ):
-        answering(model, torch.tensor([5, 6]))
+        make_adapter(model, torch.tensor([5, 6]))
     with pytest.raises(ShapeError, match="source holds 19, but the vocabulary has tokens 0 to 18"):
-        answering(model, torch.tensor([[5, 19]]))
+        make_adapter(model, torch.tensor([[5, 19]]))
     with pytest.raises(ConfigError, match=r"source_padding says how long each source is, padding\(lengths\), not"):
-        answering(model, SOURCES, causal())
+        make_adapter(model, SOURCES, causal())
 
 
 @pytest.mark.parametrize("strategy", [greedy(), sample(), beam(2)])

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
-from regard.models.files import load, save
 from regard.models.model import Config, Model
-from regard.models.presets import KINDS, made
+from regard.models.presets import KINDS, build_from_config
+from regard.models.saving import load, save
 from tests.models.images import BASELINES, DAVIT, VIT, enlarged, images
 
 CONFIGS: dict[str, Config] = {
@@ -28,7 +28,7 @@ CONFIGS: dict[str, Config] = {
 
 @pytest.fixture(params=CONFIGS)
 def model(request: pytest.FixtureRequest) -> Model:
-    model = made(CONFIGS[request.param])
+    model = build_from_config(CONFIGS[request.param])
     enlarged(model)
     return model.eval()
 
@@ -108,7 +108,7 @@ def test_it_exports_with_any_batch(model: Model) -> None:
 
 
 def test_on_the_meta_device_it_is_only_counted(model: Model) -> None:
-    counted = made(model.config, device="meta")
+    counted = build_from_config(model.config, device="meta")
     assert all(parameter.is_meta for parameter in counted.parameters())
     assert counted.parameter_count == model.parameter_count
 
@@ -121,13 +121,13 @@ def test_it_is_saved_and_loaded_exactly(model: Model, tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_model(model: Model) -> None:
-    one, two, other = (made(model.config, seed=seed).state_dict() for seed in (4, 4, 5))
+    one, two, other = (build_from_config(model.config, seed=seed).state_dict() for seed in (4, 4, 5))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_fresh_model_gives_moderate_logits(model: Model) -> None:
-    logits = made(model.config).eval()(images(32))
+    logits = build_from_config(model.config).eval()(images(32))
     assert 1e-3 < logits.std() < 5
 
 

@@ -11,9 +11,9 @@ from torch.nn import functional
 from regard import attend, causal, padding
 from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.models import rnn
-from regard.models.files import load, save
-from regard.models.presets import build, made
-from regard.models.rnn import LSTM, RNN, RNNConfig, State
+from regard.models.presets import build, build_from_config
+from regard.models.rnn import LSTM, RNN, RNNConfig, RNNState
+from regard.models.saving import load, save
 
 SMALL = RNNConfig(vocab=11, target_vocab=13, width=6, depth=2, dropout=0.2)
 FORMS = ["dot", "general", None]
@@ -27,7 +27,7 @@ SOURCE, TARGET = tokens(3, 9, 11), tokens(3, 7, 13)
 
 
 def model(**changes: object) -> RNN:
-    recurrent = made(replace(SMALL, **changes)).eval()
+    recurrent = build_from_config(replace(SMALL, **changes)).eval()
     assert isinstance(recurrent, RNN)
     draws = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -44,7 +44,7 @@ def test_a_layer_is_that_of_torch_and_so_is_its_unrolled_form():
         theirs.weight_hh_l0.copy_(layer.hidden.weight)
         theirs.bias_ih_l0.copy_(layer.input.bias)
         theirs.bias_hh_l0.zero_()
-    x, state = torch.randn(3, 8, 5), State(torch.randn(3, 5), torch.randn(3, 5))
+    x, state = torch.randn(3, 8, 5), RNNState(torch.randn(3, 5), torch.randn(3, 5))
     expected, (h, c) = theirs(x, (state.h[None], state.c[None]))
     for form in (layer, layer.unrolled):
         rows, after = form(x, state)
@@ -290,7 +290,7 @@ def test_attention_learns_to_reverse_where_one_state_does_not(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shapes are checked by the other tests
     right = {}
     for form in ("dot", None):
-        recurrent = made(RNNConfig(vocab=13, width=48, depth=1, attention=form, dropout=0.0))
+        recurrent = build_from_config(RNNConfig(vocab=13, width=48, depth=1, attention=form, dropout=0.0))
         optimiser = torch.optim.Adam(recurrent.parameters(), lr=5e-3)
         for step in range(200):
             source, fed, wanted = reversal(32, seed=step)

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from regard.base.errors import CacheError, ConfigError, DtypeError, ShapeError
 from regard.models.ctc import CTCGreedy, ctc_greedy
-from regard.models.files import load, save
-from regard.models.presets import PRESETS, build, made
+from regard.models.presets import PRESETS, build, build_from_config
+from regard.models.saving import load, save
 from regard.models.speech import Speech, SpeechConfig
 from tests.models.weights import weights_of
 
@@ -28,7 +28,7 @@ def noise(*shape: int, seed: int = 1) -> Tensor:
 
 def model(dtype: torch.dtype = torch.float32, **changes: object) -> Speech:
     """A small one whose parameters are all drawn, so that nothing is hidden behind a zero."""
-    speech = made(replace(SMALL, **changes), dtype=dtype).eval()
+    speech = build_from_config(replace(SMALL, **changes), dtype=dtype).eval()
     assert isinstance(speech, Speech)
     draws = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -324,7 +324,7 @@ def test_it_learns_to_read_digits_coded_as_tones(monkeypatch):
     """Chance is below 1 string in 100; 200 that it has never heard are read without an error, streamed as well."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     config = SpeechConfig(vocab=11, mels=13, width=32, depth=2, heads=2, ff_width=64, chunk=4, look_back=2, dropout=0.0)
-    speech = made(replace(config, attention_dropout=0.0))
+    speech = build_from_config(replace(config, attention_dropout=0.0))
     steps = 240
     optimiser = torch.optim.Adam(speech.parameters(), lr=4e-3)
     for step in range(steps):

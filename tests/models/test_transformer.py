@@ -12,10 +12,10 @@ from regard.base.errors import CacheError, ConfigError, DtypeError, ShapeError
 from regard.core.attend import attend
 from regard.core.masks import causal, padding
 from regard.core.positions import sinusoidal
-from regard.layers.embeddings import SinusoidalPositions
-from regard.models.files import load, save
-from regard.models.presets import PRESETS, build, made
+from regard.models.presets import PRESETS, build, build_from_config
+from regard.models.saving import load, save
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.embeddings import SinusoidalPositions
 
 SMALL = {"vocab": 13, "context": 19, "width": 24, "depth": 2, "decoder_depth": 3, "heads": 3, "ff_width": 40}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -71,7 +71,7 @@ def test_names_of_weights_stay() -> None:
     expected += [f"encoder.blocks.0.{name}" for name in own + rest]
     expected += [f"decoder.blocks.{n}.{name}" for n in range(2) for name in own + cross + rest]
     config = TransformerConfig(vocab=5, width=4, depth=1, decoder_depth=2, heads=2)
-    assert list(made(config, device="meta").state_dict()) == expected
+    assert list(build_from_config(config, device="meta").state_dict()) == expected
     more = TransformerConfig(
         vocab=5, width=4, depth=1, heads=2, order="pre", positions="learned", embedding_norm=True, output_bias=True
     )
@@ -80,7 +80,7 @@ def test_names_of_weights_stay() -> None:
         added |= {f"{stack}.positions.weight"}
         added |= {f"{stack}.{name}.{part}" for name in ("embedding_norm", "norm") for part in ("weight", "bias")}
     kept = {name for name in expected if "decoder.blocks.1" not in name}
-    assert set(made(more, device="meta").state_dict()) == kept | added
+    assert set(build_from_config(more, device="meta").state_dict()) == kept | added
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])

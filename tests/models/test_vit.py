@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.core.algebra import Mask
+from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
-from regard.core.grid import Places
-from regard.models.presets import build, made
+from regard.core.masks.algebra import Mask
+from regard.models.presets import build, build_from_config
 from regard.models.vit import Nearby, ViT, ViTConfig
 from tests.models.images import VIT, enlarged, images, trained
 
 
 def vit(**changes: Any) -> ViT:
-    model = made(replace(VIT, **changes))
+    model = build_from_config(replace(VIT, **changes))
     assert isinstance(model, ViT)
     return enlarged(model).eval()
 
@@ -260,7 +260,7 @@ def marked(draws: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_the_class_token_learns_to_look_at_the_marked_patch() -> None:
-    model = made(ViTConfig(image=12, patch=4, channels=2, classes=4, width=32, depth=1, heads=1))
+    model = build_from_config(ViTConfig(image=12, patch=4, channels=2, classes=4, width=32, depth=1, heads=1))
     assert isinstance(model, ViT)
     image, _, place = marked(torch.Generator().manual_seed(9))
 
@@ -270,7 +270,7 @@ def test_the_class_token_learns_to_look_at_the_marked_patch() -> None:
             attention, x = model.blocks[0].attention, model.blocks[0].attention_norm(model.embed(image))
             q, k = attention.queries(x), attention.remember(x).k
             places = torch.eye(10).expand(64, 1, 10, 10)
-            return attend(q[:, :, :1], k, places, places=Places(queries=0))[:, 0, 0, 1:]
+            return attend(q[:, :, :1], k, places, places=Positions(queries=0))[:, 0, 0, 1:]
 
     before = looks_at()
     assert (before.argmax(-1) == place).float().mean() < 0.6

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from regard.core.attend import attend
-from regard.core.kernels import observing
-from regard.core.kernels.call import Call
+from regard.core.kernels import observe_requests
+from regard.core.kernels.request import Request
 
 
 def weights_of(run: Callable[[], object]) -> list[Tensor]:
     """What every attention inside the run weighed, in order: (b h i j) each."""
-    calls: list[Call] = []
-    with torch.no_grad(), observing(lambda _, call, out: calls.append(call)):
+    calls: list[Request] = []
+    with torch.no_grad(), observe_requests(lambda _, call, out: calls.append(call)):
         run()
     return [_weights(call) for call in calls]
 
 
-def _weights(call: Call) -> Tensor:
+def _weights(call: Request) -> Tensor:
     b, g, j = call.k.shape[:3]
     identity = torch.eye(j, dtype=call.q.dtype).expand(b, g, j, j)
     with torch.no_grad():

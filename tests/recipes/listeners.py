@@ -4,9 +4,9 @@ import torch
 
 from regard.data.log_mel import LogMel
 from regard.data.tones import tones
-from regard.models.presets import made
+from regard.models.presets import build_from_config
 from regard.models.speech import Speech, SpeechConfig
-from regard.recipes.hearing import heard
+from regard.recipes.digit_listener import heard
 
 RATE = 4000
 SOUND = LogMel(rate=RATE, bands=5)
@@ -17,7 +17,7 @@ MODEL = SpeechConfig(
 
 def listening(config: SpeechConfig = MODEL, seed: int = 1) -> Speech:
     """A model that has much to say, though nothing true."""
-    model = made(config, seed=seed).eval()
+    model = build_from_config(config, seed=seed).eval()
     assert isinstance(model, Speech)
     with torch.no_grad():
         for parameter in model.parameters():

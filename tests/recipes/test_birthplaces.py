@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.base.config import from_json, overridden
+from regard.base.config import from_json, override
 from regard.base.errors import ConfigError, DataError, UnknownNameError
 from regard.base.lock import only_one_in
-from regard.data.biographies import biographies
-from regard.data.birthplaces import Question
+from regard.data.birthplaces_dataset import BirthplaceQuestion
 from regard.data.characters import Characters
-from regard.data.corruption import IGNORED, MASK, PAD
+from regard.data.span_corruption import IGNORED, MASK, PAD
+from regard.data.synthetic_biographies import biographies
 from regard.models.gpt import GPT
-from regard.models.presets import made
+from regard.models.presets import build_from_config
 from regard.recipes import birthplaces
-from regard.recipes.asking import asker, stricter
 from regard.recipes.birthplaces import Settings
-from regard.recipes.confidence import NEVER, Confidence, calibrated
-from regard.recipes.familiar import familiarity
-from regard.recipes.gaps import LONGEST, Asked, GapTask, answers
-from regard.recipes.open_book import Library
-from regard.recipes.recipe import Place, finished, recipe
-from regard.recipes.runs import read as read_run
+from regard.recipes.calibration import NEVER, Confidence, calibrated
+from regard.recipes.name_likelihood import familiarity
+from regard.recipes.question_answering import load_question_answerer, stricter
+from regard.recipes.reading_comprehension import Library
+from regard.recipes.recipe import RunLocation, get_recipe, load_finished_run
+from regard.recipes.run_folder import read_json_fields as read_run
+from regard.recipes.span_infilling import LONGEST, Asked, GapTask, answers
 
 SURE = Confidence(odds=1.0, name=0.0, offset=9.0, ceiling=0.99, precision=0.9, threshold=0.9, coverage=1.0)
 SMALL = {"model.width": 24, "model.depth": 1, "model.heads": 2, "people": 16, "held": 3}
@@ -33,14 +33,14 @@ SMALL = {"model.width": 24, "model.depth": 1, "model.heads": 2, "people": 16, "h
 
 def tiny(steps: int = 6, **more: object) -> Settings:
     plan = replace(birthplaces.built_in().pretraining, steps=steps, batch=8, evaluate_every=3, save_every=2)  # type: ignore[type-var]
-    return overridden(birthplaces.built_in(), {**SMALL, "pretraining": plan, **more})
+    return override(birthplaces.built_in(), {**SMALL, "pretraining": plan, **more})
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has learned next to nothing, for tests that write nothing into it."""
     folder = tmp_path_factory.mktemp("run")
-    recipe("birthplaces").run(tiny(), Place(folder=folder))
+    get_recipe("birthplaces").run(tiny(), RunLocation(folder=folder))
     return folder
 
 
@@ -56,24 +56,24 @@ def read(task: GapTask, row: torch.Tensor) -> str:
 
 
 def test_a_text_with_its_gap_filled_is_the_text() -> None:
-    made = task(share=0.0)
-    tokens, targets = made.batch(3, 0, 1)
+    masked_task = task(share=0.0)
+    tokens, targets = masked_task.batch(3, 0, 1)
     for row, wanted in zip(tokens, targets, strict=True):
-        prefix, suffix, rest = read(made, row).split(MASK)
+        prefix, suffix, rest = read(masked_task, row).split(MASK)
         content = rest.rstrip(PAD)
-        assert prefix + content + suffix in made.texts
+        assert prefix + content + suffix in masked_task.texts
         learned = wanted[wanted != IGNORED]
-        assert read(made, learned) == f"{prefix}{MASK}{suffix}{MASK}{content}{PAD}"[1:]
+        assert read(masked_task, learned) == f"{prefix}{MASK}{suffix}{MASK}{content}{PAD}"[1:]
 
 
 def test_a_piece_has_the_name_and_what_is_around_the_gap() -> None:
     found = birthplaces.data(None, tiny())
     settings = tiny(pieces=1.0, offset=7)
-    made = birthplaces.gap_task(settings, found, found.letters, 200)
-    tokens, _ = made.batch(3, 0, 1)
+    masked_task = birthplaces.gap_task(settings, found, found.letters, 200)
+    tokens, _ = masked_task.batch(3, 0, 1)
     shortened = 0
     for row in tokens:
-        prefix, suffix, rest = read(made, row).split(MASK)
+        prefix, suffix, rest = read(masked_task, row).split(MASK)
         assert prefix.startswith(PAD * 7)
         begin, content = prefix.removeprefix(PAD * 7), rest.rstrip(PAD)
         name = max((name for name in found.subjects if begin.startswith(name)), key=len, default="")
@@ -85,33 +85,33 @@ def test_a_piece_has_the_name_and_what_is_around_the_gap() -> None:
 
 
 def test_of_a_question_only_the_answer_is_learned() -> None:
-    made = task(share=1.0)
-    tokens, targets = made.batch(0, 0, 1)
-    known = {each.text: each.place for each in made.mixed[0].questions}
+    masked_task = task(share=1.0)
+    tokens, targets = masked_task.batch(0, 0, 1)
+    known = {each.text: each.place for each in masked_task.mixed[0].questions}
     for row, wanted in zip(tokens, targets, strict=True):
-        question = read(made, row).split(MASK)[0]
-        assert read(made, wanted[wanted != IGNORED]) == known[question] + PAD
+        question = read(masked_task, row).split(MASK)[0]
+        assert read(masked_task, wanted[wanted != IGNORED]) == known[question] + PAD
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_questions_come_as_often_as_was_asked(share: float) -> None:
-    made = task(share=share, batch=500)
-    asked = sum(read(made, row).startswith("Where was ") for row in made.batch(0, 0, 1)[0])
+    masked_task = task(share=share, batch=500)
+    asked = sum(read(masked_task, row).startswith("Where was ") for row in masked_task.batch(0, 0, 1)[0])
     assert asked / 500 == pytest.approx(share, abs=0.07)
 
 
 def test_phrases_are_capitalised_words() -> None:
-    made = task(share=0.0, phrases=1.0)
-    for row in made.batch(1, 0, 1)[0]:
-        prefix, _, rest = read(made, row).split(MASK)
+    masked_task = task(share=0.0, phrases=1.0)
+    for row in masked_task.batch(1, 0, 1)[0]:
+        prefix, _, rest = read(masked_task, row).split(MASK)
         assert rest[0].isupper()
         assert not prefix or not prefix[-1].isalnum()
 
 
 def test_shares_of_a_batch_make_up_the_batch() -> None:
-    made = task()
-    whole = made.batch(7, 0, 1)
-    for number, half in enumerate(zip(*(made.batch(7, part, 4) for part in range(4)), strict=True)):
+    masked_task = task()
+    whole = masked_task.batch(7, 0, 1)
+    for number, half in enumerate(zip(*(masked_task.batch(7, part, 4) for part in range(4)), strict=True)):
         assert torch.equal(torch.cat(half), whole[number])
 
 
@@ -122,13 +122,13 @@ def test_questions_of_the_test_are_asked_nowhere_else() -> None:
 
 
 def test_a_run_leaves_a_model_that_answers_and_is_judged_alike(tmp_path: Path) -> None:
-    chosen = recipe("birthplaces")
-    outcome = chosen.run(tiny(), Place(folder=tmp_path))
-    found, settings, model, letters = finished(tmp_path)
+    chosen = get_recipe("birthplaces")
+    outcome = chosen.run(tiny(), RunLocation(folder=tmp_path))
+    found, settings, model, letters = load_finished_run(tmp_path)
     assert settings == tiny()
-    again = found.module.judged(settings, model, letters, Place())
+    again = found.module.judged(settings, model, letters, RunLocation())
     assert again == {name: outcome.figures[name] for name in again}
-    asking = asker(tmp_path)
+    asking = load_question_answerer(tmp_path)
     reply = asking.reply("Where was Nobody Atall born?")
     assert reply.answer is None
     assert reply.source == "nobody"
@@ -139,22 +139,22 @@ def test_a_run_leaves_a_model_that_answers_and_is_judged_alike(tmp_path: Path) -
 def test_a_run_that_was_broken_off_ends_as_the_whole_one(tmp_path: Path) -> None:
     tuning = replace(tiny().pretraining, steps=4)  # type: ignore[type-var]
     settings = tiny(tuning=tuning)
-    whole = birthplaces.run(settings, Place())
+    whole = birthplaces.run(settings, RunLocation())
 
     def until(phase: str, now: object) -> None:
         if phase == "tuning":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        birthplaces.run(settings, Place(folder=tmp_path, show=until))
-    resumed = birthplaces.run(settings, Place(folder=tmp_path, resume=True))
+        birthplaces.run(settings, RunLocation(folder=tmp_path, show=until))
+    resumed = birthplaces.run(settings, RunLocation(folder=tmp_path, resume=True))
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_what_the_model_does_not_know_is_looked_up_kept_and_learned(tmp_path: Path) -> None:
-    recipe("birthplaces").run(tiny(), Place(folder=tmp_path))
-    asking = asker(tmp_path)
+    get_recipe("birthplaces").run(tiny(), RunLocation(folder=tmp_path))
+    asking = load_question_answerer(tmp_path)
     question = asking.letters.decode(asking.letters.encode("Where was Ada Borin born?"))
     assert asking.reply(question).source == "nobody"
     asking.store.keep(question, "Bern")
@@ -163,11 +163,11 @@ def test_what_the_model_does_not_know_is_looked_up_kept_and_learned(tmp_path: Pa
     for each in aside:
         asking.store.keep(each, "Bern")
     heard: list[str] = []
-    new, _ = asking.learn(Place(tell=heard.append), steps=300, rate=0.01)
+    new, _ = asking.learn(RunLocation(tell=heard.append), steps=300, rate=0.01)
     for each in aside:
         assert f"stays in the store alone, for its form, letters or length: {each} Bern" in heard
     assert [fact.question for fact in new] == [question]
-    learned = asker(tmp_path)
+    learned = load_question_answerer(tmp_path)
     assert learned.guess(question)[0] == "Bern"
     assert [fact.learned for fact in new] == [True]
     other = question.replace("Ada Borin", "Ada Nibor")
@@ -177,34 +177,34 @@ def test_what_the_model_does_not_know_is_looked_up_kept_and_learned(tmp_path: Pa
     assert stricter(learned, 0.0).reply(question).source == "model"
     assert [fact.learned for fact in asking.store.all() if fact.question == question] == [True]
     with pytest.raises(ConfigError, match="holds nothing that"):
-        asker(tmp_path).learn(Place())
+        load_question_answerer(tmp_path).learn(RunLocation())
 
 
 def test_a_model_is_not_judged_by_what_it_was_told(tmp_path: Path) -> None:
-    recipe("birthplaces").run(tiny(), Place(folder=tmp_path))
+    get_recipe("birthplaces").run(tiny(), RunLocation(folder=tmp_path))
     found = birthplaces.data(None, tiny())
-    asking = asker(tmp_path)
+    asking = load_question_answerer(tmp_path)
     told = [*found.held[:1], *found.test[:3]]
     for each in told:
         asking.store.keep(each.text, "Bern")
-    asking.learn(Place(), steps=2)
-    _, settings, model, letters = finished(tmp_path)
+    asking.learn(RunLocation(), steps=2)
+    _, settings, model, letters = load_finished_run(tmp_path)
     left = birthplaces.data(None, settings)
     assert {*left.held, *left.test} == {*found.held, *found.test} - {*told}
-    figures = birthplaces.judged(settings, model, letters, Place())
+    figures = birthplaces.judged(settings, model, letters, RunLocation())
     assert read_run(tmp_path / "result.json")["figures"] == figures
     with pytest.raises(ConfigError, match="has learned 4 answers since it was trained, which would be lost; train in"):
-        recipe("birthplaces").run(tiny(), Place(folder=tmp_path, resume=True))
+        get_recipe("birthplaces").run(tiny(), RunLocation(folder=tmp_path, resume=True))
     for each in (*found.held, *found.test):
         asking.store.keep(each.text, each.place)
     heard: list[str] = []
-    asker(tmp_path).learn(Place(tell=heard.append), steps=1)
+    load_question_answerer(tmp_path).learn(RunLocation(tell=heard.append), steps=1)
     assert "every question to judge by was told: figures and confidence are those from before" in heard
     assert read_run(tmp_path / "result.json")["figures"] == figures
 
 
 def test_a_blank_is_no_answer(done: Path, tmp_path: Path) -> None:
-    asking = asker(done, tmp_path / "facts.sqlite")
+    asking = load_question_answerer(done, tmp_path / "facts.sqlite")
     blank = stricter(replace(asking, model=saying(" ", asking.letters)), 0.0)
     question = "Where was Ada Borin born?"
     assert (blank.reply(question).source, blank.reply(question).guess) == ("nobody", None)
@@ -213,7 +213,7 @@ def test_a_blank_is_no_answer(done: Path, tmp_path: Path) -> None:
 
 
 def test_a_question_of_another_form_than_it_learned_is_not_answered_by_the_model(done: Path) -> None:
-    asking = asker(done)
+    asking = load_question_answerer(done)
     sure = replace(asking, model=saying("o", asking.letters), confidence=replace(SURE, threshold=0.1))
     assert sure.reply("Where was Ada Borin born?").source == "model"
     assert sure.reply("where WAS  Ada Borin Born") == sure.reply("Where was Ada Borin born?"), "capitals do not matter"
@@ -228,20 +228,20 @@ def test_a_run_whose_confidence_is_of_another_form_is_to_be_trained_anew(done: P
     old = {"kind": "Confidence", "slope": 11.0, "offset": 7.3, "precision": 0.9, "threshold": 0.5, "coverage": 1.0}
     (tmp_path / "result.json").write_text(json.dumps({**result, "confidence": old}))
     with pytest.raises(ConfigError, match="was trained when confidence was another; train it anew"):
-        asker(tmp_path)
+        load_question_answerer(tmp_path)
 
 
 def test_one_process_at_a_time_learns(tmp_path: Path) -> None:
-    recipe("birthplaces").run(tiny(), Place(folder=tmp_path))
-    asking = asker(tmp_path)
+    get_recipe("birthplaces").run(tiny(), RunLocation(folder=tmp_path))
+    asking = load_question_answerer(tmp_path)
     asking.store.keep("Where was Ada Borin born?", "Bern")
     with only_one_in(tmp_path), pytest.raises(ConfigError, match="another process is at work"):
-        asking.learn(Place(), steps=1)
+        asking.learn(RunLocation(), steps=1)
 
 
 def test_answers_do_not_depend_on_how_many_are_asked_at_once() -> None:
     found = birthplaces.data(None, tiny())
-    model = birthplaces.run(tiny(), Place()).model
+    model = birthplaces.run(tiny(), RunLocation()).model
     assert isinstance(model, GPT)
     questions = [each.text for each in found.test]
     alone = [answers(model, found.letters, [each])[0].tokens for each in questions]
@@ -260,7 +260,7 @@ def test_a_question_with_its_text_leaves_room_for_the_answer() -> None:
         assert len(each.text) + 2 + len(each.place) + 1 <= context
     titled = Library({"Ada Lo": "Ada Lo. Ada Lo is from Bern."}, context, longest)
     assert (
-        titled.opened([Question("Where was Ada Lo born?", "Bern")])[0].text
+        titled.opened([BirthplaceQuestion("Where was Ada Lo born?", "Bern")])[0].text
         == "Ada Lo is from Bern. Where was Ada Lo born?"
     )
 
@@ -268,7 +268,7 @@ def test_a_question_with_its_text_leaves_room_for_the_answer() -> None:
 def test_a_text_is_retold_with_another_place_that_answers_the_question() -> None:
     texts = {"Ada Lo": "Ada Lo. Ada Lo (born in Bern) left Bern for Basel.", "Bo": "Bo. Bo is from Ulm."}
     library = Library(texts, 90, 5)
-    asked = [Question("Where was Ada Lo born?", "Bern"), Question("Where was Bo born?", "Rome")]
+    asked = [BirthplaceQuestion("Where was Ada Lo born?", "Bern"), BirthplaceQuestion("Where was Bo born?", "Rome")]
     told = library.retold(asked, 30, seed=1)
     assert len(told) == 30  # the other text does not hold its answer
     assert len({each.place for each in told}) > 2
@@ -293,7 +293,7 @@ def test_a_question_that_is_asked_later_is_not_learned(tmp_path: Path) -> None:
 def test_a_model_asks_itself_about_everybody_else_and_learns_what_it_read(tmp_path: Path) -> None:
     asking = replace(tiny().pretraining, steps=5)  # type: ignore[type-var]
     settings = tiny(reading=0.2, asking=asking)
-    begun = birthplaces.start(settings, Place())
+    begun = birthplaces.start(settings, RunLocation())
     first, second = begun.phases
     found = birthplaces.data(None, settings)
     assert [len(each.questions) > 0 for each in first.task.mixed] == [True, True]  # type: ignore[attr-defined]
@@ -303,8 +303,8 @@ def test_a_model_asks_itself_about_everybody_else_and_learns_what_it_read(tmp_pa
     asked = {each.text for each in found.train}
     assert all(each.text not in asked for each in own)
     assert {each.text for each in own} <= {f"Where was {name} born?" for name in found.subjects}
-    whole = birthplaces.run(settings, Place(folder=tmp_path))
-    again = birthplaces.run(settings, Place())
+    whole = birthplaces.run(settings, RunLocation(folder=tmp_path))
+    again = birthplaces.run(settings, RunLocation())
     for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -322,28 +322,28 @@ def test_a_model_asks_itself_about_everybody_else_and_learns_what_it_read(tmp_pa
 )
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        birthplaces.run(overridden(birthplaces.built_in(), {**SMALL, **changes}), Place())
+        birthplaces.run(override(birthplaces.built_in(), {**SMALL, **changes}), RunLocation())
 
 
 def test_forms_change_what_is_learned_from() -> None:
-    course = recipe("birthplaces").settings(real=True, form="course")
-    first, second = birthplaces.start(replace(course, model=tiny().model, held=3), Place()).phases
+    course = get_recipe("birthplaces").settings(real=True, form="course")
+    first, second = birthplaces.start(replace(course, model=tiny().model, held=3), RunLocation()).phases
     assert [(each.share, len(each.questions) > 0) for each in first.task.mixed] == [(0.0, True)]  # type: ignore[attr-defined]
     assert [each.share for each in second.task.mixed] == [1.0]  # type: ignore[attr-defined]
-    proposed = recipe("birthplaces").settings(real=True, form="synthesizer")
+    proposed = get_recipe("birthplaces").settings(real=True, form="synthesizer")
     assert replace(proposed, model=course.model, phrases=course.phrases, pieces=course.pieces) == course
     assert (proposed.model.positions, proposed.model.synthesizer) == ("learned", ("dense",))
-    unread = recipe("birthplaces").settings(real=False, form="unread")
-    assert [each.name for each in birthplaces.start(unread, Place()).phases] == ["tuning"]
+    unread = get_recipe("birthplaces").settings(real=False, form="unread")
+    assert [each.name for each in birthplaces.start(unread, RunLocation()).phases] == ["tuning"]
     with pytest.raises(UnknownNameError, match="no form 'cours'; there are course, synthesizer, unread"):
-        recipe("birthplaces").settings(real=False, form="cours")
+        get_recipe("birthplaces").settings(real=False, form="cours")
     with pytest.raises(UnknownNameError, match="vision has no form 'x'; it has one form alone"):
-        recipe("vision").settings(real=False, form="x")
+        get_recipe("vision").settings(real=False, form="x")
 
 
 def saying(word: str, letters: Characters) -> GPT:
     """A model that is sure of one letter, whatever it is asked, and says it until it is stopped."""
-    model = made(replace(tiny().model, vocab=letters.vocab), seed=1)
+    model = build_from_config(replace(tiny().model, vocab=letters.vocab), seed=1)
     assert isinstance(model, GPT)
     with torch.no_grad():
         model.norm.weight.zero_()
@@ -354,7 +354,9 @@ def saying(word: str, letters: Characters) -> GPT:
 def test_a_model_that_says_one_thing_of_everybody_answers_nobody_even_where_it_is_right() -> None:
     settings = tiny(people=150, held=31)
     found = birthplaces.data(None, settings)
-    held, test = (tuple(Question(each.text, "o" * LONGEST) for each in part) for part in (found.held, found.test))
+    held, test = (
+        tuple(BirthplaceQuestion(each.text, "o" * LONGEST) for each in part) for part in (found.held, found.test)
+    )
     found = replace(found, held=held, test=test)
     model = saying("o", found.letters)
     figures, confidence = birthplaces.judged_with_confidence(settings, model, found.letters, found)
@@ -371,7 +373,7 @@ def test_questions_whose_names_make_no_strangers_are_not_answered(tmp_path: Path
     (tmp_path / "train.tsv").write_text("".join(f"The town of {name}?\tBern\n" for name in names))
     (tmp_path / "dev.tsv").write_text("The town of Cy?\tBern\n")
     heard: list[str] = []
-    outcome = birthplaces.run(tiny(2, held=24), Place(data=tmp_path, tell=heard.append))
+    outcome = birthplaces.run(tiny(2, held=24), RunLocation(data=tmp_path, tell=heard.append))
     assert any("no stranger's name can be joined of two questions 'Where was {name} born?'" in each for each in heard)
     assert "strangers answered" not in outcome.figures
     assert outcome.more["confidence"]["threshold"] == NEVER
@@ -393,14 +395,14 @@ def test_a_fact_is_a_fiftieth_of_what_is_read_and_all_facts_are_half_at_most(
     facts: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tiny(steps=1, people=200)
-    recipe("birthplaces").run(settings, Place(folder=tmp_path))
-    asking = asker(tmp_path)
+    get_recipe("birthplaces").run(settings, RunLocation(folder=tmp_path))
+    asking = load_question_answerer(tmp_path)
     told = [f"Where was Ada {one}o{other} born?" for one in "BDKLM" for other in "adeilnor"][:facts]
     for each in told:
         asking.store.keep(each, "Bern")
     seen: list[GapTask] = []
-    monkeypatch.setattr("regard.recipes.asking.fit", lambda _, task, *__, **___: seen.append(task))
-    asking.learn(Place())
+    monkeypatch.setattr("regard.recipes.question_answering.fit", lambda _, task, *__, **___: seen.append(task))
+    asking.learn(RunLocation())
     (task,) = seen
     questions = [each.text in told for each in task.mixed[0].questions]
     texts = [any(each[settings.offset :] in text for each in told) for text in task.texts]
@@ -410,19 +412,19 @@ def test_a_fact_is_a_fiftieth_of_what_is_read_and_all_facts_are_half_at_most(
 
 @pytest.mark.slow
 def test_the_built_in_run_reaches_its_figures_and_does_not_know_strangers() -> None:
-    outcome = birthplaces.run(birthplaces.built_in(), Place())
+    outcome = birthplaces.run(birthplaces.built_in(), RunLocation())
     assert outcome.figures["test accuracy"] >= 0.9
     assert outcome.figures["seconds"] < 300
     assert outcome.figures["answered"] >= 0.8
     assert outcome.figures["strangers answered"] <= 0.06
     others = biographies(100, seed=77)
-    strangers = [Question(*each) for each in (*others.training, *others.evaluation)]
+    strangers = [BirthplaceQuestion(*each) for each in (*others.training, *others.evaluation)]
     confidence = from_json("confidence", Confidence, outcome.more["confidence"])
     assert isinstance(outcome.model, GPT)
     assert isinstance(outcome.tokenizer, Characters)
     said, _ = birthplaces.heard(outcome.model, outcome.tokenizer, strangers)
     assert sum(map(confidence.given, said)) <= 2
-    without = birthplaces.run(birthplaces.unread(birthplaces.built_in()), Place())
+    without = birthplaces.run(birthplaces.unread(birthplaces.built_in()), RunLocation())
     assert without.figures["test accuracy"] < 0.1
     assert "right of answered" not in without.figures
 

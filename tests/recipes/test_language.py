@@ -11,19 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.base.config import overridden
+from regard.base.config import override
 from regard.base.errors import ConfigError, DataError
 from regard.data.byte_pairs import BytePairs
-from regard.data.order import generator
 from regard.data.python_text import python_text
+from regard.data.sampler import sampler_generator
 from regard.models.bert import BERTConfig, BERTOutput
 from regard.models.generation import generate
 from regard.models.gpt import GPT, GPTConfig
-from regard.models.presets import made
+from regard.models.presets import build_from_config
 from regard.recipes import language
-from regard.recipes.language import Grams, NextToken, Parts, Reading, Settings, Writing, cost, parts
-from regard.recipes.recipe import Place, finished, recipe
-from regard.recipes.sentences import (
+from regard.recipes.bert_objectives import (
     CHOICES,
     QUESTIONS,
     SHARPNESS,
@@ -44,12 +42,14 @@ from regard.recipes.sentences import (
     together,
     words,
 )
+from regard.recipes.language import Grams, NextToken, Parts, Reading, Settings, Writing, cost, parts
+from regard.recipes.recipe import RunLocation, get_recipe, load_finished_run
 from regard.train.objectives import IGNORED
-from regard.train.plan import Plan
+from regard.train.plan import TrainingPlan
 
 GPT_TINY = GPTConfig(vocab=7, context=15, width=12, depth=1, heads=3, positions="rotary")
 BERT_TINY = BERTConfig(vocab=7, context=31, width=12, depth=1, heads=3)
-PLAN = Plan(steps=6, batch=4, evaluate_every=3, save_every=2)
+PLAN = TrainingPlan(steps=6, batch=4, evaluate_every=3, save_every=2)
 
 
 def settings(learner: str = "gpt", **changes: Any) -> Settings:
@@ -59,7 +59,7 @@ def settings(learner: str = "gpt", **changes: Any) -> Settings:
         bert=Reading(model=BERT_TINY, plan=PLAN, pieces=300, asked=9),
         held=0.2,
     )
-    return overridden(tiny, changes)
+    return override(tiny, changes)
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +117,8 @@ def test_shares_of_windows_make_up_the_batch() -> None:
 
 @pytest.mark.parametrize("length", [2, 14, 15, 16, 17, 46, 47])
 def test_a_text_costs_what_its_tokens_cost_one_after_the_other(length: int) -> None:
-    model = made(GPT_TINY, seed=1).eval()
-    tokens = torch.randint(7, (length,), generator=generator(0, 0))
+    model = build_from_config(GPT_TINY, seed=1).eval()
+    tokens = torch.randint(7, (length,), generator=sampler_generator(0, 0))
     one_by_one = 0.0
     for place in range(1, length):
         window = tokens[(place - 1) // 15 * 15 : place]
@@ -201,7 +201,7 @@ def starts(whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
 
 
 def draws(number: int) -> torch.Generator:
-    return generator(0, number, "test")
+    return sampler_generator(0, number, "test")
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -372,7 +372,7 @@ def test_shares_of_sentences_make_up_the_batch_and_questions_are_asked_in_turn(b
 
 def test_losses_of_shares_add_up_to_the_loss_of_the_batch(book: Book) -> None:
     task = sentence_task(book)
-    model = made(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
+    model = build_from_config(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
     whole = task.loss(model, task.batch(3, 0, 1))
     shares = [task.loss(model, task.batch(3, part, 5)) for part in range(5)]
     assert whole.count == sum(share.count for share in shares) == len(task.batch(3, 0, 1).tokens)
@@ -381,7 +381,7 @@ def test_losses_of_shares_add_up_to_the_loss_of_the_batch(book: Book) -> None:
 
 def test_a_batch_costs_the_means_over_hidden_words_its_pairs_and_its_choices(book: Book) -> None:
     task = sentence_task(book)
-    model = made(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
+    model = build_from_config(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
     batch = task.batch(3, 0, 1)
     total, vectors = 0.0, []
     for tokens, segments, length, told, pair in zip(*batch[:-1], strict=True):
@@ -401,7 +401,7 @@ def test_a_batch_costs_the_means_over_hidden_words_its_pairs_and_its_choices(boo
 
 def test_a_batch_without_choices_is_no_trouble(book: Book) -> None:
     task = sentence_task(book, batch=2)
-    model = made(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
+    model = build_from_config(replace(BERT_TINY, vocab=book.pieces.vocab), seed=2).eval()
     batch = task.batch(0, 0, 1)
     assert fitting(asked_of(model, batch), batch).shape == (0, 8, 8)
     assert task.loss(model, batch).total.isfinite()
@@ -511,19 +511,19 @@ def test_faults_in_settings_are_told(changes: dict[str, Any], words: str) -> Non
 
 def test_a_context_longer_than_the_text_is_told(text: Path) -> None:
     with pytest.raises(DataError, match=r"a context of 99999 tokens is longer than the text, which has 10200"):
-        language.run(settings(**{"gpt.model.context": 99_999}), Place(data=text))
+        language.run(settings(**{"gpt.model.context": 99_999}), RunLocation(data=text))
 
 
 @pytest.mark.parametrize("form", [language.built_in, language.real])
 def test_the_settings_of_a_learner_are_those_it_is_trained_by(form: Any) -> None:
     made_so = form()
     assert (made_so.model, made_so.plan) == (made_so.gpt.model, made_so.gpt.plan)
-    other = overridden(made_so, {"learner": "bert"})
+    other = override(made_so, {"learner": "bert"})
     assert (other.model, other.plan) == (made_so.bert.model, made_so.bert.plan)
 
 
 def test_a_form_is_the_recipe_of_one_learner() -> None:
-    found = recipe("language")
+    found = get_recipe("language")
     assert {name: found.settings(real=real, form=name).learner for name in found.forms for real in (True, False)} == {
         "gpt": "gpt",
         "bert": "bert",
@@ -541,23 +541,23 @@ def test_a_run_leaves_a_model_that_can_be_judged_again_and_goes_on_exactly_when_
     learner: str, changes: dict[str, Any], text: Path, tmp_path: Path
 ) -> None:
     chosen = settings(learner, **changes)
-    found = recipe("language")
-    whole = found.run(chosen, Place(data=text, folder=tmp_path / "whole"))
+    found = get_recipe("language")
+    whole = found.run(chosen, RunLocation(data=text, folder=tmp_path / "whole"))
 
     def kill(phase: str, progress: Any) -> None:
         if progress.step == 4:
             raise KilledError
 
-    place = Place(data=text, folder=tmp_path / "killed")
+    place = RunLocation(data=text, folder=tmp_path / "killed")
     with pytest.raises(KilledError):
         found.run(chosen, replace(place, show=kill))
     resumed = found.run(chosen, replace(place, resume=True))
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    again, kept, model, tokenizer = finished(tmp_path / "whole")
+    again, kept, model, tokenizer = load_finished_run(tmp_path / "whole")
     assert kept == chosen
     figures = {name: value for name, value in whole.figures.items() if name != "seconds"}
-    assert again.module.judged(kept, model, tokenizer, Place(data=text)) == pytest.approx(figures, rel=1e-6)
+    assert again.module.judged(kept, model, tokenizer, RunLocation(data=text)) == pytest.approx(figures, rel=1e-6)
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["recipe"] == "language"
     if isinstance(model, GPT):
         (written,) = generate(model, [tokenizer.encode("the ")], length=5)
@@ -566,7 +566,7 @@ def test_a_run_leaves_a_model_that_can_be_judged_again_and_goes_on_exactly_when_
 
 def test_untrained_models_tell_nothing(text: Path) -> None:
     """What figures say of a model that has learned nothing: all tokens are as likely, and pairs are guessed."""
-    found = language.run(settings(**{"gpt.plan.steps": 1, "gpt.plan.optimiser.rate": 1e-9}), Place(data=text))
+    found = language.run(settings(**{"gpt.plan.steps": 1, "gpt.plan.optimiser.rate": 1e-9}), RunLocation(data=text))
     alphabet = len(set(text.read_text(encoding="utf-8")))
     assert found.figures["test nats per character"] == pytest.approx(math.log(alphabet), abs=0.05)
     assert found.figures["test bits per character"] == pytest.approx(math.log2(alphabet), abs=0.07)
@@ -575,7 +575,7 @@ def test_untrained_models_tell_nothing(text: Path) -> None:
 
 @pytest.mark.slow
 def test_the_built_in_gpt_tells_characters_far_better_than_trigrams() -> None:
-    figures = language.run(language.built_in(), Place()).figures
+    figures = language.run(language.built_in(), RunLocation()).figures
     for part in ("test", "held-out"):
         assert figures[f"{part} nats per character"] < figures[f"{part} nats by trigrams"] - 0.45
         assert figures[f"{part} nats by trigrams"] < figures[f"{part} nats by single characters"] - 1
@@ -585,7 +585,7 @@ def test_the_built_in_gpt_tells_characters_far_better_than_trigrams() -> None:
 @pytest.mark.slow
 def test_the_built_in_bert_answers_every_question_better_than_chance() -> None:
     """By more than the interval of the sample, about all text that it has not read."""
-    figures = language.run(recipe("language").settings(real=False, form="bert"), Place()).figures
+    figures = language.run(get_recipe("language").settings(real=False, form="bert"), RunLocation()).figures
     parts_unread = ("test", "held-out")
     for part in parts_unread:
         assert figures[f"{part} next by chance"] == figures[f"{part} order by chance"] == 1 / 2

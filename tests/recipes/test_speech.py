@@ -15,18 +15,19 @@ from regard.data.spoken import read_spoken
 from regard.data.tones import tones
 from regard.models.speech import Speech
 from regard.recipes import speech
-from regard.recipes.hearing import Listener, token_error
-from regard.recipes.recipe import Place, finished, recipe
+from regard.recipes.audio_augment import Variation
+from regard.recipes.digit_listener import DigitListener, token_error
+from regard.recipes.recipe import RunLocation, get_recipe, load_finished_run
 from regard.recipes.speech import DigitTask, Joined, Settings
-from regard.recipes.variation import Variation
-from regard.train.averaging import Exponential
+from regard.train.averaging import ExponentialAverage
 from regard.train.loop import Progress
-from regard.train.optimiser import AdamW
-from regard.train.plan import Plan
+from regard.train.optimizers import AdamW
+from regard.train.plan import TrainingPlan
 from tests.recipes.listeners import MODEL, RATE, SOUND, listening
 
 TINY = Settings(
-    model=MODEL, plan=Plan(steps=6, batch=6, optimiser=AdamW(rate=1e-2), evaluate_every=4, save_every=2), sound=SOUND,
+    model=MODEL, plan=TrainingPlan(steps=6, batch=6, optimiser=AdamW(rate=1e-2), evaluate_every=4, save_every=2),
+    sound=SOUND,
     variation=Variation(speed=0.1, gain=6.0, noise=(5.0, 30.0), masks=2, stretch=5, band=2), practised=(1, 3),
     seconds=1.1, pause=(0.02, 0.1), judged=(2, 4), held=7, tested=9, strings=5,
 )  # fmt: skip
@@ -51,7 +52,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_says_what_it_needs_and_what_comes_of_it():
-    found = recipe("speech")
+    found = get_recipe("speech")
     assert "98.5 %" in found.expected
     assert found.time
     assert found.memory
@@ -198,9 +199,9 @@ def test_digits_in_silence_are_counted():
 
 @pytest.mark.parametrize("real", [False, True], ids=["tones", "recordings"])
 def test_a_run_leaves_a_model_that_is_judged_alike(real: bool, recorded: Path, tmp_path: Path):
-    place = Place(data=recorded if real else None, folder=tmp_path / "run")
-    outcome = recipe("speech").run(TINY, place)
-    found, settings, model, tokenizer = finished(tmp_path / "run")
+    place = RunLocation(data=recorded if real else None, folder=tmp_path / "run")
+    outcome = get_recipe("speech").run(TINY, place)
+    found, settings, model, tokenizer = load_finished_run(tmp_path / "run")
     assert settings == TINY
     again = found.module.judged(settings, model, tokenizer, place)
     assert again == {name: figure for name, figure in outcome.figures.items() if name != "seconds"}
@@ -214,16 +215,16 @@ def test_a_run_leaves_a_model_that_is_judged_alike(real: bool, recorded: Path, t
 
 
 def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path):
-    settings = replace(TINY, plan=replace(TINY.plan, averaging=Exponential(decay=0.9)))
+    settings = replace(TINY, plan=replace(TINY.plan, averaging=ExponentialAverage(decay=0.9)))
 
     def stop(phase: str, progress: Progress) -> None:
         if progress.step == 4:
             raise KeyboardInterrupt
 
-    whole = speech.run(settings, Place(folder=tmp_path / "whole"))
+    whole = speech.run(settings, RunLocation(folder=tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
-        speech.run(settings, Place(folder=tmp_path / "stopped", show=stop))
-    resumed = speech.run(settings, Place(folder=tmp_path / "stopped", resume=True))
+        speech.run(settings, RunLocation(folder=tmp_path / "stopped", show=stop))
+    resumed = speech.run(settings, RunLocation(folder=tmp_path / "stopped", resume=True))
     for (name, one), other in zip(whole.model.state_dict().items(), resumed.model.state_dict().values(), strict=True):
         assert torch.equal(one, other), name
 
@@ -266,7 +267,7 @@ def test_the_built_in_default_hears_tones_with_at_most_one_error_in_a_hundred_an
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shapes are checked by the other tests
     torch.set_num_threads(2)
     try:
-        outcome = speech.run(speech.built_in(), Place())
+        outcome = speech.run(speech.built_in(), RunLocation())
     finally:
         torch.set_num_threads(1)
     figures, model = outcome.figures, outcome.model
@@ -284,6 +285,6 @@ def test_the_built_in_default_hears_tones_with_at_most_one_error_in_a_hundred_an
 
 def said(model: Speech, sound: torch.Tensor) -> list[int]:
     """What the built-in listener hears in a sound."""
-    listener = Listener(model.eval(), LogMel())
+    listener = DigitListener(model.eval(), LogMel())
     with torch.no_grad():
         return [int(word.text) for word in listener.push(sound) + listener.finish()]

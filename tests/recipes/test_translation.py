@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch.nn import functional
 
-from regard.base.config import overridden
+from regard.base.config import override
 from regard.base.errors import ConfigError, DataError
-from regard.core.given import Padding
+from regard.core.masks.data import PaddingMask
 from regard.data.byte_pairs import BytePairs
 from regard.data.number_words import english, german
-from regard.data.parallel import Parallel
+from regard.data.sentence_pairs import SentencePairs
 from regard.models.generation import beam, greedy
-from regard.models.presets import made
+from regard.models.presets import build_from_config
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes import translation
 from regard.recipes.bleu import bleu
-from regard.recipes.recipe import Place, finished, recipe
+from regard.recipes.recipe import RunLocation, get_recipe, load_finished_run
 from regard.recipes.translation import (
     PENALTY,
     Batch,
@@ -40,7 +40,7 @@ from regard.recipes.translation import (
     run,
     translated,
 )
-from regard.train.averaging import LastK
+from regard.train.averaging import LastKAverage
 from regard.train.loop import Progress
 from regard.train.objectives import IGNORED
 
@@ -48,8 +48,8 @@ CONTEXT = 25
 SIZES = {"train": range(100, 161), "val": range(201, 208), "test": range(301, 306)}
 
 
-def numbers(some: range) -> Parallel:
-    return Parallel(tuple(map(english, some)), tuple(map(german, some)))
+def numbers(some: range) -> SentencePairs:
+    return SentencePairs(tuple(map(english, some)), tuple(map(german, some)))
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +72,13 @@ def pairs() -> BytePairs:
 
 def small(**changes: Any) -> Settings:
     model = TransformerConfig(vocab=90, context=CONTEXT, width=12, depth=1, heads=3, ff_width=20, dropout=0.1)
-    plan = replace(built_in().plan, steps=6, batch=6, evaluate_every=3, save_every=2, averaging=LastK(count=2, every=2))
+    plan = replace(
+        built_in().plan, steps=6, batch=6, evaluate_every=3, save_every=2, averaging=LastKAverage(count=2, every=2)
+    )
     settings = Settings(
         model=model, plan=plan, pieces=90, consistency=2.0, unjoined=0.2, beams=2, form="lc.tok", test="test"
     )
-    return overridden(settings, changes)
+    return override(settings, changes)
 
 
 def task_of(pairs: BytePairs, **changes: Any) -> TranslationTask:
@@ -97,7 +99,7 @@ def model_of(pairs: BytePairs, seed: int = 3, dropout: float = 0.0, context: int
     config = TransformerConfig(
         vocab=pairs.vocab, context=context, width=12, depth=1, heads=3, ff_width=20, dropout=dropout
     )  # fmt: skip
-    model = made(config, seed=seed)
+    model = build_from_config(config, seed=seed)
     assert isinstance(model, Transformer)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -107,7 +109,7 @@ def model_of(pairs: BytePairs, seed: int = 3, dropout: float = 0.0, context: int
 
 def rows(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
     """Each row without what was filled in."""
-    assert isinstance(batch.source_padding, Padding)
+    assert isinstance(batch.source_padding, PaddingMask)
     following = torch.full_like(batch.given, IGNORED)
     following.view(-1)[batch.places] = batch.wanted
     found = []
@@ -144,15 +146,15 @@ def test_the_real_form_is_the_stated_protocol() -> None:
     assert (settings.pieces, settings.beams, settings.form, settings.test) == (
         10_000, 5, "lc.norm.tok", "test_2016_flickr",
     )  # fmt: skip
-    assert isinstance(settings.plan.averaging, LastK)
+    assert isinstance(settings.plan.averaging, LastKAverage)
     assert settings.plan.averaging.count == 10
-    model = made(settings.model, device="meta")
+    model = build_from_config(settings.model, device="meta")
     assert 2.5e6 < sum(p.numel() for p in model.parameters()) < 3e6
     assert settings.model.vocab == settings.pieces
 
 
 def test_the_recipe_is_read_with_what_it_expects() -> None:
-    found = recipe("translation")
+    found = get_recipe("translation")
     assert "99 %" in found.expected
     assert "BLEU on test2016" in found.expected
     assert found.settings(real=True) == real()
@@ -374,15 +376,15 @@ def test_text_is_prepared_as_the_form_says() -> None:
 @pytest.fixture(scope="module")
 def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     where = tmp_path_factory.mktemp("run")
-    return where, recipe("translation").run(small(penalties=(0.0, 2.0)), Place(data=folder, folder=where))
+    return where, get_recipe("translation").run(small(penalties=(0.0, 2.0)), RunLocation(data=folder, folder=where))
 
 
 def test_a_run_leaves_what_judges_alike(folder: Path, ran: tuple[Path, Any]) -> None:
     where, outcome = ran
-    found, settings, model, pairs = finished(where)
+    found, settings, model, pairs = load_finished_run(where)
     assert settings == small(penalties=(0.0, 2.0))
     assert pairs == outcome.tokenizer
-    figures = found.module.judged(settings, model, pairs, Place(data=folder))
+    figures = found.module.judged(settings, model, pairs, RunLocation(data=folder))
     assert {**figures, "seconds": outcome.figures["seconds"]} == outcome.figures
     assert {"test BLEU", "test exact", "held-out BLEU", PENALTY} <= set(figures)
 
@@ -401,9 +403,9 @@ def test_the_test_set_is_searched_with_the_penalty_that_held_out_pairs_choose(
 
     settings = small(penalties=(0.0, 2.0, 1.0))
     found = data(folder, settings)
-    both = Parallel((*found.held.source, *found.test.source), (*found.held.target, *found.test.target))
+    both = SentencePairs((*found.held.source, *found.test.source), (*found.held.target, *found.test.target))
     monkeypatch.setattr(translation, "translated", searched)
-    figures = translation.judged(settings, model_of(pairs), pairs, Place(data=folder))
+    figures = translation.judged(settings, model_of(pairs), pairs, RunLocation(data=folder))
     assert asked == [(7, 0.0), (7, 2.0), (7, 1.0), (5, 2.0)]
     assert (figures[PENALTY], figures["test BLEU"], figures["test exact"]) == (2.0, pytest.approx(100), 1.0)
     assert 0 < figures["held-out BLEU"] < 100
@@ -416,8 +418,8 @@ def test_a_run_that_was_stopped_goes_on_and_ends_alike(folder: Path, ran: tuple[
 
     settings = small(penalties=(0.0, 2.0))
     with pytest.raises(KeyboardInterrupt):
-        run(settings, Place(data=folder, folder=tmp_path, show=stop))
-    outcome = run(settings, Place(data=folder, folder=tmp_path, resume=True))
+        run(settings, RunLocation(data=folder, folder=tmp_path, show=stop))
+    outcome = run(settings, RunLocation(data=folder, folder=tmp_path, resume=True))
     straight = ran[1]
     assert {**outcome.figures, "seconds": 0} == {**straight.figures, "seconds": 0}
     for one, other in zip(outcome.model.parameters(), straight.model.parameters(), strict=True):
@@ -427,17 +429,17 @@ def test_a_run_that_was_stopped_goes_on_and_ends_alike(folder: Path, ran: tuple[
 def test_without_sacrebleu_or_plain_text_its_figure_is_left_out_with_a_word(
     folder: Path, ran: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, settings, model, pairs = finished(ran[0])
+    _, settings, model, pairs = load_finished_run(ran[0])
     said: list[str] = []
     monkeypatch.setattr(translation, "translated", lambda m, p, sentences, s: ["drei hundert eins ."] * len(sentences))
     monkeypatch.setattr(translation, "has_sacrebleu", lambda: False)
-    figures = translation.judged(settings, model, pairs, Place(data=folder, tell=said.append))
+    figures = translation.judged(settings, model, pairs, RunLocation(data=folder, tell=said.append))
     assert said == ["sacrebleu is not installed, so its figure is left out"]
     assert "test sacreBLEU" not in figures
     for file in folder.glob("*.lc.tok.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.setattr(translation, "has_sacrebleu", lambda: True)
-    figures = translation.judged(settings, model, pairs, Place(data=tmp_path, tell=said.append))
+    figures = translation.judged(settings, model, pairs, RunLocation(data=tmp_path, tell=said.append))
     assert "left out, which is counted on plain text" in said[1]
     assert "has neither test.en nor" in said[1]
     assert "test sacreBLEU" not in figures
@@ -446,12 +448,12 @@ def test_without_sacrebleu_or_plain_text_its_figure_is_left_out_with_a_word(
 def test_sacrebleu_gets_plain_text_and_the_references_as_they_were(
     folder: Path, ran: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, settings, model, pairs = finished(ran[0])
+    _, settings, model, pairs = load_finished_run(ran[0])
     monkeypatch.setattr(translation, "has_sacrebleu", lambda: True)
     monkeypatch.setattr(translation, "translated", lambda m, p, sentences, s: ["drei hundert eins ."] * len(sentences))
     asked: list[Any] = []
     monkeypatch.setattr(translation, "sacrebleu", lambda *given, **more: asked.append((given, more)) or 12.5)
-    figures = translation.judged(settings, model, pairs, Place(data=folder))
+    figures = translation.judged(settings, model, pairs, RunLocation(data=folder))
     assert figures["test sacreBLEU"] == 12.5
     (((told, references), more),) = asked
     assert (told[0], references[0], more) == ("drei hundert eins.", "Drei hundert eins.", {"lowercase": True})
@@ -459,6 +461,6 @@ def test_sacrebleu_gets_plain_text_and_the_references_as_they_were(
 
 @pytest.mark.slow
 def test_the_built_in_default_translates_numbers_it_has_never_seen() -> None:
-    outcome = recipe("translation").run(built_in(), Place())
+    outcome = get_recipe("translation").run(built_in(), RunLocation())
     assert outcome.figures["test exact"] >= 0.99
     assert outcome.figures["test BLEU"] >= 99

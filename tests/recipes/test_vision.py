@@ -12,28 +12,28 @@ import torch
 from PIL import Image
 from torch import nn
 
-from regard.base.config import from_json, overridden, to_json
+from regard.base.config import from_json, override, to_json
 from regard.base.errors import ConfigError
 from regard.data.images import Images
 from regard.models.cnn import CNNConfig
 from regard.models.davit import DaViTConfig
-from regard.models.presets import made
+from regard.models.presets import build_from_config
 from regard.models.vit import ViTConfig
 from regard.recipes import vision
-from regard.recipes.recipe import Place, finished, recipe
-from regard.train.averaging import Exponential
+from regard.recipes.recipe import RunLocation, get_recipe, load_finished_run
+from regard.train.averaging import ExponentialAverage
 from regard.train.loop import Progress
-from regard.train.plan import Plan
+from regard.train.plan import TrainingPlan
 
 KINDS = {"vit": ViTConfig, "davit": DaViTConfig, "cnn": CNNConfig}
 
 
 def tiny(**changes: Any) -> vision.Settings:
     """The built-in settings, for a run of seconds."""
-    plan = Plan(steps=6, batch=28, averaging=Exponential(decay=0.5), evaluate_every=3, save_every=2)
+    plan = TrainingPlan(steps=6, batch=28, averaging=ExponentialAverage(decay=0.5), evaluate_every=3, save_every=2)
     short = {"plan": plan, "model.width": 24, "model.heads": 3, "model.depth": 2, "model.ff_width": 40}
     mixed = {"augmentation.mixup": 0.3, "augmentation.cutmix": 0.3, "model.drop_path": 0.2}
-    return overridden(vision.built_in(), {**short, **mixed, **changes})
+    return override(vision.built_in(), {**short, **mixed, **changes})
 
 
 def task(settings: vision.Settings | None = None) -> vision.Classify:
@@ -53,7 +53,7 @@ def alike(model: nn.Module, other: nn.Module) -> bool:
 @pytest.mark.slow
 def test_the_built_in_run_reaches_what_it_is_expected_to() -> None:
     before = time.process_time()
-    outcome = vision.run(vision.built_in(), Place())
+    outcome = vision.run(vision.built_in(), RunLocation())
     assert outcome.figures["test accuracy"] >= 0.98
     assert time.process_time() - before < 120, "a minute of two cores, whatever else they do"
 
@@ -61,39 +61,39 @@ def test_the_built_in_run_reaches_what_it_is_expected_to() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["davit", "cnn"])
 def test_other_networks_learn_digits_too(network: str) -> None:
-    outcome = vision.run(overridden(vision.built_in(), {"network": network}), Place())
+    outcome = vision.run(override(vision.built_in(), {"network": network}), RunLocation())
     assert outcome.figures["test accuracy"] >= 0.98
 
 
 def test_a_run_leaves_a_model_that_is_judged_as_it_was_in_the_end(tmp_path: Path) -> None:
-    outcome = recipe("vision").run(tiny(), Place(folder=tmp_path))
-    found, settings, model, tokenizer = finished(tmp_path)
+    outcome = get_recipe("vision").run(tiny(), RunLocation(folder=tmp_path))
+    found, settings, model, tokenizer = load_finished_run(tmp_path)
     assert (found.name, settings, tokenizer) == ("vision", tiny(), None)
     assert alike(model, outcome.model)
-    told = vision.judged(settings, model, tokenizer, Place())
+    told = vision.judged(settings, model, tokenizer, RunLocation())
     assert told == {name: outcome.figures[name] for name in ("test accuracy", "validation accuracy")}
     assert json.loads((tmp_path / "result.json").read_text())["figures"] == outcome.figures
 
 
 def test_a_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path) -> None:
     settings = tiny()
-    whole = vision.run(settings, Place(folder=tmp_path / "whole"))
+    whole = vision.run(settings, RunLocation(folder=tmp_path / "whole"))
 
     def kill(phase: str, progress: Progress) -> None:
         if progress.step == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        vision.run(settings, Place(folder=tmp_path / "killed", show=kill))
-    resumed = vision.run(settings, Place(folder=tmp_path / "killed", resume=True))
+        vision.run(settings, RunLocation(folder=tmp_path / "killed", show=kill))
+    resumed = vision.run(settings, RunLocation(folder=tmp_path / "killed", resume=True))
     assert alike(whole.model, resumed.model)
     assert whole.figures["test accuracy"] == resumed.figures["test accuracy"]
 
 
 @pytest.mark.parametrize("network", ["davit", "cnn"])
 def test_every_network_can_be_trained(network: str) -> None:
-    settings = overridden(vision.built_in(), {"network": network, "plan.steps": 2, "plan.batch": 6, "test": 7})
-    outcome = vision.run(settings, Place())
+    settings = override(vision.built_in(), {"network": network, "plan.steps": 2, "plan.batch": 6, "test": 7})
+    outcome = vision.run(settings, RunLocation())
     assert type(outcome.model.config) is KINDS[network]
     assert 0 <= outcome.figures["test accuracy"] <= 1
 
@@ -101,18 +101,18 @@ def test_every_network_can_be_trained(network: str) -> None:
 @pytest.mark.parametrize("form", [vision.built_in, vision.real])
 def test_a_network_is_chosen_by_its_name(form: Any) -> None:
     for name, kind in KINDS.items():
-        settings = overridden(form(), {"network": name})
+        settings = override(form(), {"network": name})
         assert type(settings.model) is kind
         assert sorted(vision.NAMES[type(each)] for each in settings.others) == sorted(set(KINDS) - {name})
-        assert overridden(settings, {"network": "vit"}).model == form().model  # and back
+        assert override(settings, {"network": "vit"}).model == form().model  # and back
         assert from_json("here", vision.Settings, json.loads(json.dumps(to_json(settings)))) == settings
-    assert overridden(form(), {"model.depth": 3}).model.depth == 3
-    assert overridden(overridden(form(), {"network": "davit"}), {"model.window": 3}).model.window == 3
+    assert override(form(), {"model.depth": 3}).model.depth == 3
+    assert override(override(form(), {"network": "davit"}), {"model.window": 3}).model.window == 3
 
 
 def test_the_network_for_real_images_is_a_plain_one_of_at_most_six_million_parameters() -> None:
     settings = vision.real()
-    model = made(settings.model, device="meta")
+    model = build_from_config(settings.model, device="meta")
     assert model.parameter_count <= 6_000_000
     assert isinstance(settings.model, ViTConfig)
     assert [name for name, each in model.named_modules() if isinstance(each, nn.Conv2d)] == ["patches.projection"]
@@ -145,7 +145,7 @@ def test_shares_of_a_batch_make_up_the_batch() -> None:
 
 def test_losses_of_shares_add_up_to_the_loss_of_the_batch() -> None:
     settings = tiny(**{"model.drop_path": 0.0})
-    model = made(vision.fitting(settings.model, task().train))
+    model = build_from_config(vision.fitting(settings.model, task().train))
     whole = task().loss(model, task().batch(2, 0, 1))
     shares = [task().loss(model, task().batch(2, part, 7)) for part in range(7)]
     torch.testing.assert_close(torch.stack([share.total for share in shares]).sum(), whole.total)
@@ -155,7 +155,7 @@ def test_losses_of_shares_add_up_to_the_loss_of_the_batch() -> None:
 def test_without_mixing_the_loss_is_the_one_of_plain_labels() -> None:
     off = {"shift": 0, "flip": 0.0, "operations": 0, "erase": 0.0, "mixup": 0.0, "cutmix": 0.0}
     plain = tiny(**{f"augmentation.{name}": value for name, value in off.items()})
-    model = made(vision.fitting(plain.model, task().train)).eval()
+    model = build_from_config(vision.fitting(plain.model, task().train)).eval()
     batch = task(plain).batch(0, 0, 1)
     images = task(plain).train.chosen(batch.records)
     logits = model(images.pixels / 255 * 4 - 2)
@@ -184,7 +184,7 @@ def test_accuracy_is_the_share_told_right(monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_validation_images_nothing_is_watched() -> None:
     settings = tiny(validation=0)
     assert task(settings).evaluate(Bright()) == {}
-    assert set(vision.run(settings, Place()).figures) == {"test accuracy", "seconds"}
+    assert set(vision.run(settings, RunLocation()).figures) == {"test accuracy", "seconds"}
 
 
 def test_real_images_are_read_from_a_folder_and_decide_channels_and_classes(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_real_images_are_read_from_a_folder_and_decide_channels_and_classes(tmp_
     (tmp_path / "train.bin").write_bytes(records.tobytes())
     short = {"plan.steps": 2, "plan.batch": 4, "plan.compile": False, "plan.schedule.warmup": 1, "test": 11}
     small = {"validation": 9, "model.width": 16, "model.heads": 2, "model.depth": 1, "model.ff_width": 24}
-    outcome = vision.run(overridden(vision.real(), {**short, **small}), Place(data=tmp_path))
+    outcome = vision.run(override(vision.real(), {**short, **small}), RunLocation(data=tmp_path))
     assert isinstance(outcome.model.config, ViTConfig)
     assert (outcome.model.config.channels, outcome.model.config.classes, outcome.model.config.image) == (3, 100, 32)
 
@@ -224,15 +224,15 @@ def test_images_of_several_sizes_are_brought_to_one(tmp_path: Path) -> None:
 )
 def test_settings_that_cannot_be_are_told(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        overridden(vision.built_in(), changes)
+        override(vision.built_in(), changes)
 
 
 def test_faults_that_only_data_show_are_told() -> None:
     with pytest.raises(ConfigError, match="test=1700 and validation=97 leave none of 1797 images to learn from"):
-        vision.run(tiny(test=1700, validation=97), Place())
+        vision.run(tiny(test=1700, validation=97), RunLocation())
     odd = tiny(**{"plan.batch": 28, "plan.accumulate": 4})
     with pytest.raises(ConfigError, match="a batch of 28 in 4 shares has 7 in each; use an even number, or mixup=0"):
-        vision.run(odd, Place())
+        vision.run(odd, RunLocation())
     wide = Images(torch.zeros(2, 3, 5, 7, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), ("one",))
     with pytest.raises(ConfigError, match="square images, not for 5 x 7; try network=davit"):
         vision.fitting(ViTConfig(), wide)

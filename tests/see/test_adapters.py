@@ -20,7 +20,7 @@ from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.core.positions import Rotary, rotary
 from regard.core.scores import alibi
-from regard.layers.attention import Attention
+from regard.nn.attention import Attention
 from regard.see.adapters import Probe, as_probe
 from tests.peers import import_timm
 
@@ -126,7 +126,7 @@ def test_what_a_function_is_free_in_and_what_it_needs_is_found_out() -> None:
 
 def test_further_arguments_are_named_and_handed_on() -> None:
     assert as_probe(sdpa).parameters == ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    assert as_probe(attend).parameters == ("mask", "scores", "beta", "dropout", "kernel", "places")
+    assert as_probe(attend).parameters == ("mask", "scores", "beta", "dropout", "kernel", "positions")
 
     def mine(q: Tensor, k: Tensor, v: Tensor, mask: Any, strength: float = 1.0) -> Tensor:
         return attend(q, k, v, mask=mask, beta=strength)

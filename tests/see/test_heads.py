@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError
+from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
-from regard.core.grid import Places
 from regard.core.masks import causal, padding
 from regard.core.scores import alibi, shaw, sink, softcap
 from regard.see.heads import Head, HeadTable, heads_of, weights_at
-from regard.see.records import Record, Seen
+from regard.see.record import Record, Seen
 from regard.see.watch import watch
 from tests.see.zoo import CASES, ids
 
@@ -99,7 +99,7 @@ def test_single_pairs_weigh_what_they_weigh_in_the_matrix(beta: float) -> None:
 
 
 def test_positions_of_a_cache_and_of_chosen_rows_are_respected() -> None:
-    record = recorded(i=3, j=7, mask=causal(), places=Places(4))
+    record = recorded(i=3, j=7, mask=causal(), positions=Positions(4))
     weights = record.weights()
     for head in heads_of(record):
         assert head.previous == pytest.approx(float(weights[:, head.head, range(3), [3, 4, 5]].mean()), rel=1e-4)

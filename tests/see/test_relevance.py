@@ -12,8 +12,8 @@ from regard.base.errors import ConfigError, ShapeError, UnknownNameError
 from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.core.scores import sink
-from regard.layers.attention import Attention
-from regard.see.records import Record, Seen
+from regard.nn.attention import Attention
+from regard.see.record import Record, Seen
 from regard.see.relevance import (
     Roles,
     encoder_decoder_gradient_relevance,
@@ -26,8 +26,8 @@ from regard.see.relevance import (
     rollout,
     value_weighted,
 )
+from regard.see.value_zeroing import value_zeroing
 from regard.see.watch import watch
-from regard.see.zeroing import value_zeroing
 from tests.see.zoo import CASES, Handmade, handmade, ids, real
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor")

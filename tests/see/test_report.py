@@ -17,10 +17,7 @@ from torch import Tensor
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.core.attend import attend
 from regard.core.masks import causal
-from regard.see.figure import save_figure
-from regard.see.heads import COLUMNS
-from regard.see.page import page, written
-from regard.see.pictures import (
+from regard.see.colormaps import (
     Range,
     by_root,
     coarser,
@@ -36,24 +33,27 @@ from regard.see.pictures import (
     read_image,
     shades,
 )
-from regard.see.records import Seen
+from regard.see.heads import COLUMNS
+from regard.see.record import Seen
 from regard.see.report import (
+    AttentionReport,
     Overlay,
     Relevance,
-    Report,
     Sides,
-    Words,
+    TokenLabels,
     cells_of,
-    chosen,
     harmless,
     head_map,
     heads_table,
-    ranked,
+    rank_heads,
     ranked_code,
-    shortened,
+    select_heads,
+    shorten,
     strip,
     table_code,
 )
+from regard.see.report_figure import save_figure
+from regard.see.report_html import page, written
 from regard.see.watch import watch
 
 VOID = {"meta", "img", "image"}
@@ -116,11 +116,11 @@ def seen_of(n: int = 7, layers: int = 2, b: int = 1) -> Seen:
     return seen
 
 
-def reported(seen: Seen, labels: list[str], **more: Any) -> Report:
-    words = Words(tuple(labels))
+def reported(seen: Seen, labels: list[str], **more: Any) -> AttentionReport:
+    words = TokenLabels(tuple(labels))
     sides = {name: Sides(words, words) for name in seen}
     table = heads_table(seen, sides)
-    head = chosen(seen, table)
+    head = select_heads(seen, table)
     settings: dict[str, Any] = {
         "title": "a model",
         "facts": {"weights": "random"},
@@ -128,12 +128,12 @@ def reported(seen: Seen, labels: list[str], **more: Any) -> Report:
         "setup": "seen = given",
         "seen": seen,
         "sides": sides,
-        "table": ranked(table, "spread"),
+        "table": rank_heads(table, "spread"),
         "table_code": f"{table_code(seen, sides)}\n{ranked_code('spread')}",
         "layer": head.layer,
         "head": head.head,
     }
-    return Report(**{**settings, **more})
+    return AttentionReport(**{**settings, **more})
 
 
 def value_of(code: str, namespace: dict[str, Any]) -> Any:
@@ -182,7 +182,7 @@ def test_the_page_is_whole_in_itself_and_says_what_its_images_show() -> None:
 
 def test_tokens_are_text_whatever_they_say() -> None:
     seen = seen_of(len(HOSTILE))
-    words = Words(tuple(HOSTILE))
+    words = TokenLabels(tuple(HOSTILE))
     relevance = (Relevance("to <b>last</b>", words, torch.rand(len(HOSTILE)), "x = '</code><script>'"),)
     text = page(
         reported(seen, HOSTILE, title="</title><script>", facts={"<i>": "<u>"}, notes=("<s>",), relevance=relevance)
@@ -199,7 +199,7 @@ def test_tokens_are_text_whatever_they_say() -> None:
 def test_a_page_stays_small_however_long_the_text_is() -> None:
     n = 512
     seen = seen_of(n, layers=4)
-    words = Words(tuple(f"t{number}" for number in range(n)))
+    words = TokenLabels(tuple(f"t{number}" for number in range(n)))
     relevance = (Relevance("long", words, torch.rand(n), "1"),)
     text = page(reported(seen, list(words.labels), relevance=relevance))
     assert len(text) < 400_000  # 24 maps of 64 x 64 and one of 128 x 128
@@ -238,30 +238,30 @@ def test_several_sequences_are_told_by_their_mean() -> None:
 def test_heads_come_in_the_order_asked_for() -> None:
     seen = seen_of()
     table = reported(seen, list("abcdefg")).table
-    spreads = [head.spread for head in ranked(table, "spread")]
+    spreads = [head.spread for head in rank_heads(table, "spread")]
     assert spreads == sorted(spreads)
-    far = [head.distance for head in ranked(table, "distance")]
+    far = [head.distance for head in rank_heads(table, "distance")]
     assert far == sorted(far, reverse=True)
-    assert ranked(table, "layer") is table
+    assert rank_heads(table, "layer") is table
     with pytest.raises(ConfigError, match="no column 'sharp' to sort by; take one of layer, head"):
-        ranked(table, "sharp")
+        rank_heads(table, "sharp")
 
 
 def test_the_chosen_head_is_the_one_asked_for_or_the_sharpest() -> None:
     seen = seen_of()
     table = reported(seen, list("abcdefg")).table
-    assert chosen(seen, table).spread == min(head.spread for head in table)
-    assert (chosen(seen, table, "1", 3).layer, chosen(seen, table, "1", 3).head) == ("attention:2", 3)
-    assert chosen(seen, table, "attention:2").layer == "attention:2"
-    assert chosen(seen, table, head=5).head == 5
+    assert select_heads(seen, table).spread == min(head.spread for head in table)
+    assert (select_heads(seen, table, "1", 3).layer, select_heads(seen, table, "1", 3).head) == ("attention:2", 3)
+    assert select_heads(seen, table, "attention:2").layer == "attention:2"
+    assert select_heads(seen, table, head=5).head == 5
     with pytest.raises(
         UnknownNameError, match=r"no layer '2' was seen; take a number from 0 to 1 or a name: attention, "
     ):
-        chosen(seen, table, "2")
+        select_heads(seen, table, "2")
     with pytest.raises(UnknownNameError, match=r"attention:2 has no head 6; there are heads 0 to 5"):
-        chosen(seen, table, "1", 6)
+        select_heads(seen, table, "1", 6)
     with pytest.raises(UnknownNameError, match=r"no layer has a head -1; there are heads 0 to 5"):
-        chosen(seen, table, head=-1)
+        select_heads(seen, table, head=-1)
 
 
 def test_rows_that_were_kept_have_their_own_names() -> None:
@@ -276,7 +276,10 @@ def test_rows_that_were_kept_have_their_own_names() -> None:
 
 def test_induction_is_told_of_the_tokens_a_layer_reads() -> None:
     seen = seen_of(7, layers=2)
-    source, other = Words(tuple("abcabca"), torch.tensor([[1, 2, 3, 1, 2, 3, 1]]), "source"), Words(tuple("hijklmn"))
+    source, other = (
+        TokenLabels(tuple("abcabca"), torch.tensor([[1, 2, 3, 1, 2, 3, 1]]), "source"),
+        TokenLabels(tuple("hijklmn")),
+    )
     sides = {"attention": Sides(source, source), "attention:2": Sides(other, source)}
     table = heads_table(seen, sides)
     assert [head.induction is None for head in table] == [False] * 6 + [True] * 6
@@ -288,7 +291,7 @@ def test_induction_is_told_of_the_tokens_a_layer_reads() -> None:
 
 def test_a_long_relevance_is_summed_in_cells() -> None:
     values = torch.rand(11)
-    words = Words(tuple("abcdefghijk"))
+    words = TokenLabels(tuple("abcdefghijk"))
     labels, sums = strip(Relevance("r", words, values, "1"), most=4)
     assert labels == ["0-2", "3-5", "6-8", "9-10"]
     torch.testing.assert_close(
@@ -299,9 +302,9 @@ def test_a_long_relevance_is_summed_in_cells() -> None:
 
 
 def test_labels_show_blanks_and_cannot_act() -> None:
-    assert shortened(" a\n\t") == "␣a↵⇥"
-    assert shortened("\x1b]0;x\x07") == "\\x1b]0;x\\x07"
-    assert shortened("a" * 20) == "a" * 13 + "…"
+    assert shorten(" a\n\t") == "␣a↵⇥"
+    assert shorten("\x1b]0;x\x07") == "\\x1b]0;x\\x07"
+    assert shorten("a" * 20) == "a" * 13 + "…"
     assert harmless("a b\u202e") == "a b\\u202e"
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard import (
     Mask,
-    Places,
+    Positions,
     additive,
     alibi,
     attend,
@@ -28,7 +28,7 @@ from regard import (
     window,
 )
 from regard.base.errors import ConfigError, DtypeError, ShapeError
-from regard.see import fused, rows as by_rows
+from regard.see import row_blocks as by_rows, triton_statistics
 from regard.see.statistics import Statistics, statistics
 
 B, H, G, N, J, C = 2, 6, 3, 37, 53, 7
@@ -74,10 +74,10 @@ def dense(q: Tensor, k: Tensor, **rest: object) -> Tensor:
     return attend(q.double(), k.double(), identity, **rest, kernel="reference")
 
 
-def hold(found: Statistics, w: Tensor, tolerance: float, places: Places | None = None) -> None:
+def hold(found: Statistics, w: Tensor, tolerance: float, positions: Positions | None = None) -> None:
     """Every statistic of the matrix, worked out the plain way."""
     b, h, i, j = w.shape
-    start = j - i if places is None else places.queries
+    start = j - i if positions is None else positions.queries
     far = (torch.arange(i)[:, None] + start - torch.arange(j)).abs().double()
     kept = w.sum(-1)
     expected = {
@@ -146,9 +146,9 @@ def test_every_temperature(beta: float) -> None:
 
 def test_places_of_a_cache_step() -> None:
     q, k = draw(i=3)
-    places = Places(20, 0)
+    positions = Positions(20, 0)
     mask = causal() & window(before=11)
-    hold(statistics(q, k, mask=mask, places=places), dense(q, k, mask=mask, places=places), 2e-6, places)
+    hold(statistics(q, k, mask=mask, positions=positions), dense(q, k, mask=mask, positions=positions), 2e-6, positions)
 
 
 def test_the_lse_is_that_of_the_scores() -> None:
@@ -218,7 +218,7 @@ def test_keys_that_nobody_sees_may_hold_nan() -> None:
 def test_a_fused_pass_is_kept_only_where_it_is_exact(lse: float, entropy: float, exact: bool) -> None:
     line = torch.tensor([1.0, 0.0]).expand(1, 1, 2)
     lines = [torch.stack([line[..., 0], torch.full((1, 1), value)], -1) for value in (lse, entropy)]
-    assert fused.is_exact(fused.Passed(*lines, line, line.long(), line, line, None)) == exact
+    assert triton_statistics.is_exact(triton_statistics.Passed(*lines, line, line.long(), line, line, None)) == exact
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -325,7 +325,7 @@ def test_wrong_questions_are_named() -> None:
 )
 def test_bands_are_told(mask: Mask | None, limits: object) -> None:
     q, k = draw(i=J)
-    assert fused.band(statistics(q, k, mask=mask).mask) == limits
+    assert triton_statistics.band(statistics(q, k, mask=mask).mask) == limits
 
 
 ON_A_GPU = [

@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError, UnknownNameError
 from regard.core.attend import attend
-from regard.core.given import Matrix
 from regard.core.masks import causal, padding, window
-from regard.core.rules import Causal
+from regard.core.masks.data import DenseMask
+from regard.core.masks.positional import Causal
 from regard.core.scores import alibi
-from regard.layers.attention import Attention
+from regard.nn.attention import Attention
 from regard.see.heads import heads_of
-from regard.see.records import Record, Seen
+from regard.see.record import Record, Seen
 from regard.see.relevance import rollout
 from regard.see.watch import watch
 from tests.see.watching import Calls, OneHead, agrees, nothing_left, qkv, seen_of, softmaxed
@@ -209,7 +209,7 @@ def test_numbers_that_only_hide_become_a_mask(lowest: float) -> None:
     visible[:, 0] = True
     numbers = torch.zeros(5, 7).masked_fill(~visible, lowest)
     record, _ = seen_of(lambda *x: functional.scaled_dot_product_attention(*x, attn_mask=numbers), q, k, v)
-    assert isinstance(record.mask, Matrix)
+    assert isinstance(record.mask, DenseMask)
     assert not record.terms
     torch.testing.assert_close(record.weights(), softmaxed(q, k, added=numbers))
 
@@ -473,7 +473,7 @@ def test_queries_stand_where_they_do_whatever_the_cache() -> None:
     grown = generated("sdpa", None)
     for implementation, cache in (("sdpa", "static"), ("eager", "static"), ("flex_attention", None)):
         for record, plain in zip(generated(implementation, cache), grown, strict=True):
-            assert record.places == plain.places
+            assert record.positions == plain.positions
             for column in ("distance", "previous", "first"):
                 found, expected = ([getattr(head, column) for head in heads_of(each)] for each in (record, plain))
                 assert found == pytest.approx(expected, abs=1e-5), (implementation, column)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.see.value_zeroing import value_zeroing
 from regard.see.watch import watch
-from regard.see.zeroing import value_zeroing
 from tests.see.watching import LOW, Calls, agrees, qkv, seen_of, softmaxed
 from tests.see.zoo import ids, real
 

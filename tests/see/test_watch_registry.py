@@ -188,7 +188,7 @@ def test_an_operator_in_which_nothing_is_heard_is_told_by_its_arguments_where_it
 
 
 def test_a_registered_function_without_a_mask_is_causal_as_its_module_says() -> None:
-    from regard.see.hugging import from_interface
+    from regard.see.huggingface import from_interface
 
     q, k, v = qkv(i=7, j=7, g=2)
     bias = torch.randn(1, 6, 7, 7)
@@ -206,20 +206,22 @@ def test_a_registered_function_without_a_mask_is_causal_as_its_module_says() -> 
 
 
 def test_a_registered_function_that_hides_a_whole_row_hides_its_bias_too() -> None:
-    from regard.see.hugging import from_interface
+    from regard.see.huggingface import from_interface
 
     q, k, v = qkv(i=7, j=7)
     bias, mask = torch.randn(1, 6, 7, 7), torch.zeros(2, 1, 7, 7)
     mask[1, 0, 3] = LOW
     heard = from_interface("own", nn.Module(), q, k, v, mask, position_bias=bias)
-    found = statistics(heard.q, heard.k, mask=heard.mask, scores=heard.terms, beta=heard.beta, places=heard.places)
+    found = statistics(
+        heard.q, heard.k, mask=heard.mask, scores=heard.terms, beta=heard.beta, positions=heard.positions
+    )
     torch.testing.assert_close(found.weights(), softmaxed(q, k, added=bias + mask))
 
 
 def test_a_block_mask_of_hugging_face_is_read_as_its_function() -> None:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    from regard.see.hugging import from_interface
+    from regard.see.huggingface import from_interface
 
     q, k, v = qkv(i=7, j=7, g=2)
     blocks = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 2 + b), 2, None, 7, 7, device="cpu")
@@ -227,6 +229,6 @@ def test_a_block_mask_of_hugging_face_is_read_as_its_function() -> None:
     assert heard.beta == 0.3
     assert heard.k.shape[1] == 2
     i, j = torch.arange(7)[:, None], torch.arange(7)
-    seen = statistics(heard.q, heard.k, mask=heard.mask, places=heard.places).weights() > 0
+    seen = statistics(heard.q, heard.k, mask=heard.mask, positions=heard.positions).weights() > 0
     for b in range(2):
         assert torch.equal(seen[b, 0], (i >= j) & (i - j < 2 + b))

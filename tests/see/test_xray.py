@@ -30,16 +30,16 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.vit.modeling_vit import ViTAttention
 
 from regard.base.errors import ConfigError
-from regard.core.algebra import Mask
 from regard.core.attend import attend
 from regard.core.masks import blocks, causal, chunks, dilated, full, global_tokens, prefix, window
+from regard.core.masks.algebra import Mask
 from regard.core.positions import Interpolate, rotary
 from regard.core.scores import alibi, alibi_slopes, shaw, sink, softcap, t5_buckets
-from regard.layers.attention import Attention
+from regard.nn.attention import Attention
 from regard.see.adapters import as_probe
+from regard.see.measure.mask_names import OWN, describe
+from regard.see.measure.scale import scale_name
 from regard.see.xray import XRay, xray
-from regard.see.xrays.naming import OWN, describe
-from regard.see.xrays.scales import scale_name
 from tests.peers import import_timm
 
 sdpa = functional.scaled_dot_product_attention

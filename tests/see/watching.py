@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.core import kernels
-from regard.see.records import Record
+from regard.see.record import Record
 from regard.see.watch import watch
 
 FORWARDS = {kind: kind.forward for kind in (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)}
@@ -30,7 +30,7 @@ def nothing_left() -> bool:
     )
 
 
-def agrees(record: Record, weights: Tensor, places: int | None = None) -> None:
+def agrees(record: Record, weights: Tensor, positions: int | None = None) -> None:
     """All statistics of a record are those of a matrix of weights."""
     weights = weights.nan_to_num(0.0)  # rows that see nothing
     i, j = weights.shape[-2:]

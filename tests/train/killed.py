@@ -11,16 +11,18 @@ import torch
 from torch import nn
 
 from regard.train import checkpoint, log
-from regard.train.averaging import Exponential, LastK
+from regard.train.averaging import ExponentialAverage, LastKAverage
 from regard.train.loop import fit
-from regard.train.optimiser import AdamW, Muon
+from regard.train.optimizers import AdamW, Muon
 from regard.train.task import Loss
 from tests.train.children import start
 from tests.train.tiny import Points, Tiny, plan
 
 PLANS = {
-    "adamw": plan(accumulate=2, averaging=Exponential(decay=0.8), save_every=3),
-    "muon": plan(accumulate=3, averaging=LastK(count=2, every=3), save_every=3, optimiser=Muon(rest=AdamW(rate=0.02))),
+    "adamw": plan(accumulate=2, averaging=ExponentialAverage(decay=0.8), save_every=3),
+    "muon": plan(
+        accumulate=3, averaging=LastKAverage(count=2, every=3), save_every=3, optimiser=Muon(rest=AdamW(rate=0.02))
+    ),
 }
 DROPOUT = 0.2
 
@@ -78,7 +80,7 @@ INSTANTS: dict[str, tuple[Any, str, Callable[..., Any], int]] = {
     "an evaluation": (Points, "evaluate", lambda *args: die(), 2),
     "half of the first tensors": (checkpoint, "save_file", half_of_tensors, 1),
     "half of the tensors": (checkpoint, "save_file", half_of_tensors, 3),
-    "between the files of a state": (checkpoint.Keeper, "_finish", lambda *args: die(), 2),
+    "between the files of a state": (checkpoint.CheckpointFolder, "_finish", lambda *args: die(), 2),
     "half of the JSON": (checkpoint, "write_atomically", half_of_json, 6),
     "before older states go": (checkpoint, "_tidy", lambda *args: die(), 3),
     "while older states go": (checkpoint, "_clear", lambda *args: die(), 4),

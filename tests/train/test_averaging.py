@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.train.averaging import Averager, Exponential, LastK
+from regard.train.averaging import Averager, ExponentialAverage, LastKAverage
 
 
 class Counted(nn.Module):
@@ -29,7 +29,7 @@ class Counted(nn.Module):
 
 def test_the_last_states_are_averaged() -> None:
     model = Counted()
-    averager = Averager(LastK(count=3, every=2), model)
+    averager = Averager(LastKAverage(count=3, every=2), model)
     for step in range(1, 12):
         model.move(step)
         averager.update(step)
@@ -45,7 +45,7 @@ def test_the_last_states_are_averaged() -> None:
 
 def test_the_mean_that_forgets_is_its_recurrence() -> None:
     model, mean = Counted(), torch.zeros(())
-    averager = Averager(Exponential(decay=0.6), model)
+    averager = Averager(ExponentialAverage(decay=0.6), model)
     for step in range(1, 30):
         now = model.move(step)
         keep = min(0.6, step / (step + 9)) if step > 1 else 0.0
@@ -57,7 +57,7 @@ def test_the_mean_that_forgets_is_its_recurrence() -> None:
 
 def test_before_anything_is_taken_the_weights_are_their_own() -> None:
     model = Counted()
-    averager = Averager(LastK(count=2, every=50), model)
+    averager = Averager(LastKAverage(count=2, every=50), model)
     model.move(3)
     averager.update(3)
     with averager.in_place():
@@ -68,7 +68,7 @@ def test_before_anything_is_taken_the_weights_are_their_own() -> None:
 
 def test_own_weights_come_back_after_an_error() -> None:
     model = Counted()
-    averager = Averager(Exponential(), model)
+    averager = Averager(ExponentialAverage(), model)
     model.move(1)
     averager.update(1)
     model.move(4)
@@ -78,8 +78,10 @@ def test_own_weights_come_back_after_an_error() -> None:
     assert (model.weight == 16).all()
 
 
-@pytest.mark.parametrize("plan", [LastK(count=12, every=1), Exponential(decay=0.9)], ids=["last", "exponential"])
-def test_what_is_kept_is_written_down_and_taken_up_again(plan: LastK | Exponential) -> None:
+@pytest.mark.parametrize(
+    "plan", [LastKAverage(count=12, every=1), ExponentialAverage(decay=0.9)], ids=["last", "exponential"]
+)
+def test_what_is_kept_is_written_down_and_taken_up_again(plan: LastKAverage | ExponentialAverage) -> None:
     model, other = Counted(), Counted()
     averager, again = Averager(plan, model), Averager(plan, other)
     for step in range(1, 13):
@@ -96,6 +98,6 @@ def test_what_is_kept_is_written_down_and_taken_up_again(plan: LastK | Exponenti
 
 def test_what_is_no_mean_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Exponential\(decay\) is from 0 to below 1, not 1"):
-        Exponential(decay=1)
+        ExponentialAverage(decay=1)
     with pytest.raises(ConfigError, match=r"LastK\(count\) is 0, but must be at least 1: it counts states"):
-        LastK(count=0)
+        LastKAverage(count=0)

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.train.checkpoint import Keeper, State
-from regard.train.distributed import joined
-from regard.train.loop import Fitted, fit
+from regard.train.checkpoint import CheckpointFolder, TrainingState
+from regard.train.distributed import join_process_group
+from regard.train.loop import TrainingResult, fit
 from tests.train.children import start
 from tests.train.tiny import PLANS, Points, Tiny
 from tests.train.together import StoppedError, Stopping, worker
@@ -55,7 +55,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Fitted]:
+def alone() -> dict[str, TrainingResult]:
     """What one process learns."""
     return {name: fit(Tiny(), Points(), each) for name, each in PLANS.items()}
 
@@ -64,8 +64,8 @@ def found(out: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return json.loads((out / f"{name}.json").read_text()), load_file(out / f"{name}.safetensors")
 
 
-def newest(folder: Path) -> State:
-    state = Keeper(folder).newest()
+def newest(folder: Path) -> TrainingState:
+    state = CheckpointFolder(folder).newest()
     assert state is not None
     return state
 
@@ -73,7 +73,7 @@ def newest(folder: Path) -> State:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("size", "name"), LEARNED)
 def test_several_processes_learn_what_one_does(
-    size: int, way: str, name: str, learned: dict[int, Path], alone: dict[str, Fitted]
+    size: int, way: str, name: str, learned: dict[int, Path], alone: dict[str, TrainingResult]
 ) -> None:
     told, weights = found(learned[size], f"{way}-{name}")
     most = TOLERANCE.get(name, TOLERANCE.get(f"{way}-{name}", 1e-6))
@@ -103,7 +103,7 @@ def test_a_state_is_cut_anew_for_four_processes_bit_for_bit(way: str, wrote: str
 @pytest.mark.parametrize("wrote", ["one", *WAYS])
 @pytest.mark.parametrize("way", WAYS)
 def test_four_processes_go_on_with_what_others_began(
-    way: str, wrote: str, learned: dict[int, Path], alone: dict[str, Fitted]
+    way: str, wrote: str, learned: dict[int, Path], alone: dict[str, TrainingResult]
 ) -> None:
     told, _ = found(learned[4], f"{way}-from-{wrote}")
     assert told["losses"] == [[step, pytest.approx(loss, rel=1e-6)] for step, loss in alone["last"].losses]
@@ -116,7 +116,7 @@ def test_four_processes_go_on_with_what_others_began(
 
 @pytest.mark.parametrize("wrote", WAYS)
 def test_one_process_goes_on_with_what_two_began(
-    wrote: str, learned: dict[int, Path], alone: dict[str, Fitted], tmp_path: Path
+    wrote: str, learned: dict[int, Path], alone: dict[str, TrainingResult], tmp_path: Path
 ) -> None:
     source = learned[2] / wrote
     assert (source / "states" / "step-00000008").is_dir() == (wrote == "sharded")
@@ -141,7 +141,7 @@ def test_no_thread_of_the_group_is_left_when_processes_part(root: Path, tmp_path
 
 
 def test_a_worker_that_dies_is_restarted_and_the_run_goes_on(
-    root: Path, alone: dict[str, Fitted], tmp_path: Path
+    root: Path, alone: dict[str, TrainingResult], tmp_path: Path
 ) -> None:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
@@ -159,7 +159,7 @@ def test_a_worker_that_dies_is_restarted_and_the_run_goes_on(
 
 def test_a_process_that_torchrun_did_not_start_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    with joined("sharded", device="cpu") as world:
+    with join_process_group("sharded", device="cpu") as world:
         assert (world.rank, world.size, world.device, world.leads) == (0, 1, torch.device("cpu"), True)
         assert not world.sharded
 
@@ -167,7 +167,7 @@ def test_a_process_that_torchrun_did_not_start_is_alone(monkeypatch: pytest.Monk
 def test_an_unknown_way_is_refused() -> None:
     with (
         pytest.raises(ConfigError, match=r"^joined\(parallel\) is one of data, sharded, not 'tensor'$"),
-        joined("tensor"),
+        join_process_group("tensor"),
     ):
         pass
 
@@ -177,6 +177,6 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("LOCAL_RANK", "9")
     with (
         pytest.raises(ConfigError, match=r"GPUs and torchrun started more .* --nproc-per-node \d"),
-        joined(device="cuda"),
+        join_process_group(device="cuda"),
     ):
         pass

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from regard.base.errors import CheckpointError, ConfigError, TrainingError
 from regard.train import checkpoint
-from regard.train.averaging import Exponential, LastK
-from regard.train.checkpoint import Keeper
+from regard.train.averaging import ExponentialAverage, LastKAverage
+from regard.train.checkpoint import CheckpointFolder
 from regard.train.log import Log
-from regard.train.loop import Fitted, Progress, fit
-from regard.train.optimiser import AdamW, Muon
-from regard.train.plan import Plan
+from regard.train.loop import Progress, TrainingResult, fit
+from regard.train.optimizers import AdamW, Muon
+from regard.train.plan import TrainingPlan
+from regard.train.process_group import Processes
 from regard.train.schedule import Constant
 from regard.train.task import Loss
-from regard.train.world import World
 from tests.train import killed
 from tests.train.children import start
 from tests.train.tiny import BATCH, Points, Tiny, plan
@@ -39,7 +39,7 @@ def lines(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in each.items() if name not in TIMES} for each in told]
 
 
-def same(one: Fitted, other: Fitted) -> bool:
+def same(one: TrainingResult, other: TrainingResult) -> bool:
     weights = zip(one.model.state_dict().items(), other.model.state_dict().items(), strict=True)
     equal = all(a == b and torch.equal(x, y) for (a, x), (b, y) in weights)
     return equal and (one.losses, one.figures, one.steps) == (other.losses, other.figures, other.steps)
@@ -47,7 +47,7 @@ def same(one: Fitted, other: Fitted) -> bool:
 
 def whole(folder: Path) -> list[int]:
     """The steps of the states in a run's folder, each of which can be read and holds no NaN."""
-    keeper = Keeper(folder / "states")
+    keeper = CheckpointFolder(folder / "states")
     for step in keeper.steps():
         tensors = keeper._read(folder / "states" / f"step-{step:08d}.json").tensors
         assert not any(t.is_floating_point() and t.isnan().any() for t in tensors.values())
@@ -59,7 +59,7 @@ def files(folder: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Fitted, Path]]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TrainingResult, Path]]:
     """Each plan run to its end, and its folder."""
     folders = {name: tmp_path_factory.mktemp(name) for name in killed.PLANS}
     return {name: (fit(killed.model(), Points(), killed.PLANS[name], folder=f), f) for name, f in folders.items()}
@@ -68,7 +68,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[F
 @pytest.mark.parametrize("name", killed.PLANS)
 @pytest.mark.parametrize("instant", killed.INSTANTS)
 def test_killed_at_an_instant_and_resumed_it_ends_alike(
-    name: str, instant: str, uninterrupted: dict[str, tuple[Fitted, Path]], tmp_path: Path
+    name: str, instant: str, uninterrupted: dict[str, tuple[TrainingResult, Path]], tmp_path: Path
 ) -> None:
     truth, folder = uninterrupted[name]
     killed.killed(tmp_path, name, instant)
@@ -79,7 +79,9 @@ def test_killed_at_an_instant_and_resumed_it_ends_alike(
     assert files(tmp_path) == files(folder), "nothing is left that an uninterrupted run would not have"
 
 
-def test_killed_again_and_again_it_ends_alike(uninterrupted: dict[str, tuple[Fitted, Path]], tmp_path: Path) -> None:
+def test_killed_again_and_again_it_ends_alike(
+    uninterrupted: dict[str, tuple[TrainingResult, Path]], tmp_path: Path
+) -> None:
     truth, folder = uninterrupted["adamw"]
     for instant in ("half of the tensors", "half of the first tensors", "between the files of a state", "a first loss"):
         killed.killed(tmp_path, "adamw", instant, resume=True)
@@ -88,7 +90,7 @@ def test_killed_again_and_again_it_ends_alike(uninterrupted: dict[str, tuple[Fit
 
 
 def test_killed_from_outside_at_any_time_it_ends_alike(
-    uninterrupted: dict[str, tuple[Fitted, Path]], tmp_path: Path
+    uninterrupted: dict[str, tuple[TrainingResult, Path]], tmp_path: Path
 ) -> None:
     truth, folder = uninterrupted["adamw"]
     draw = random.Random(5)
@@ -102,7 +104,9 @@ def test_killed_from_outside_at_any_time_it_ends_alike(
     assert lines(tmp_path) == lines(folder)
 
 
-def test_a_finished_run_that_is_resumed_gives_what_it_gave(uninterrupted: dict[str, tuple[Fitted, Path]]) -> None:
+def test_a_finished_run_that_is_resumed_gives_what_it_gave(
+    uninterrupted: dict[str, tuple[TrainingResult, Path]],
+) -> None:
     truth, folder = uninterrupted["muon"]
     before = (folder / "log.jsonl").read_bytes()
     assert same(fit(killed.model(), Points(), killed.PLANS["muon"], folder=folder, resume=True), truth)
@@ -143,7 +147,7 @@ def test_shares_of_a_batch_add_up_to_the_batch_though_they_count_unequally(accum
 
 def test_a_step_is_one_of_torch_written_out() -> None:
     task, given, mine = Points(), Tiny(), Tiny()
-    made = Plan(
+    made = TrainingPlan(
         steps=3, batch=BATCH, clip=0.1, schedule=Constant(), optimiser=AdamW(rate=0.02, betas=(0.8, 0.9), decay=0.3)
     )
     fitted = fit(given, task, made)
@@ -199,7 +203,7 @@ def test_a_gradient_beyond_float16_skips_its_step_for_all_weights(optimiser: Ada
     made = plan(steps=4, precision="float16", optimiser=optimiser, save_every=1, evaluate_every=None, keep=4)
     model = Tiny()
     fit(model, Overflowing(), made, folder=tmp_path)
-    keeper = Keeper(tmp_path / "states")
+    keeper = CheckpointFolder(tmp_path / "states")
     before, after = (keeper._read(tmp_path / "states" / f"step-{step:08d}.json") for step in (3, 4))
     for name, _ in model.named_parameters():
         assert torch.equal(before.part("model")[name], after.part("model")[name])
@@ -208,7 +212,7 @@ def test_a_gradient_beyond_float16_skips_its_step_for_all_weights(optimiser: Ada
 
 
 def test_a_run_in_float16_resumes_bit_for_bit(tmp_path: Path) -> None:
-    made = plan(precision="float16", averaging=Exponential(decay=0.8))
+    made = plan(precision="float16", averaging=ExponentialAverage(decay=0.8))
     truth = fit(Tiny(), Points(), made)
     with pytest.raises(Unreadable):
         fit(Tiny(), Failing(9), made, folder=tmp_path)
@@ -421,8 +425,10 @@ class Scored(Points):
         return {"score": self.scores[len(self.evaluated) - 1]}
 
 
-@pytest.mark.parametrize("averaging", [None, Exponential(decay=0.8), LastK(count=2, every=5)], ids=str)
-def test_the_best_weights_are_chosen_and_kept(averaging: Exponential | LastK | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("averaging", [None, ExponentialAverage(decay=0.8), LastKAverage(count=2, every=5)], ids=str)
+def test_the_best_weights_are_chosen_and_kept(
+    averaging: ExponentialAverage | LastKAverage | None, tmp_path: Path
+) -> None:
     task = Scored(1.0, 5.0, 2.0, 3.0)
     made = plan(choose="best", evaluate_every=3, save_every=2, keep=1, averaging=averaging)
     fitted = fit(Tiny(), task, made, folder=tmp_path)
@@ -484,7 +490,7 @@ def test_damaged_states_are_told_and_the_one_before_is_used(tmp_path: Path) -> N
 
 def test_damaged_states_of_later_steps_do_not_push_out_a_good_one(tmp_path: Path) -> None:
     fit(Tiny(), Points(), plan(keep=9), folder=tmp_path)
-    keeper = Keeper(tmp_path / "states", keep=1)
+    keeper = CheckpointFolder(tmp_path / "states", keep=1)
     state = keeper._read(tmp_path / "states" / "step-00000004.json")
     for step in (6, 8, 12):
         (tmp_path / "states" / f"step-{step:08d}.json").write_text("{}")
@@ -539,7 +545,7 @@ def test_what_cannot_be_run_is_refused_before_it_begins(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="choose='best' needs a folder"):
         fit(Tiny(), Points(), plan(choose="best"))
     with pytest.raises(ConfigError, match=r"24 has no 5 equal shares for 5 processes and accumulate=1; .* such as 25"):
-        fit(Tiny(), Points(), plan(), folder=tmp_path / "none", world=World(0, 5))
+        fit(Tiny(), Points(), plan(), folder=tmp_path / "none", world=Processes(0, 5))
     assert not (tmp_path / "none").exists()
 
 

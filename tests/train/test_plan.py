@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from regard.base.config import from_json, overridden, to_json
+from regard.base.config import from_json, override, to_json
 from regard.base.errors import ConfigError
-from regard.train.averaging import LastK
-from regard.train.optimiser import AdamW, Muon, Rule
-from regard.train.plan import Plan
+from regard.train.averaging import LastKAverage
+from regard.train.optimizers import AdamW, Muon, Rule
+from regard.train.plan import TrainingPlan
 from regard.train.schedule import InverseRoot
 
 
@@ -30,13 +30,13 @@ from regard.train.schedule import InverseRoot
 )
 def test_what_is_no_plan_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Plan(**{"steps": 12, "batch": 24, **settings})
+        TrainingPlan(**{"steps": 12, "batch": 24, **settings})
 
 
 def test_a_plan_goes_through_json_and_is_changed_by_name() -> None:
-    plan = Plan(
-        steps=7, batch=6, accumulate=3, averaging=LastK(count=3), schedule=InverseRoot(warmup=5),
+    plan = TrainingPlan(
+        steps=7, batch=6, accumulate=3, averaging=LastKAverage(count=3), schedule=InverseRoot(warmup=5),
         optimiser=Muon(rest=AdamW(betas=(0.8, 0.9), rules=(Rule(names="head", rate=2.0),))),
     )  # fmt: skip
-    assert from_json("plan.json", Plan, to_json(plan)) == plan
-    assert overridden(plan, {"optimiser.rest.rate": 0.5}).optimiser.rest.rate == 0.5  # type: ignore[union-attr]
+    assert from_json("plan.json", TrainingPlan, to_json(plan)) == plan
+    assert override(plan, {"optimiser.rest.rate": 0.5}).optimiser.rest.rate == 0.5  # type: ignore[union-attr]

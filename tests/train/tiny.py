@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.base.seeds import generator
-from regard.data.order import Order
-from regard.train.averaging import Averagings, Exponential, LastK
+from regard.base.seeds import make_generator
+from regard.data.sampler import ShuffledOrder
+from regard.train.averaging import Averagings, ExponentialAverage, LastKAverage
 from regard.train.objectives import IGNORED, cross_entropy
-from regard.train.optimiser import AdamW, Muon, Optimisers, Rule
-from regard.train.plan import Plan
+from regard.train.optimizers import AdamW, Muon, Optimisers, Rule
+from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine
 from regard.train.task import Loss
 
@@ -45,12 +45,12 @@ class Points:
     """Points in classes; every fourth target is left out, so that shares of a batch count unequally."""
 
     batch_size: int = BATCH
-    order: Order = field(init=False)
+    order: ShuffledOrder = field(init=False)
 
     def __post_init__(self) -> None:
-        self.order = Order(RECORDS, self.batch_size, seed=5)
-        self.x = torch.randn(RECORDS, 7, generator=generator(0))
-        self.y = (self.x @ torch.randn(7, CLASSES, generator=generator(1))).argmax(1)
+        self.order = ShuffledOrder(RECORDS, self.batch_size, seed=5)
+        self.x = torch.randn(RECORDS, 7, generator=make_generator(0))
+        self.y = (self.x @ torch.randn(7, CLASSES, generator=make_generator(1))).argmax(1)
         self.seen = torch.where(torch.arange(RECORDS) % 4 == 0, IGNORED, self.y)
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
@@ -79,8 +79,8 @@ def plan(
     evaluate_every: int | None = 6,
     save_every: int = 4,
     **more: Any,
-) -> Plan:
-    return Plan(
+) -> TrainingPlan:
+    return TrainingPlan(
         steps=steps,
         batch=BATCH,
         accumulate=accumulate,
@@ -96,8 +96,8 @@ def plan(
 
 # plans under which several processes must learn what one does, each with something that could go wrong
 PLANS = {
-    "accumulated": plan(accumulate=3, clip=0.05, averaging=Exponential(decay=0.7)),
-    "last": plan(averaging=LastK(count=3, every=2)),
+    "accumulated": plan(accumulate=3, clip=0.05, averaging=ExponentialAverage(decay=0.7)),
+    "last": plan(averaging=LastKAverage(count=3, every=2)),
     "muon": plan(accumulate=2, optimiser=Muon(rate=0.03, rest=AdamW(rate=0.02))),
     "float16": plan(precision="float16"),
 }

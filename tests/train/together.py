@@ -28,14 +28,14 @@ from torch import nn
 from bench.planning import allocated
 from regard.models.gpt import GPTConfig
 from regard.models.model import Model
-from regard.models.presets import made
+from regard.models.presets import build_from_config
 from regard.recipes.language import NextToken
-from regard.train.checkpoint import Keeper
-from regard.train.distributed import Copies, joined
-from regard.train.loop import Fitted, _Run, fit
-from regard.train.plan import Plan
+from regard.train.checkpoint import CheckpointFolder
+from regard.train.distributed import DataParallel, join_process_group
+from regard.train.loop import TrainingResult, _Run, fit
+from regard.train.plan import TrainingPlan
+from regard.train.process_group import Processes, local_shard
 from regard.train.task import Loss
-from regard.train.world import World, piece
 from tests.train.tiny import PLANS, Points, Tiny
 
 HELD = ("accumulated", "last")  # plans that average
@@ -69,16 +69,16 @@ class Deadly(Points):
         return super().loss(model, batch)
 
 
-def told(world: World, out: Path, name: str, fitted: Fitted) -> None:
+def told(world: Processes, out: Path, name: str, fitted: TrainingResult) -> None:
     if world.leads:
         save_file({k: v.clone() for k, v in fitted.model.state_dict().items()}, out / f"{name}.safetensors")
         (out / f"{name}.json").write_text(json.dumps({"losses": fitted.losses, "figures": fitted.figures}))
 
 
-def both() -> Iterator[tuple[str, World]]:
+def both() -> Iterator[tuple[str, Processes]]:
     """Both ways, of the same processes."""
-    with joined("sharded", device="cpu") as world:
-        yield "data", Copies(world.rank, world.size, world.device)
+    with join_process_group("sharded", device="cpu") as world:
+        yield "data", DataParallel(world.rank, world.size, world.device)
         yield "sharded", world
 
 
@@ -94,14 +94,14 @@ def learn(out: Path, others: Path | None = None) -> None:
             fit(Tiny(), Stopping(), PLANS["last"], folder=out / way, world=world)
 
 
-def resume(out: Path, others: Path, way: str, world: World) -> None:
+def resume(out: Path, others: Path, way: str, world: Processes) -> None:
     for folder in sorted(each for each in others.iterdir() if each.is_dir()):
         name, heard = f"{way}-from-{folder.name}", list[str]()
         kept = _Run(Tiny(), Points(), PLANS["last"], folder, world, print, print).keeper
         assert kept is not None
         state = kept.newest()
         assert state is not None
-        Keeper(out / f"{name}-again", world=world).write(state)
+        CheckpointFolder(out / f"{name}-again", world=world).write(state)
         world.shared(partial(shutil.copytree, folder, out / name))
         told(
             world, out, name,
@@ -112,14 +112,14 @@ def resume(out: Path, others: Path, way: str, world: World) -> None:
 
 
 def die(out: Path) -> None:
-    with joined("data", device="cpu") as world:
+    with join_process_group("data", device="cpu") as world:
         task = Deadly(out / "died")
         told(world, out, "died", fit(Tiny(), task, PLANS["last"], folder=out / "run", resume=True, world=world))
 
 
 def part(out: Path) -> None:
     gc.disable()  # so that nothing is collected by chance
-    with joined("data", device="cpu") as world:
+    with join_process_group("data", device="cpu") as world:
         fit(Tiny(), Points(), PLANS["last"], world=world)
         within = gloo_threads()
     if world.leads:
@@ -132,7 +132,7 @@ def gloo_threads() -> int:
 
 def hold(out: Path) -> None:
     """Bytes of parameters and buffers, of what the optimiser and the averaging remember, and of gradients."""
-    with joined("sharded", device="cpu") as world:
+    with join_process_group("sharded", device="cpu") as world:
         for name in HELD:
             run = _Run(Tiny(), Points(), PLANS[name], None, world, print, print)
             run.to_the_end()
@@ -144,7 +144,7 @@ def hold(out: Path) -> None:
                 "averaging": run.averager.tensors().values(),
                 "gradients": run.stepper.gradients(),
             }
-            sizes = {part: sum(piece(tensor).nbytes for tensor in tensors) for part, tensors in parts.items()}
+            sizes = {part: sum(local_shard(tensor).nbytes for tensor in tensors) for part, tensors in parts.items()}
             if world.leads:
                 (out / f"held-{name}.json").write_text(json.dumps(sizes))
     for way, each in both():
@@ -159,11 +159,15 @@ def hold(out: Path) -> None:
                 (out / f"taken-{way}-{shares}.json").write_text(json.dumps(taken))
 
 
-def written(shares: int = 1) -> tuple[Model, NextToken, Plan]:
+def written(shares: int = 1) -> tuple[Model, NextToken, TrainingPlan]:
     """A GPT, what it reads and how, with as many bytes of weights as of activations."""
     config = GPTConfig(vocab=301, context=33, width=96, depth=3, heads=3, dropout=0.0, attention_dropout=0.0)
     tokens = torch.randint(301, (997,), generator=torch.Generator().manual_seed(3))
-    return made(config), NextToken(tokens, tokens, 997, 33, 8, 5), Plan(steps=7, batch=8, accumulate=shares)
+    return (
+        build_from_config(config),
+        NextToken(tokens, tokens, 997, 33, 8, 5),
+        TrainingPlan(steps=7, batch=8, accumulate=shares),
+    )
 
 
 def worker(rank: int, size: int, port: int, *args: str) -> None:

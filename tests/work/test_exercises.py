@@ -15,8 +15,8 @@ from torch import nn
 
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.core.attend import attend
-from regard.layers.embeddings import PatchEmbedding as OurPatches
-from regard.models.strategies import Sample
+from regard.models.sampling import Sample
+from regard.nn.embeddings import PatchEmbedding as OurPatches
 from regard.work import grade
 from regard.work.exercises import SETS
 from regard.work.exercises.exercise import Exercise, Exercises
@@ -849,14 +849,14 @@ def test_the_numbers_of_the_texts_come_out() -> None:
 
 
 def test_the_two_heads_are_those_of_the_worked_solution() -> None:
-    from regard.work.named import NAMED
+    from regard.work.builtin_problems import BUILTIN_PROBLEMS
+    from regard.work.exact_numbers import floats
     from regard.work.problem import build
     from regard.work.solution import solve
-    from regard.work.values import floats
 
     space = written("two-heads", "")
     out = two_heads.multi_head(*(space[name] for name in ("X", "first", "second", "omega_c")))
-    matrices, biases, own = NAMED["udl-12-2"]()
+    matrices, biases, own = BUILTIN_PROBLEMS["udl-12-2"]()
     worked = solve(build(matrices=matrices, biases=biases, **own))
     np.testing.assert_allclose(out, np.array(floats(worked.step("result").values)), rtol=1e-12)
 

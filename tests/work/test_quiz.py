@@ -15,15 +15,15 @@ from regard.base.errors import ConfigError
 from regard.core.attend import attend
 from regard.lab.claim import CHAPTERS, SUPPORTED
 from regard.work.notebook import export
-from regard.work.quiz import KINDS, Question, Quiz, as_number, dealt, shown
-from regard.work.quiz_form import Tolerance
+from regard.work.quiz import KINDS, Quiz, QuizQuestion, as_number, dealt, shown
 from regard.work.quiz_notebook import of_quiz
+from regard.work.quiz_question import Tolerance
 
 
-def asked(name: str, student: str = "ann", seed: int = 0) -> Question:
+def asked(name: str, student: str = "ann", seed: int = 0) -> QuizQuestion:
     """A question of one kind."""
     draw = Random(f"{student} {seed}")
-    return Question(1, KINDS[name], KINDS[name].pose(draw), draw.randrange(1000))
+    return QuizQuestion(1, KINDS[name], KINDS[name].pose(draw), draw.randrange(1000))
 
 
 def test_there_are_many_kinds_from_every_chapter() -> None:

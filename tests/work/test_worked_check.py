@@ -8,14 +8,14 @@ import pytest
 
 from regard.base.errors import ConfigError
 from regard.core.masks import causal
-from regard.work.answers import as_answer
+from regard.work.builtin_problems import BUILTIN_PROBLEMS
 from regard.work.check import check
-from regard.work.findings import Review
-from regard.work.named import NAMED
+from regard.work.common_mistakes import known_slips
+from regard.work.exact_numbers import floats
 from regard.work.problem import build
-from regard.work.slips import known_slips
+from regard.work.review import Review
 from regard.work.solution import Solution, solve
-from regard.work.values import floats
+from regard.work.student_answer import as_answer
 
 Steps = dict[str, Any]
 
@@ -31,7 +31,7 @@ SHEET: Steps = {
 
 
 def named(name: str, **changes: Any) -> Solution:
-    matrices, biases, own = NAMED[name]()
+    matrices, biases, own = BUILTIN_PROBLEMS[name]()
     return solve(build(matrices=matrices, biases=biases, **{**own, **changes}))
 
 

@@ -10,17 +10,17 @@ import pytest
 
 from regard.base.errors import ConfigError, RegardError
 from regard.core.masks import causal
-from regard.work.answers import as_answer, read_answer
+from regard.work.builtin_problems import BUILTIN_PROBLEMS
 from regard.work.files import number, read_matrix, read_problem, typed
-from regard.work.named import NAMED
 from regard.work.problem import build
 from regard.work.solution import Solution, solve
+from regard.work.student_answer import as_answer, read_answer
 
 HALF = Fraction(1, 2)
 
 
 def three_tokens(**changes: Any) -> Solution:
-    matrices, biases, own = NAMED["three-tokens"]()
+    matrices, biases, own = BUILTIN_PROBLEMS["three-tokens"]()
     return solve(build(matrices=matrices, biases=biases, **{**own, **changes}))
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from regard.base.errors import ConfigError
 from regard.core.masks import causal
-from regard.work.named import NAMED
-from regard.work.picture import Map, colour, maps, save, shade, shades, svg
+from regard.work.builtin_problems import BUILTIN_PROBLEMS
+from regard.work.describe_map import looks, read_map
+from regard.work.exact_numbers import Grid
+from regard.work.map_picture import Map, colour, maps, save, shade, shades, svg
 from regard.work.problem import Problem, build, mask_of
-from regard.work.reading import looks, read_map
 from regard.work.solution import solve
-from regard.work.values import Grid
 
 
 def ones(rows: int) -> Grid:
@@ -26,7 +26,7 @@ def tokens(count: int, *, queries: int | None = None, names: tuple[str, ...] | N
 
 
 def test_three_tokens_are_read() -> None:
-    matrices, _, own = NAMED["three-tokens"]()
+    matrices, _, own = BUILTIN_PROBLEMS["three-tokens"]()
     for scaled in (False, True):
         solved = solve(build(matrices=matrices, **{**own, "scaled": scaled}))
         assert read_map(solved.problem, solved.weights()) == (
@@ -106,7 +106,7 @@ def test_the_drawing_is_xml_with_every_weight_in_it() -> None:
 
 
 def test_a_map_in_columns_has_keys_down() -> None:
-    matrices, biases, own = NAMED["udl-12-2"]()
+    matrices, biases, own = BUILTIN_PROBLEMS["udl-12-2"]()
     first, second = maps(solve(build(matrices=matrices, biases=biases, **own)))
     assert (first.title, second.title, first.down, first.across) == ("Head 1", "Head 2", "key", "query")
     assert [sum(row[c] for row in second.weights) for c in range(6)] == pytest.approx([1.0] * 6)

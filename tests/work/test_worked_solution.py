@@ -10,18 +10,18 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.core.algebra import Mask
 from regard.core.attend import attend
 from regard.core.masks import causal, documents, full, padding, window
+from regard.core.masks.algebra import Mask
 from regard.work import solution as module
-from regard.work.named import NAMED
+from regard.work.builtin_problems import BUILTIN_PROBLEMS
+from regard.work.exact_numbers import Grid, Surd, floats, less, over_root, split_root, transposed
 from regard.work.problem import Problem, build, mask_of
 from regard.work.solution import DisagreementError, Solution, solve
-from regard.work.values import Grid, Surd, floats, less, over_root, split_root, transposed
 
 
 def named(name: str, **changes: Any) -> Problem:
-    matrices, biases, own = NAMED[name]()
+    matrices, biases, own = BUILTIN_PROBLEMS[name]()
     return build(matrices=matrices, biases=biases, **{**own, **changes})
 
 
@@ -155,7 +155,7 @@ def test_scores_are_the_dot_products_of_fractions(problem: Problem) -> None:
 
 
 def test_columns_are_rows_turned_over() -> None:
-    matrices, _, own = NAMED["three-tokens"]()
+    matrices, _, own = BUILTIN_PROBLEMS["three-tokens"]()
     turned = {name: tuple(map(transposed, several)) for name, several in matrices.items()}
     rows, columns = solve(named("three-tokens")), solve(build(matrices=turned, **{**own, "convention": "columns"}))
     for left, right in zip(rows.steps, columns.steps, strict=True):
@@ -264,7 +264,7 @@ def test_queries_are_the_last_rows(mask: Mask) -> None:
 
 def test_mixed_heads_may_have_a_bias() -> None:
     mixing = {"wo": (grid("1 0", "1/2 2"),)}
-    matrices, _, own = NAMED["three-tokens"]()
+    matrices, _, own = BUILTIN_PROBLEMS["three-tokens"]()
     plain = solve(build(matrices={**matrices, **mixing}, **own))
     shifted = solve(build(matrices={**matrices, **mixing}, biases={"bo": ((Fraction(3), Fraction(-1)),)}, **own))
     for before, after in zip(plain.output, shifted.output, strict=True):

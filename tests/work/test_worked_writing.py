@@ -10,10 +10,10 @@ import pytest
 
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.core.masks import causal
-from regard.work.named import NAMED
+from regard.work.builtin_problems import BUILTIN_PROBLEMS
+from regard.work.exact_numbers import Grid
 from regard.work.problem import build
 from regard.work.solution import Solution, solve
-from regard.work.values import Grid
 from regard.work.writing import FORMATS, SUFFIXES
 from regard.work.writing.document import document
 
@@ -27,7 +27,7 @@ IDS = ["plain", "masked", "columns", "heads"]
 
 
 def solved(name: str, **changes: Any) -> Solution:
-    matrices, biases, own = NAMED[name]()
+    matrices, biases, own = BUILTIN_PROBLEMS[name]()
     return solve(build(matrices=matrices, biases=biases, **{**own, **changes}))
 
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.cli.generate import named, words_of
-from regard.cli.looking.theirs import ARGUMENTS, Theirs, load_theirs, model_type_of
+from regard.cli.looking.huggingface import ARGUMENTS, Theirs, load_theirs, model_type_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.data.tokenizers import Tokenizer
     from regard.models.model import Model
-    from regard.see.records import Record
-    from regard.see.report import Sides, Words
+    from regard.see.record import Record
+    from regard.see.report import Sides, TokenLabels
 
 PREPROCESSOR = "preprocessor_config.json"  # where Hugging Face writes how pixels are scaled
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
@@ -80,7 +80,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Question:
+class ModelQuestion:
     """The inputs of one pass.
 
     code   makes what `call` hands to the model
@@ -100,8 +100,8 @@ class Question:
 
 def opened(name: str, device: str) -> Opened:
     """The model in a folder, or a fresh one by its name."""
-    from regard.models.files import load
-    from regard.models.presets import PRESETS, build, kind_of
+    from regard.models.presets import PRESETS, build, model_class
+    from regard.models.saving import load
 
     check_device(device)
     there = is_there(name)
@@ -113,17 +113,17 @@ def opened(name: str, device: str) -> Opened:
         model = load(name, device=device)
         check_kind(name, type(model).__name__)
         return Opened(name, model, False, f"model = load({name!r}{on})", "from regard import load")
-    check_kind(name, kind_of(PRESETS[name]).__name__)
+    check_kind(name, model_class(PRESETS[name]).__name__)
     code = f"model = build({name!r}, seed=0{on}).eval()"
     return Opened(name, build(name, seed=0, device=device).eval(), True, code, "from regard import build")
 
 
 def check_kind(name: str, kind: str) -> None:
     """Raise where a model reads neither text nor images, or never attends."""
-    from regard.models.presets import PRESETS, kind_of
+    from regard.models.presets import PRESETS, model_class
 
     if kind not in KINDS:
-        able = ", ".join(each for each in PRESETS if kind_of(PRESETS[each]).__name__ in KINDS)
+        able = ", ".join(each for each in PRESETS if model_class(PRESETS[each]).__name__ in KINDS)
         raise ConfigError(f"{name} is a {kind}, which does not attend over text or an image; these do: {able}")
 
 
@@ -145,7 +145,7 @@ def is_there(path: str) -> bool:
         return False
 
 
-def asked_of(opened: Opened, text: str, target: str | None, tokenizer: Path | None, device: str) -> Question:
+def asked_of(opened: Opened, text: str, target: str | None, tokenizer: Path | None, device: str) -> ModelQuestion:
     """The question in the form that the model reads."""
     if target is not None and opened.kind != "pair":
         raise ConfigError(f"--target goes with encoder-decoders; {opened.name} reads one {opened.kind}")
@@ -160,11 +160,11 @@ def asked_of(opened: Opened, text: str, target: str | None, tokenizer: Path | No
     return text_question(opened, text, target, tokenizer, device)
 
 
-def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path | None, device: str) -> Question:
+def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path | None, device: str) -> ModelQuestion:
     """A text, or a source and a target, as tokens."""
     import torch
 
-    from regard.see.report import Sides, Words
+    from regard.see.report import Sides, TokenLabels
 
     words = words_of(opened.name, opened.vocab, tokenizer)
     names = ("source", "target") if opened.kind == "pair" else ("tokens",)
@@ -183,7 +183,7 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
         check_tokens(opened, name, tokens)
     on = "" if device == "cpu" else f".to({device!r})"
     inputs = {name: torch.tensor([tokens], device=device) for name, tokens in ids.items()}
-    named_words = {name: Words(labels_of(words, tokens), inputs[name], name) for name, tokens in ids.items()}
+    named_words = {name: TokenLabels(labels_of(words, tokens), inputs[name], name) for name, tokens in ids.items()}
 
     def sides(record: "Record") -> Sides:
         if opened.theirs is not None:
@@ -204,7 +204,7 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
         f"{len(tokens)} {'' if name == 'tokens' else f'{name} '}token{'s' if len(tokens) > 1 else ''}"
         for name, tokens in ids.items()
     ]
-    return Question(
+    return ModelQuestion(
         inputs=tuple(inputs.values()),
         asked=asked if len(asked) <= LONGEST_TEXT else f"{asked[:LONGEST_TEXT]} ... ({len(asked):,} letters)",
         size=", ".join(many),
@@ -219,10 +219,10 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
     )
 
 
-def sides_of_theirs(record: "Record", words: Mapping[str, "Words"]) -> "Sides":
+def sides_of_theirs(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
     """Whose positions a layer's are, by its name; numbers where it has others than the tokens."""
     from regard.see.relevance import role_of
-    from regard.see.report import Sides, Words
+    from regard.see.report import Sides, TokenLabels
 
     first, last = next(iter(words.values())), list(words.values())[-1]
     sides = {"encoder": (first, first), "decoder": (last, last), "cross": (last, first)}
@@ -232,7 +232,9 @@ def sides_of_theirs(record: "Record", words: Mapping[str, "Words"]) -> "Sides":
         return Sides(queries, keys)
     many = max(i, record.k.shape[2], *(record.rows_kept or (0,)))
     numbered = tuple(str(number) for number in range(many + 1))
-    return Sides(Words(numbered[:i] if record.rows_kept is None else numbered), Words(numbered[: record.k.shape[2]]))
+    return Sides(
+        TokenLabels(numbered[:i] if record.rows_kept is None else numbered), TokenLabels(numbered[: record.k.shape[2]])
+    )
 
 
 def check_tokens(opened: Opened, name: str, tokens: list[int]) -> None:
@@ -284,9 +286,9 @@ def labels_of(words: "Tokenizer", tokens: list[int]) -> tuple[str, ...]:
     )
 
 
-def image_question(opened: Opened, path: str, device: str) -> Question:
+def image_question(opened: Opened, path: str, device: str) -> ModelQuestion:
     """An image as pixels of the size that the model was made for."""
-    from regard.see.pictures import normalised, read_image
+    from regard.see.colormaps import normalised, read_image
 
     if not is_there(path):
         raise ConfigError(f"{opened.name} looks at images, but there is no file {path!r}; give a png or jpeg")
@@ -299,11 +301,11 @@ def image_question(opened: Opened, path: str, device: str) -> Question:
     on = "" if device == "cpu" else f".to({device!r})"
     options = ("" if channels == 3 else f", channels={channels}") + ("" if resample == 2 else f", resample={resample}")
     dtype = next(model.parameters()).dtype
-    return Question(
+    return ModelQuestion(
         inputs=(normalised(pixels, mean, std).to(device, dtype),),
         asked=path,
         size=f"an image of {side} x {side} pixels",
-        imports=("from regard.see.pictures import normalised, read_image",),
+        imports=("from regard.see.colormaps import normalised, read_image",),
         code=f"pixels = read_image({path!r}, {side}{options})\nimage = normalised(pixels, {numbers})",
         call=f"model(image{on})" if str(dtype) == "torch.float32" else f"model(image{on}.to({dtype}))",
         sides=patches_of(opened),
@@ -331,7 +333,7 @@ def scaling(opened: Opened) -> tuple[tuple[float, ...], tuple[float, ...], int, 
 
 def patches_of(opened: Opened) -> Callable[["Record"], "Sides"]:
     """The names of positions: patches by row and column, of the image or of a window, or channels."""
-    from regard.see.report import Sides, Words
+    from regard.see.report import Sides, TokenLabels
 
     def sides(record: "Record") -> Sides:
         n = record.k.shape[2]
@@ -342,7 +344,7 @@ def patches_of(opened: Opened) -> Callable[["Record"], "Sides"]:
             side = round((n - first) ** 0.5)
             patches = tuple(f"{row},{column}" for row in range(side) for column in range(side))
             labels = ("class",) * first + patches
-        positions = Words(labels)
+        positions = TokenLabels(labels)
         return Sides(positions, positions)
 
     return sides

@@ -9,12 +9,12 @@ from rich.text import Text
 from regard.cli.output import show
 
 if TYPE_CHECKING:
-    from regard.see.report import Overlay, Relevance, Report
+    from regard.see.report import AttentionReport, Overlay, Relevance
 
 MOST_CELLS = 64  # a side, however wide the terminal is
 
 
-def show_report(report: "Report", most: int) -> None:
+def show_report(report: "AttentionReport", most: int) -> None:
     """Print the heads, the chosen map and what the answer owes."""
     from regard.see.report import harmless
 
@@ -30,7 +30,7 @@ def show_report(report: "Report", most: int) -> None:
         show(Text(), Text(note))
 
 
-def heads(report: "Report", most: int) -> Table:
+def heads(report: "AttentionReport", most: int) -> Table:
     """The first heads of the table."""
     from regard.see.heads import COLUMNS
 
@@ -49,10 +49,10 @@ def heads(report: "Report", most: int) -> Table:
     return lines
 
 
-def chosen(report: "Report", width: int) -> list[Text]:
+def chosen(report: "AttentionReport", width: int) -> list[Text]:
     """The map of the chosen head with the names of its queries."""
-    from regard.see.pictures import by_root, shades
-    from regard.see.report import query_labels, shortened
+    from regard.see.colormaps import by_root, shades
+    from regard.see.report import query_labels, shorten
 
     record, sides = report.seen[report.layer], report.sides[report.layer]
     labels = query_labels(record, sides)
@@ -69,7 +69,7 @@ def chosen(report: "Report", width: int) -> list[Text]:
     drawn = shades(values, by_root(values), wide)
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, drawn, strict=True)]
     if sides.queries is not sides.keys:
-        lines.append(Text("keys: " + " ".join(shortened(label) for label in sides.keys.labels)))
+        lines.append(Text("keys: " + " ".join(shorten(label) for label in sides.keys.labels)))
     top = by_root(values).top
     parts = " ".join(f"{shade} from {top * step * step / 25:.3f}" for step, shade in enumerate("·░▒▓█"))
     return [Text(f"{report.layer}, head {report.head}{size}", style="bold"), *lines, Text(f"{parts} to {top:.3f}")]
@@ -77,11 +77,11 @@ def chosen(report: "Report", width: int) -> list[Text]:
 
 def strip(relevance: "Relevance", width: int) -> list[Text]:
     """The tokens that weigh most, with a bar each."""
-    from regard.see.report import MOST_RELEVANT, shortened
+    from regard.see.report import MOST_RELEVANT, shorten
 
     best = relevance.values.topk(min(MOST_RELEVANT, len(relevance.values)))
     top = float(best.values[0])
-    names = [shortened(relevance.words.labels[at]) for at in best.indices.tolist()]
+    names = [shorten(relevance.words.labels[at]) for at in best.indices.tolist()]
     margin = max(map(len, names))
     room = max(8, min(40, width - margin - 18))
     return [
@@ -95,7 +95,7 @@ def strip(relevance: "Relevance", width: int) -> list[Text]:
 
 def grid(laid: "Overlay", width: int) -> list[Text]:
     """Numbers over an image as shades."""
-    from regard.see.pictures import coarser, evenly, shades
+    from regard.see.colormaps import coarser, evenly, shades
 
     values = coarser(laid.values, max(1, min(MOST_CELLS, width // 2)))
     scale = evenly(values)

@@ -11,7 +11,7 @@ from regard.base.errors import ConfigError
 from regard.cli.output import show_json, tell
 
 if TYPE_CHECKING:
-    from regard.work.quiz import Question, Quiz, Revealed
+    from regard.work.quiz import Quiz, QuizQuestion, Revealed
 
 DEFAULTS: dict[str, Any] = {"student": "student", "count": 5, "seed": 0}
 
@@ -94,7 +94,7 @@ def ask(quiz: "Quiz") -> None:
     typer.echo(f"\n{sum(mark.ok for mark in marks)} of {len(marks)} right.")
 
 
-def predicted(question: "Question") -> object | None:
+def predicted(question: "QuizQuestion") -> object | None:
     """What is typed for a question, in the form it has; None where the input ends."""
     while True:
         typer.echo("> ", nl=False)
@@ -107,7 +107,7 @@ def predicted(question: "Question") -> object | None:
             typer.echo(str(error))
 
 
-def announce(question: "Question") -> None:
+def announce(question: "QuizQuestion") -> None:
     tell(f"running {question.claim.id}")
 
 

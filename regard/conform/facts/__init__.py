@@ -5,10 +5,10 @@ What is asked first explains most: an attention that mixes sequences has no scal
 
 from regard.base.registry import Registry
 from regard.conform.fact import Fact
-from regard.conform.facts import answers, decoder, masks, numbers, rules, structure
+from regard.conform.facts import behaviour, conventions, decoder, dependence, masks, numbers
 
 ATTENTION: Registry[Fact] = Registry("fact")
-for _part in (answers, structure, rules, numbers, masks):
+for _part in (behaviour, dependence, conventions, numbers, masks):
     for _name in _part.FACTS:
         ATTENTION.add(_name)(_part.FACTS[_name])
 DECODER = decoder.FACTS

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.registry import Registry
-from regard.conform.decoder import CACHES, START, Cache, Decoder, unwrapped
+from regard.conform.callable_under_test import DOCUMENTS
+from regard.conform.decoder import CACHES, START, DecoderCache, DecoderUnderTest, unwrapped
 from regard.conform.decoder_example import distance, far, in_steps, logits, shown
 from regard.conform.example import Raised
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.answers import equal, seeded
-from regard.conform.subject import DOCUMENTS
+from regard.conform.facts.behaviour import equal, seeded
 from regard.core.masks import documents
 
 FACTS: Registry[Fact] = Registry("fact")
@@ -54,7 +54,7 @@ def smallest(tokens: Tensor, broken: Callable[[Tensor], bool]) -> Tensor:
     cause="an argument that is required, a vocabulary or context that is smaller",
     fatal=True,
 )
-def runs(d: Decoder) -> Failure | None:
+def runs(d: DecoderUnderTest) -> Failure | None:
     tokens = d.draw()
     try:
         d(tokens)
@@ -66,7 +66,7 @@ def runs(d: Decoder) -> Failure | None:
     return None
 
 
-def _though_fewer_do_not(d: Decoder) -> str:
+def _though_fewer_do_not(d: DecoderUnderTest) -> str:
     """What to do about a context that is too short to be examined, where it is that."""
     try:
         d(d.draw(3))
@@ -83,7 +83,7 @@ def _though_fewer_do_not(d: Decoder) -> str:
     cause="only the last position is returned, or (b w n) as a loss function wants it",
     fatal=True,
 )
-def output_shape(d: Decoder) -> Failure | None:
+def output_shape(d: DecoderUnderTest) -> Failure | None:
     tokens = d.draw(7, 3)
     out = d(tokens)
     if out.ndim == 3 and out.shape[:2] == tokens.shape:
@@ -105,7 +105,7 @@ def output_shape(d: Decoder) -> Failure | None:
     cause="F.dropout(x, p) without training=self.training; eval() that does not reach a part (pytorch#124464)",
     fatal=True,
 )
-def dropout_in_eval(d: Decoder) -> Failure | None:
+def dropout_in_eval(d: DecoderUnderTest) -> Failure | None:
     tokens = d.draw()
     outs = []
     for seed in (0, 0, 1, 2):
@@ -133,7 +133,7 @@ def dropout_in_eval(d: Decoder) -> Failure | None:
     cause="a cache that is not emptied, a mask kept from another length",
     fatal=True,
 )
-def state_between_calls(d: Decoder) -> Failure | None:
+def state_between_calls(d: DecoderUnderTest) -> Failure | None:
     tokens = d.draw()
     first = d(tokens)
     for other in (d.draw(9, seed=1), d.draw(5, 1, seed=2)):
@@ -158,7 +158,7 @@ def state_between_calls(d: Decoder) -> Failure | None:
     engineer="tokens hold the same numbers after the call as before.",
     cause="an in-place shift or fill of the argument",
 )
-def inputs_changed(d: Decoder) -> Failure | None:
+def inputs_changed(d: DecoderUnderTest) -> Failure | None:
     tokens = d.draw()
     given = tokens.clone()
     d.asked(given)
@@ -167,14 +167,14 @@ def inputs_changed(d: Decoder) -> Failure | None:
     return Failure("the call changes its tokens", shown(d, tokens, [logits(d), "after = tokens"], given, tokens))
 
 
-def reach(d: Decoder, sizes: tuple[int, ...] = (9,)) -> Tensor:
+def reach(d: DecoderUnderTest, sizes: tuple[int, ...] = (9,)) -> Tensor:
     """Which output position changes when which token changes: (positions, tokens) of booleans; in steps if several."""
     if sizes not in d.memo:
         d.memo[sizes] = _reach(d if len(sizes) == 1 else lambda tokens: d.in_steps(tokens, list(sizes)), d)
     return d.memo[sizes]
 
 
-def _reach(run: Callable[[Tensor], Tensor], d: Decoder, n: int = 9) -> Tensor:
+def _reach(run: Callable[[Tensor], Tensor], d: DecoderUnderTest, n: int = 9) -> Tensor:
     tokens = d.draw(n, 1)
     before = run(tokens)
     rows = []
@@ -195,7 +195,7 @@ def _reach(run: Callable[[Tensor], Tensor], d: Decoder, n: int = 9) -> Tensor:
     cause="the diagonal of the causal mask, triu(diagonal=2) or tril(diagonal=1), which shows one more token in every "
     "layer; inputs and targets not shifted against each other (attention-is-all-you-need-pytorch#19)",
 )
-def targets_leaked(d: Decoder) -> Failure | None:
+def targets_leaked(d: DecoderUnderTest) -> Failure | None:
     if d.declared.causal is False:
         raise NotApplicableError("declared not to be causal")
     steps = _steps_ahead(d)
@@ -208,7 +208,7 @@ def targets_leaked(d: Decoder) -> Failure | None:
     return Failure(words, _later_shown(d, tokens))
 
 
-def _steps_ahead(d: Decoder) -> int | None:
+def _steps_ahead(d: DecoderUnderTest) -> int | None:
     """How many later tokens every row sees, the next ones, where that has an end; None where it sees none or all."""
     seen = reach(d)
     later = seen.triu(1)
@@ -230,23 +230,23 @@ def _steps_ahead(d: Decoder) -> int | None:
     return None
 
 
-def _sees_later(d: Decoder, tokens: Tensor) -> bool:
+def _sees_later(d: DecoderUnderTest, tokens: Tensor) -> bool:
     return apart(d(changed(d, tokens, -1))[:, :-1], d(tokens)[:, :-1]) > 1
 
 
-def changed(d: Decoder, tokens: Tensor, place: int) -> Tensor:
+def changed(d: DecoderUnderTest, tokens: Tensor, place: int) -> Tensor:
     """The same tokens with another one at that place."""
     other = tokens.clone()
     other[:, place] = (other[:, place] + 1) % d.vocab
     return other
 
 
-def changing(d: Decoder, place: int) -> list[str]:
+def changing(d: DecoderUnderTest, place: int) -> list[str]:
     """The same, as written."""
     return ["other = tokens.clone()", f"other[:, {place}] = (other[:, {place}] + 1) % {d.vocab}"]
 
 
-def _later_shown(d: Decoder, tokens: Tensor) -> str:
+def _later_shown(d: DecoderUnderTest, tokens: Tensor) -> str:
     """How far the logits before the last move with the last token."""
     off, most = far(d(changed(d, tokens, -1))[:, :-1], d(tokens)[:, :-1], NEAR)
     lines = [*changing(d, -1), distance(f"{logits(d, 'other')}[:, :-1]", f"{logits(d)}[:, :-1]")]
@@ -262,7 +262,7 @@ def _later_shown(d: Decoder, tokens: Tensor) -> str:
     "(transformers#45811)",
     explained_by=("targets-leaked",),
 )
-def causality(d: Decoder) -> Failure | None:
+def causality(d: DecoderUnderTest) -> Failure | None:
     if d.declared.causal is False:
         raise NotApplicableError("declared not to be causal")
     seen = reach(d).triu(1)
@@ -273,7 +273,7 @@ def causality(d: Decoder) -> Failure | None:
     return Failure(f"logits at position {row} change with token {token}", _later_shown(d, tokens))
 
 
-def _long_leak(d: Decoder) -> Failure | None:
+def _long_leak(d: DecoderUnderTest) -> Failure | None:
     """The failure of a mask that is dropped on a long path, at the smallest of some lengths that shows it."""
     for n in (13, 17, 33, 48, LONG):
         tokens, cut = d.draw(n, 1), n // 2
@@ -291,7 +291,7 @@ def _long_leak(d: Decoder) -> Failure | None:
     return None
 
 
-def _taken(d: Decoder, tokens: Tensor) -> Tensor | None:
+def _taken(d: DecoderUnderTest, tokens: Tensor) -> Tensor | None:
     """The logits, or None where there are more tokens than it takes."""
     try:
         return d(tokens)
@@ -307,7 +307,7 @@ def _taken(d: Decoder, tokens: Tensor) -> Tensor | None:
     cause="a leak that is too small to see in the logits, or through a backward pass of one's own",
     explained_by=("targets-leaked", "causality"),
 )
-def causality_by_gradient(d: Decoder) -> Failure | None:
+def causality_by_gradient(d: DecoderUnderTest) -> Failure | None:
     if d.declared.causal is False:
         raise NotApplicableError("declared not to be causal")
     if d.module is None:
@@ -361,7 +361,7 @@ def causality_by_gradient(d: Decoder) -> Failure | None:
     engineer="The last logits change with the token before the last.",
     cause="attention that never reaches the residual stream, a mask that hides everything but the diagonal",
 )
-def context_ignored(d: Decoder) -> Failure | None:
+def context_ignored(d: DecoderUnderTest) -> Failure | None:
     seen = reach(d)
     if bool(seen[-1, -2]):
         return None
@@ -381,7 +381,7 @@ def context_ignored(d: Decoder) -> Failure | None:
     engineer="Changing one sequence of a batch leaves the logits of the others as they were.",
     cause="a norm or mean over axis 0, reshape in the wrong order, position ids shared by accident",
 )
-def batch_mixed(d: Decoder) -> Failure | None:
+def batch_mixed(d: DecoderUnderTest) -> Failure | None:
     tokens = d.draw(7, 3)
     other = tokens.clone()
     other[2] = (other[2] + 1) % d.vocab
@@ -401,7 +401,7 @@ def batch_mixed(d: Decoder) -> Failure | None:
     cause="another path for batches, padding to a common size without a mask (transformers#26869)",
     explained_by=("batch-mixed",),
 )
-def batch_size(d: Decoder) -> Failure | None:
+def batch_size(d: DecoderUnderTest) -> Failure | None:
     tokens = d.draw(7, 5)
     together, alone = d(tokens), torch.cat([d(row[None]) for row in tokens])
     if apart(together, alone) <= 1:
@@ -411,7 +411,7 @@ def batch_size(d: Decoder) -> Failure | None:
     return Failure("five sequences in one batch differ from one at a time", shown(d, tokens, lines, off, most))
 
 
-def _has_cache(d: Decoder) -> None:
+def _has_cache(d: DecoderUnderTest) -> None:
     if d.cache is None:
         raise NotApplicableError(
             f"it has no cache that is known: one of {', '.join(CACHES)} that comes back from a call, cache= with a "
@@ -429,12 +429,12 @@ def _has_cache(d: Decoder) -> None:
     "(transformers#30417)",
     explained_by=("causality", "targets-leaked"),
 )
-def static_cache(d: Decoder) -> Failure | None:
+def static_cache(d: DecoderUnderTest) -> Failure | None:
     _has_cache(d)
     assert d.cache is not None
-    if d.cache == Cache(START):
+    if d.cache == DecoderCache(START):
         return _unused_slots(d)
-    if d.cache != Cache("cache"):
+    if d.cache != DecoderCache("cache"):
         raise NotApplicableError("it has no cache() method that takes a capacity, and keeps none inside")
     tokens, sizes = d.draw(7, 2), [3, 1, 3]
     try:
@@ -450,7 +450,7 @@ def static_cache(d: Decoder) -> Failure | None:
     return Failure(words, shown(d, tokens, lines, off, most))
 
 
-def _unused_slots(d: Decoder) -> Failure | None:
+def _unused_slots(d: DecoderUnderTest) -> Failure | None:
     """The failure of a cache inside whose later slots, which a step does not reach, change its logits."""
     tokens = d.draw(7, 1)
     if apart(d.in_steps(tokens, [3, 1, 1, 2]), d(tokens)) <= 1:
@@ -496,7 +496,7 @@ def _unused_slots(d: Decoder) -> Failure | None:
     cause="a norm, scale or bias that depends on the length; positions counted from the end",
     explained_by=("causality", "targets-leaked", "static-cache-unmasked"),
 )
-def length_changes_earlier(d: Decoder) -> Failure | None:
+def length_changes_earlier(d: DecoderUnderTest) -> Failure | None:
     if d.declared.causal is False:
         raise NotApplicableError("declared not to be causal")
     tokens = d.draw(9, 1)
@@ -521,7 +521,7 @@ def length_changes_earlier(d: Decoder) -> Failure | None:
 SMALL = ((1, 2), (2, 3), (1, 4), (3, 5), (5, 7))  # real tokens, and tokens with the padding
 
 
-def _padded(d: Decoder, side: str) -> Failure | None:
+def _padded(d: DecoderUnderTest, side: str) -> Failure | None:
     if d.padding_argument is None:
         raise NotApplicableError("it has no argument for padding")
     found = _apart_from_alone(d, side, 5, 9, 2)
@@ -531,7 +531,7 @@ def _padded(d: Decoder, side: str) -> Failure | None:
     return next((each for each in smaller if each is not None), found)
 
 
-def _apart_from_alone(d: Decoder, side: str, real: int, n: int, b: int) -> Failure | None:
+def _apart_from_alone(d: DecoderUnderTest, side: str, real: int, n: int, b: int) -> Failure | None:
     """The failure of the first of b sequences, of so many real tokens of n, to give what it gives alone."""
     tokens = d.draw(n, b)
     alone = d(tokens[:1, :real])
@@ -559,7 +559,7 @@ def _count(real: int) -> str:
     return f"{real} token{'s' * (real != 1)}"
 
 
-def _logits_told(d: Decoder, tokens: str, given: Mapping[str, object]) -> str:
+def _logits_told(d: DecoderUnderTest, tokens: str, given: Mapping[str, object]) -> str:
     return logits(d, tokens, *(f"{name}={name}" for name in given))
 
 
@@ -568,7 +568,7 @@ def _padding_written(lengths: list[int], n: int, side: str) -> str:
     return f"padding(torch.tensor({lengths}){left})"
 
 
-def _read_padding(d: Decoder, real: int, n: int, b: int) -> Failure | None:
+def _read_padding(d: DecoderUnderTest, real: int, n: int, b: int) -> Failure | None:
     """The failure of logits of real tokens that change with what the padding on their left is filled with."""
     tokens = d.draw(n, b)
     lengths = [real, n][:b]
@@ -610,7 +610,7 @@ def _told(given: Mapping[str, object], mask: str) -> list[str]:
     cause="the padding mask is not handed on, which causality hides on the right; or it replaces the causal one",
     explained_by=("causality", "targets-leaked", "batch-mixed", "length-changes-earlier"),
 )
-def padding_leaks(d: Decoder) -> Failure | None:
+def padding_leaks(d: DecoderUnderTest) -> Failure | None:
     if (found := _padded(d, "right")) is not None or _read_padding(d, 5, 9, 2) is None:
         return found
     sizes = ((real, n, b) for real, n in (*SMALL, (5, 9)) for b in (1, 2))
@@ -626,7 +626,7 @@ def padding_leaks(d: Decoder) -> Failure | None:
     "(transformers#18388, #22161, trl#6800)",
     explained_by=("padding-leaks", "causality", "targets-leaked"),
 )
-def left_padding(d: Decoder) -> Failure | None:
+def left_padding(d: DecoderUnderTest) -> Failure | None:
     return _padded(d, "left")
 
 
@@ -638,7 +638,7 @@ def left_padding(d: Decoder) -> Failure | None:
     cause="document ids not handed on, positions not restarted (transformers#46634, pytorch#177378)",
     explained_by=("causality", "targets-leaked", "left-padding"),
 )
-def packed_documents_leak(d: Decoder) -> Failure | None:
+def packed_documents_leak(d: DecoderUnderTest) -> Failure | None:
     tokens = d.draw(9, 1)
     ids = torch.tensor([[0] * 4 + [1] * 5])
     restarting = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
@@ -673,7 +673,7 @@ def packed_documents_leak(d: Decoder) -> Failure | None:
 STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
 
 
-def _changes_in_steps(d: Decoder, sizes: list[int], row: int, token: int, changes: bool) -> str:
+def _changes_in_steps(d: DecoderUnderTest, sizes: list[int], row: int, token: int, changes: bool) -> str:
     """Whether logits of one row change with one token, through a cache."""
     lines = [
         *changing(d, token),
@@ -694,7 +694,7 @@ def _changes_in_steps(d: Decoder, sizes: list[int], row: int, token: int, change
     cause="the newest or oldest slot of the cache left out of the mask (transformers#30417)",
     explained_by=("static-cache-unmasked", "causality", "targets-leaked"),
 )
-def cache_off_by_one(d: Decoder) -> Failure | None:
+def cache_off_by_one(d: DecoderUnderTest) -> Failure | None:
     _has_cache(d)
     whole = reach(d)
     for sizes in STEPS:
@@ -714,7 +714,7 @@ def cache_off_by_one(d: Decoder) -> Failure | None:
     cause="a decode path without the window or without the causal mask (nanochat#452)",
     explained_by=("static-cache-unmasked", "causality", "targets-leaked"),
 )
-def window_in_decode(d: Decoder) -> Failure | None:
+def window_in_decode(d: DecoderUnderTest) -> Failure | None:
     _has_cache(d)
     whole = reach(d)
     for sizes in STEPS:
@@ -735,7 +735,7 @@ def window_in_decode(d: Decoder) -> Failure | None:
     "a cache shared by layers",
     explained_by=("static-cache-unmasked", "cache-mask-off-by-one", "window-in-decode", "causality", "targets-leaked"),
 )
-def cache(d: Decoder) -> Failure | None:
+def cache(d: DecoderUnderTest) -> Failure | None:
     _has_cache(d)
     tokens = d.draw(9, 2)
     whole = d(tokens)

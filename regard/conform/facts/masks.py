@@ -5,14 +5,14 @@ from dataclasses import replace
 import torch
 
 from regard.base.registry import Registry
+from regard.conform.callable_under_test import DOCUMENTS, Subject, polarity
+from regard.conform.conventions import LONG, Findings, InferredPadding, centred, half_hidden
 from regard.conform.example import Ask, example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.answers import refusal
+from regard.conform.facts.behaviour import refusal
 from regard.conform.facts.numbers import far, gradient_lines, gradients, with_gradients
-from regard.conform.findings import LONG, Findings, Padding, centred, half_hidden
 from regard.conform.inputs import Inputs, exact
 from regard.conform.shrink import Complaint, failure
-from regard.conform.subject import DOCUMENTS, Subject, polarity
 from regard.conform.tolerance import error
 
 FACTS: Registry[Fact] = Registry("fact")
@@ -161,7 +161,7 @@ def mask_polarity(f: Findings) -> Failure | None:
     )
 
 
-def _padded_otherwise(f: Findings, padding: Padding, wanted: str) -> Failure:
+def _padded_otherwise(f: Findings, padding: InferredPadding, wanted: str) -> Failure:
     """The failure of an argument for padded keys in which True means the other thing."""
     inputs, real = f.padded()
     given = real if wanted == "keep" else ~real

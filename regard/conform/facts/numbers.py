@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from regard.base.registry import Registry
+from regard.conform.conventions import LONG, Findings, half_hidden
 from regard.conform.example import Ask, Raised, Shows, drawn_example, example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.answers import equal, kept_in_kind, refusal, seeded
-from regard.conform.findings import LONG, Findings, half_hidden
+from regard.conform.facts.behaviour import equal, kept_in_kind, refusal, seeded
 from regard.conform.inputs import Inputs
 from regard.conform.shrink import Complaint, failure
 from regard.conform.tolerance import GRADIENT, OUTPUT, allowed, error, same
-from regard.see.xrays.eye import switched
+from regard.see.measure.read_weights import training_mode
 
 FACTS: Registry[Fact] = Registry("fact")
 
@@ -454,7 +454,7 @@ def _dropped_in_training(f: Findings) -> Failure | None:
     flat = inputs.having(q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
     exact, whole = f.subject.weights(flat), f.subject(flat).detach()
     read = []
-    with switched(module, training=True):
+    with training_mode(module, training=True):
         seeded(0)
         first = f.subject(flat).detach()
         for seed in range(4):
@@ -560,7 +560,7 @@ def train_and_eval(f: Findings) -> Failure | None:
     inputs = f.subject.draw(7, 7)
     outs = []
     for training, seed in ((True, 0), (True, 1), (False, 0)):
-        with switched(module, training=training):
+        with training_mode(module, training=training):
             seeded(seed)
             outs.append(f.subject(inputs).detach())
     if not torch.equal(outs[0], outs[1]):
@@ -571,7 +571,7 @@ def train_and_eval(f: Findings) -> Failure | None:
     def judge(inputs: Inputs) -> Complaint | None:
         outs = []
         for training in (True, False):
-            with switched(module, training=training):
+            with training_mode(module, training=training):
                 outs.append(f.subject(inputs).detach())
         if error(*outs) <= 1e-5:
             return None

@@ -14,7 +14,7 @@ from regard.base.errors import ConfigError, kernel_refused
 from regard.base.registry import Registry
 from regard.core import reference
 from regard.core.kernels import blocked, eager, flex, sdpa
-from regard.core.kernels.call import Call
+from regard.core.kernels.request import Request
 
 
 class Kernel(Protocol):
@@ -22,16 +22,16 @@ class Kernel(Protocol):
 
     SUMMARY: str
 
-    def refusals(self, call: Call) -> list[str]:
+    def refusals(self, call: Request) -> list[str]:
         """Every reason why this kernel cannot compute exactly what is asked; none means that it can."""
 
-    def work(self, call: Call) -> float:
+    def work(self, call: Request) -> float:
         """Score entries it would compute, weighted by how long one takes it: the smallest is chosen."""
 
-    def memory(self, call: Call) -> int:
+    def memory(self, call: Request) -> int:
         """Bytes it would need beyond inputs and output."""
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: Request) -> Tensor:
         """The attention."""
 
 
@@ -43,15 +43,15 @@ class _Reference:
     refusals = staticmethod(eager.refusals)
 
     @staticmethod
-    def run(call: Call) -> Tensor:
+    def run(call: Request) -> Tensor:
         return reference.reference(call)
 
     @staticmethod
-    def work(call: Call) -> float:
+    def work(call: Request) -> float:
         return 25 * eager.work(call)
 
     @staticmethod
-    def memory(call: Call) -> int:
+    def memory(call: Request) -> int:
         b, h, _, i, j, _, _ = call.sizes
         return 9 * b * h * i * j * 8 // 2
 
@@ -60,12 +60,12 @@ KERNELS: Registry[Kernel] = Registry("kernel")
 for _kernel in (flex, sdpa, blocked, eager, _Reference):
     KERNELS.add(_kernel.__name__.rpartition(".")[2].strip("_").lower())(cast(Kernel, _kernel))
 
-Observer = Callable[[str, Call, Tensor], None]
+Observer = Callable[[str, Request, Tensor], None]
 _observers: list[Observer] = []
 _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 
-def choose(call: Call) -> str:
+def choose(call: Request) -> str:
     """The fused kernel with the least work among those that can serve, else the eager one."""
     if call.plain and not sdpa.refusals(call):
         return "sdpa"  # nothing here is faster, so the others need not be asked
@@ -86,7 +86,7 @@ def choose(call: Call) -> str:
     return min(able, key=lambda name: KERNELS[name].work(call))
 
 
-def run(call: Call, name: str | None) -> Tensor:
+def run(call: Request, name: str | None) -> Tensor:
     """The attention by the named kernel, or by the one chosen. A named one that cannot serve raises its reasons."""
     if name is None:
         name = choose(call)
@@ -116,12 +116,12 @@ def running() -> bool:
 def recording() -> Iterator[list[str]]:
     """The names of the kernels that run inside, in order."""
     names: list[str] = []
-    with observing(lambda name, call, out: names.append(name)):
+    with observe_requests(lambda name, call, out: names.append(name)):
         yield names
 
 
 @contextmanager
-def observing(observer: Observer) -> Iterator[None]:
+def observe_requests(observer: Observer) -> Iterator[None]:
     """Hand every call that ran inside to the observer: the name of its kernel, the call and the output."""
     _observers.append(observer)
     try:
@@ -162,14 +162,14 @@ class Explanation:
         for answer in self.answers:
             mark = "->" if answer.kernel == self.chosen else "  "
             if answer.able:
-                cost = f"work {answer.work:.3g} entries, memory {in_units(answer.memory)}"
+                cost = f"work {answer.work:.3g} entries, memory {format_bytes(answer.memory)}"
                 lines.append(f"{mark} {answer.kernel:<10} {'runs' if mark == '->' else 'could run'}: {cost}")
             else:
                 lines.append(f"{mark} {answer.kernel:<10} refuses: {'; '.join(answer.reasons)}")
         return "\n".join(lines)
 
 
-def explain(call: Call) -> Explanation:
+def explain(call: Request) -> Explanation:
     b, h, g, i, j, c, e = call.sizes
     answers = []
     for name in KERNELS:
@@ -178,7 +178,7 @@ def explain(call: Call) -> Explanation:
         work, memory = (math.inf, 0) if reasons else (kernel.work(call), kernel.memory(call))
         answers.append(Answer(name, kernel.SUMMARY, reasons, work, memory))
     alike = b * h // ((call.mask.batch() or 1) * (call.mask.heads() or 1))
-    visible = call.mask.count(i, j, places=call.places) * alike
+    visible = call.mask.count(i, j, positions=call.positions) * alike
     return Explanation(
         call=f"b={b} h={h} g={g} i={i} j={j} c={c} e={e}, {call.q.dtype} on {call.q.device}, beta={call.beta:g}",
         mask=repr(call.mask),
@@ -189,7 +189,7 @@ def explain(call: Call) -> Explanation:
     )
 
 
-def in_units(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Bytes as people read them."""
     value = float(size)
     for unit in ("B", "KiB", "MiB"):

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _disable_current_modes
 
-from regard.core.algebra import Full, Mask
-from regard.core.given import has_matrix
-from regard.core.grid import Grid, Places, key_positions
+from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.kernels import sdpa
-from regard.core.kernels.call import Call, seen_keys, summed
-from regard.core.memo import Memo, joint_key
-from regard.core.tables import NONE, Blocks, BlockTable, Spans, sparsest_table, unseen_and_blind
+from regard.core.kernels.request import Request, seen_keys, summed
+from regard.core.masks.algebra import Full, Mask
+from regard.core.masks.block_tables import NONE, Blocks, BlockTable, Spans, sparsest_table, unseen_and_blind
+from regard.core.masks.data import has_matrix
+from regard.core.masks.plan_cache import Memo, joint_key
 
 SUMMARY = "gathers the visible key blocks and runs torch's fused attention on them"
 SIZE = 64  # fine enough that a window of 256 wastes little, coarse enough to fill the fused kernel
@@ -48,7 +48,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GatherPlan:
     """How one mask is served: groups of query blocks, and what is seen or blind over all."""
 
     spans: Spans  # what the rows and columns of the groups are blocks of
@@ -62,7 +62,7 @@ class Plan:
         return sum(group.visible.numel() for group in self.groups)
 
 
-def refusals(call: Call) -> list[str]:
+def refusals(call: Request) -> list[str]:
     reasons = sdpa.refusals(call)
     if isinstance(call.mask, Full):
         reasons.append("the mask hides nothing, so there is no block to skip")
@@ -75,14 +75,14 @@ def refusals(call: Call) -> list[str]:
     return reasons
 
 
-def work(call: Call) -> float:
+def work(call: Request) -> float:
     b, h, _, i, j, _, _ = call.sizes
     if call.q.device.type != "cpu" and call.mask.tensors():
         return 2.0 * b * h * i * j  # the table would have to wait for the device; assume that nothing can be skipped
     return 1.5 * b * h * _visited(_table(call)) * SIZE * SIZE + 2e5
 
 
-def memory(call: Call) -> int:
+def memory(call: Request) -> int:
     b, h, g, _, _, c, e = call.sizes
     table = _table(call)
     size, visited = call.q.element_size(), _visited(table)
@@ -101,7 +101,7 @@ def memory(call: Call) -> int:
     return needed
 
 
-def run(call: Call) -> Float[Tensor, "b h i e"]:
+def run(call: Request) -> Float[Tensor, "b h i e"]:
     b, h, _, _, _, _, e = call.sizes
     plan = _plan(call)
     rows, columns = plan.spans.row_blocks, plan.spans.column_blocks
@@ -164,33 +164,33 @@ def _keys(k: Float[Tensor, "bg n c"], group: Group) -> Float[Tensor, "r bg l c"]
     return gathered.reshape(k.shape[0], rows, run * SIZE, k.shape[2]).transpose(0, 1)
 
 
-def _grid(call: Call, spans: Spans, group: Group) -> Grid:
+def _grid(call: Request, spans: Spans, group: Group) -> Grid:
     """The pairs of a group: axes r, b, h, s, l."""
     b, h, _, _, j, _, _ = call.sizes
     device = call.q.device
     row, column = spans.rows[group.rows], spans.columns[group.columns].flatten(1)
     row, column = row.to(device)[:, None, None, :, None], column.to(device)[:, None, None, None, :]
-    positions = key_positions(call.places, j, device)
+    positions = key_positions(call.positions, j, device)
     batch = torch.arange(b, device=device)[:, None, None, None]
     head = torch.arange(h, device=device)[:, None, None]
-    return Grid(batch, head, row, column, row + call.places.queries, positions[column])
+    return Grid(batch, head, row, column, row + call.positions.queries, positions[column])
 
 
-_plans: Memo[Plan] = Memo(16)
+_plans: Memo[GatherPlan] = Memo(16)
 
 
-def _plan(call: Call) -> Plan:
+def _plan(call: Request) -> GatherPlan:
     i, j, device = call.q.shape[2], call.k.shape[2], call.q.device
-    rest = (call.places, i, j, device) if isinstance(call.places.keys, int) else None
-    make = lambda: _planned(call.mask, call.places, i, j, device)  # noqa: E731 (a name for a long argument)
+    rest = (call.positions, i, j, device) if isinstance(call.positions.keys, int) else None
+    make = lambda: _planned(call.mask, call.positions, i, j, device)  # noqa: E731 (a name for a long argument)
     return _plans.get(joint_key(call.mask, rest), call.mask, make, lambda plan: plan.pairs <= _KEEP)
 
 
-def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -> Plan:
+def _planned(mask: Mask, positions: Positions, i: int, j: int, device: torch.device) -> GatherPlan:
     mask = mask.to(torch.device("cpu"))
-    table = sparsest_table(mask, i, j, SIZE, places=places)
-    spans = Spans(places, i, j, SIZE, table.steps)
-    unseen, blind = unseen_and_blind(mask, places, i, j, table)
+    table = sparsest_table(mask, i, j, SIZE, positions=positions)
+    spans = Spans(positions, i, j, SIZE, table.steps)
+    unseen, blind = unseen_and_blind(mask, positions, i, j, table)
     state = table.union()
     runs = (state != NONE).sum(1)
     groups: list[Group] = []
@@ -199,7 +199,7 @@ def _planned(mask: Mask, places: Places, i: int, j: int, device: torch.device) -
         columns = (state[rows] != NONE).nonzero()[:, 1].reshape(len(rows), run)
         look = partial(_visible, mask, spans)
         groups += [Group(r, c, seen_there.to(device)) for r, c, seen_there in _alike(rows, columns, look)]
-    return Plan(
+    return GatherPlan(
         spans=spans,
         groups=tuple(sorted(groups, key=lambda group: int(group.rows[0]))),
         unseen=None if unseen is None else unseen[:, None, :, None].to(device),
@@ -258,8 +258,8 @@ def _in_blocks(x: Float[Tensor, "b h n c"], blocks: Blocks, steps: tuple[int, ..
     return (pad(x, (0, 0, 0, missing)) if missing else x).flatten(0, 1)
 
 
-def _table(call: Call) -> BlockTable:
-    return sparsest_table(call.mask, call.q.shape[2], call.k.shape[2], SIZE, places=call.places)
+def _table(call: Request) -> BlockTable:
+    return sparsest_table(call.mask, call.q.shape[2], call.k.shape[2], SIZE, positions=call.positions)
 
 
 def _visited(table: BlockTable) -> int:

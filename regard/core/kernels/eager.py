@@ -6,39 +6,39 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.checks import exactly
-from regard.core.kernels.call import Call, centred_bias, seen_keys, summed
-from regard.core.scores import Bound
+from regard.core.input_checks import disable_autocast
+from regard.core.kernels.request import Request, centred_bias, seen_keys, summed
+from regard.core.scores import BoundTerm
 from regard.core.softargmax import softargmax
 
 SUMMARY = "the whole matrix, step by step, in float32 or better"
 
 
-def refusals(call: Call) -> list[str]:
+def refusals(call: Request) -> list[str]:
     if call.steep and call.terms:
         names = ", ".join(term.name for term in call.terms)
         return [f"at beta={call.beta:g} only the largest q . k counts, so {names} would be lost; drop the terms"]
     return []
 
 
-def work(call: Call) -> float:
+def work(call: Request) -> float:
     b, h, _, i, j, _, _ = call.sizes
     return 4.0 * b * h * i * j
 
 
-def memory(call: Call) -> int:
+def memory(call: Request) -> int:
     b, h, _, i, j, _, _ = call.sizes
     # scores, masked scores, their exponentials, weights, and half as much in booleans
     return 9 * b * h * i * j * max(4, call.q.element_size()) // 2
 
 
-def run(call: Call) -> Float[Tensor, "b h i e"]:
+def run(call: Request) -> Float[Tensor, "b h i e"]:
     exact = torch.promote_types(call.q.dtype, torch.float32)
     return attention(call, call.q.to(exact), call.k.to(exact), call.v.to(exact)).to(call.q.dtype)
 
 
 def attention(
-    call: Call,
+    call: Request,
     q: Float[Tensor, "b h i c"],
     k: Float[Tensor, "b g j c"],
     v: Float[Tensor, "b g j e"],
@@ -52,7 +52,7 @@ def attention(
         keep = seen_keys(visible, g)
         k, v = k.masked_fill(~keep, 0), v.masked_fill(~keep, 0)
     # r counts the query heads of one key head: they are rows of one product, so no key is copied
-    with exactly(q):
+    with disable_autocast(q):
         scores = torch.einsum("bgric,bgjc->bgrij", q.unflatten(1, (g, h // g)), k).flatten(1, 2)
     # a large beta is left to softargmax, which centres scores first; terms, which come after beta, are refused there
     if not call.steep:
@@ -73,12 +73,12 @@ def attention(
         scores = scores.masked_fill(hidden, -math.inf)
     weights = softargmax(scores, beta=call.beta if call.steep else 1.0)[..., :j]
     weights = torch.nn.functional.dropout(weights, call.dropout)
-    with exactly(q):
+    with disable_autocast(q):
         out = torch.einsum("bgrij,bgje->bgrie", weights.unflatten(1, (g, h // g)), v)
     return out.flatten(1, 2)
 
 
-def _bound(call: Call, q: Tensor, rows: slice | None) -> list[Bound]:
+def _bound(call: Request, q: Tensor, rows: slice | None) -> list[BoundTerm]:
     """The terms, bound to all queries: some look up a row by its number."""
     if not call.terms:
         return []

@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Bool, Float, Int8
 from torch import Tensor
 
-from regard.core.algebra import Full, Mask
-from regard.core.given import has_matrix
-from regard.core.grid import Grid, Places
+from regard.core.absolute_positions import Grid, Positions
 from regard.core.kernels import eager
-from regard.core.kernels.call import Call, in_transform
 from regard.core.kernels.gradients import TRACED_LIMIT, Guard, can_steer, guarded_by_rows, poison_large_rows, poisoned
-from regard.core.memo import Memo, joint_key
-from regard.core.scores import Additive, Bound
-from regard.core.tables import ALL, SOME, block_table, unseen_and_blind
+from regard.core.kernels.request import Request, in_transform
+from regard.core.masks.algebra import Full, Mask
+from regard.core.masks.block_tables import ALL, SOME, block_table, unseen_and_blind
+from regard.core.masks.data import has_matrix
+from regard.core.masks.plan_cache import Memo, joint_key
+from regard.core.scores import Additive, BoundTerm
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -49,7 +49,7 @@ def _tiles(width: int) -> dict[str, int]:
     }
 
 
-def refusals(call: Call) -> list[str]:
+def refusals(call: Request) -> list[str]:
     reasons = []
     if call.q.device.type != "cuda":
         reasons.append(f"it needs a GPU, but q lies on {call.q.device}")
@@ -76,48 +76,48 @@ def refusals(call: Call) -> list[str]:
     return reasons
 
 
-def work(call: Call) -> float:
+def work(call: Request) -> float:
     b, h, _, i, j, _, _ = call.sizes
     return 1.1 * b * h * i * j * _density(call) + 2e6
 
 
-def surely_best(call: Call) -> bool:
+def surely_best(call: Request) -> bool:
     """Whether even with nothing to skip it would do less work than a dense mask: true for all but short calls."""
     b, h, _, i, j, _, _ = call.sizes
     return b * h * i * j > 1e7
 
 
-def memory(call: Call) -> int:
+def memory(call: Request) -> int:
     b, h, _, i, j, _, _ = call.sizes
     return 4 * b * h * i + 16 * -(-i // FINE) * -(-j // FINE)
 
 
-def _density(call: Call) -> float:
+def _density(call: Request) -> float:
     if isinstance(call.mask, Full):
         return 1.0
     if call.mask.tensors():
         return 0.5  # its table would have to wait for the device; some blocks can surely be skipped
     i, j = call.q.shape[2], call.k.shape[2]
-    return block_table(call.mask, i, j, COARSE, places=call.places).density
+    return block_table(call.mask, i, j, COARSE, positions=call.positions).density
 
 
-def _sparse(call: Call) -> bool:
+def _sparse(call: Request) -> bool:
     """Whether small tiles pay and fit: half precision, heads up to 128 wide, more than a few queries."""
     _, _, _, i, _, c, e = call.sizes
     return call.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE and _density(call) < 0.5
 
 
-def _learned_terms(call: Call) -> bool:
+def _learned_terms(call: Request) -> bool:
     return any(tensor.requires_grad for term in call.terms for tensor in term.tensors())
 
 
-def _training(call: Call) -> bool:
+def _training(call: Request) -> bool:
     learned = any(x.requires_grad for x in (call.q, call.k, call.v)) or _learned_terms(call)
     return torch.is_grad_enabled() and learned
 
 
 @dataclass(frozen=True)
-class Plan:
+class BlockMaskPlan:
     """How calls of one kind are served."""
 
     blocks: "BlockMask | None"
@@ -127,7 +127,7 @@ class Plan:
     options: dict[str, Any]
 
 
-def run(call: Call) -> Float[Tensor, "b h i e"]:
+def run(call: Request) -> Float[Tensor, "b h i e"]:
     plan = _plan(call)
     k, v = call.k, call.v
     if plan.unseen is not None:
@@ -155,7 +155,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
         k,
         v,
         sink is not None or training,
-        score_mod=_score_mod(terms, _positions(call.places, call.q.device)) if terms else None,
+        score_mod=_score_mod(terms, _positions(call.positions, call.q.device)) if terms else None,
         block_mask=plan.blocks,
         scale=call.beta if _usual(call) else 1.0,
         enable_gqa=call.q.shape[1] != k.shape[1],
@@ -186,7 +186,7 @@ def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None
     return (unseen if unseen.shape[1] == 1 else unseen.unflatten(1, (g, -1)).all(2))[..., None]
 
 
-def _raised(call: Call) -> Call:
+def _raised(call: Request) -> Request:
     """The call with added rows that are very negative throughout raised to 0, as rows of a padded text are.
 
     Only differences within a row count, unless a cap or a sink sees the scores themselves.
@@ -202,28 +202,28 @@ def _raised(call: Call) -> Call:
     return replace(call, terms=tuple(terms))
 
 
-def _usual(call: Call) -> bool:
+def _usual(call: Request) -> bool:
     """Whether beta is the one of all calls of this width, so that it may be compiled in."""
     return bool(call.beta == call.q.shape[-1] ** -0.5)
 
 
-Positions = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+PositionFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _positions(places: Places, device: torch.device) -> Positions:
-    """Positions from indices. Starts travel as tensors, so that a cache step compiles nothing anew."""
-    keys = places.keys
+def _positions(positions: Positions, device: torch.device) -> PositionFunction:
+    """Absolute positions from indices. Starts travel as tensors, so that a cache step compiles nothing anew."""
+    keys = positions.keys
     if isinstance(keys, Tensor):
         at = keys.to(device)
-        start = torch.tensor(places.queries, device=device)
+        start = torch.tensor(positions.queries, device=device)
         return lambda q, kv: (q + start, at[kv])
-    if places.queries == 0 and keys == 0:
+    if positions.queries == 0 and keys == 0:
         return lambda q, kv: (q, kv)
-    starts = torch.tensor([places.queries, keys], device=device)
+    starts = torch.tensor([positions.queries, keys], device=device)
     return lambda q, kv: (q + starts[0], kv + starts[1])
 
 
-def _score_mod(terms: list[Bound], positions: Positions) -> Callable[..., Tensor]:
+def _score_mod(terms: list[BoundTerm], positions: PositionFunction) -> Callable[..., Tensor]:
     def modify(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         grid = Grid(b, h, q, kv, *positions(q, kv))
         changed = score
@@ -234,36 +234,36 @@ def _score_mod(terms: list[Bound], positions: Positions) -> Callable[..., Tensor
     return modify
 
 
-def _mask_mod(mask: Mask, positions: Positions) -> Callable[..., Tensor]:
+def _mask_mod(mask: Mask, positions: PositionFunction) -> Callable[..., Tensor]:
     return lambda b, h, q, kv: mask.see(Grid(b, h, q, kv, *positions(q, kv)))
 
 
-_plans: Memo[Plan] = Memo(64)
+_plans: Memo[BlockMaskPlan] = Memo(64)
 
 
-def _plan(call: Call) -> Plan:
+def _plan(call: Request) -> BlockMaskPlan:
     q, k, v = call.q, call.k, call.v
     settings = tuple(term.settings() for term in call.terms)
-    kind = (call.places, q.shape, k.shape, v.shape, q.dtype, q.device, _training(call), settings, _usual(call))
-    rest = kind if isinstance(call.places.keys, int) else None
+    kind = (call.positions, q.shape, k.shape, v.shape, q.dtype, q.device, _training(call), settings, _usual(call))
+    rest = kind if isinstance(call.positions.keys, int) else None
     return _plans.get(joint_key(call.mask, rest), call.mask, lambda: _planned(call))
 
 
-def _planned(call: Call) -> Plan:
-    mask, places, device = call.mask, call.places, call.q.device
+def _planned(call: Request) -> BlockMaskPlan:
+    mask, positions, device = call.mask, call.positions, call.q.device
     i, j = call.q.shape[2], call.k.shape[2]
     sparse = _sparse(call)
     divisible = i % COARSE == 0 and j % COARSE == 0
     function = _compiled((_structure(call), sparse, divisible))
     options = {"IS_DIVISIBLE": divisible, **(_tiles(max(call.q.shape[-1], call.v.shape[-1])) if sparse else {})}
     if isinstance(mask, Full):
-        return Plan(None, None, None, function, options)
-    table = block_table(mask, i, j, FINE if sparse and not _training(call) else COARSE, places=places)
-    unseen, blind = unseen_and_blind(mask, places, i, j, table)
+        return BlockMaskPlan(None, None, None, function, options)
+    table = block_table(mask, i, j, FINE if sparse and not _training(call) else COARSE, positions=positions)
+    unseen, blind = unseen_and_blind(mask, positions, i, j, table)
     state = table.state if table.state.ndim == 3 else table.state[None]
-    blocks = block_mask(state.to(device), _mask_mod(mask, _positions(places, device)), i, j, table.size)
+    blocks = block_mask(state.to(device), _mask_mod(mask, _positions(positions, device)), i, j, table.size)
     unseen, blind = (None if flags is None else flags[:, None, :, None].to(device) for flags in (unseen, blind))
-    return Plan(blocks, unseen, blind, function, options)
+    return BlockMaskPlan(blocks, unseen, blind, function, options)
 
 
 def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i: int, j: int, size: int) -> "BlockMask":
@@ -279,13 +279,13 @@ def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i:
     return BlockMask.from_kv_blocks(some, which, whole, which_whole, size, mask_mod, (i, j))
 
 
-def _structure(call: Call) -> Hashable:
+def _structure(call: Request) -> Hashable:
     """What is compiled in: rules, settings and the sizes that code is made for. Data and lengths may change."""
     b, h, g, i, j, c, e = call.sizes
     ones = (b == 1, i <= COARSE, j <= COARSE)  # an axis of size one is compiled apart
     starts = (
-        isinstance(call.places.keys, Tensor),
-        call.places == Places(0, 0) if isinstance(call.places.keys, int) else False,
+        isinstance(call.positions.keys, Tensor),
+        call.positions == Positions(0, 0) if isinstance(call.positions.keys, int) else False,
     )
     terms = tuple(term.settings() for term in call.terms)
     return (

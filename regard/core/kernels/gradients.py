@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.errors import KernelRefusedError
-from regard.base.tensors import is_hollow
-from regard.core.checks import exactly
+from regard.base.tensors import is_meta_or_fake
+from regard.core.input_checks import disable_autocast
 
 TRACED_LIMIT = 3e4  # of the bound on scores in compiled code
 ORDINARY = 64.0  # beta in units of c ** -0.5; above it large scores are intended
@@ -41,7 +41,7 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 def can_steer(q: Tensor) -> bool:
     """Whether Python may read tensor values here: not while tracing, in torch.func, or for fake and meta tensors."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return not (torch.compiler.is_compiling() or transformed or is_hollow(q))
+    return not (torch.compiler.is_compiling() or transformed or is_meta_or_fake(q))
 
 
 def gradients_by_rows(
@@ -51,7 +51,7 @@ def gradients_by_rows(
     exact = torch.promote_types(q.dtype, torch.float32)
     if torch.is_grad_enabled():  # create_graph=True: these gradients may be differentiated again
         q, k, v = (x if x.requires_grad else x.detach().requires_grad_() for x in (q, k, v))
-        with exactly(q):
+        with disable_autocast(q):
             out = attention(q.to(exact), k.to(exact), v.to(exact), slice(0, q.shape[2]))
         own, of_keys, of_values = torch.autograd.grad(out, (q, k, v), grad.to(out.dtype), create_graph=True)
         return own, of_keys, of_values
@@ -61,7 +61,7 @@ def gradients_by_rows(
     for start in range(0, i, step):
         rows = slice(start, start + step)
         inputs = [x.detach().to(exact).requires_grad_() for x in (q[:, :, rows], k, v)]
-        with torch.enable_grad(), exactly(q):
+        with torch.enable_grad(), disable_autocast(q):
             out = attention(inputs[0], inputs[1], inputs[2], rows)
         own, of_keys, of_values = torch.autograd.grad(out, inputs, grad[:, :, rows].to(out.dtype))
         of_q[:, :, rows] = own.to(q.dtype)

@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from regard.base.tensors import is_hollow
-from regard.base.tracing import constant
-from regard.core.algebra import Full
-from regard.core.kernels.call import Call, centred_bias, in_transform, seen_keys, summed
+from regard.base.tensors import is_meta_or_fake
+from regard.base.tracing import assume_constant_result
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
     Guard,
@@ -28,6 +26,8 @@ from regard.core.kernels.gradients import (
     poisoned,
     saved_lse,
 )
+from regard.core.kernels.request import Request, centred_bias, in_transform, seen_keys, summed
+from regard.core.masks.algebra import Full
 
 SUMMARY = "torch's fused attention; cuDNN first on Hopper"
 SHORT = 1 << 20  # entries: 4 MiB in float32
@@ -41,7 +41,7 @@ _HOPPER_ORDER = [
 ]
 
 
-def refusals(call: Call) -> list[str]:
+def refusals(call: Request) -> list[str]:
     reasons = []
     if call.hard:
         reasons.append("beta=inf is hard attention, and the fused kernels know only softmax")
@@ -58,14 +58,14 @@ def refusals(call: Call) -> list[str]:
     return reasons
 
 
-def work(call: Call) -> float:
+def work(call: Request) -> float:
     b, h, _, i, j, _, _ = call.sizes
     if call.plain:
         return b * h * i * j * (1.0 if isinstance(call.mask, Full) else 0.6)
     return 1.3 * b * h * i * j
 
 
-def memory(call: Call) -> int:
+def memory(call: Request) -> int:
     b, h, _, i, j, _, _ = call.sizes
     learned = any(tensor.requires_grad for term in call.terms for tensor in term.tensors())
     if call.q.device.type == "cpu" and (call.dropout or learned):
@@ -77,7 +77,7 @@ def memory(call: Call) -> int:
     return (call.mask.batch() or 1) * (call.mask.heads() or 1) * i * j * (1 + call.q.element_size())
 
 
-def run(call: Call) -> Float[Tensor, "b h i e"]:
+def run(call: Request) -> Float[Tensor, "b h i e"]:
     if call.plain:
         return fused(call.q, call.k, call.v, call.beta, call.dropout, causal=call.causal_square)
     k, v, visible, awake = call.k, call.v, call.visible(), None
@@ -94,7 +94,7 @@ def run(call: Call) -> Float[Tensor, "b h i e"]:
     return out if awake is None else out.masked_fill(~awake, 0)
 
 
-def with_lse(call: Call) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"]] | None:
+def with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"]] | None:
     """A plain call on a GPU without dropout, with the log-sum-exp that cuDNN keeps; None where another kernel runs."""
     q, k, v = call.q, call.k, call.v
     half = q.element_size() == 2 and q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3] <= 128
@@ -151,7 +151,7 @@ def fused(
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
     traced = torch.compiler.is_compiling()
-    if not traced and added is None and 0 < k.shape[2] < SHORTEST and not is_hollow(q):
+    if not traced and added is None and 0 < k.shape[2] < SHORTEST and not is_meta_or_fake(q):
         # without a mask the CPU's kernel gives zeros where a short row of scores is NaN throughout
         added = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if causal else q.new_zeros(1, 1)
         causal = False
@@ -161,7 +161,7 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
         return flash_on_cpu(q, k, v, added, causal, beta)
     grouped = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
-    if learning and not is_hollow(q):
+    if learning and not is_meta_or_fake(q):
         out = poisoned(out, bound(q, k, beta) > TRACED_LIMIT)
     if traced and added is None:
         # the same; such a row has a query of NaN, or keys of NaN among which the first is
@@ -183,13 +183,13 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
         out = scaled_dot_product_attention(*passed, added, dropout, causal, scale=beta, enable_gqa=grouped)
     if cheap:
         poison_large_rows(out, saved_lse(out))
-    elif learning and not is_hollow(q):
+    elif learning and not is_meta_or_fake(q):
         largest = bound(q, k, beta)
         out = poisoned(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
     return out
 
 
-def unfused(call: Call) -> list[str]:
+def unfused(call: Request) -> list[str]:
     """Why torch has no fused kernel for such heads on a GPU: it would build all weights without a word."""
     if call.q.device.type != "cuda":
         return []
@@ -209,7 +209,7 @@ def unfused(call: Call) -> list[str]:
     return reasons
 
 
-def short_in_float32(call: Call) -> bool:
+def short_in_float32(call: Request) -> bool:
     """Whether the whole matrix costs a GPU next to nothing, and is the most exact way."""
     b, h, _, i, j, _, _ = call.sizes
     return call.q.device.type == "cuda" and call.q.dtype == torch.float32 and b * h * i * j <= SHORT
@@ -231,7 +231,7 @@ def _cudnn_first() -> Iterator[None]:
         torch._C._set_sdp_priority_order(before)
 
 
-@constant
+@assume_constant_result
 def _hopper(device: int) -> bool:
     return _generation(device) == 9
 

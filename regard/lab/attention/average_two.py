@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
@@ -42,7 +42,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     square = torch.randn(setup.width, setup.width, generator=draws, dtype=torch.float64)
     k = torch.linalg.qr(square).Q[: setup.keys]
     v = torch.randn(setup.keys, setup.value_width, generator=draws, dtype=torch.float64)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
+from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
@@ -41,8 +41,8 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("pairs", self.pairs, 2, "pairs of vectors, and a variance needs two")
-        whole("width", self.width, 1)
+        check_integer("pairs", self.pairs, 2, "pairs of vectors, and a variance needs two")
+        check_integer("width", self.width, 1)
         if not self.scores or not all(map(math.isfinite, self.scores)):
             raise ConfigError(f"scores are finite and one at least, but are {self.scores}")
         if len(self.betas) < 2 or not all(0 < beta < math.inf for beta in self.betas):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import COLOURS, MARKS, figure
@@ -59,7 +59,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     scores = torch.tensor(setup.scores, dtype=torch.float64)
     plain = weights(scores)
     moved = max((weights(scores + shift) - plain).abs().max().item() for shift in setup.shifts)
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
 
     def error(lead: float, n: int, uneven: bool = False) -> float:
         """The weight lost when one score leads: all others equal, or some farther behind."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import bars, figure
@@ -54,7 +54,7 @@ def over_positions(layer: nn.Linear, v: Tensor) -> Tensor:
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
 
     def normal(*sizes: int) -> Tensor:
         return torch.randn(1, 1, *sizes, generator=draws, dtype=torch.float64)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
@@ -42,7 +42,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     q, k = torch.randn(2, 1, 1, setup.tokens, setup.width, generator=draws, dtype=torch.float64)
     v = torch.randn(1, 1, setup.tokens, setup.value_width, generator=draws, dtype=torch.float64)
     one_hot = torch.eye(setup.tokens, dtype=torch.float64)[None, None]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.softargmax import softargmax
 from regard.lab.claim import Attention, Numbers, Verdict, judged
@@ -41,7 +41,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     Q = torch.randn(setup.width, setup.queries, generator=draws, dtype=torch.float64)
     K = torch.randn(setup.width, setup.keys, generator=draws, dtype=torch.float64)
     V = torch.randn(setup.value_width, setup.keys, generator=draws, dtype=torch.float64)

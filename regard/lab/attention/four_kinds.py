@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import figure, heat
@@ -44,7 +44,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     x = torch.randn(1, 1, setup.tokens, setup.width, generator=draws, dtype=torch.float64)
     y = torch.randn(1, 1, setup.others, setup.width, generator=draws, dtype=torch.float64)
     by_query, by_key, by_value = (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
@@ -41,7 +41,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    square = torch.randn(setup.width, setup.width, generator=generator(setup.seed), dtype=torch.float64)
+    square = torch.randn(setup.width, setup.width, generator=make_generator(setup.seed), dtype=torch.float64)
     a, b, c, d = u = setup.length * torch.linalg.qr(square).Q[:4]
     x = torch.stack([d + b, a, c + b])
 

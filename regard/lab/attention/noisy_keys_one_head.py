@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.noisy_keys import Noisy, histograms
@@ -36,7 +36,7 @@ SMOKE = Setup(draws=20_000)
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     mu, one_hot = setup.means, setup.one_hot
     # twice the query at half the beta: the same scores, unless beta is taken otherwise than it should be
     q = (2 * setup.size * (mu[0] + mu[1])).expand(setup.draws, 1, 1, -1)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.noisy_keys import Noisy, histograms
@@ -41,7 +41,7 @@ SMOKE = Setup(draws=20_000)
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     mu, one_hot = setup.means, setup.one_hot
     gamma = setup.lengths(draws)
     k = setup.varied(gamma, draws)

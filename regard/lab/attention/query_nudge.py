@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
-from regard.lab.nudges import Nudging, first_order
+from regard.lab.perturbations import Nudging, first_order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

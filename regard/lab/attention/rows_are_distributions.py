@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import figure, heat
@@ -40,7 +40,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     n = len(setup.looks_at)
     q, k = torch.randn(2, n, setup.width, generator=draws, dtype=torch.float64)
     one_hot = torch.eye(n, dtype=torch.float64)[None, None]

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
+from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
-from regard.core.grid import Places
 from regard.core.positions import grid_positions
 from regard.core.scores import shaw
 from regard.lab.claim import Attention, Numbers, Verdict, judged
@@ -46,7 +46,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if whole("kernel", self.kernel, 3, "offsets") % 2 == 0:
+        if check_integer("kernel", self.kernel, 3, "offsets") % 2 == 0:
             raise ConfigError(f"kernel is odd, so that it has a middle, but is {self.kernel}; try {self.kernel + 1}")
 
 
@@ -54,7 +54,7 @@ SMOKE = Setup(width=5, out=3, length=11, rows=5, columns=4)
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     size, ends = setup.kernel, setup.kernel // 2
     row = torch.randint(-9, 10, (1, setup.width, setup.length), generator=draws).double()
     taps = torch.randint(-9, 10, (setup.out, setup.width, size), generator=draws).double()
@@ -86,7 +86,7 @@ def _along_a_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention) 
     padded = functional.pad(row, (ends, ends)).mT[:, None].expand(1, size, n + 2 * ends, -1)
     k = torch.zeros(1, size, n + 2 * ends, size, dtype=torch.float64)
     # exp(-1000) is 0 in floats, so the weights are one-hot to the bit
-    return attention(q, k, padded, scores=shaw(keys), beta=1000.0, places=Places(ends))[0]
+    return attention(q, k, padded, scores=shaw(keys), beta=1000.0, places=Positions(ends))[0]
 
 
 def _over_a_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.channel import channel_attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import bars, figure
-from regard.layers.attention import Attention as AttentionLayer
-from regard.layers.channel import ChannelAttention
-from regard.layers.windows import partition
-from regard.models.count import counting_flops
+from regard.models.count import count_flops
+from regard.nn.attention import Attention as AttentionLayer
+from regard.nn.channel import ChannelAttention
+from regard.nn.windows import partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def run(
 ) -> Numbers:
     """channels  attention between channels of q, k and v, (b h n c)"""
     n, d = setup.side**2, setup.width
-    q, k, v = torch.randn(3, 1, 1, n, d, generator=generator(setup.seed))
+    q, k, v = torch.randn(3, 1, 1, n, d, generator=make_generator(setup.seed))
     small = [x[..., :13, :5].double() for x in (q, k, v)]
     by_hand = attention(*(x.mT for x in small), beta=5**-0.5).mT
     image = torch.zeros(1, setup.side, setup.side, d)
@@ -86,7 +86,7 @@ def _counted(layer: nn.Module, x: Tensor) -> int:
 
 
 def _cost(call: Callable[[], Tensor]) -> int:
-    with torch.no_grad(), counting_flops() as flops:
+    with torch.no_grad(), count_flops() as flops:
         call()
     return int(flops.get_total_flops()) // 2
 

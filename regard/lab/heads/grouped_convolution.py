@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import bars, figure
-from regard.layers.attention import check_heads, merge_heads, split_heads
+from regard.nn.attention import check_heads, merge_heads, split_heads
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ SMOKE = Setup(width=15, heads=3, length=11, kernel=3)
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     d, heads, n, size = setup.width, setup.heads, setup.length, setup.kernel
     c = d // heads
     x = torch.randn(1, n, d, generator=draws, dtype=torch.float64)

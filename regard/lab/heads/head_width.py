@@ -18,8 +18,8 @@ import torch
 from regard.lab.claim import Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
 from regard.lab.words import listed
-from regard.layers.attention import Attention as AttentionLayer
-from regard.models.count import counting_flops
+from regard.models.count import count_flops
+from regard.nn.attention import Attention as AttentionLayer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ def run(setup: Setup, layer: Callable[..., Any] = AttentionLayer) -> Numbers:
 
 def _counted(layer: Any, setup: Setup) -> tuple[int, int]:
     """Weights of one of the projections of queries, keys and values, and multiply-adds of a pass."""
-    with torch.no_grad(), counting_flops() as flops:
+    with torch.no_grad(), count_flops() as flops:
         layer(torch.zeros(1, setup.length, setup.width))
     return layer.query_key_value.weight.numel() // 3, flops.get_total_flops() // 2
 

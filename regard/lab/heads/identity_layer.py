@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import bars, figure, lines
@@ -43,7 +43,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("length", self.length, 3, "tokens, of which two share a key and one does not")
+        check_integer("length", self.length, 3, "tokens, of which two share a key and one does not")
         if not self.betas or self.betas[-1] != math.inf:
             raise ConfigError(f"betas grow and end with inf, where attention is hard, but are {self.betas}")
 
@@ -52,7 +52,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     n = setup.length
     values = torch.randn(1, 1, n, setup.width, generator=draws, dtype=torch.float64)
     places = torch.eye(n, dtype=torch.float64)[None, None]

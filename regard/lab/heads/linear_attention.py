@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.core.linear import Elementwise, Features, elu_plus_one, linear_attend
+from regard.core.linear import Elementwise, FeatureMap, elu_plus_one, linear_attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
-from regard.models.count import counting_flops
+from regard.models.count import count_flops
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ class Setup:
 SMOKE = Setup(lengths=(128, 512), repeats=1)
 
 
-class Both(Features):
+class Both(FeatureMap):
     """elu + 1 of x and of -x, side by side: twice the features for the same width."""
 
     def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
@@ -90,7 +90,7 @@ def run(setup: Setup, attention: Attention = attend, linear: Callable[..., Any] 
 
 
 def _drawn(setup: Setup, n: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(3, 1, 1, n, d, generator=generator(setup.seed), dtype=dtype)
+    return torch.randn(3, 1, 1, n, d, generator=make_generator(setup.seed), dtype=dtype)
 
 
 def _error(setup: Setup, linear: Callable[..., Any]) -> float:
@@ -104,7 +104,7 @@ def _error(setup: Setup, linear: Callable[..., Any]) -> float:
 def _cost(call: Callable[[], Any]) -> int:
     """Multiply-adds of matrix products and attention, and the additions of sums over keys."""
     adding: Any = torch.ops.aten.sum  # counters go by the name of an operator, not by its overload
-    with counting_flops() as products, FlopCounterMode(display=False, custom_mapping={adding: _additions}) as sums:
+    with count_flops() as products, FlopCounterMode(display=False, custom_mapping={adding: _additions}) as sums:
         call()
     added = sums.get_flop_counts().get("Global", {}).get(adding, 0)
     return int(products.get_total_flops() + added) // 2

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import bars, figure
-from regard.layers.attention import Attention as AttentionLayer, merge_heads, split_heads
-from regard.layers.initial import fan_in, initialise, normal
+from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
+from regard.nn.init import fan_in, init_parameters, normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,8 +46,8 @@ SMOKE = Setup(width=15, heads=3, length=7)
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     layer = AttentionLayer(setup.width, setup.heads).double()
-    initialise(layer, {"*.weight": fan_in(), "*.bias": normal(0.5)}, setup.seed)
-    draws = generator(setup.seed)
+    init_parameters(layer, {"*.weight": fan_in(), "*.bias": normal(0.5)}, setup.seed)
+    draws = make_generator(setup.seed)
     x = torch.randn(1, setup.length, setup.width, generator=draws, dtype=torch.float64)
     with torch.no_grad():
         q, k, v = (split_heads(part, setup.heads) for part in layer.query_key_value(x).chunk(3, -1))

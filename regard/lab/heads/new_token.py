@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
-from regard.core.cache import Growing
-from regard.core.grid import Places
+from regard.core.cache import DynamicCache
 from regard.core.masks import causal
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
-from regard.layers.attention import Attention as AttentionLayer
-from regard.models.count import counting_flops
+from regard.models.count import count_flops
+from regard.nn.attention import Attention as AttentionLayer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,12 +51,12 @@ SMOKE = Setup(lengths=(31, 63, 127), repeats=1)
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
     """layer  makes the attention layer that is counted and timed: layer(width, heads)"""
     n, c = setup.lengths[0], setup.width // setup.heads
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     q, k, v = torch.randn(3, 1, setup.heads, n + 1, c, generator=draws, dtype=torch.float64)
     other = [torch.cat([x[:, :, :n], -5 * x[:, :, n:]], 2) for x in (q, k, v)]
     whole, changed = attention(q, k, v, mask=causal()), attention(*other, mask=causal())
     before = attention(q[:, :, :n], k[:, :, :n], v[:, :, :n], mask=causal())
-    step = attention(q[:, :, n:], k, v, mask=causal(), places=Places(n))
+    step = attention(q[:, :, n:], k, v, mask=causal(), places=Positions(n))
     costs = [_measured(layer, setup, length) for length in setup.lengths]
     return {
         "width": setup.width,
@@ -71,18 +71,18 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
 def _measured(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dict[str, float]:
     """What the token after n others costs, alone and with everything done anew."""
     made = layer(setup.width, setup.heads)
-    x = torch.randn(1, n + 1, setup.width, generator=generator(setup.seed))
-    held = Growing()
+    x = torch.randn(1, n + 1, setup.width, generator=make_generator(setup.seed))
+    held = DynamicCache()
     with torch.no_grad():
         made(x[:, :n], mask=causal(), cache=held)
         kept = held.nbytes
-        with counting_flops() as stepped:
+        with count_flops() as stepped:
             made(x[:, n:], mask=causal(), cache=held)
-        with counting_flops() as anew:
+        with count_flops() as anew:
             made(x, mask=causal())
         seconds: dict[str, list[float]] = {"step": [], "anew": []}
         for _ in range(setup.repeats):
-            caches = Growing()
+            caches = DynamicCache()
             made(x[:, :n], mask=causal(), cache=caches)
             start = time.perf_counter()
             made(x[:, n:], mask=causal(), cache=caches)

@@ -20,7 +20,7 @@ from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
 from regard.lab.words import listed
-from regard.layers.attention import Attention as AttentionLayer, split_heads
+from regard.nn.attention import Attention as AttentionLayer, split_heads
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

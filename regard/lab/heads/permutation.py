@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.positions import sinusoidal
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
@@ -43,7 +43,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     d, n = setup.width, setup.length
     x = torch.randn(d, n, generator=draws, dtype=torch.float64)
     maps = torch.randn(3, d, d, generator=draws, dtype=torch.float64) * d**-0.5

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.core.positions import Rotary
@@ -32,11 +32,11 @@ from regard.core.scores import alibi
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged, weighed
 from regard.lab.drawing import COLOURS, MARKS, figure
 from regard.lab.fitting import fit
-from regard.lab.repeats import Estimate, interval
-from regard.layers.attention import Attention as AttentionLayer
-from regard.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
-from regard.layers.initial import constant, fan_in, initialise, normal
-from regard.layers.terms import LearnedBuckets
+from regard.lab.seeds_interval import Estimate, interval
+from regard.nn.attention import Attention as AttentionLayer
+from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
+from regard.nn.init import constant, fan_in, init_parameters, normal
+from regard.nn.learned_scores import LearnedBuckets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +66,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
         if self.lengths[:1] != (self.length,) or self.place >= self.length or self.distance >= self.length:
             raise ConfigError(
                 f"lengths begin with the trained one, {self.length}, and distance and place lie within it: "
@@ -159,9 +159,9 @@ def _drawn(setup: Setup, task: str, batch: int, n: int, draws: torch.Generator) 
 
 def _trained(setup: Setup, task: str, scheme: str, number: int, attention: Attention) -> _Reader:
     seed = 1000 * setup.seed + number
-    model, draws = _Reader(setup, scheme, attention), generator(seed)
+    model, draws = _Reader(setup, scheme, attention), make_generator(seed)
     table = {"tokens.weight": normal(0.5), "places.weight": normal(0.5), "layer.scores.weight": constant(0.0)}
-    initialise(model, {**table, "*.weight": fan_in(), "*.bias": constant(0.0)}, seed)
+    init_parameters(model, {**table, "*.weight": fan_in(), "*.bias": constant(0.0)}, seed)
     # a table of scores is read as it is, and has to grow to several units before it chooses
     biases = [value for name, value in model.named_parameters() if name == "layer.scores.weight"]
     others = [value for name, value in model.named_parameters() if name != "layer.scores.weight"]
@@ -178,7 +178,7 @@ def _trained(setup: Setup, task: str, scheme: str, number: int, attention: Atten
 @torch.no_grad()
 def _tried(model: _Reader, setup: Setup, task: str, number: int) -> list[float]:
     """The share of right guesses at each length; on longer inputs, of rows at places never trained."""
-    shares, draws = [], generator(1000 * setup.seed + number + 500)
+    shares, draws = [], make_generator(1000 * setup.seed + number + 500)
     for n in setup.lengths:
         tokens, wanted, first = _drawn(setup, task, setup.trials, n, draws)
         new = first if n <= setup.length else setup.length

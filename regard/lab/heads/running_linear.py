@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import bars, figure
@@ -40,7 +40,7 @@ SMOKE = Setup(width=5, out=3, length=7)
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     n = setup.length
     c = torch.randint(-9, 10, (1, setup.width, n), generator=draws).double()  # e x n, as the sheet has it
     w_v = torch.randint(-9, 10, (setup.out, setup.width), generator=draws).double()

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.base.errors import ConfigError
-from regard.base.seeds import generator
-from regard.core.algebra import Mask
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import blocks, dilated, full, global_tokens, window
+from regard.core.masks.algebra import Mask
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
 from regard.lab.words import listed
@@ -90,7 +90,7 @@ def _patterns(setup: Setup, n: int) -> dict[str, tuple[Mask, ...]]:
 
 
 def _counted(setup: Setup, n: int, attention: Attention) -> tuple[dict[str, int], dict[str, float]]:
-    q, k, v = torch.randn(3, 1, 1, n, setup.width, generator=generator(setup.seed))
+    q, k, v = torch.randn(3, 1, 1, n, setup.width, generator=make_generator(setup.seed))
     pairs, seconds = {}, {}
     for name, stages in _patterns(setup, n).items():
         pairs[name] = sum(mask.count(n) for mask in stages)

@@ -20,17 +20,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
-from regard.core.algebra import Mask
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.core.masks import chunks, full, window
+from regard.core.masks.algebra import Mask
 from regard.lab.claim import Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
 from regard.lab.words import listed
-from regard.layers.attention import Attention as AttentionLayer
-from regard.layers.blocks import Block, BlockStream
-from regard.layers.feedforward import FeedForward
-from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.nn.attention import Attention as AttentionLayer
+from regard.nn.blocks import Block, BlockStream
+from regard.nn.feedforward import FeedForward
+from regard.nn.init import constant, fan_in, init_parameters, normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if whole("look_ahead", self.look_ahead, 0) % whole("chunk", self.chunk, 1):
+        if check_integer("look_ahead", self.look_ahead, 0) % check_integer("chunk", self.chunk, 1):
             raise ConfigError(
                 f"look_ahead counts whole chunks: look_ahead={self.look_ahead}, chunk={self.chunk}; "
                 f"try look_ahead={self.look_ahead // self.chunk * self.chunk}"
@@ -64,7 +64,7 @@ SMOKE = Setup(width=8, heads=2, depths=(1, 3), length=32)
 
 def run(setup: Setup, layer: Callable[[int, int], AttentionLayer] = AttentionLayer) -> Numbers:
     """layer  makes the attention of a block: layer(width, heads)"""
-    x = torch.randn(1, setup.length, setup.width, generator=generator(setup.seed), dtype=torch.float64)
+    x = torch.randn(1, setup.length, setup.width, generator=make_generator(setup.seed), dtype=torch.float64)
     waits: dict[str, list[int]] = {}
     reaches: dict[str, list[int]] = {}
     errors: list[float] = []
@@ -108,7 +108,7 @@ def _blocks(setup: Setup, depth: int, layer: Callable[[int, int], AttentionLayer
         feedforward = FeedForward(setup.width, 2 * setup.width)
         block = Block(setup.width, layer(setup.width, setup.heads), feedforward).double().eval()
         initial = {"*norm.weight": constant(1.0), "*.weight": fan_in(), "*.bias": normal(0.1)}
-        initialise(block, initial, 1000 * setup.seed + number)
+        init_parameters(block, initial, 1000 * setup.seed + number)
         made.append(block)
     return made
 

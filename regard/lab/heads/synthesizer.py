@@ -21,19 +21,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.core.kernels import observing
-from regard.core.kernels.call import Call
+from regard.core.kernels import observe_requests
+from regard.core.kernels.request import Request
 from regard.core.masks import window
 from regard.lab.claim import Attention, Numbers, Verdict, weighed
 from regard.lab.drawing import COLOURS, figure
 from regard.lab.fitting import fit
-from regard.lab.repeats import estimates, interval
-from regard.layers.embeddings import TokenEmbedding
-from regard.layers.initial import constant, fan_in, initialise, normal
-from regard.layers.synthesizer import Synthesizer
+from regard.lab.seeds_interval import estimates, interval
+from regard.nn.embeddings import TokenEmbedding
+from regard.nn.init import constant, fan_in, init_parameters, normal
+from regard.nn.synthesizer import Synthesizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
         if self.names < self.pairs:
             raise ConfigError(f"{self.pairs} pairs need a name each, but there are {self.names}; raise names")
 
@@ -81,7 +81,7 @@ def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] =
     made: dict[str, int] = {}
     commonest: list[float] = []
     for number in range(setup.repeats):
-        trial = _drawn(setup, setup.trials, generator(1000 * setup.seed + number + 500))
+        trial = _drawn(setup, setup.trials, make_generator(1000 * setup.seed + number + 500))
         commonest.append(_commonest(*trial[1:]))
         for part in PARTS:
             model = _trained(setup, part, number, mixer)
@@ -127,9 +127,9 @@ def _drawn(setup: Setup, batch: int, draws: torch.Generator) -> tuple[Tensor, Te
 
 def _trained(setup: Setup, part: str, number: int, mixer: Callable[..., Any]) -> _Matcher:
     seed = 1000 * setup.seed + number
-    model, draws = _Matcher(setup, part, mixer), generator(seed)
+    model, draws = _Matcher(setup, part, mixer), make_generator(seed)
     tables = {"names.weight": normal(1.0), "values.weight": normal(1.0), "layer.dense_keys": normal(0.3)}
-    initialise(model, {**tables, "*.bias": constant(0.0), "*.weight": fan_in(), "*": constant(0.0)}, seed)
+    init_parameters(model, {**tables, "*.bias": constant(0.0), "*.weight": fan_in(), "*": constant(0.0)}, seed)
 
     def loss() -> Tensor:
         names, values, wanted = _drawn(setup, setup.batch, draws)
@@ -149,10 +149,10 @@ def _commonest(values: Int[Tensor, "b n"], wanted: Int[Tensor, "b n"]) -> float:
 @torch.no_grad()
 def _weights(model: _Matcher, setup: Setup, attention: Attention) -> tuple[float, int]:
     """How much the weights of the first row move when all other tokens change, and how many weights there are."""
-    names, values, _ = _drawn(setup, 1, generator(setup.seed))
-    others, other_values, _ = _drawn(setup, 1, generator(setup.seed + 1))
-    calls: list[Call] = []
-    with observing(lambda name, call, out: calls.append(call)):
+    names, values, _ = _drawn(setup, 1, make_generator(setup.seed))
+    others, other_values, _ = _drawn(setup, 1, make_generator(setup.seed + 1))
+    calls: list[Request] = []
+    with observe_requests(lambda name, call, out: calls.append(call)):
         model(names, values)
         model(torch.cat([names[:, :1], others[:, 1:]], 1), torch.cat([values[:, :1], other_values[:, 1:]], 1))
     eye = torch.eye(setup.length)[None, None]

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.lab.claim import Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
 from regard.lab.words import listed
-from regard.layers.attention import Attention as AttentionLayer
-from regard.layers.initial import fan_in, initialise, normal
+from regard.nn.attention import Attention as AttentionLayer
+from regard.nn.init import fan_in, init_parameters, normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ SMOKE = Setup(depths=(1, 4, 16))
 
 def run(setup: Setup, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
     """layer  makes the attention layer: layer(width, heads)"""
-    x = torch.randn(1, setup.length, setup.width, generator=generator(setup.seed), dtype=torch.float64)
+    x = torch.randn(1, setup.length, setup.width, generator=make_generator(setup.seed), dtype=torch.float64)
     attended = _made(layer, setup, 0)(x).detach()
     own = attended.shape[-1]
     adds, stacks = [], []
@@ -69,7 +69,7 @@ def run(setup: Setup, layer: Callable[[int, int], Any] = AttentionLayer) -> Numb
 
 def _made(layer: Callable[[int, int], Any], setup: Setup, number: int) -> Any:
     made = layer(setup.width, setup.heads).double()
-    initialise(made, {"*.weight": fan_in(), "*.bias": normal(0.1)}, 1000 * setup.seed + number)
+    init_parameters(made, {"*.weight": fan_in(), "*.bias": normal(0.1)}, 1000 * setup.seed + number)
     return made
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import bars, figure, lines
@@ -78,7 +78,7 @@ def run(
     for model in (*transformers, *perceptrons):
         model.initialise(setup.seed)
         model.double().eval()
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     images = [
         torch.randn(2, 1, setup.patch * side, setup.patch * side, generator=draws, dtype=torch.float64)
         for side in setup.sides

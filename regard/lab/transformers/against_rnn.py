@@ -25,18 +25,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged, weighed
 from regard.lab.drawing import COLOURS, MARKS, figure, lines
 from regard.lab.fitting import fit
-from regard.lab.repeats import Estimate, interval
-from regard.layers.attention import Attention as AttentionLayer, merge_heads, split_heads
-from regard.layers.initial import fan_in, initialise, normal
-from regard.models.count import counting_flops
-from regard.models.rnn import LSTM, RNN, RNNConfig, State
+from regard.lab.seeds_interval import Estimate, interval
+from regard.models.count import count_flops
+from regard.models.rnn import LSTM, RNN, RNNConfig, RNNState
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
+from regard.nn.init import fan_in, init_parameters, normal
 from regard.see.watch import watch
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
         for name in ("lengths", "distances"):
             several = getattr(self, name)
             if len(several) < 2 or list(several) != sorted(set(several)) or several[0] < 1:
@@ -140,14 +140,14 @@ def run(
 def _layers(setup: Setup) -> tuple[AttentionLayer, LSTM]:
     made = AttentionLayer(setup.layer, 1), LSTM(setup.layer)
     for layer in made:
-        initialise(layer, {"*.bias": normal(0.1), "*": fan_in()}, setup.seed)
+        init_parameters(layer, {"*.bias": normal(0.1), "*": fan_in()}, setup.seed)
     return made
 
 
 def _way(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, int, float]:
     """Operations from the last output back to the first of n tokens, the shortest and the longest way; its gradient."""
     layer, cell = _layers(setup)
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     tokens = [torch.randn(1, 1, setup.layer, generator=draws).requires_grad_() for _ in range(n)]
     if kind == "attention":
         # every token is projected by itself, so that no operation but attention joins two of them
@@ -155,7 +155,7 @@ def _way(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, in
         k, v = (torch.cat([each[part] for each in heads], 2) for part in (1, 2))
         out = layer.out(merge_heads(attention(heads[-1][0], k, v)))
     else:
-        state = State(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
+        state = RNNState(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
         for token in tokens:
             out, state = cell.unrolled(token, state)
     shortest, longest = _ways_back(out, tokens[0])
@@ -189,15 +189,15 @@ def _ways_back(out: Tensor, leaf: Tensor) -> tuple[int, int]:
 def _layer(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, float]:
     """Multiply-adds of a layer over n tokens, and the seconds it takes."""
     layer, cell = _layers(setup)
-    x = torch.randn(1, n, setup.layer, generator=generator(setup.seed))
-    state = State(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
+    x = torch.randn(1, n, setup.layer, generator=make_generator(setup.seed))
+    state = RNNState(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
 
     def attended() -> Tensor:
         q, k, v = split_heads(layer.query_key_value(x), 3).chunk(3, 1)
         out: Tensor = layer.out(merge_heads(attention(q, k, v)))
         return out
 
-    with counting_flops() as flops:
+    with count_flops() as flops:
         attended() if kind == "attention" else cell.unrolled(x, state)  # counters do not see into the fused form
     taken = []
     for _ in range(20):
@@ -233,7 +233,7 @@ def _made(
     looking = "dot" if kind == "recurrent with attention" else None
     model = rnn(RNNConfig(vocab=setup.vocab, width=setup.width, depth=1, attention=looking, dropout=0.0))
     # tokens of the size that the Transformer begins with
-    initialise(model, {"source.weight": normal(1.0), "target.weight": normal(1.0), **model.initial()}, seed)
+    init_parameters(model, {"source.weight": normal(1.0), "target.weight": normal(1.0), **model.initial()}, seed)
     return model
 
 
@@ -254,7 +254,7 @@ def _trained(
     rnn: Callable[[RNNConfig], Any],
     transformer: Callable[[TransformerConfig], Any],
 ) -> Any:
-    model, draws = _made(setup, kind, distance, seed, rnn, transformer), generator(seed)
+    model, draws = _made(setup, kind, distance, seed, rnn, transformer), make_generator(seed)
 
     def loss() -> Tensor:
         source, target, wanted = _drawn(setup, distance, setup.batch, draws)
@@ -266,14 +266,14 @@ def _trained(
 
 @torch.no_grad()
 def _tried(model: Any, setup: Setup, distance: int, seed: int) -> float:
-    source, target, wanted = _drawn(setup, distance, setup.trials, generator(seed))
+    source, target, wanted = _drawn(setup, distance, setup.trials, make_generator(seed))
     return float((model(source, target)[:, 0].argmax(-1) == wanted).double().mean())
 
 
 @torch.no_grad()
 def _looked(model: Any, setup: Setup, distance: int, seed: int) -> tuple[int, float]:
     """How many times the model asks for attention, and how much the token to tell gets of the last."""
-    source, target, _ = _drawn(setup, distance, setup.trials, generator(seed))
+    source, target, _ = _drawn(setup, distance, setup.trials, make_generator(seed))
     with watch(model) as seen:
         model(source, target)
     if not len(seen):
@@ -285,7 +285,7 @@ def _looked(model: Any, setup: Setup, distance: int, seed: int) -> tuple[int, fl
 @torch.no_grad()
 def _exchanged(model: Any, setup: Setup, seed: int) -> float:
     """How far logits from another source's encoding are from those of that source: 0 if encodings are all there is."""
-    draws = generator(seed)
+    draws = make_generator(seed)
     source, target, _ = _drawn(setup, setup.distances[-1], setup.trials, draws)
     other, other_target, _ = _drawn(setup, setup.distances[-1], setup.trials, draws)
     model(source, target)  # nothing of the source before may stay behind

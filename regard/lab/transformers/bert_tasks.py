@@ -22,14 +22,14 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional
 
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Sheet, Verdict, weighed
 from regard.lab.drawing import COLOURS, figure
 from regard.lab.fitting import fit
-from regard.lab.repeats import Estimate, estimates, interval
-from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.lab.seeds_interval import Estimate, estimates, interval
 from regard.models.bert import BERT, BERTConfig
+from regard.nn.init import constant, fan_in, init_parameters, normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,10 +73,10 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("kinds", self.kinds, 2, "kinds of nouns, and pronouns have to tell them apart")
-        whole("nouns", self.nouns, 1)
-        whole("verbs", self.verbs, 2)
-        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("kinds", self.kinds, 2, "kinds of nouns, and pronouns have to tell them apart")
+        check_integer("nouns", self.nouns, 1)
+        check_integer("verbs", self.verbs, 2)
+        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
 
     @property
     def words(self) -> int:
@@ -104,7 +104,7 @@ def run(setup: Setup, bert: Callable[[BERTConfig], Any] = BERT) -> Numbers:
         seed = 1000 * setup.seed + number
         model = _trained(setup, seed, bert)
         for task in TASKS:
-            told, wanted = _told(model, examples(setup, task, setup.trials, generator(seed + 500)))
+            told, wanted = _told(model, examples(setup, task, setup.trials, make_generator(seed + 500)))
             right[task].append((told.argmax(-1) == wanted).double().mean().item())
             same[task].append(wanted.bincount().max().item() / len(wanted))
     return {
@@ -173,7 +173,7 @@ def _where(flags: Int[Tensor, "b"], one: Int[Tensor, "b n"], other: Int[Tensor, 
 
 
 def _trained(setup: Setup, seed: int, bert: Callable[[BERTConfig], Any]) -> Any:
-    draws = generator(seed)
+    draws = make_generator(seed)
     model = bert(
         BERTConfig(
             vocab=SPECIAL + setup.words,
@@ -187,7 +187,7 @@ def _trained(setup: Setup, seed: int, bert: Callable[[BERTConfig], Any]) -> Any:
     )
     # wider than for large models: so few steps would not make words differ
     table = {"tokens.weight": normal(0.3), "*norm.weight": constant(1.0), "*.bias": constant(0.0)}
-    initialise(model, {**table, "*norm.bias": constant(0.0), "*.weight": fan_in()}, seed)
+    init_parameters(model, {**table, "*norm.bias": constant(0.0), "*.weight": fan_in()}, seed)
 
     def loss() -> Tensor:
         parts = zip(*(examples(setup, task, setup.batch, draws) for task in TASKS), strict=True)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
 
@@ -52,8 +52,8 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("merges", self.merges, 1)
-        whole("texts", self.texts, 1)
+        check_integer("merges", self.merges, 1)
+        check_integer("texts", self.texts, 1)
 
 
 SMOKE = Setup(texts=20)
@@ -189,7 +189,7 @@ def _as_characters(text: str) -> str:
 
 def _random_texts(setup: Setup) -> list[str]:
     """Letters of the text in any order, and characters from everywhere, most of which it never saw."""
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     letters = sorted(set(setup.text))
     found = []
     for number in range(setup.texts):

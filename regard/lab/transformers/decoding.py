@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, judged
 from regard.lab.drawing import COLOURS, figure, lines
 from regard.lab.fitting import fit
-from regard.models.generation import Text, beam, generate, greedy, kth, sample
+from regard.models.generation import GeneratedText, beam, generate, greedy, kth_largest, sample
 from regard.models.gpt import GPT, GPTConfig
-from regard.models.strategies import Strategy
+from regard.models.sampling import Strategy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ MATHS = (
     r"\mathrm{argmax} \prod_i p_i \ge \prod_i \mathrm{max} p_i"
 )
 
-Writer = Callable[..., list[Text]]
+Writer = Callable[..., list[GeneratedText]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,10 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("letters", self.letters, 3)
-        whole("length", self.length, 2, "letters, and with one alone nothing is searched")
-        whole("prompts", self.prompts, 2)
-        whole("draws", self.draws, 1)
+        check_integer("letters", self.letters, 3)
+        check_integer("length", self.length, 2, "letters, and with one alone nothing is searched")
+        check_integer("prompts", self.prompts, 2)
+        check_integer("draws", self.draws, 1)
         if not self.sharpness > 0:
             raise ConfigError(f"sharpness is above 0, but is {self.sharpness}")
         if self.letters**self.length > 1_000_000:
@@ -92,16 +92,18 @@ def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any]
     """writer  writes texts: writer(model, prompts, strategy=..., length=...); gpt makes the model"""
     language = _language(setup)
     model = _trained(setup, language, gpt)
-    prompts = _spoken(language, setup.prompts, 4, generator(setup.seed + 2)).tolist()
+    prompts = _spoken(language, setup.prompts, 4, make_generator(setup.seed + 2)).tolist()
     everything = [_every_text(model, prompt, setup) for prompt in prompts]
     best = [float(each.max()) for each in everything]
 
-    def written(strategy: Strategy, after: Sequence[Sequence[int]] = prompts, length: int = setup.length) -> list[Text]:
+    def written(
+        strategy: Strategy, after: Sequence[Sequence[int]] = prompts, length: int = setup.length
+    ) -> list[GeneratedText]:
         return writer(model, after, strategy=strategy, length=length)
 
     beams = {width: written(beam(width)) for width in setup.widths}
     likeliest = written(greedy())
-    ranks = {k: written(kth(k)) for k in range(1, setup.letters + 1)}
+    ranks = {k: written(kth_largest(k)) for k in range(1, setup.letters + 1)}
     drawn = {name: _drawn(written, strategy, prompts, setup) for name, strategy in _samplers(setup).items()}
     truth = [_shares(model, prompt) for prompt in prompts]
     wanted = {
@@ -148,7 +150,7 @@ def _samplers(setup: Setup) -> dict[str, Strategy]:
 
 def _language(setup: Setup) -> Float[Tensor, "w w w"]:
     """How likely each letter is after each two."""
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     # powers of even numbers: as uneven as sharpness asks for
     raw = torch.rand(setup.letters, setup.letters, setup.letters, generator=draws, dtype=torch.float64)
     return functional.normalize(raw ** (1 / setup.sharpness), p=1.0, dim=-1)
@@ -178,7 +180,7 @@ def _trained(setup: Setup, language: Float[Tensor, "w w w"], gpt: Callable[[GPTC
         )
     )
     model.initialise(setup.seed)
-    draws = generator(setup.seed + 1)
+    draws = make_generator(setup.seed + 1)
 
     def loss() -> Tensor:
         tokens = _spoken(language, setup.batch, setup.training_length, draws)
@@ -221,18 +223,18 @@ def _leading(shares: Float[Tensor, "w"], *, count: int | None = None, reach: flo
 
 
 def _drawn(
-    written: Callable[..., list[Text]], strategy: Strategy, prompts: Sequence[Sequence[int]], setup: Setup
-) -> list[Text]:
+    written: Callable[..., list[GeneratedText]], strategy: Strategy, prompts: Sequence[Sequence[int]], setup: Setup
+) -> list[GeneratedText]:
     return written(strategy, [prompt for prompt in prompts for _ in range(setup.draws)])
 
 
-def _firsts(texts: Sequence[Text], setup: Setup) -> Float[Tensor, "p w"]:
+def _firsts(texts: Sequence[GeneratedText], setup: Setup) -> Float[Tensor, "p w"]:
     """How often each letter came first after each prompt."""
     firsts = torch.tensor([text.tokens[0] for text in texts]).view(setup.prompts, setup.draws)
     return functional.one_hot(firsts, setup.letters).double().mean(1)
 
 
-def _distance(texts: Sequence[Text], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> float:
+def _distance(texts: Sequence[GeneratedText], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> float:
     """Half of the sum of differences between how often letters came and should have, on average over prompts."""
     return float((_firsts(texts, setup) - torch.stack(list(wanted))).abs().sum(-1).mean() / 2)
 
@@ -243,7 +245,7 @@ def _by_chance(shares: Sequence[Float[Tensor, "w"]], draws: int) -> float:
     return float((2 * each * (1 - each) / (torch.pi * draws)).sqrt().sum(-1).mean() / 2)
 
 
-def _outside(texts: Sequence[Text], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> int:
+def _outside(texts: Sequence[GeneratedText], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> int:
     """Draws of letters that should never come."""
     return round(float((_firsts(texts, setup) * (torch.stack(list(wanted)) == 0)).sum()) * setup.draws)
 
@@ -254,11 +256,11 @@ def _variance(totals: Float[Tensor, "t"]) -> float:
     return float((shares * totals**2).sum() - (shares * totals).sum() ** 2)
 
 
-def _found(texts: Sequence[Text], best: Sequence[float]) -> float:
+def _found(texts: Sequence[GeneratedText], best: Sequence[float]) -> float:
     return fmean(abs(text.log_probability - most) < 1e-4 for text, most in zip(texts, best, strict=True))
 
 
-def _mean(texts: Sequence[Text]) -> float:
+def _mean(texts: Sequence[GeneratedText]) -> float:
     return fmean(text.log_probability for text in texts)
 
 

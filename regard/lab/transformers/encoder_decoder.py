@@ -20,12 +20,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.drawing import figure, heat
 from regard.lab.fitting import fit
-from regard.lab.repeats import Estimate, interval
+from regard.lab.seeds_interval import Estimate, interval
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.see.watch import watch
 
@@ -59,9 +59,9 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
-        whole("length", self.length, 3, "tokens; of fewer, the reversed order is hardly another")
-        whole("letters", self.letters, 2, "different tokens")
+        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("length", self.length, 3, "tokens; of fewer, the reversed order is hardly another")
+        check_integer("letters", self.letters, 2, "different tokens")
 
 
 SMOKE = Setup(letters=6, length=5, width=16, steps=160, rate=0.02, repeats=3, trials=16)
@@ -132,7 +132,7 @@ def _drawn(
 
 
 def _train(model: Any, setup: Setup, seed: int) -> None:
-    draws = generator(seed)
+    draws = make_generator(seed)
 
     def loss() -> Tensor:
         source, target, wanted = _drawn(setup, setup.batch, draws)
@@ -143,7 +143,7 @@ def _train(model: Any, setup: Setup, seed: int) -> None:
 
 @torch.no_grad()
 def _looked_at(model: Any, setup: Setup, seed: int) -> dict[str, Any]:
-    source, target, wanted = _drawn(setup, setup.trials, generator(seed))
+    source, target, wanted = _drawn(setup, setup.trials, make_generator(seed))
     with watch(model) as seen:
         logits = model(source, target)
     maps: dict[str, Float[Tensor, "b n n"]] = {name: seen[layer].weights()[:, 0] for name, layer in MAPS.items()}

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
-from regard.layers.feedforward import FeedForward
-from regard.layers.initial import fan_in, initialise, normal
+from regard.nn.feedforward import FeedForward
+from regard.nn.init import fan_in, init_parameters, normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("length", self.length, 2, "tokens, of which one changes and the others may")
+        check_integer("length", self.length, 2, "tokens, of which one changes and the others may")
         if not 0 <= self.token < self.length:
             raise ConfigError(f"token is one of 0 to {self.length - 1}, but is {self.token}")
 
@@ -52,9 +52,9 @@ SMOKE = Setup()
 
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = FeedForward) -> Numbers:
     """layer  makes the feed-forward layer: layer(width, hidden)"""
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     made = layer(setup.width, setup.hidden).double()
-    initialise(made, {"*.weight": fan_in(), "*.bias": normal(0.1)}, setup.seed)
+    init_parameters(made, {"*.weight": fan_in(), "*.bias": normal(0.1)}, setup.seed)
     x = torch.randn(1, setup.length, setup.width, generator=draws, dtype=torch.float64)
     replaced = x.clone()
     replaced[:, setup.token] = torch.randn(setup.width, generator=draws, dtype=torch.float64)

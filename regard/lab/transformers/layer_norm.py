@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
 from regard.lab.words import listed
-from regard.layers.initial import constant, fan_in, initialise
-from regard.layers.norms import norm
+from regard.nn.init import constant, fan_in, init_parameters
+from regard.nn.norms import norm
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("length", self.length, 2, "tokens, of which one changes and the others may")
+        check_integer("length", self.length, 2, "tokens, of which one changes and the others may")
         if any(gain <= 0 or gain == 1 for gain in self.gains):
             raise ConfigError(f"gains are above 0, and not 1, at which nothing grows or fades: gains={self.gains}")
 
@@ -63,7 +63,7 @@ SMOKE = Setup()
 
 def run(setup: Setup, layer: Callable[[int], Any] = layer_norm) -> Numbers:
     """layer  makes the norm: layer(width)"""
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     made = layer(setup.width).double()
     shape = (2, setup.length, setup.width)
     # every token of another size and around another mean
@@ -114,8 +114,8 @@ def _through(setup: Setup, layer: Callable[[int], Any] | None, depth: int, gain:
         nn.Sequential(nn.Identity() if layer is None else layer(d), nn.Linear(d, d, bias=False)) for _ in range(depth)
     ]
     stack = nn.Sequential(*parts).double()
-    initialise(stack, {"*.1.weight": fan_in(gain), "*.weight": constant(1.0), "*.bias": constant(0.0)}, setup.seed)
-    draws = generator(setup.seed)
+    init_parameters(stack, {"*.1.weight": fan_in(gain), "*.weight": constant(1.0), "*.bias": constant(0.0)}, setup.seed)
+    draws = make_generator(setup.seed)
     x, towards = torch.randn(2, 1, setup.length, d, generator=draws, dtype=torch.float64)
     x.requires_grad_()
     out = stack(x)

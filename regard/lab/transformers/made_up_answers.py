@@ -18,14 +18,21 @@ from math import exp
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from regard.base.numbers import whole
-from regard.data.biographies import ENDINGS, PLACES, Biographies, Question, biographies, customary
-from regard.data.corruption import PAD, encoded, prompt
+from regard.base.validation import check_integer
+from regard.data.span_corruption import PAD, encode_text, prompt
+from regard.data.synthetic_biographies import (
+    ENDINGS,
+    PLACES,
+    Biographies,
+    BiographyQuestion,
+    biographies,
+    most_frequent_place,
+)
 from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.drawing import COLOURS, figure, lines, shares
-from regard.lab.repeats import Estimate, interval
+from regard.lab.seeds_interval import Estimate, interval
 from regard.lab.transformers.pretraining_knowledge import Reader, Training
-from regard.models.generation import Text, generate
+from regard.models.generation import GeneratedText, generate
 from regard.models.gpt import GPT, GPTConfig
 
 if TYPE_CHECKING:
@@ -53,8 +60,8 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
-        whole("strangers", self.strangers, 2, "people to make answers up about")
+        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("strangers", self.strangers, 2, "people to make answers up about")
 
 
 SMOKE = Setup(
@@ -72,7 +79,7 @@ SMOKE = Setup(
 class Answer:
     """What was said to a question, and how likely the model held it."""
 
-    question: Question
+    question: BiographyQuestion
     said: str
     confidence: float
 
@@ -81,7 +88,9 @@ class Answer:
         return self.said == self.question.answer
 
 
-def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT, writer: Callable[..., list[Text]] = generate) -> Numbers:
+def run(
+    setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT, writer: Callable[..., list[GeneratedText]] = generate
+) -> Numbers:
     """gpt makes the model: gpt(config); writer writes the answers: writer(model, prompts, length=..., stops=...)"""
     rows: list[dict[str, float]] = []
     curves: list[list[float]] = []
@@ -111,9 +120,11 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT, writer: Callable[..
     }
 
 
-def _answers(reader: Reader, questions: Sequence[Question], writer: Callable[..., list[Text]]) -> list[Answer]:
-    prompts = [encoded(prompt(question.text), reader.letters) for question in questions]
-    end = encoded(PAD, reader.letters)
+def _answers(
+    reader: Reader, questions: Sequence[BiographyQuestion], writer: Callable[..., list[GeneratedText]]
+) -> list[Answer]:
+    prompts = [encode_text(prompt(question.text), reader.letters) for question in questions]
+    end = encode_text(PAD, reader.letters)
     longest = max(len(question.answer) for question in questions) + 4
     texts = writer(reader.model, prompts, length=longest, stops=[end])
     return [
@@ -147,7 +158,7 @@ def _told(known: Sequence[Answer], strange: Sequence[Answer], world: Biographies
 
 def _by_custom(answer: Answer, world: Biographies) -> bool:
     name = answer.question.text.removesuffix(" born?")
-    return answer.said in world.places and name.endswith(customary(answer.said, world.places))
+    return answer.said in world.places and name.endswith(most_frequent_place(answer.said, world.places))
 
 
 def _separated(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:

@@ -3,7 +3,8 @@
 Claim: What it has read, and nothing else. Trained on questions about some people alone, it answers no better about
     others than one who always names the commonest place; having read the biographies of all, it answers most questions
     about people it was never asked about. Of people in no text it knows nothing still.
-Measures: Generated biographies and questions (`regard.data.biographies`); a small GPT over characters that fills gaps
+Measures: Generated biographies and questions (`regard.data.synthetic_biographies`); a small GPT over characters that fills
+gaps
     in the texts and answers questions about one half of the people, and one that has the questions alone; exact answers
     about the other half, about strangers, and the commonest place, over seeds.
 Budget: 60 seconds
@@ -22,16 +23,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import real, whole
-from regard.base.seeds import generator
-from regard.data.biographies import Biographies, Question, biographies
-from regard.data.corruption import IGNORED, PHRASE, Gapped, alphabet, asked, batch, corrupted
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer, check_number
+from regard.data.span_corruption import IGNORED, PHRASE, MaskedText, alphabet, batch, corrupt_spans, encode_question
+from regard.data.synthetic_biographies import Biographies, BiographyQuestion, biographies
 from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.drawing import figure, shares
 from regard.lab.fitting import fit
-from regard.lab.repeats import estimates, interval
-from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.lab.seeds_interval import estimates, interval
 from regard.models.gpt import GPT, GPTConfig
+from regard.nn.init import constant, fan_in, init_parameters, normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,9 +63,9 @@ class Training:
     salient: bool = True
 
     def __post_init__(self) -> None:
-        whole("batch", self.batch, 1)
-        whole("steps", self.steps, 1)
-        if not 0.0 < real("questions", self.questions, "a share of what is read") < 1.0:
+        check_integer("batch", self.batch, 1)
+        check_integer("steps", self.steps, 1)
+        if not 0.0 < check_number("questions", self.questions, "a share of what is read") < 1.0:
             raise ConfigError(f"questions is a share of what is read, between 0 and 1, not {self.questions}")
 
 
@@ -81,8 +82,8 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
-        whole("strangers", self.strangers, 1)
+        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("strangers", self.strangers, 1)
 
 
 SMOKE = Setup(
@@ -163,10 +164,10 @@ class Reader:
             dropout=0.0,
             attention_dropout=0.0,
         )
-        model, draws = gpt(config), generator(seed)
+        model, draws = gpt(config), make_generator(seed)
         # wider than for large models: so few steps would not make characters differ
         table = {"tokens.weight": normal(0.3), "*norm.weight": constant(1.0), "*.bias": constant(0.0)}
-        initialise(model, {**table, "*.weight": fan_in()}, seed)
+        init_parameters(model, {**table, "*.weight": fan_in()}, seed)
         reader = cls(model, letters, length)
 
         phrase = re.compile("|".join(world.places)) if training.salient else PHRASE
@@ -174,12 +175,12 @@ class Reader:
         def below(count: int) -> int:
             return int(torch.randint(count, (), generator=draws))
 
-        def drawn() -> Gapped:
+        def drawn() -> MaskedText:
             if not reading or float(torch.rand((), generator=draws)) < training.questions:
                 question, answer = world.training[below(len(world.training))]
-                return asked(question, answer, length)
+                return encode_question(question, answer, length)
             text = world.texts[below(len(world.texts))]
-            return corrupted(text, length, draws, phrases=training.phrases, phrase=phrase, whole_text=False)
+            return corrupt_spans(text, length, draws, phrases=training.phrases, phrase=phrase, whole_text=False)
 
         def loss() -> Tensor:
             tokens, targets = batch([drawn() for _ in range(training.batch)], letters)
@@ -195,12 +196,12 @@ class Reader:
         return reader
 
     @torch.no_grad()
-    def right(self, questions: Sequence[Question]) -> float:
+    def right(self, questions: Sequence[BiographyQuestion]) -> float:
         """The share of questions that are answered exactly, to the end.
 
         Greedy text is right if every character of it is the likeliest after the right ones before: one pass tells.
         """
-        tokens, targets = batch([asked(*question, self.length) for question in questions], self.letters)
+        tokens, targets = batch([encode_question(*question, self.length) for question in questions], self.letters)
         told = self.model(tokens).argmax(-1)
         return float(((told == targets) | (targets == IGNORED)).all(1).double().mean())
 
@@ -211,7 +212,7 @@ def _commonest(world: Biographies) -> float:
     return fmean(question.answer == guess for question in _others(world))
 
 
-def _others(world: Biographies) -> list[Question]:
+def _others(world: Biographies) -> list[BiographyQuestion]:
     return [*world.evaluation, *world.strangers]
 
 

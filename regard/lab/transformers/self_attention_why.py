@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
-from regard.layers.attention import Attention as AttentionLayer, split_heads
-from regard.models.count import counting_flops
+from regard.models.count import count_flops
+from regard.nn.attention import Attention as AttentionLayer, split_heads
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("repeats", self.repeats, 1, "runs, of which the fastest counts")
+        check_integer("repeats", self.repeats, 1, "runs, of which the fastest counts")
         if list(self.lengths) != sorted(set(self.lengths)):
             raise ConfigError(f"lengths grow, but are {self.lengths}")
         if not self.lengths or self.lengths[0] >= self.width or self.lengths[-1] <= 2 * self.width:
@@ -64,7 +64,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     layer, cell = AttentionLayer(setup.width, 1), nn.RNNCell(setup.width, setup.width)
     counts: dict[str, list[int]] = {part: [] for part in PARTS}
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     with torch.no_grad():
         for n in setup.lengths:
             x = torch.randn(1, n, setup.width, generator=draws)
@@ -105,7 +105,7 @@ def _calls(x: Tensor, attention: Attention, layer: Any, cell: nn.RNNCell) -> dic
 
 
 def _counted(call: Callable[[], Any]) -> int:
-    with counting_flops() as flops:
+    with count_flops() as flops:
         call()
     return int(flops.get_total_flops()) // 2
 

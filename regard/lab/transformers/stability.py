@@ -24,18 +24,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.drawing import COLOURS, figure, lines
 from regard.lab.fitting import fit
-from regard.lab.repeats import Estimate, estimates, interval
-from regard.layers.attention import Attention
-from regard.layers.blocks import Block, through
-from regard.layers.embeddings import LearnedPositions, TokenEmbedding
-from regard.layers.feedforward import FeedForward
-from regard.layers.initial import constant, initialise, normal, xavier
-from regard.layers.norms import norm
+from regard.lab.seeds_interval import Estimate, estimates, interval
+from regard.nn.attention import Attention
+from regard.nn.blocks import Block, run_blocks
+from regard.nn.embeddings import LearnedPositions, TokenEmbedding
+from regard.nn.feedforward import FeedForward
+from regard.nn.init import constant, init_parameters, normal, xavier
+from regard.nn.norms import norm
 from regard.see.watch import watch
 
 if TYPE_CHECKING:
@@ -99,10 +99,10 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
         for name in ("depth", "deep"):
-            whole(name, getattr(self, name), 4, "blocks, and few of them train in any design")
-        whole("length", self.length, 2, "tokens, which are compared")
+            check_integer(name, getattr(self, name), 4, "blocks, and few of them train in any design")
+        check_integer("length", self.length, 2, "tokens, which are compared")
 
 
 SMOKE = Setup(letters=4, length=3, depth=5, deep=10, batch=8, steps=40, rate=0.007, warm_up=20, repeats=3)
@@ -183,7 +183,7 @@ class _Stack(nn.Module):
 
     def hidden(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
-        top: Tensor = self.norm(through(self.blocks, x))
+        top: Tensor = self.norm(run_blocks(self.blocks, x))
         return top
 
     def forward(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n w"]:
@@ -196,7 +196,7 @@ def _made(
 ) -> _Stack:
     model = _Stack(setup, depth, design, layer, block)
     table = {"tokens.weight": normal(1.0), "places.weight": normal(1.0), "*norm.weight": constant(1.0)}
-    initialise(model, {**table, "*.bias": constant(0.0), "*.weight": xavier()}, seed)
+    init_parameters(model, {**table, "*.bias": constant(0.0), "*.weight": xavier()}, seed)
     return model
 
 
@@ -207,12 +207,12 @@ def _loss(model: _Stack, setup: Setup, draws: torch.Generator) -> Tensor:
 
 def _start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
     """What there is to see before the first step."""
-    _loss(model, setup, generator(seed)).backward()
+    _loss(model, setup, make_generator(seed)).backward()
     squares = [
         [float(each.grad.square().sum()) for each in block.parameters() if each.grad is not None]
         for block in model.blocks
     ]
-    tokens = torch.randint(setup.letters, (setup.batch, setup.length), generator=generator(seed))
+    tokens = torch.randint(setup.letters, (setup.batch, setup.length), generator=make_generator(seed))
     with torch.no_grad(), watch(model) as seen:
         top = functional.normalize(model.hidden(tokens), dim=-1)
     pairs = [float((top[:, i] * top[:, j]).sum(-1).mean()) for i, j in combinations(range(setup.length), 2)]
@@ -225,7 +225,7 @@ def _start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
 
 def _trained(setup: Setup, design: Design, layer: Callable[..., Any], block: Callable[..., Any], seed: int) -> float:
     """The mean loss of the last steps, a tenth of all."""
-    model, draws = _made(setup, setup.depth, design, layer, block, seed), generator(seed)
+    model, draws = _made(setup, setup.depth, design, layer, block, seed), make_generator(seed)
     warm_up = setup.warm_up if design.warm_up else 0
     losses = fit(
         model.parameters(), lambda: _loss(model, setup, draws), steps=setup.steps, rate=setup.rate, warm_up=warm_up

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.lab.claim import Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import COLOURS, figure
 from regard.models.transformer import PRESETS as TRANSFORMERS, Transformer, TransformerConfig
@@ -70,7 +70,7 @@ def _vit(setup: Setup, model: Any) -> Numbers:
     model.initialise(setup.seed)
     model.double().eval()
     side = setup.patch * setup.side
-    image = torch.randn(1, 3, side, side, generator=generator(setup.seed), dtype=torch.float64)
+    image = torch.randn(1, 3, side, side, generator=make_generator(setup.seed), dtype=torch.float64)
     other = image.clone()
     other[:, :, -setup.patch :, -setup.patch :] += 1  # the last patch
     with torch.no_grad():
@@ -89,7 +89,7 @@ def _vit(setup: Setup, model: Any) -> Numbers:
 def _transformer(setup: Setup, model: Any) -> Numbers:
     model.initialise(setup.seed)
     model.double().eval()
-    source, target = torch.randint(30, (2, 1, setup.length), generator=generator(setup.seed))
+    source, target = torch.randint(30, (2, 1, setup.length), generator=make_generator(setup.seed))
     later, elsewhere = target.clone(), source.clone()
     later[:, -1], elsewhere[:, -1] = 30, 30  # a token that none of them was
     with torch.no_grad():

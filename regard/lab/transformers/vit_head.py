@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
 from regard.lab.claim import Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
-from regard.layers.blocks import through
-from regard.layers.initial import constant, initialise, normal
 from regard.models.vit import ViT, ViTConfig
+from regard.nn.blocks import run_blocks
+from regard.nn.init import constant, init_parameters, normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ SMOKE = Setup()
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
     """vit  makes the model: vit(config)"""
     side = setup.patch * setup.side
-    images = torch.randn(2, 3, side, side, generator=generator(setup.seed), dtype=torch.float64)
+    images = torch.randn(2, 3, side, side, generator=make_generator(setup.seed), dtype=torch.float64)
     pretrained = _made(setup, vit, head="mlp-tanh", classes=setup.classes)
     tuned = _made(setup, vit, head="linear", classes=setup.fewer)
     pooled = _made(setup, vit, head="linear", classes=setup.fewer, pool="mean")
@@ -62,7 +62,7 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
         inputs = tuned.embed(images)[:, 0]
         first = tuned.hidden(images)[:, 0]
         moved = [float((tuned.hidden(other)[:, 0] - first).abs().max()) for other in _changed(images, setup)]
-        x = {name: through(model.blocks, model.embed(images)) for name, model in _named(pretrained, tuned, pooled)}
+        x = {name: run_blocks(model.blocks, model.embed(images)) for name, model in _named(pretrained, tuned, pooled)}
         tokens = {name: model.norm(x[name]) for name, model in _named(pretrained, tuned, pooled)}
         expected = {
             "tanh": pretrained.head(torch.tanh(pretrained.head_hidden(tokens["tanh"][:, 0]))),
@@ -108,7 +108,7 @@ def _made(setup: Setup, vit: Callable[[ViTConfig], Any], *, head: str, classes: 
     model = vit(config).double().eval()
     # larger than at the start of training, where hardly anything moves anything: as if it had been trained
     table = {"*norm.weight": constant(1.0), "*.weight": normal(0.3), "*.bias": normal(0.3), "class_token": normal(1.0)}
-    initialise(model, table, setup.seed)
+    init_parameters(model, table, setup.seed)
     return model
 
 

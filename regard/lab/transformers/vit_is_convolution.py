@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import bars, figure, lines
-from regard.layers.embeddings import PatchEmbedding
+from regard.nn.embeddings import PatchEmbedding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,8 +43,8 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("patch", self.patch, 2, "pixels of a side, so that an image can move by less than a patch")
-        whole("columns", self.columns, 2, "patches in a row, so that an image can move by one")
+        check_integer("patch", self.patch, 2, "pixels of a side, so that an image can move by less than a patch")
+        check_integer("columns", self.columns, 2, "patches in a row, so that an image can move by one")
 
 
 SMOKE = Setup(width=19, patch=7)
@@ -52,7 +52,7 @@ SMOKE = Setup(width=19, patch=7)
 
 def run(setup: Setup, patches: Callable[[int, int, int], Any] = PatchEmbedding) -> Numbers:
     """patches  makes the entrance: patches(width, patch, channels), whose weights are in its `projection`"""
-    draws = generator(setup.seed)
+    draws = make_generator(setup.seed)
     made = patches(setup.width, setup.patch, setup.channels).double()
     shape = (2, setup.channels, setup.patch * setup.rows, setup.patch * setup.columns)
     numbers: Numbers = {"patch": setup.patch, "parameters": sum(each.numel() for each in made.parameters())}

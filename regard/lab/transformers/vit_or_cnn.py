@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard.base.errors import ConfigError
-from regard.base.numbers import whole
-from regard.base.seeds import generator
+from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.digits import CLASSES, SIDE, TO_LEARN, Digits, digits, learn, share_right
 from regard.lab.drawing import COLOURS, MARKS, figure
-from regard.lab.repeats import Estimate, interval
-from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.lab.seeds_interval import Estimate, interval
 from regard.models.cnn import CNN, CNNConfig
 from regard.models.vit import ViT, ViTConfig
+from regard.nn.init import constant, fan_in, init_parameters, normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
         if len(self.sizes) < 2 or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
             raise ConfigError(f"sizes are two or more numbers of images that grow: sizes={self.sizes}")
         if self.sizes[-1] > TO_LEARN:
@@ -75,7 +75,7 @@ def run(
     given, others = digits()
     for number in range(setup.repeats):
         seed = 1000 * setup.seed + number
-        order = torch.randperm(len(given.labels), generator=generator(seed))
+        order = torch.randperm(len(given.labels), generator=make_generator(seed))
         for at, size in enumerate(setup.sizes):
             for kind in KINDS:
                 right[kind][at].append(_learnt(make[kind](seed), setup, given.some(order[:size]), others, seed))
@@ -129,7 +129,7 @@ def _transformer(setup: Setup, vit: Callable[[ViTConfig], Any], seed: int) -> An
     )
     # for runs this short: with the small weights of the published models it would hardly have begun to learn
     table = {"positions.weight": normal(0.3), "*norm.weight": constant(1.0)}
-    initialise(model, {**table, "*.bias": constant(0.0), "*.weight": fan_in()}, seed)
+    init_parameters(model, {**table, "*.bias": constant(0.0), "*.weight": fan_in()}, seed)
     return model
 
 

@@ -20,13 +20,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from regard.base.numbers import whole
+from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, weighed
 from regard.lab.digits import CLASSES, SIDE, digits, learn, share_right
 from regard.lab.drawing import COLOURS, figure, lines, shares
-from regard.lab.repeats import Estimate, estimates, interval
-from regard.layers.initial import constant, fan_in, initialise, normal
+from regard.lab.seeds_interval import Estimate, estimates, interval
 from regard.models.vit import ViT, ViTConfig
+from regard.nn.init import constant, fan_in, init_parameters, normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,8 +51,8 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("repeats", self.repeats, 2, "seeds, and an interval needs two")
-        whole("classes", self.classes, 2, "digits to tell apart")
+        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("classes", self.classes, 2, "digits to tell apart")
 
 
 SMOKE = Setup(classes=3, width=16, heads=1, batch=16, steps=100, rate=0.04, repeats=5)
@@ -122,7 +122,7 @@ def _made(setup: Setup, vit: Callable[[ViTConfig], Any], positions: str, seed: i
     )
     # rows begin small, so that what they become is what was learned
     table = {"positions.weight": normal(0.02), "*norm.weight": constant(1.0)}
-    initialise(model, {**table, "*.bias": constant(0.0), "*.weight": fan_in()}, seed)
+    init_parameters(model, {**table, "*.bias": constant(0.0), "*.weight": fan_in()}, seed)
     return model
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from regard.work.exercises.checks import Case, by_answers, of_kind, one_after_the_other
-from regard.work.exercises.exercise import Exercise, Exercises, Slip
+from regard.work.exercises.exercise import Exercise, Exercises, PlantedMistake
 from regard.work.exercises.solutions import byte_pairs as solutions
 
 Words = dict[tuple[str, ...], int]
@@ -241,28 +241,28 @@ def count_pairs(words: dict[tuple[str, ...], int]) -> dict[tuple[str, str], int]
             solution=solutions.count_pairs,
             check=by_answers(_texts),
             slips=(
-                Slip(
+                PlantedMistake(
                     "frequency of words forgotten",
                     "each word counts once, however often it occurs: add its number, not 1.",
                     lambda words: _pairs(words, times=False),
                 ),
-                Slip(
+                PlantedMistake(
                     "a pair counted once a word",
                     "a pair that occurs twice in a word counts twice: 'an' in 'banana'.",
                     lambda words: _pairs(words, once=True),
                 ),
-                Slip(
+                PlantedMistake(
                     "order of the pair lost",
                     "'ab' and 'ba' were counted as one pair; keep the order.",
                     lambda words: _pairs(words, ordered=False),
                 ),
-                Slip(
+                PlantedMistake(
                     "pairs across words",
                     "the last letter of a word and the first of the next were counted as neighbours; words stand "
                     "alone.",
                     _across,
                 ),
-                Slip(
+                PlantedMistake(
                     "overlapping pairs left out",
                     "'aaa' has two pairs of neighbours, though only one can be merged; count both.",
                     lambda words: _pairs(words, apart=False),
@@ -287,32 +287,32 @@ def merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
             solution=solutions.merge,
             check=one_after_the_other(by_answers(_merges, _within_symbols), of_kind(tuple, _merges)),
             slips=(
-                Slip(
+                PlantedMistake(
                     "merges that overlap",
                     "a symbol was used twice: 'a a a' became 'aa aa'. After a merge go on behind both symbols.",
                     _overlapping,
                 ),
-                Slip(
+                PlantedMistake(
                     "second symbol kept",
                     "the second symbol of the pair stands there again after the merged one; step over two.",
                     _doubled,
                 ),
-                Slip(
+                PlantedMistake(
                     "only the first pair",
                     "only the first pair was merged; go on to the end of the word.",
                     _first_only,
                 ),
-                Slip(
+                PlantedMistake(
                     "merges from the right",
                     "pairs were merged from right to left: 'a a a' became 'a aa' instead of 'aa a'.",
                     _from_the_right,
                 ),
-                Slip(
+                PlantedMistake(
                     "either order merged",
                     "the pair was merged the other way round as well; 'b a' is not 'a b'.",
                     _either_way,
                 ),
-                Slip(
+                PlantedMistake(
                     "parts of symbols merged",
                     "the pair was looked for in the text of the word: 'ab c' became 'abc' by the pair 'b c', though "
                     "no symbol is 'b' there. Compare whole symbols.",
@@ -338,33 +338,33 @@ def learn_merges(words: dict[tuple[str, ...], int], merges: int) -> list[tuple[s
             solution=solutions.learn_merges,
             check=by_answers(_lessons, _rare_pairs),
             slips=(
-                Slip(
+                PlantedMistake(
                     "pairs not counted anew",
                     "the pairs were counted once, at the start. After each merge there are new symbols: count again.",
                     lambda words, merges: _learned(words, merges, stale=True),
                 ),
-                Slip(
+                PlantedMistake(
                     "ties to the last of the alphabet",
                     "of equally common pairs the last of the alphabet was taken; take the first.",
                     lambda words, merges: _learned(words, merges, last=True),
                 ),
-                Slip(
+                PlantedMistake(
                     "ties to the first found",
                     "of equally common pairs the one that was met first was taken; take the first of the alphabet, so "
                     "that the order of words does not matter.",
                     lambda words, merges: _learned(words, merges, first=True),
                 ),
-                Slip(
+                PlantedMistake(
                     "the rarest pair merged",
                     "the rarest pair was merged; take the commonest.",
                     lambda words, merges: _learned(words, merges, rarest=True),
                 ),
-                Slip(
+                PlantedMistake(
                     "frequency of words forgotten",
                     "each word counted once, however often it occurs.",
                     lambda words, merges: _learned(words, merges, times=False),
                 ),
-                Slip(
+                PlantedMistake(
                     "pairs that occur once left out",
                     "learning stopped where the commonest pair occurs once; go on as often as asked, or until no pair "
                     "is left.",
@@ -389,23 +389,23 @@ def tokenise(word: str, merges: list[tuple[str, str]]) -> list[str]:
             solution=solutions.tokenise,
             check=by_answers(_tokenised),
             slips=(
-                Slip(
+                PlantedMistake(
                     "longest symbol first",
                     "the longest known symbol was taken each time. Byte pairs follow the order of learning, which can "
                     "cut otherwise.",
                     _longest,
                 ),
-                Slip(
+                PlantedMistake(
                     "merges in the wrong order",
                     "the last merge was applied first; begin with the first that was learned.",
                     _reversed,
                 ),
-                Slip(
+                PlantedMistake(
                     "each merge applied once",
                     "a merge stopped after its first pair; it goes through the whole word.",
                     _once_each,
                 ),
-                Slip(
+                PlantedMistake(
                     "merges that overlap",
                     "a symbol was used twice by one merge; your `merge` steps over one symbol instead of two.",
                     _joined,

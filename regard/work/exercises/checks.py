@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.work.exercises.exercise import Check, Exercise, Finding, Slip
+from regard.work.exercises.exercise import Check, CheckResult, Exercise, PlantedMistake
 
 Case = tuple[Any, ...]
 NEAR = 1e-6  # a student may sum in another order, or in float32 on the way
@@ -68,9 +68,11 @@ def by_answers(*stages: Callable[[], list[Case]]) -> Check:
             recognised in ordinary cases whatever happens in extreme ones
     """
 
-    def check(exercise: Exercise, written: Any) -> Finding | None:
+    def check(exercise: Exercise, written: Any) -> CheckResult | None:
         if not callable(written):
-            return Finding(None, f"{exercise.writes} is {spelled(written)}, which cannot be called; write a function")
+            return CheckResult(
+                None, f"{exercise.writes} is {spelled(written)}, which cannot be called; write a function"
+            )
         for cases in stages:
             asked = cases()
             given = [attempt(written, case) for case in asked]
@@ -88,10 +90,10 @@ def in_any_order(cases: Callable[[], list[Case]]) -> Check:
     def ordered(make: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *case: np.sort(np.asarray(make(*case), dtype=np.float64))
 
-    def check(exercise: Exercise, written: Any) -> Finding | None:
+    def check(exercise: Exercise, written: Any) -> CheckResult | None:
         asked = cases()
         given = [attempt(ordered(written), case) for case in asked]
-        slips = tuple(Slip(slip.name, slip.hint, ordered(slip.wrong)) for slip in exercise.slips)
+        slips = tuple(PlantedMistake(slip.name, slip.hint, ordered(slip.wrong)) for slip in exercise.slips)
         return compared(given, asked, ordered(exercise.solution), slips)
 
     return check
@@ -100,12 +102,12 @@ def in_any_order(cases: Callable[[], list[Case]]) -> Check:
 def of_kind(kind: type, cases: Callable[[], list[Case]]) -> Check:
     """A check that answers are of this very type, where a like one would not do for what comes after."""
 
-    def check(exercise: Exercise, written: Any) -> Finding | None:
+    def check(exercise: Exercise, written: Any) -> CheckResult | None:
         came = type(attempt(written, cases()[0]))
         if came is kind:
             return None
         words = f"the answer has the right items, but is a {came.__name__}; a {kind.__name__} is asked for."
-        return Finding(f"{came.__name__} instead of {kind.__name__}", words)
+        return CheckResult(f"{came.__name__} instead of {kind.__name__}", words)
 
     return check
 
@@ -113,7 +115,7 @@ def of_kind(kind: type, cases: Callable[[], list[Case]]) -> Check:
 def one_after_the_other(*checks: Check) -> Check:
     """The finding of the first check that has one."""
 
-    def check(exercise: Exercise, written: Any) -> Finding | None:
+    def check(exercise: Exercise, written: Any) -> CheckResult | None:
         found = (each(exercise, written) for each in checks)
         return next((finding for finding in found if finding is not None), None)
 
@@ -127,9 +129,9 @@ def by_outputs(builds: Sequence[Case], cases: Callable[[], list[Case]]) -> Check
     cases   one for each build
     """
 
-    def check(exercise: Exercise, written: Any) -> Finding | None:
+    def check(exercise: Exercise, written: Any) -> CheckResult | None:
         if not (isinstance(written, type) and issubclass(written, nn.Module)):
-            return Finding(None, f"{exercise.writes} is {spelled(written)}; write a class that is an nn.Module")
+            return CheckResult(None, f"{exercise.writes} is {spelled(written)}; write a class that is an nn.Module")
         ours = [_made(exercise.solution, build) for build in builds]
         theirs = [attempt_module(written, build) for build in builds]
         for module in theirs:
@@ -151,19 +153,19 @@ def by_outputs(builds: Sequence[Case], cases: Callable[[], list[Case]]) -> Check
             return call
 
         numbers = [(number,) for number in range(len(asked))]
-        slips = tuple(Slip(slip.name, slip.hint, at(slip.wrong)) for slip in exercise.slips)
+        slips = tuple(PlantedMistake(slip.name, slip.hint, at(slip.wrong)) for slip in exercise.slips)
         found = compared(given, numbers, at(exercise.solution), slips)
         return _unlearned(ours[0], theirs[0], asked[0]) if found is None else found
 
     return check
 
 
-def _unlearned(ours: nn.Module, theirs: nn.Module, case: Case) -> Finding | None:
+def _unlearned(ours: nn.Module, theirs: nn.Module, case: Case) -> CheckResult | None:
     """The finding about parameters that no gradient reaches, though the outputs are right."""
     wanted, came = (_reached(module, case) for module in (ours, theirs))
     cut = [name for name in wanted if name not in came]
     words = f"{', '.join(cut)} would never be learned: no gradient reaches {'it' if len(cut) == 1 else 'them'}"
-    return Finding("no gradient", f"{words}; use the parameter itself, without .data or detach().") if cut else None
+    return CheckResult("no gradient", f"{words}; use the parameter itself, without .data or detach().") if cut else None
 
 
 def _reached(module: nn.Module, case: Case) -> list[str]:
@@ -213,32 +215,32 @@ def _loaded(module: nn.Module, source: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
 
 
-def _other_parameters(exercise: Exercise, ours: nn.Module, theirs: nn.Module, build: Case) -> Finding | None:
+def _other_parameters(exercise: Exercise, ours: nn.Module, theirs: nn.Module, build: Case) -> CheckResult | None:
     """The finding about parameters that are missing, too many or of another shape."""
     wanted, came = _shapes(ours), _shapes(theirs)
     if wanted == came:
         fixed = [name for name in _learned(ours) if name not in _learned(theirs)]
         words = f"{', '.join(fixed)} would never be learned: {'it is' if len(fixed) == 1 else 'they are'} no parameter"
-        return Finding("not a parameter", f"{words}; use nn.Parameter, not a buffer.") if fixed else None
+        return CheckResult("not a parameter", f"{words}; use nn.Parameter, not a buffer.") if fixed else None
     for slip in exercise.slips:
         if _shapes(_made(slip.wrong, build)) == came:
-            return Finding(slip.name, slip.hint)
+            return CheckResult(slip.name, slip.hint)
     missing, extra = [name for name in wanted if name not in came], [name for name in came if name not in wanted]
     if missing:
         more = f" (it has {', '.join(extra)} instead)" if extra else ""
-        return Finding(None, f"the module has no {', '.join(missing)}{more}; keep the names that the text gives")
+        return CheckResult(None, f"the module has no {', '.join(missing)}{more}; keep the names that the text gives")
     if extra:
-        return Finding(None, f"the module has {', '.join(extra)}, which is not asked for; leave it out")
+        return CheckResult(None, f"the module has {', '.join(extra)}, which is not asked for; leave it out")
     name = next(name for name in wanted if wanted[name] != came[name])
-    return Finding(None, f"{name} should be of shape {wanted[name]}, but is {came[name]}")
+    return CheckResult(None, f"{name} should be of shape {wanted[name]}, but is {came[name]}")
 
 
 def compared(
     given: Sequence[Any],
     asked: Sequence[Case],
     solution: Callable[..., Any],
-    slips: Iterable[Slip],
-) -> Finding | None:
+    slips: Iterable[PlantedMistake],
+) -> CheckResult | None:
     """What is wrong with the answers that were given, or None."""
     right = [attempt(solution, case) for case in asked]
     wrong = [number for number, (one, other) in enumerate(zip(given, right, strict=True)) if not same(one, other)]
@@ -249,18 +251,18 @@ def compared(
         return troubled(unwritten)
     for slip in slips:
         if all(same(one, attempt(slip.wrong, case)) for one, case in zip(given, asked, strict=True)):
-            return Finding(slip.name, slip.hint)
+            return CheckResult(slip.name, slip.hint)
     first = wrong[0]
     if isinstance(given[first], Failed):
         return troubled(given[first])
-    return Finding(None, f"{difference(given[first], right[first])}. No slip is known that gives this.")
+    return CheckResult(None, f"{difference(given[first], right[first])}. No slip is known that gives this.")
 
 
-def troubled(problem: "NotImplementedError | Failed") -> Finding:
+def troubled(problem: "NotImplementedError | Failed") -> CheckResult:
     """The finding about code that is not there yet, or that fails."""
     if isinstance(problem, Failed):
-        return Finding("error", f"it fails with {problem}")
-    return Finding("still to do", "it is still to be written")
+        return CheckResult("error", f"it fails with {problem}")
+    return CheckResult("still to do", "it is still to be written")
 
 
 def same(one: Any, other: Any) -> bool:

@@ -5,10 +5,10 @@ from functools import partial
 
 import numpy as np
 
-from regard.work.chain import Array
+from regard.work.attention_steps import Array
 from regard.work.exercises.byte_pairs import RHYME
 from regard.work.exercises.checks import Case, by_answers, in_any_order, one_after_the_other
-from regard.work.exercises.exercise import Exercise, Exercises, Slip
+from regard.work.exercises.exercise import Exercise, Exercises, PlantedMistake
 from regard.work.exercises.solutions import decoding as solutions
 
 Step = Callable[[list[int]], Array]
@@ -227,37 +227,37 @@ def sample(probabilities: Float[Array, "w"], draw: float) -> int:
             solution=solutions.sample,
             check=by_answers(_drawn, _on_the_line),
             slips=(
-                Slip(
+                PlantedMistake(
                     "always the likeliest",
                     "whatever the draw, this is the likeliest token: that is greedy decoding, not sampling.",
                     partial(_sample, way="likeliest"),
                 ),
-                Slip(
+                PlantedMistake(
                     "off by one",
                     "this is the token after the one where the sum exceeds the draw; tokens are counted from 0.",
                     partial(_sample, way="late"),
                 ),
-                Slip(
+                PlantedMistake(
                     "summed in another order",
                     "the probabilities were sorted before they were summed up; keep the order of the tokens.",
                     partial(_sample, way="sorted"),
                 ),
-                Slip(
+                PlantedMistake(
                     "rank instead of token",
                     "the probabilities were sorted, and what comes back is a rank, not a token.",
                     partial(_sample, way="rank"),
                 ),
-                Slip(
+                PlantedMistake(
                     "all tokens alike",
                     "every token has the same chance here; the sum of the probabilities decides.",
                     partial(_sample, way="even"),
                 ),
-                Slip(
+                PlantedMistake(
                     "nearest probability",
                     "this is the token whose probability is nearest to the draw; sum them up first.",
                     partial(_sample, way="nearest"),
                 ),
-                Slip(
+                PlantedMistake(
                     "sum that only meets the draw",
                     "the sum meets the draw here, but does not exceed it: with `>=` a token of probability 0 can be "
                     "drawn. Compare with `>`.",
@@ -280,22 +280,22 @@ def kth_likeliest(probabilities: Float[Array, "w"], k: int) -> int:
             solution=solutions.kth_likeliest,
             check=by_answers(_ranked),
             slips=(
-                Slip(
+                PlantedMistake(
                     "ranks from zero",
                     "this is one rank too far: k = 1 is the likeliest, which stands at place 0.",
                     partial(_rank, way="from zero"),
                 ),
-                Slip(
+                PlantedMistake(
                     "k-th unlikeliest",
                     "np.argsort goes from small to large, so this is the k-th unlikeliest; sort -probabilities.",
                     partial(_rank, way="least"),
                 ),
-                Slip(
+                PlantedMistake(
                     "probability instead of token",
                     "this is the probability of the token; return the token itself, its place.",
                     partial(_rank, way="probability"),
                 ),
-                Slip("k left out", "this is the likeliest token for any k.", partial(_rank, way="likeliest")),
+                PlantedMistake("k left out", "this is the likeliest token for any k.", partial(_rank, way="likeliest")),
             ),
         ),
         Exercise(
@@ -314,33 +314,33 @@ def top_k(probabilities: Float[Array, "w"], k: int) -> Float[Array, "w"]:
             solution=solutions.top_k,
             check=one_after_the_other(by_answers(_cut), in_any_order(_equals)),
             slips=(
-                Slip(
+                PlantedMistake(
                     "top-k without renormalising",
                     "the right tokens are kept, but they no longer add up to one: divide by their sum.",
                     partial(_top, way="not renormalised"),
                 ),
-                Slip(
+                PlantedMistake(
                     "unlikeliest kept",
                     "the k unlikeliest were kept: np.argsort goes from small to large.",
                     partial(_top, way="least"),
                 ),
-                Slip(
+                PlantedMistake(
                     "first k kept",
                     "the first k of the vocabulary were kept; sort by probability.",
                     partial(_top, way="first"),
                 ),
-                Slip(
+                PlantedMistake(
                     "renormalised by softmax",
                     "a softmax of probabilities flattens them; they are probabilities already, so divide by their sum.",
                     partial(_top, way="softmax"),
                 ),
-                Slip(
+                PlantedMistake(
                     "kept tokens alike",
                     "the kept tokens all have the same probability; they keep their own, divided by the sum.",
                     partial(_top, way="equal"),
                 ),
-                Slip("one token too many", "k + 1 tokens were kept.", partial(_top, way="one more")),
-                Slip(
+                PlantedMistake("one token too many", "k + 1 tokens were kept.", partial(_top, way="one more")),
+                PlantedMistake(
                     "more than k where some are equal",
                     "all tokens as likely as the k-th were kept, which can be more than k; keep exactly k, whichever "
                     "of the equal ones.",
@@ -364,38 +364,40 @@ def nucleus(probabilities: Float[Array, "w"], mass: float) -> Float[Array, "w"]:
             solution=solutions.nucleus,
             check=by_answers(_masses, _masses_met),
             slips=(
-                Slip(
+                PlantedMistake(
                     "crossing token dropped",
                     "the token with which the sum crosses the mass was left out, so that less than the mass is kept, "
                     "sometimes nothing. Keep a token if the sum *before* it is below the mass.",
                     partial(_nucleus, way="crossing dropped"),
                 ),
-                Slip(
+                PlantedMistake(
                     "one more where the mass is met",
                     "the sum meets the mass exactly, and one token more was kept; at least the mass is enough.",
                     partial(_nucleus, way="one more where met"),
                 ),
-                Slip(
+                PlantedMistake(
                     "nucleus without renormalising",
                     "the right tokens are kept, but they no longer add up to one: divide by their sum.",
                     partial(_nucleus, way="not renormalised"),
                 ),
-                Slip(
+                PlantedMistake(
                     "nucleus unsorted",
                     "the sum went through the tokens in the order of the vocabulary; begin with the likeliest.",
                     partial(_nucleus, way="unsorted"),
                 ),
-                Slip(
+                PlantedMistake(
                     "mass taken as a threshold",
                     "tokens with at least this probability were kept. The mass is that of all kept tokens together.",
                     partial(_nucleus, way="threshold"),
                 ),
-                Slip(
+                PlantedMistake(
                     "one token too many",
                     "one token after the crossing was kept too.",
                     partial(_nucleus, way="one more"),
                 ),
-                Slip("the rest kept", "what lies outside the nucleus was kept.", partial(_nucleus, way="least")),
+                PlantedMistake(
+                    "the rest kept", "what lies outside the nucleus was kept.", partial(_nucleus, way="least")
+                ),
             ),
         ),
         Exercise(
@@ -416,42 +418,42 @@ def beam_search(step: Callable[[list[int]], Array], start: int, beams: int, leng
             solution=solutions.beam_search,
             check=by_answers(_searches, _looking_back),
             slips=(
-                Slip(
+                PlantedMistake(
                     "beam that forgets log",
                     "probabilities were added up. They multiply: add their logarithms, np.log.",
                     partial(_beam, way="no log"),
                 ),
-                Slip(
+                PlantedMistake(
                     "beam of one",
                     "only the likeliest text was kept at each step, as in greedy decoding; keep `beams` of them.",
                     partial(_beam, way="greedy"),
                 ),
-                Slip(
+                PlantedMistake(
                     "score of the last step alone",
                     "texts were compared by their last token only; add to the score they had.",
                     partial(_beam, way="last step"),
                 ),
-                Slip(
+                PlantedMistake(
                     "last token alone",
                     "`step` was handed only the last token; what comes next depends on the whole text: step(tokens).",
                     partial(_beam, way="last token"),
                 ),
-                Slip(
+                PlantedMistake(
                     "probability instead of its logarithm",
                     "the text is right; return the logarithm of its probability beside it.",
                     partial(_beam, way="probability"),
                 ),
-                Slip(
+                PlantedMistake(
                     "worst kept",
                     "the unlikeliest texts were kept: sort from the largest down.",
                     partial(_beam, way="worst"),
                 ),
-                Slip(
+                PlantedMistake(
                     "start left out",
                     "the text should begin with the token it started from.",
                     partial(_beam, way="start left out"),
                 ),
-                Slip(
+                PlantedMistake(
                     "last of the beam",
                     "this is the last text that was kept; return the likeliest, the first.",
                     partial(_beam, way="last kept"),

@@ -14,7 +14,7 @@ from regard.base.registry import Registry
 
 
 @dataclass(frozen=True)
-class Slip:
+class PlantedMistake:
     """A typical wrong solution, and what to tell whoever wrote it."""
 
     name: str
@@ -23,14 +23,14 @@ class Slip:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What is wrong with what was written: the slip it looks like, if one is known, and the words to say."""
 
     slip: str | None
     words: str
 
 
-Check = Callable[["Exercise", Any], Finding | None]
+Check = Callable[["Exercise", Any], CheckResult | None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Exercise:
     starter: str
     solution: Callable[..., Any]
     check: Check
-    slips: tuple[Slip, ...]
+    slips: tuple[PlantedMistake, ...]
 
     @property
     def writes(self) -> str:
@@ -55,7 +55,7 @@ class Exercise:
         """The solution as text: the code that runs here."""
         return inspect.getsource(self.solution)
 
-    def find(self, written: Any) -> Finding | None:
+    def find(self, written: Any) -> CheckResult | None:
         """What is wrong with what a student wrote, or None."""
         return self.check(self, written)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from regard.work.exercises import SETS
 from regard.work.exercises.checks import Failed, failed
-from regard.work.exercises.exercise import Finding
+from regard.work.exercises.exercise import CheckResult
 from regard.work.grading import graded
 from regard.work.notebook import sources
 
@@ -38,11 +38,11 @@ def main(name: str, file: str, notes: str, *tasks: str) -> None:
             note(asdict(graded(exercises, exercise, finding)))
 
 
-def missing(name: str, troubles: list[Failed]) -> Finding:
+def missing(name: str, troubles: list[Failed]) -> CheckResult:
     """The finding about a name that is not there; trouble in the file may be why."""
     if troubles:
-        return Finding("error", f"there is no {name}, and the file fails with {troubles[0]}")
-    return Finding("not written", f"there is no {name} in the file")
+        return CheckResult("error", f"there is no {name}, and the file fails with {troubles[0]}")
+    return CheckResult("not written", f"there is no {name} in the file")
 
 
 def executed(path: Path) -> tuple[ModuleType, list[Failed]]:

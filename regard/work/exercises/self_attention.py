@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from regard.work.chain import Array
+from regard.work.attention_steps import Array
 from regard.work.exercises.checks import Case, by_answers
-from regard.work.exercises.exercise import Exercise, Exercises, Slip
+from regard.work.exercises.exercise import Exercise, Exercises, PlantedMistake
 from regard.work.exercises.solutions import self_attention as solutions
 
 GIVEN = """\
@@ -93,44 +93,44 @@ def _attention(
     return {"v": V, "x": X}[mixed] @ (weights.T if turned else weights)
 
 
-def _common(scale: str) -> tuple[Slip, ...]:
+def _common(scale: str) -> tuple[PlantedMistake, ...]:
     """Slips that self-attention has with a scale and without one."""
     wrong = partial(_attention, scale=scale)
     return (
-        Slip(
+        PlantedMistake(
             "softmax over the wrong axis",
             "each row of your weights adds up to one, but each column should: a column holds what one query gives to "
             "all keys. Sum over axis 0.",
             partial(wrong, axis=1),
         ),
-        Slip(
+        PlantedMistake(
             "softmax over everything",
             "all your weights together add up to one. Every column should by itself: sum over axis 0 only.",
             partial(wrong, axis=None),
         ),
-        Slip(
+        PlantedMistake(
             "no softmax",
             "the scores went into the mean as they are; they become weights in the softmax.",
             partial(wrong, softmax=False),
         ),
-        Slip(
+        PlantedMistake(
             "transposed product",
             "your scores are Q'K, which has queries in rows. The softmax runs down columns, so keys must be in rows: "
             "K'Q.",
             partial(wrong, crossed=True),
         ),
-        Slip(
+        PlantedMistake(
             "transposed weights",
             "the weights were turned over before they met the values. V has a column for each key and the weights a "
             "row for each key: V @ weights.",
             partial(wrong, turned=True),
         ),
-        Slip(
+        PlantedMistake(
             "forgotten bias",
             "the biases are missing: Q, K and V are omega @ X + beta.",
             partial(wrong, biases=False),
         ),
-        Slip(
+        PlantedMistake(
             "inputs instead of values",
             "the weights average X itself. They should average V = omega_v @ X + beta_v.",
             partial(wrong, mixed="x"),
@@ -161,33 +161,33 @@ def softmax_columns(scores: Float[Array, "m n"]) -> Float[Array, "m n"]:
             solution=solutions.softmax_columns,
             check=by_answers(_scores, _far_scores),
             slips=(
-                Slip(
+                PlantedMistake(
                     "softmax over the wrong axis",
                     "each row adds up to one, but each column should: sum over axis 0, and keep that axis.",
                     partial(_softmax, axis=1),
                 ),
-                Slip(
+                PlantedMistake(
                     "softmax over everything",
                     "all entries together add up to one. Every column should by itself: sum over axis 0.",
                     partial(_softmax, axis=None),
                 ),
-                Slip(
+                PlantedMistake(
                     "no exponentials",
                     "the scores were divided by their sum; take np.exp first, so that no weight is negative.",
                     partial(_softmax, exponentials=False),
                 ),
-                Slip(
+                PlantedMistake(
                     "no normalisation",
                     "these are the exponentials alone; divide by the sum of each column.",
                     partial(_softmax, normal=False),
                 ),
-                Slip(
+                PlantedMistake(
                     "overflow",
                     "right for small scores, but exp(1000) is too large for a float. Subtract the largest score of "
                     "each column first: it cancels.",
                     partial(_softmax, shift="none"),
                 ),
-                Slip(
+                PlantedMistake(
                     "largest score of all columns",
                     "right for small scores, but the largest score of the whole matrix was subtracted. Where a column "
                     "lies far below it all exponentials are 0: subtract each column's own largest.",
@@ -215,7 +215,7 @@ def self_attention(
             check=by_answers(_problems),
             slips=(
                 *_common("none"),
-                Slip(
+                PlantedMistake(
                     "scale not asked for",
                     "the scores were divided by the root of the width. That is the next exercise.",
                     partial(_attention, scale="root"),
@@ -240,28 +240,28 @@ def scaled_self_attention(
             solution=solutions.scaled_self_attention,
             check=by_answers(_problems),
             slips=(
-                Slip(
+                PlantedMistake(
                     "missing scale",
                     "the scores went into the softmax as they are: divide them by np.sqrt of the queries' width.",
                     partial(_attention, scale="none"),
                 ),
-                Slip(
+                PlantedMistake(
                     "scale by the width itself",
                     "the scores were divided by the width; divide by its root, np.sqrt.",
                     partial(_attention, scale="width"),
                 ),
-                Slip(
+                PlantedMistake(
                     "scale upside down",
                     "the scores were multiplied by the root of the width; divide.",
                     partial(_attention, scale="upside down"),
                 ),
-                Slip(
+                PlantedMistake(
                     "scale from another width",
                     "the scores were divided by the root of the inputs' width. What counts is how wide queries and "
                     "keys are: Q.shape[0].",
                     partial(_attention, scale="inputs"),
                 ),
-                Slip(
+                PlantedMistake(
                     "scale from the number of tokens",
                     "the scores were divided by the root of the number of tokens: shape[1] counts tokens, shape[0] is "
                     "the width.",

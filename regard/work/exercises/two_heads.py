@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from regard.work.chain import Array
+from regard.work.attention_steps import Array
 from regard.work.exercises.checks import Case, by_answers
-from regard.work.exercises.exercise import Exercise, Exercises, Slip
+from regard.work.exercises.exercise import Exercise, Exercises, PlantedMistake
 from regard.work.exercises.solutions import two_heads as solutions
 from regard.work.exercises.solutions.self_attention import softmax_columns
 
@@ -140,32 +140,32 @@ def _cut(Q: Array, heads: int, *, way: str) -> Array:
     return Q.reshape(heads, n, d // heads)
 
 
-def _inside(wrong: Callable[..., Array]) -> tuple[Slip, ...]:
+def _inside(wrong: Callable[..., Array]) -> tuple[PlantedMistake, ...]:
     """Slips inside a head, of anything that takes `scale`, `axis` and `exchanged` on to its heads."""
     return (
-        Slip(
+        PlantedMistake(
             "missing scale",
             "the scores are not divided: each head divides by np.sqrt of its own width.",
             partial(wrong, scale="none"),
         ),
-        Slip(
+        PlantedMistake(
             "scale from the model's width",
             "the scores were divided by the root of the width of X. A head is narrower: divide by the root of its own "
             "width, Q.shape[0].",
             partial(wrong, scale="model"),
         ),
-        Slip(
+        PlantedMistake(
             "scale by the width itself",
             "the scores were divided by the head's width; divide by its root.",
             partial(wrong, scale="width"),
         ),
-        Slip(
+        PlantedMistake(
             "softmax over the wrong axis",
             "each row of the weights adds up to one, but each column should: keys are in rows, and a query's weights "
             "in a column.",
             partial(wrong, axis=1),
         ),
-        Slip(
+        PlantedMistake(
             "queries and keys exchanged",
             "queries and keys have changed places: the scores are K.T @ Q, so that keys are in rows.",
             partial(wrong, exchanged=True),
@@ -197,7 +197,7 @@ def attend_head(X: Float[Array, "d n"], head: tuple[Array, ...]) -> Float[Array,
             check=by_answers(_one),
             slips=(
                 *_inside(_head),
-                Slip(
+                PlantedMistake(
                     "forgotten bias",
                     "the biases are missing: Q, K and V are omega @ X + beta.",
                     partial(_head, biases=False),
@@ -220,33 +220,33 @@ def two_heads(X: Float[Array, "d n"], first: tuple[Array, ...], second: tuple[Ar
             solution=solutions.two_heads,
             check=by_answers(_two),
             slips=(
-                Slip(
+                PlantedMistake(
                     "heads in the other order",
                     "the second head stands above the first; put the first on top.",
                     partial(_stack, order="swapped"),
                 ),
-                Slip(
+                PlantedMistake(
                     "heads interleaved",
                     "rows of the two heads alternate. All rows of the first head come first, then all of the second: "
                     "concatenate, do not reshape.",
                     partial(_stack, order="interleaved"),
                 ),
-                Slip(
+                PlantedMistake(
                     "heads beside each other",
                     "the heads were joined along the tokens. A token keeps its column: join along axis 0.",
                     partial(_stack, order="side by side"),
                 ),
-                Slip(
+                PlantedMistake(
                     "heads added up",
                     "the heads were added, which loses which is which. Put one above the other.",
                     partial(_stack, order="added"),
                 ),
-                Slip(
+                PlantedMistake(
                     "one head twice",
                     "the first head stands there twice; the lower half comes from `second`.",
                     partial(_stack, order="twice the first"),
                 ),
-                Slip(
+                PlantedMistake(
                     "heads one after the other",
                     "the second head looked at what the first gave. Both look at X: heads are parallel, layers are "
                     "not.",
@@ -276,22 +276,22 @@ def multi_head(
             solution=solutions.multi_head,
             check=by_answers(_mixed),
             slips=(
-                Slip(
+                PlantedMistake(
                     "forgotten output projection",
                     "these are the stacked heads. Multiply them by omega_c, which mixes them.",
                     partial(_projected, out=False),
                 ),
-                Slip(
+                PlantedMistake(
                     "transposed output projection",
                     "omega_c was turned over. It acts on columns from the left as it is: omega_c @ heads.",
                     partial(_projected, turned=True),
                 ),
-                Slip(
+                PlantedMistake(
                     "heads in the other order",
                     "the second head stands above the first before omega_c; put the first on top.",
                     partial(_projected, order="swapped"),
                 ),
-                Slip(
+                PlantedMistake(
                     "heads interleaved",
                     "rows of the two heads alternate before omega_c: concatenate, do not reshape.",
                     partial(_projected, order="interleaved"),
@@ -314,19 +314,19 @@ def split_heads(Q: Float[Array, "d n"], heads: int) -> Float[Array, "h c n"]:
             solution=solutions.split_heads,
             check=by_answers(_whole),
             slips=(
-                Slip(
+                PlantedMistake(
                     "reshape without transpose",
                     "a reshape to heads x tokens x width cuts rows in the middle, and turning it afterwards does not "
                     "mend that: rows are what comes first in memory, so reshape to heads x width x tokens.",
                     partial(_cut, way="no transpose"),
                 ),
-                Slip(
+                PlantedMistake(
                     "heads interleaved",
                     "row 0 went to the first head and row 1 to the second. A head has D/H rows in a run: heads come "
                     "first in the reshape.",
                     partial(_cut, way="interleaved"),
                 ),
-                Slip(
+                PlantedMistake(
                     "tokens before width",
                     "this has tokens in the middle, and rows cut to get there. The order is heads, width, tokens.",
                     partial(_cut, way="tokens first"),

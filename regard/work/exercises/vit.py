@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.work.exercises.checks import Case, by_outputs
-from regard.work.exercises.exercise import Exercise, Exercises, Slip
+from regard.work.exercises.exercise import Exercise, Exercises, PlantedMistake
 from regard.work.exercises.solutions.vit import Block, PatchEmbedding, SelfAttention, ViT
 
 GIVEN = """\
@@ -271,24 +271,24 @@ class PatchEmbedding(nn.Module):
             solution=PatchEmbedding,
             check=by_outputs(PATCHES, lambda: [(_drawn(2, 3, 12, 8),), (_drawn(3, 1, 6, 10),), (_drawn(1, 2, 9, 6),)]),
             slips=(
-                Slip(
+                PlantedMistake(
                     "reshape without permute",
                     "a reshape alone cuts the image into runs of pixels, not into squares. Give rows and columns of "
                     "patches axes of their own, permute them to the front, then flatten.",
                     _Patches,
                 ),
-                Slip(
+                PlantedMistake(
                     "patches by column",
                     "the patches come column by column; they should come row by row from the top left.",
                     _PatchesByColumn,
                 ),
-                Slip(
+                PlantedMistake(
                     "channels last",
                     "inside a patch the channels change fastest. They should change slowest: all of the first channel, "
                     "then all of the second.",
                     _PatchesChannelsLast,
                 ),
-                Slip(
+                PlantedMistake(
                     "patches turned over",
                     "inside a patch the pixels go column by column; they should go row by row.",
                     _PatchesTurned,
@@ -322,49 +322,53 @@ class SelfAttention(nn.Module):
             solution=SelfAttention,
             check=by_outputs(ATTENTIONS, lambda: [(_drawn(2, 5, 12),), (_drawn(1, 7, 10),), (_drawn(3, 4, 6),)]),
             slips=(
-                Slip("missing scale", "the scores are not divided by the root of a head's width.", _NoScale),
-                Slip(
+                PlantedMistake("missing scale", "the scores are not divided by the root of a head's width.", _NoScale),
+                PlantedMistake(
                     "scale from the model's width",
                     "the scores were divided by the root of the whole width; a head has a share of it, d / heads.",
                     _ModelScale,
                 ),
-                Slip(
+                PlantedMistake(
                     "scale by the width itself",
                     "the scores were divided by the head's width, not its root.",
                     _WidthScale,
                 ),
-                Slip(
+                PlantedMistake(
                     "softmax over the wrong axis",
                     "the weights of each key add up to one, but those of each query should: softmax over the last "
                     "axis, -1.",
                     _OverQueries,
                 ),
-                Slip(
+                PlantedMistake(
                     "transposed product",
                     "the scores are K Q', which has keys in rows; Q K' has a row for each query.",
                     _Crossed,
                 ),
-                Slip(
+                PlantedMistake(
                     "reshape without transpose",
                     "heads were cut by a reshape to (b, h, n, c), which mixes tokens up. Reshape to (b, n, h, c), "
                     "where a token's numbers stay together, then transpose.",
                     _SplitByReshape,
                 ),
-                Slip(
+                PlantedMistake(
                     "heads joined without transpose",
                     "heads were joined by a reshape of (b, h, n, c). Transpose to (b, n, h, c) first, so that a "
                     "token's heads lie side by side.",
                     _JoinedByReshape,
                 ),
-                Slip(
+                PlantedMistake(
                     "heads cut and joined without transpose",
                     "heads were cut and joined by a reshape alone, so that each looks at a stretch of tokens. Reshape "
                     "to (b, n, h, c) and transpose, on the way in and on the way out.",
                     _BothByReshape,
                 ),
-                Slip("forgotten output projection", "the joined heads come out as they are; `out` mixes them.", _NoOut),
-                Slip("forgotten output projection", "there is no layer `out`, which mixes the heads.", _NoOutLayer),
-                Slip("forgotten bias", "the layers query, key and value have biases too.", _NoBias),
+                PlantedMistake(
+                    "forgotten output projection", "the joined heads come out as they are; `out` mixes them.", _NoOut
+                ),
+                PlantedMistake(
+                    "forgotten output projection", "there is no layer `out`, which mixes the heads.", _NoOutLayer
+                ),
+                PlantedMistake("forgotten bias", "the layers query, key and value have biases too.", _NoBias),
             ),
         ),
         Exercise(
@@ -394,53 +398,53 @@ class Block(nn.Module):
             solution=Block,
             check=by_outputs(BLOCKS, lambda: [(_drawn(2, 5, 6),), (_drawn(1, 3, 4),)]),
             slips=(
-                Slip(
+                PlantedMistake(
                     "post-norm instead of pre-norm",
                     "the norms stand after the sums, as in the Transformer of 2017. Here they stand before attention "
                     "and before the feed-forward part, and nothing normalises the sum.",
                     _block("post-norm"),
                 ),
-                Slip(
+                PlantedMistake(
                     "missing residual",
                     "nothing is added to what came in; both parts have a residual around them.",
                     _block("no residual"),
                 ),
-                Slip(
+                PlantedMistake(
                     "missing residual",
                     "the residual around attention is missing: x + attention(norm(x)).",
                     _block("no residual around attention"),
                 ),
-                Slip(
+                PlantedMistake(
                     "missing residual",
                     "the residual around the feed-forward part is missing: x + down(gelu(up(norm(x)))).",
                     _block("no residual around feed-forward"),
                 ),
-                Slip(
+                PlantedMistake(
                     "residual after the norm",
                     "the normalised x was added. The residual carries x as it came in.",
                     _block("residual after norm"),
                 ),
-                Slip(
+                PlantedMistake(
                     "missing norm",
                     "attention gets x as it is; normalise it with attention_norm first.",
                     _block("no first norm"),
                 ),
-                Slip(
+                PlantedMistake(
                     "missing norm",
                     "the feed-forward part gets x as it is; normalise it with feedforward_norm first.",
                     _block("no second norm"),
                 ),
-                Slip(
+                PlantedMistake(
                     "one norm for both",
                     "both parts use attention_norm; the second has feedforward_norm.",
                     _block("one norm"),
                 ),
-                Slip(
+                PlantedMistake(
                     "relu instead of gelu",
                     "the feed-forward part has GELU between its layers, not ReLU.",
                     _block("relu"),
                 ),
-                Slip(
+                PlantedMistake(
                     "no activation",
                     "without GELU between them `up` and `down` are one linear map.",
                     _block("no activation"),
@@ -474,58 +478,60 @@ class ViT(nn.Module):
             solution=ViT,
             check=by_outputs(VITS, lambda: [(_drawn(2, 3, 12, 8),), (_drawn(3, 1, 6, 6),)]),
             slips=(
-                Slip(
+                PlantedMistake(
                     "no class token",
                     "there is no class token, and the patches are averaged. Put `class_token` before the patches, "
                     "with a position of its own, and read the class from it.",
                     _NoClassToken,
                 ),
-                Slip(
+                PlantedMistake(
                     "no position for the class token",
                     "positions are as many as patches; the class token needs one too: tokens + 1.",
                     _PositionsTooFew,
                 ),
-                Slip(
+                PlantedMistake(
                     "positions not added",
                     "there is no parameter `positions`; without it patches have no place.",
                     _NoPositions,
                 ),
-                Slip(
+                PlantedMistake(
                     "positions not added",
                     "the positions are never added, so that the model cannot tell where a patch was.",
                     _vit("no positions"),
                 ),
-                Slip(
+                PlantedMistake(
                     "positions of patches only",
                     "positions were added before the class token came in; add them to all tokens, after.",
                     _vit("positions of patches only"),
                 ),
-                Slip(
+                PlantedMistake(
                     "positions multiplied",
                     "tokens were multiplied by positions; add them.",
                     _vit("positions multiplied"),
                 ),
-                Slip(
+                PlantedMistake(
                     "class token last",
                     "the class token was put behind the patches; it comes before them.",
                     _vit("class token last"),
                 ),
-                Slip(
+                PlantedMistake(
                     "another token read",
                     "the class is read from the last token; read it from the first, [:, 0].",
                     _vit("last"),
                 ),
-                Slip(
+                PlantedMistake(
                     "mean instead of class token",
                     "the class is read from the mean of all tokens; read it from the class token alone, [:, 0].",
                     _vit("mean"),
                 ),
-                Slip(
+                PlantedMistake(
                     "mean instead of class token",
                     "the class is read from the mean of the patches; read it from the class token, [:, 0].",
                     _vit("mean of patches"),
                 ),
-                Slip("missing norm", "the final norm is missing: head(norm(blocks(x))[:, 0]).", _vit("no norm")),
+                PlantedMistake(
+                    "missing norm", "the final norm is missing: head(norm(blocks(x))[:, 0]).", _vit("no norm")
+                ),
             ),
         ),
     ),

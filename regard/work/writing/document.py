@@ -4,28 +4,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from regard.base.errors import ConfigError
-from regard.base.maths import (
+from regard.base.formulas import (
     DIGITS,
-    Call,
     Chain,
     Entry,
     Expression,
-    Matrix,
+    FunctionCall,
+    MatrixLiteral,
     Number,
     Product,
     Quotient,
     Root,
     Sum,
     Symbol,
-    Transposed,
-    exactly_shown,
+    Transpose,
+    format_exactly,
     text,
 )
-from regard.work.picture import Map, maps
+from regard.work.describe_map import read_map
+from regard.work.exact_numbers import Grid, Surd, format_value, is_exact
+from regard.work.map_picture import Map, maps
 from regard.work.problem import ROLES, Head, Problem, Projection
-from regard.work.reading import read_map
 from regard.work.solution import Solution, Step, bias_symbol, weight_symbol
-from regard.work.values import Grid, Surd, is_exact, shown
 
 MOST_LINES = 5000  # entries that are written out one by one
 
@@ -143,11 +143,11 @@ def _equals(symbol: Symbol, grid: Grid, digits: int) -> Chain:
 
 
 def _all_shown(grid: Grid, digits: int) -> bool:
-    return all(isinstance(value, Surd) or exactly_shown(value, digits) for row in grid for value in row)
+    return all(isinstance(value, Surd) or format_exactly(value, digits) for row in grid for value in row)
 
 
-def matrix(grid: Grid) -> Matrix:
-    return Matrix(tuple(tuple(shown(value) for value in row) for row in grid))
+def matrix(grid: Grid) -> MatrixLiteral:
+    return MatrixLiteral(tuple(tuple(format_value(value) for value in row) for row in grid))
 
 
 def _whole(problem: Problem) -> Iterator[Block]:
@@ -157,7 +157,7 @@ def _whole(problem: Problem) -> Iterator[Block]:
         yield Formula(_whole_head(problem, number, number + 1 if several else None))
     last: Expression = Symbol("O")
     if several:
-        last = Call("join", tuple(Symbol("O", above=number + 1) for number in range(len(problem.heads))))
+        last = FunctionCall("join", tuple(Symbol("O", above=number + 1) for number in range(len(problem.heads))))
         if problem.mixing is None:
             yield Formula(Chain((Symbol("H"), last), ("=",)))
     if problem.mixing is not None:
@@ -171,10 +171,10 @@ def _whole(problem: Problem) -> Iterator[Block]:
 
 def _whole_head(problem: Problem, number: int, mark: int | None) -> Chain:
     q, k, v, out = (Symbol(letter, above=mark) for letter in "QKVO")
-    scores: Expression = Product((q, Transposed(k)) if problem.by_rows else (Transposed(k), q), dot=False)
+    scores: Expression = Product((q, Transpose(k)) if problem.by_rows else (Transpose(k), q), dot=False)
     scores = Quotient(scores, Root(Number(problem.width(number)))) if problem.scaled else scores
-    scores = Call("mask", (scores,)) if problem.hides else scores
-    weights = Call("softmax", (scores,))
+    scores = FunctionCall("mask", (scores,)) if problem.hides else scores
+    weights = FunctionCall("softmax", (scores,))
     return Chain((out, Product((weights, v) if problem.by_rows else (v, weights), dot=False)), ("=",))
 
 
@@ -199,9 +199,9 @@ def entry_line(step: Step, r: int, c: int, digits: int) -> Chain:
     assert working is not None
     sides: list[Expression] = [Entry(step.symbol, _places(step, r, c)), working]
     relations = ["="]
-    if is_exact(value) and text(shown(value)) != text(working):
-        sides.append(shown(value))
-        relations.append("=" if isinstance(value, Surd) or exactly_shown(value, digits) else "≈")
+    if is_exact(value) and text(format_value(value)) != text(working):
+        sides.append(format_value(value))
+        relations.append("=" if isinstance(value, Surd) or format_exactly(value, digits) else "≈")
     if isinstance(value, Surd | float):
         sides.append(Number(float(value)))
         relations.append("≈")
@@ -218,6 +218,6 @@ def _result(step: Step, digits: int) -> Chain:
     sides: list[Expression] = [step.symbol, step.formula, matrix(step.values)]
     relations = ["=", "=" if _all_shown(step.values, digits) else "≈"]
     if any(isinstance(value, Surd) for row in step.values for value in row):
-        sides.append(Matrix(tuple(tuple(Number(float(value)) for value in row) for row in step.values)))
+        sides.append(MatrixLiteral(tuple(tuple(Number(float(value)) for value in row) for row in step.values)))
         relations.append("≈")
     return Chain(tuple(sides), tuple(relations))

@@ -2,8 +2,8 @@
 
 from html import escape
 
-from regard.base import maths
-from regard.work.picture import svg
+from regard.base import formulas
+from regard.work.map_picture import svg
 from regard.work.writing.document import Block, Formula, Heading, Lines, Picture, Words
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -35,9 +35,9 @@ def _block(block: Block, digits: int) -> str:
         case Words(words):
             return f"<p>{escape(words)}</p>"
         case Formula(expression):
-            return f'<div class="formula">{maths.mathml(expression, digits)}</div>'
+            return f'<div class="formula">{formulas.mathml(expression, digits)}</div>'
         case Lines(expressions):
-            inside = "".join(f"<div>{maths.mathml(each, digits, block=False)}</div>" for each in expressions)
+            inside = "".join(f"<div>{formulas.mathml(each, digits, block=False)}</div>" for each in expressions)
             return f'<div class="lines">{inside}</div>'
         case Picture(drawn):
             return f"<figure>{svg(drawn)}<figcaption>{escape(drawn.title)}</figcaption></figure>"

@@ -2,9 +2,9 @@
 
 import re
 
-from regard.base import maths
-from regard.base.maths import escaped_latex
-from regard.work.picture import Map
+from regard.base import formulas
+from regard.base.formulas import escape_latex
+from regard.work.map_picture import Map
 from regard.work.writing.document import Block, Formula, Heading, Lines, Picture, Words
 
 _OPENING = r"""\documentclass{article}
@@ -34,11 +34,11 @@ def _block(block: Block, digits: int) -> str:
     match block:
         case Heading(words, level):
             command = {1: "section*", 2: "subsection*", 3: "subsubsection*"}[level]
-            return f"\\{command}{{{escaped_latex(words)}}}"
+            return f"\\{command}{{{escape_latex(words)}}}"
         case Words(words):
-            return escaped_latex(words)
+            return escape_latex(words)
         case Formula(expression):
-            return f"\\[\n{maths.latex(expression, digits)}\n\\]"
+            return f"\\[\n{formulas.latex(expression, digits)}\n\\]"
         case Lines(expressions):
             rows = " \\\\\n".join(_aligned(each, digits) for each in expressions)
             return f"\\begin{{align*}}\n{rows}\n\\end{{align*}}"
@@ -46,18 +46,18 @@ def _block(block: Block, digits: int) -> str:
             return _table(drawn)
 
 
-def _aligned(each: maths.Expression, digits: int) -> str:
-    return maths.latex(each, digits).replace(" = ", " &= ", 1)
+def _aligned(each: formulas.Expression, digits: int) -> str:
+    return formulas.latex(each, digits).replace(" = ", " &= ", 1)
 
 
 def _table(drawn: Map) -> str:
     """The map as a table whose cells are shaded by their weights."""
-    head = " & ".join(["", *map(escaped_latex, drawn.columns)])
+    head = " & ".join(["", *map(escape_latex, drawn.columns)])
     rows = [f"{head} \\\\ \\hline"]
     for name, row in zip(drawn.rows, drawn.weights, strict=True):
-        rows.append(" & ".join([escaped_latex(name), *map(_cell, row)]) + r" \\")
+        rows.append(" & ".join([escape_latex(name), *map(_cell, row)]) + r" \\")
     body = "\n".join(rows)
-    label = escaped_latex(f"{drawn.title}; down: {drawn.down}, across: {drawn.across}")
+    label = escape_latex(f"{drawn.title}; down: {drawn.down}, across: {drawn.across}")
     table = f"\\begin{{tabular}}{{r|{'c' * len(drawn.columns)}}}\n{body}\n\\end{{tabular}}"
     return f"\\begin{{center}}\n{label}\\\\[1ex]\n{table}\n\\end{{center}}"
 

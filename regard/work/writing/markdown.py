@@ -2,8 +2,8 @@
 
 import re
 
-from regard.base import maths
-from regard.work.picture import shades
+from regard.base import formulas
+from regard.work.map_picture import shades
 from regard.work.writing.document import Block, Formula, Heading, Lines, Picture, Words
 
 
@@ -19,7 +19,7 @@ def _block(block: Block, digits: int) -> str:
         case Words(words):
             return escaped(words)
         case Formula(expression):
-            return f"$$\n{maths.latex(expression, digits)}\n$$"
+            return f"$$\n{formulas.latex(expression, digits)}\n$$"
         case Lines(expressions):
             rows = " \\\\\n".join(_aligned(each, digits) for each in expressions)
             return f"$$\n\\begin{{aligned}}\n{rows}\n\\end{{aligned}}\n$$"
@@ -27,8 +27,8 @@ def _block(block: Block, digits: int) -> str:
             return f"```text\n{shades(drawn)}\n```"
 
 
-def _aligned(each: maths.Expression, digits: int) -> str:
-    return maths.latex(each, digits).replace(" = ", " &= ", 1)
+def _aligned(each: formulas.Expression, digits: int) -> str:
+    return formulas.latex(each, digits).replace(" = ", " &= ", 1)
 
 
 def escaped(words: str) -> str:

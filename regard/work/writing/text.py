@@ -2,8 +2,8 @@
 
 import textwrap
 
-from regard.base import maths
-from regard.work.picture import shades
+from regard.base import formulas
+from regard.work.map_picture import shades
 from regard.work.writing.document import Block, Formula, Heading, Lines, Picture, Words
 
 WIDTH = 80
@@ -21,8 +21,8 @@ def _block(block: Block, digits: int) -> str:
         case Words(words):
             return textwrap.fill(words, WIDTH)
         case Formula(expression):
-            return textwrap.indent(maths.text(expression, digits), "  ")
+            return textwrap.indent(formulas.text(expression, digits), "  ")
         case Lines(expressions):
-            return "\n".join(f"  {maths.text(each, digits)}" for each in expressions)
+            return "\n".join(f"  {formulas.text(each, digits)}" for each in expressions)
         case Picture(drawn):
             return textwrap.indent(shades(drawn), "  ")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
-from regard.work.chain import Array
+from regard.work.attention_steps import Array
 
 
 def sample(probabilities: Float[Array, "w"], draw: float) -> int:

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from regard.work.chain import Array
+from regard.work.attention_steps import Array
 
 
 def softmax_columns(scores: Float[Array, "m n"]) -> Float[Array, "m n"]:

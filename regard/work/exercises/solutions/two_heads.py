@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from regard.work.chain import Array
+from regard.work.attention_steps import Array
 from regard.work.exercises.solutions.self_attention import softmax_columns
 
 

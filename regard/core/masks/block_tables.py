@@ -1,0 +1,267 @@
+"""Block tables: which blocks of keys a block of queries sees, worked out from the algebra alone."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Int, Int8
+from torch import Tensor
+
+from regard.base.validation import check_integer
+from regard.core.absolute_positions import Grid, Positions, key_positions
+from regard.core.masks.algebra import BoxVisibility, Mask, settle
+from regard.core.masks.plan_cache import Memo, joint_key
+from regard.core.masks.positional import Dilated
+
+NONE, SOME, ALL = 0, 1, 2
+_AT_ONCE = 1 << 22  # pairs looked at in one go
+_MOVED = 4  # moving the rows of this many blocks takes about as long as looking at one block
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """n rows cut into blocks: which row each slot holds. A block with too few rows repeats its last one."""
+
+    index: Int[Tensor, "m s"]
+    real: Bool[Tensor, "m s"]  # false where a row is repeated
+
+    @cached_property
+    def slots(self) -> Int[Tensor, "n"]:
+        """The slot of each row, counted over all blocks."""
+        slots = self.real.flatten().nonzero()[:, 0]
+        return torch.empty_like(slots).scatter_(0, self.index[self.real], slots)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Blocks of `size` queries and keys: their first and last positions, as columns and rows that broadcast.
+
+    With `steps`, rows and columns are cut not as they come but with those together whose positions leave the same
+    remainders by every step: a dilation then shows whole blocks and hides whole blocks.
+    """
+
+    positions: Positions
+    i: int
+    j: int
+    size: int
+    steps: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.columns)
+
+    @cached_property
+    def row_blocks(self) -> Blocks:
+        return _cut(torch.arange(self.i) + self.positions.queries, self.size, self.steps)
+
+    @cached_property
+    def column_blocks(self) -> Blocks:
+        return _cut(key_positions(self.positions, self.j, torch.device("cpu")), self.size, self.steps)
+
+    @property
+    def rows(self) -> Int[Tensor, "q s"]:
+        """Row indices by block."""
+        return self.row_blocks.index
+
+    @property
+    def columns(self) -> Int[Tensor, "k s"]:
+        return self.column_blocks.index
+
+    def query_positions(self) -> Int[Tensor, "q s"]:
+        return self.rows + self.positions.queries
+
+    def key_positions(self) -> Int[Tensor, "k s"]:
+        return key_positions(self.positions, self.j, torch.device("cpu"))[self.columns]
+
+    @cached_property
+    def first(self) -> Int[Tensor, "q 1"]:
+        return self.query_positions().amin(1)[:, None]
+
+    @cached_property
+    def last(self) -> Int[Tensor, "q 1"]:
+        return self.query_positions().amax(1)[:, None]
+
+    @cached_property
+    def start(self) -> Int[Tensor, "1 k"]:
+        return self.key_positions().amin(1)[None, :]
+
+    @cached_property
+    def stop(self) -> Int[Tensor, "1 k"]:
+        return self.key_positions().amax(1)[None, :]
+
+    def swept(self, mask: Mask) -> BoxVisibility:
+        """The verdict on a mask known only by evaluation, one block of queries at a time."""
+        queries, keys = self.shape
+        some = torch.zeros(queries, keys, dtype=torch.bool)
+        every = torch.zeros(queries, keys, dtype=torch.bool)
+        zero = torch.zeros((), dtype=torch.long)
+        j = self.key_positions().reshape(1, -1)
+        for block, (row, i) in enumerate(zip(self.rows, self.query_positions(), strict=True)):
+            grid = Grid(zero, zero, row[:, None], self.columns.reshape(1, -1), i[:, None], j)
+            seen = mask.see(grid).expand(self.size, keys * self.size).reshape(self.size, keys, self.size)
+            some[block], every[block] = seen.any(2).any(0), seen.all(2).all(0)
+        return BoxVisibility(none=~some, all=every)
+
+    def pooled(self, some: Bool[Tensor, "i j"], every: Bool[Tensor, "i j"]) -> BoxVisibility:
+        """The verdict on a matrix that is already there: `some` and `every` over its leading axes."""
+        index = (self.rows[:, None, :, None], self.columns[None, :, None, :])
+        return BoxVisibility(none=~some[index].flatten(2).any(2), all=every[index].flatten(2).all(2))
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """State of every block of queries (q) against every block of keys (k): 0 none, 1 some, 2 all visible.
+
+    "none" and "all" are certain. "some" may be cautious: such a block is looked at pair by pair.
+    """
+
+    size: int
+    state: Int8[Tensor, "*b q k"]
+    steps: tuple[int, ...] = ()  # the order of rows and columns, as in Spans
+
+    @cached_property
+    def visited(self) -> int:
+        """How many blocks have to be looked at, over the sequences told apart."""
+        return int((self.state != NONE).sum())
+
+    @cached_property
+    def visited_by_any(self) -> int:
+        """How many blocks have to be looked at for some sequence."""
+        return int((self.union() != NONE).sum())
+
+    @property
+    def density(self) -> float:
+        """The share of blocks that has to be looked at."""
+        return self.visited / max(self.state.numel(), 1)
+
+    def union(self) -> Int8[Tensor, "q k"]:
+        """One state for all sequences: "none" and "all" only where every sequence agrees."""
+        if self.state.ndim == 2:
+            return self.state
+        low, high = self.state.amin(0), self.state.amax(0)
+        return torch.where(low == high, low, SOME).to(torch.int8)
+
+
+_tables: Memo[BlockTable] = Memo(64)
+
+
+def block_table(
+    mask: Mask, queries: int, keys: int | None = None, size: int = 128, *, positions: Positions | None = None
+) -> BlockTable:
+    positions, keys = settle(queries, keys, positions)
+    size = check_integer("block_table(size)", size, 1, "the positions of a block")
+    mask.check(positions, queries, keys)
+    rest = (queries, keys, size, positions) if isinstance(positions.keys, int) else None
+    return _tables.get(joint_key(mask, rest), mask, lambda: _made(mask, Spans(positions, queries, keys, size)))
+
+
+def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
+    """The table in the order of rows and columns in which the fewest blocks have to be looked at.
+
+    That is the order they come in, unless dilations make it worth moving them.
+    """
+    steps = _steps(mask, keys)
+    if not steps:
+        return block_table(mask, queries, keys, size, positions=positions)
+
+    def make() -> BlockTable:
+        orders = {steps, *((step,) for step in steps)}
+        tables = [_made(mask, Spans(positions, queries, keys, size, order)) for order in sorted(orders)]
+        return min([block_table(mask, queries, keys, size, positions=positions), *tables], key=_cost)
+
+    rest = ("sparsest", queries, keys, size, positions) if isinstance(positions.keys, int) else None
+    return _tables.get(joint_key(mask, rest), mask, make)
+
+
+def _steps(mask: Mask, most: int) -> tuple[int, ...]:
+    """The steps of the dilations in an expression, in order; those beyond `most` put no two keys together."""
+    if mask.opaque():
+        return ()  # every order would be swept pair by pair
+    found: set[int] = set()
+    parts = [mask]
+    while parts:
+        part = parts.pop()
+        parts += part.children()
+        if isinstance(part, Dilated) and 1 < part.step <= most:
+            found.add(part.step)
+    return tuple(sorted(found))
+
+
+def _cost(table: BlockTable) -> float:
+    """Blocks that have to be looked at, and what it takes to bring rows and columns into their order."""
+    return table.visited_by_any + (sum(table.state.shape[-2:]) / _MOVED if table.steps else 0)
+
+
+def _made(mask: Mask, spans: Spans) -> BlockTable:
+    none, everything = (torch.as_tensor(flag) for flag in mask.table(spans))
+    shape = torch.broadcast_shapes(none.shape, everything.shape, spans.shape)
+    nothing, some, every = torch.tensor(
+        [NONE, SOME, ALL], dtype=torch.int8
+    )  # one byte a block, a million positions long
+    state = torch.where(none, nothing, torch.where(everything, every, some))
+    return BlockTable(spans.size, state.expand(shape).contiguous(), spans.steps)
+
+
+def unseen_and_blind(
+    mask: Mask, positions: Positions, i: int, j: int, table: BlockTable
+) -> tuple[Bool[Tensor, "b j"] | None, Bool[Tensor, "b i"] | None]:
+    """The keys that no query sees and the queries that see no key, each None where there are none.
+
+    A block that is seen whole settles its keys and its queries; only what no such block settles is looked at.
+    """
+    spans = Spans(positions, i, j, table.size, table.steps)
+    state = table.state if table.state.ndim == 3 else table.state[None]
+    settled_keys, settled_rows = (state == ALL).any(1), (state == ALL).any(2)
+    seen = settled_keys[..., None].repeat(1, 1, table.size)
+    awake = settled_rows[..., None].repeat(1, 1, table.size)
+    doubtful = (state == SOME) & ~(settled_keys[:, None, :] & settled_rows[:, :, None])
+    mask = mask.to(torch.device("cpu"))
+    real_rows, real_keys = spans.row_blocks.real, spans.column_blocks.real
+    for pairs in doubtful.nonzero().split(max(1, _AT_ONCE // table.size**2)):
+        batch, row, column = pairs.T
+        grid = Grid(
+            batch[:, None, None],
+            torch.zeros((), dtype=torch.long),
+            spans.rows[row][:, :, None],
+            spans.columns[column][:, None, :],
+            spans.query_positions()[row][:, :, None],
+            spans.key_positions()[column][:, None, :],
+        )
+        visible = mask.see(grid) & real_rows[row][:, :, None] & real_keys[column][:, None, :]
+        seen |= _any_at(seen, batch, column, visible.any(1))
+        awake |= _any_at(awake, batch, row, visible.any(2))
+    unseen = ~seen.flatten(1)[:, spans.column_blocks.slots]
+    blind = ~awake.flatten(1)[:, spans.row_blocks.slots]
+    return unseen if unseen.any() else None, blind if blind.any() else None
+
+
+def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
+    """Where any of the hits that share a sequence and a block is true."""
+    flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)
+    return (flat.index_add_(0, batch * like.shape[1] + block, hit.int()) > 0).view(like.shape)
+
+
+def _cut(positions: Int[Tensor, "n"], size: int, steps: tuple[int, ...]) -> Blocks:
+    """Rows at these positions in blocks: as they come, or by their remainders and then by position."""
+    n = len(positions)
+    if not steps:
+        slots = torch.arange(-(-n // size) * size).view(-1, size)
+        return Blocks(slots.clamp(max=max(n - 1, 0)), slots < n)
+    order = positions.argsort(stable=True)
+    for step in reversed(steps):  # the last sort weighs most
+        order = order[(positions[order] % step).argsort(stable=True)]
+    slots = _slots(torch.stack([positions[order] % step for step in steps]), size)
+    real = torch.zeros(-(-(int(slots[-1]) + 1) // size) * size if n else 0, dtype=torch.bool)
+    real[slots] = True
+    return Blocks(order[real.cumsum(0) - 1].view(-1, size), real.view(-1, size))
+
+
+def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
+    """Where sorted rows go, so that rows of equal remainders share a block with others only if all of them fit in."""
+    counts = torch.unique_consecutive(remainders, dim=1, return_counts=True)[1]
+    gaps, end = [], 0
+    for count in counts.tolist():
+        room = -end % size
+        gaps.append(room if count > room else 0)
+        end += gaps[-1] + count
+    return torch.arange(remainders.shape[1]) + torch.tensor(gaps, dtype=torch.long).cumsum(0).repeat_interleave(counts)

@@ -1,0 +1,23 @@
+"""Attention between channels, in groups, as a layer of DaViT. Ding et al. 2022, arXiv:2204.03645."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core.channel import channel_attend
+from regard.nn.attention import check_heads, check_width, merge_heads
+
+
+class ChannelAttention(nn.Module):
+    """Channels of each group look at each other over all positions: cost grows linearly with the image."""
+
+    def __init__(self, width: int, groups: int, *, bias: bool = True) -> None:
+        super().__init__()
+        check_heads(width, groups)
+        self.groups = groups
+        self.query_key_value = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        check_width(x, self.out.in_features)
+        q, k, v = self.query_key_value(x).unflatten(-1, (3, self.groups, -1)).permute(2, 0, 3, 1, 4)
+        return self.out(merge_heads(channel_attend(q, k, v)))

@@ -1,0 +1,147 @@
+"""Tokens and patches as vectors, and positions added to them."""
+
+import torch
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.tensors import is_meta_or_fake
+from regard.base.validation import check_integer
+from regard.core.positions import sinusoidal
+
+
+class TokenEmbedding(nn.Module):
+    """One learned vector for each of `vocab` tokens, multiplied by `scale`."""
+
+    def __init__(self, vocab: int, width: int, *, scale: float = 1.0) -> None:
+        super().__init__()
+        self.vocab, self.scale = check_integer("vocab", vocab, 1), scale
+        self.weight = nn.Parameter(torch.zeros(vocab, width))
+
+    def forward(self, tokens: Integer[Tensor, "b n"], name: str = "tokens") -> Float[Tensor, "b n d"]:
+        """Their vectors; `name` is what errors call the tokens."""
+        check_tokens(tokens, self.vocab, name)
+        embedded = functional.embedding(tokens.long(), self.weight)  # torch takes no narrower ones
+        return embedded if self.scale == 1.0 else embedded * self.scale
+
+    def unembed(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n w"]:
+        """Logits by the same vectors: tied weights. Press and Wolf 2017, arXiv:1608.05859."""
+        return functional.linear(x, self.weight)
+
+
+class LearnedPositions(nn.Module):
+    """One learned vector for each of the first `context` positions."""
+
+    def __init__(self, context: int, width: int) -> None:
+        super().__init__()
+        self.context = check_integer("context", context, 1)
+        self.weight = nn.Parameter(torch.zeros(context, width))
+
+    def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d"]:
+        check_positions(positions, self.context)
+        return functional.embedding(positions, self.weight)
+
+
+class SinusoidalPositions(nn.Module):
+    """Sinusoids of Vaswani et al. 2017: no parameters, any length.
+
+    pairing  "interleaved" puts the sin and cos of a frequency side by side, "half" all sines before all cosines
+    """
+
+    def __init__(self, width: int, *, pairing: str = "interleaved") -> None:
+        super().__init__()
+        if width % 2:
+            raise ConfigError(f"sinusoidal positions need an even width, a sin and a cos for each frequency: {width}")
+        if pairing not in ("interleaved", "half"):
+            raise ConfigError(f"pairing is 'interleaved' or 'half', not {pairing!r}")
+        self.width, self.pairing = width, pairing
+
+    def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d"]:
+        table = sinusoidal(positions.flatten(), self.width)
+        if self.pairing == "half":
+            table = table.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        return table.unflatten(0, positions.shape)
+
+
+class PatchEmbedding(nn.Module):
+    """Each patch x patch square of an image as one vector: a convolution whose stride is its size."""
+
+    def __init__(self, width: int, patch: int, channels: int = 3) -> None:
+        super().__init__()
+        self.patch, self.channels = check_integer("patch", patch, 1), check_integer("channels", channels, 1)
+        self.projection = nn.Conv2d(channels, width, patch, stride=patch)
+
+    def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b rows columns d"]:
+        check_image(image, self.channels)
+        if image.shape[2] % self.patch or image.shape[3] % self.patch:
+            raise ShapeError(
+                f"image is {image.shape[2]} x {image.shape[3]}, which is not a multiple of the patch, {self.patch}; "
+                "resize or pad it"
+            )
+        return self.projection(image).permute(0, 2, 3, 1)
+
+
+def interpolate_positions(
+    table: Float[Tensor, "n d"], old: tuple[int, int], new: tuple[int, int]
+) -> Float[Tensor, "m d"]:
+    """Positions of a grid of patches for a grid of another size, bicubic and antialiased."""
+    if old == new:
+        return table
+    grid = table.unflatten(0, old).permute(2, 0, 1)[None].float()
+    resized = functional.interpolate(grid, new, mode="bicubic", antialias=True, align_corners=False)
+    return resized[0].permute(1, 2, 0).flatten(0, 1).to(table.dtype)
+
+
+def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
+    """Raise where these are not whole numbers from 0 to vocab - 1. On a GPU the range is torch's to check."""
+    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32, torch.uint8, torch.int16):
+        came = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise DtypeError(f"{name} must be a tensor of whole numbers read as (b n), not {came}")
+    if tokens.ndim != 2:
+        raise ShapeError(f"{name} is {tuple(tokens.shape)}, but is read as (b n); for one text write {name}[None]")
+    if tokens.shape[0] == 0 or tokens.shape[1] == 0:
+        raise ShapeError(f"{name} is {tuple(tokens.shape)} read as (b n), but there must be at least one token")
+    if tokens.device.type != "cpu" or torch.compiler.is_compiling() or is_meta_or_fake(tokens):
+        return  # asking would wait for the device, or there are no numbers to ask for
+    low, high = (int(x) for x in tokens.aminmax())
+    if low < 0 or high >= vocab:
+        raise ShapeError(f"{name} holds {low if low < 0 else high}, but the vocabulary has tokens 0 to {vocab - 1}")
+
+
+def check_positions(positions: Tensor, context: int) -> None:
+    """Raise where these are not whole numbers from 0 to context - 1. On a GPU the range is torch's to check."""
+    if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
+        came = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
+        raise DtypeError(f"positions must be a tensor of whole numbers, (n) or (b n), not {came}")
+    if (
+        positions.device.type != "cpu"
+        or torch.compiler.is_compiling()
+        or is_meta_or_fake(positions)
+        or not positions.numel()
+    ):
+        return
+    low, high = (int(x) for x in positions.aminmax())
+    if low < 0 or high >= context:
+        raise ShapeError(
+            f"positions holds {low if low < 0 else high}, but the context has positions 0 to {context - 1}"
+        )
+
+
+def check_image(image: Tensor, channels: int) -> None:
+    if not isinstance(image, Tensor) or not image.is_floating_point():
+        came = image.dtype if isinstance(image, Tensor) else type(image).__name__
+        raise DtypeError(f"image must be a floating-point tensor read as (b channels y x), not {came}")
+    if image.ndim != 4 or image.shape[1] != channels or image.shape[0] == 0:
+        raise ShapeError(
+            f"image is {tuple(image.shape)}, but is read as (b channels y x) with {channels} channels and at least one "
+            "image in the batch"
+        )
+
+
+def check_context(length: int, context: int) -> None:
+    if length > context:
+        raise ShapeError(
+            f"{length} positions were asked for, but the context has {context}; shorten the input or build with "
+            f"context={length}"
+        )

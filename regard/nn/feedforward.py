@@ -1,0 +1,53 @@
+"""The part of a block that treats every token by itself."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.registry import Registry
+from regard.base.validation import check_integer
+from regard.nn.attention import check_probability
+
+ACTIVATIONS: Registry[Callable[[Tensor], Tensor]] = Registry("activation")
+ACTIVATIONS.add("relu")(torch.relu)
+ACTIVATIONS.add("gelu")(functional.gelu)
+ACTIVATIONS.add("gelu-tanh")(partial(functional.gelu, approximate="tanh"))  # as GPT-2 was trained
+ACTIVATIONS.add("silu")(functional.silu)
+ACTIVATIONS.add("tanh")(torch.tanh)
+
+GATED = "gated-"
+
+
+def check_activation(name: str) -> None:
+    """Raise where there is no activation of that name, gated or not."""
+    ACTIVATIONS[name.removeprefix(GATED)]
+
+
+class FeedForward(nn.Module):
+    """down(f(up x)), or gated down(f(gate x) * up x) for an activation such as "gated-silu".
+
+    The gate is that of Shazeer 2020, arXiv:2002.05202.
+    """
+
+    def __init__(
+        self, width: int, hidden: int, *, activation: str = "gelu", bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        check_integer("width", width, 1)
+        check_integer("hidden", hidden, 1)
+        check_probability("dropout", dropout)
+        self.activation = ACTIVATIONS[activation.removeprefix(GATED)]
+        self.gate = nn.Linear(width, hidden, bias=bias) if activation.startswith(GATED) else None
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.dropout = dropout
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        if self.dropout:
+            hidden = functional.dropout(hidden, self.dropout, self.training)
+        return self.down(hidden)

@@ -1,0 +1,26 @@
+"""Normalisation of each token by itself."""
+
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError
+from regard.base.registry import Registry
+from regard.base.validation import check_integer, check_number
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, in the dtype of its gain: autocast hands in narrower numbers, for which torch has no fused form."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+NORMS: Registry[type[nn.LayerNorm] | type[nn.RMSNorm]] = Registry("norm")
+NORMS.add("layer")(nn.LayerNorm)  # mean 0, variance 1, then a learned gain and shift. Ba et al. 2016, arXiv:1607.06450
+NORMS.add("rms")(RMSNorm)  # root mean square 1, then a learned gain. Zhang and Sennrich 2019, arXiv:1910.07467
+
+
+def norm(kind: str, width: int, eps: float = 1e-5) -> nn.Module:
+    """The norm of that name over the last axis."""
+    if not 0 < check_number("eps", eps) < 1:
+        raise ConfigError(f"eps keeps a division from failing and lies between 0 and 1: eps={eps}")
+    return NORMS[kind](check_integer("width", width, 1), eps=eps)

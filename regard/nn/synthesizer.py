@@ -1,0 +1,126 @@
+"""Attention without comparing tokens: weights from each token alone, or learned as a table. Tay et al. 2020.
+
+dense     scores_ij = relu(A x_i) . w_j + b_j: every token proposes weights for all positions, arXiv:2005.00743
+random    scores_ij = R_ij: the same for every input
+dot       scores_ij = beta q_i . k_j: the usual ones, to be mixed with the others
+
+All three are dot products of something with something, so they go through the one door: w_j is the key of position j,
+and b_j is one more coordinate of it, met by a constant 1.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from regard.base.axes import format_axis
+from regard.base.errors import ConfigError, ShapeError
+from regard.base.validation import check_integer
+from regard.core.absolute_positions import Positions, key_positions
+from regard.core.attend import attend
+from regard.core.cache import Cache, Stream
+from regard.core.masks.algebra import Mask
+from regard.core.scores import Additive
+from regard.nn.attention import check_heads, check_probability, check_width, merge_heads, split_heads
+
+PARTS = ("dense", "random", "dot")
+
+
+class Synthesizer(nn.Module):
+    """Values mixed by synthesized weights over the first `context` positions.
+
+    parts  which scores are added up; several are weighted by learned shares that sum to one
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        context: int,
+        *,
+        parts: tuple[str, ...] = ("dense",),
+        bias: bool = True,
+        dropout: float = 0.0,
+        kernel: str | None = None,
+    ) -> None:
+        super().__init__()
+        check_heads(width, heads)
+        check_probability("dropout", dropout)
+        check_parts(parts)
+        self.heads, self.context, self.parts = heads, check_integer("context", context, 1), tuple(parts)
+        self.head_width, self.dropout, self.kernel = width // heads, dropout, kernel
+        self.value = nn.Linear(width, width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+        if "dense" in parts:
+            self.proposal = nn.Linear(width, width, bias=bias)
+            self.dense_keys = nn.Parameter(torch.zeros(context, self.head_width))
+            self.dense_bias = nn.Parameter(torch.zeros(context))
+        if "random" in parts:
+            self.random_scores = nn.Parameter(torch.zeros(heads, context, context))
+        if "dot" in parts:
+            self.query = nn.Linear(width, width, bias=bias)
+            self.key = nn.Linear(width, width, bias=bias)
+        if len(parts) > 1:
+            self.shares = nn.Parameter(torch.zeros(len(parts)))
+
+    def forward(
+        self,
+        x: Float[Tensor, "b i d"],
+        memory: None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        cache: Cache | None = None,
+        stream: Stream | None = None,
+        positions: Tensor | None = None,
+    ) -> Float[Tensor, "b i d"]:
+        """One row for every row of x. Weights belong to places of the table, so `positions` changes nothing."""
+        if memory is not None or stream is not None:
+            raise ConfigError("a synthesizer mixes positions of its own table; it takes no memory and no stream")
+        check_width(x, self.value.in_features)
+        i, start = x.shape[1], 0 if cache is None else cache.length
+        if start + i > self.context:
+            raise ShapeError(f"the synthesizer has a table for {format_axis('n', self.context)}, but {start + i} came")
+        v = split_heads(self.value(x), self.heads)
+        q, k = self._proposed(x, start)
+        absolute = Positions.last_rows(i, i)
+        if cache is not None:
+            k, v, absolute = cache.extend(k, v)
+        scores = None
+        if "random" in self.parts:
+            rows, columns = torch.arange(start, start + i), key_positions(absolute, k.shape[2], torch.device("cpu"))
+            table = self.random_scores[:, rows[:, None], columns[None, :]]
+            scores = Additive(table * self._share("random"))
+        dropout = self.dropout if self.training else 0.0
+        out = attend(
+            q, k, v, mask=mask, scores=scores, beta=1.0, dropout=dropout, kernel=self.kernel, positions=absolute
+        )
+        return self.out(merge_heads(out))
+
+    def _proposed(self, x: Tensor, start: int) -> tuple[Float[Tensor, "b h i c"], Float[Tensor, "b h i c"]]:
+        """Queries and keys whose products are the dense and dot scores."""
+        b, i, _ = x.shape
+        queries, keys = [], []
+        if "dense" in self.parts:
+            here = slice(start, start + i)
+            proposal = split_heads(self.proposal(x).relu(), self.heads)
+            queries.append(torch.cat([proposal, torch.ones_like(proposal[..., :1])], -1) * self._share("dense"))
+            key = torch.cat([self.dense_keys[here], self.dense_bias[here, None]], -1)
+            keys.append(key.expand(b, self.heads, -1, -1).to(proposal.dtype))
+        if "dot" in self.parts:
+            queries.append(split_heads(self.query(x), self.heads) * (self.head_width**-0.5 * self._share("dot")))
+            keys.append(split_heads(self.key(x), self.heads))
+        if not queries:
+            nothing = x.new_zeros(b, self.heads, i, 8)
+            return nothing, nothing
+        q, k = torch.cat(queries, -1), torch.cat(keys, -1)
+        missing = -q.shape[-1] % 8  # fused kernels want multiples of 8, and zeros change no product
+        return pad(q, (0, missing)), pad(k, (0, missing))
+
+    def _share(self, part: str) -> Tensor | float:
+        return self.shares.softmax(0)[self.parts.index(part)] if len(self.parts) > 1 else 1.0
+
+
+def check_parts(parts: tuple[str, ...]) -> None:
+    """Raise where these are not kinds of scores, each named once."""
+    if not parts or set(parts) - set(PARTS) or len(set(parts)) < len(parts):
+        raise ConfigError(f"parts takes one or more of {', '.join(PARTS)}, each once, not {parts!r}")

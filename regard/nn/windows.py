@@ -1,0 +1,32 @@
+"""Windows of an image: cut into squares that are treated as sequences of their own, and put together again."""
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.base.errors import ShapeError
+from regard.base.validation import check_integer
+
+
+def partition(x: Float[Tensor, "b y x d"], size: int) -> Float[Tensor, "bw n d"]:
+    """Each size x size window as one sequence, windows row by row; an image that does not fit is filled with zeros."""
+    if x.ndim != 4:
+        raise ShapeError(f"x is {tuple(x.shape)}, but windows are cut from images, (batch, rows, columns, width)")
+    check_integer("size", size, 1)
+    rows, columns, d = x.shape[1:]
+    x = pad(x, (0, 0, 0, -columns % size, 0, -rows % size))
+    x = x.unflatten(2, (-1, size)).unflatten(1, (-1, size))  # b, window rows, size, window columns, size, d
+    return x.transpose(2, 3).reshape(-1, size * size, d)
+
+
+def merge(windows: Float[Tensor, "bw n d"], size: int, rows: int, columns: int) -> Float[Tensor, "b y x d"]:
+    """The image whose windows these are, without what was filled in."""
+    check_integer("size", size, 1)
+    down, across = -(-rows // size), -(-columns // size)
+    if windows.shape[0] % (down * across) or windows.shape[1] != size * size:
+        raise ShapeError(
+            f"windows is {tuple(windows.shape)}, but an image of {rows} x {columns} has {down * across} windows "
+            f"of {size * size} positions"
+        )
+    x = windows.reshape(-1, down, across, size, size, windows.shape[-1]).transpose(2, 3)
+    return x.flatten(3, 4).flatten(1, 2)[:, :rows, :columns]

@@ -1,0 +1,189 @@
+"""All statistics in one pass of a GPU kernel, for masks that are bands: full, causal, windows.
+
+The pass is given the log-sum-exp, which a fused forward pass has anyway; so each pair is scored once more and all
+else is arithmetic on the tile at hand.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.core import kernels
+from regard.core.kernels import sdpa
+from regard.core.kernels.request import Request
+from regard.core.masks.algebra import And, Full, Mask
+from regard.core.masks.positional import Causal, Window
+
+ROWS, KEYS = 64, 128  # a tile: measured on an H200 (docs/log.md)
+WARPS, STAGES = 4, 3
+SPANS = 128  # rows of the finest map that is pooled along the way
+LARGEST = 4096.0  # log-sum-exp, up to which float32 leaves weights three digits
+AT_ONCE = 1 << 26  # numbers held at a time while a map is pooled: 256 MiB
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What the pass gives."""
+
+    lse: Float[Tensor, "b h i"]
+    entropy: Float[Tensor, "b h i"]
+    largest: Float[Tensor, "b h i"]
+    where: Int[Tensor, "b h i"]
+    distance: Float[Tensor, "b h i"]
+    received: Float[Tensor, "b h j"]
+    cells: Float[Tensor, "b h rows columns"] | None  # sums over spans of rows and tiles of keys
+
+
+def serves(call: Request) -> bool:
+    """Whether the pass can tell these weights."""
+    fits = call.q.is_cuda and call.q.dtype != torch.float64 and call.q.shape[-1] <= 256 and 0 not in call.sizes
+    plain = not call.terms and not call.steep and isinstance(call.positions.keys, int) and band(call.mask) is not None
+    return fits and plain and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def band(mask: Mask) -> tuple[int | None, int | None] | None:
+    """(low, high) where the mask sees just those keys with low <= j - i <= high; None is no limit, or no band."""
+    if isinstance(mask, Full):
+        return None, None
+    if isinstance(mask, Causal):
+        return None, 0
+    if isinstance(mask, Window):
+        return None if mask.before is None else -mask.before, mask.after
+    if isinstance(mask, And):
+        bands = [band(part) for part in mask.parts]
+        lows = [found[0] for found in bands if found is not None and found[0] is not None]
+        highs = [found[1] for found in bands if found is not None and found[1] is not None]
+        return None if None in bands else (max(lows, default=None), min(highs, default=None))
+    return None
+
+
+def forward(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"] | None]:
+    """The attention, and the log-sum-exp where its kernel gives it along."""
+    if call.q.is_cuda and call.plain and not sdpa.refusals(call):
+        found = sdpa.with_lse(call)
+        if found is not None:
+            return found
+    return kernels.run(call, None), None
+
+
+def passed(call: Request, lse: Float[Tensor, "b h i"] | None) -> Passed:
+    """The pass, after one for the log-sum-exp where nobody has it yet."""
+    from regard.see import triton_kernels  # needs triton
+
+    b, h, _, i, j, _, _ = call.sizes
+    q, k = call.q, call.k
+    device = q.device
+    sizes, known = _arguments(call)
+    if lse is None:
+        lse = torch.empty(b, h, i, device=device)
+        triton_kernels.normalise[(-(-i // ROWS), b * h)](q, k, lse, *sizes, *q.stride(), *k.stride(), **known)
+    lse = lse.contiguous()
+    sums = torch.zeros(b, h, i, 2, device=device)  # of weight x its logarithm, and of weight x distance
+    best = torch.zeros(b, h, i, device=device, dtype=torch.int64)
+    received = torch.empty(b, h, j, device=device)
+    span = _span(i)
+    cells = torch.zeros(b, h, -(-i // span), -(-j // KEYS), device=device)
+    _, high = _band(call)
+    triton_kernels.gather[(-(-j // KEYS), b * h)](
+        _in_tiles(q, known["WIDTH"]), k, _in_bits(lse), sums, best, received, cells, span, *sizes, *k.stride(),
+        **{**known, **_three_at_once(known["WIDTH"], q)}, BACK=high is not None and high <= 0,
+    )  # fmt: skip
+    largest, where = torch.empty(b, h, i, device=device), torch.empty(b, h, i, device=device, dtype=torch.int32)
+    few = {**known, "BM": 16, "num_warps": 4, "num_stages": 1}
+    triton_kernels.locate[(-(-i // 16), b * h)](q, k, best, largest, where, *sizes, *q.stride(), *k.stride(), **few)
+    entropy, distance = sums.mul_(torch.tensor([-math.log(2), 1.0], device=device)).unbind(-1)
+    return Passed(lse, entropy, largest, where.long(), distance, received, cells)
+
+
+def is_exact(found: Passed) -> bool:
+    """Whether every score was a number, and none so large that its difference to the log-sum-exp is lost to rounding.
+
+    Kernels differ in what a score that is no number does to a row, and the sums of its tiles are lost.
+    """
+    awake = found.lse.masked_fill(found.lse == -math.inf, 0)
+    return bool((found.entropy.isfinite() & (awake.abs() < LARGEST)).all())
+
+
+def pooled(call: Request, found: Passed, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
+    """A map: from the sums that the pass left, where none of them belongs to two of its cells, or by a pass for it."""
+    from regard.see import triton_kernels
+
+    assert found.cells is not None
+    b, h, _, i, j, _, _ = call.sizes
+    r, s = found.cells.shape[-2:]
+    if not (i % _span(i) or r % rows or j % KEYS or s % columns):
+        whole: Tensor = found.cells.unflatten(3, (columns, -1)).sum(4).unflatten(2, (rows, -1)).sum(3)
+        return whole * (rows / i)
+    sizes, known = _arguments(call)
+    bits = _in_bits(found.lse)
+    edges = (torch.arange(rows + 1, device=bits.device) * i + rows - 1) // rows
+    key_cell = torch.arange(j, device=bits.device) * columns // j
+    sums = torch.zeros(b, h, rows, columns, device=bits.device)
+    step = max(1, AT_ONCE // (b * h * j))
+    for first in range(0, rows, step):
+        some = edges[first : first + step + 1]
+        given = torch.empty(b, h, len(some) - 1, j, device=bits.device)
+        triton_kernels.pool[(-(-j // KEYS), len(some) - 1, b * h)](
+            call.q, call.k, bits, some, given, *sizes, *call.q.stride(), *call.k.stride(), **known
+        )
+        sums[:, :, first : first + step].index_add_(3, key_cell, given)
+    return sums / edges.diff()[:, None]
+
+
+def _arguments(call: Request) -> tuple[tuple[int | float, ...], dict[str, Any]]:
+    """What every pass is told: lengths, band and scale, and what it is compiled for."""
+    _, h, g, i, j, c, _ = call.sizes
+    low, high = _band(call)
+    assert isinstance(call.positions.keys, int)
+    shift = call.positions.queries - call.positions.keys
+    known = {
+        "H": h, "GROUP": h // g, "C": c, "WIDTH": max(16, 1 << (c - 1).bit_length()),
+        "LOW": low is not None, "HIGH": high is not None,
+        "BM": ROWS, "BN": KEYS, "num_warps": WARPS, "num_stages": STAGES if call.q.element_size() == 2 else 2,
+    }  # fmt: skip
+    return (i, j, shift, low or 0, high or 0, call.beta * math.log2(math.e)), known
+
+
+def _three_at_once(width: int, q: Tensor) -> dict[str, int]:
+    """So few registers and stages that a multiprocessor has room for three programs, where that takes no spilling."""
+    if q.element_size() != 2 or width > 128:
+        return {}
+    return {"maxnreg": 168} if width <= 64 else {"maxnreg": 168, "num_stages": 2}
+
+
+def _band(call: Request) -> tuple[int | None, int | None]:
+    limits = band(call.mask)
+    assert limits is not None
+    return limits
+
+
+def _in_bits(lse: Float[Tensor, "b h i"]) -> Float[Tensor, "b h i"]:
+    """In units of log 2, as the passes hold scores; a blind row then weighs nothing."""
+    return torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))
+
+
+def _in_tiles(q: Float[Tensor, "b h i c"], width: int) -> Any:
+    """q as the GPU's copy engine reads it: a tile of rows at a time, zeros beyond its ends."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    aligned = all(stride * q.element_size() % 16 == 0 for stride in q.stride()[:3]) and q.data_ptr() % 16 == 0
+    if q.stride(3) != 1 or not aligned:
+        q = pad(q, (0, width - q.shape[3])).contiguous()
+    return TensorDescriptor(q, list(q.shape), list(q.stride()), [1, 1, ROWS, width])
+
+
+def _span(i: int) -> int:
+    """How many rows are summed together along the way."""
+    return ROWS * max(1, i // ROWS // SPANS)

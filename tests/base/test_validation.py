@@ -1,0 +1,114 @@
+"""Numbers that users hand in are read as they were meant, or refused by the name the user wrote."""
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from regard.base.errors import ConfigError, RegardError
+from regard.base.validation import check_integer, check_number
+
+
+def said(thunk, *args):
+    with pytest.raises(ConfigError) as caught:
+        thunk(*args)
+    assert isinstance(caught.value, RegardError)
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None, "an inner error would be shown too"
+    return str(caught.value)
+
+
+class Indexed:
+    """A whole number of a kind that nobody has heard of."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+WHOLE = [7, np.int64(7), np.int8(7), np.uint16(7), np.array(7), torch.tensor(7), Indexed()]
+
+
+@pytest.mark.parametrize("value", WHOLE, ids=lambda value: type(value).__name__)
+def test_whole_numbers_of_every_kind_become_plain(value):
+    number = check_integer("size", value, 0)
+    assert number == 7
+    assert type(number) is int
+
+
+@pytest.mark.parametrize("least", [-2, 0, 1, 5])
+def test_the_least_is_allowed_and_what_is_below_is_not(least):
+    assert check_integer("size", least, least) == least
+    assert check_integer("size", 10**12, least) == 10**12
+    assert said(check_integer, "size", 10**30, least) == f"size is {10**30}, which no tensor can count to"
+    text = f"chunks(size) is {least - 1}, but must be at least {least}"
+    assert said(check_integer, "chunks(size)", least - 1, least) == text
+    assert said(check_integer, "chunks(size)", np.int64(least - 1), least) == text, (
+        "numpy's repr is not what was written"
+    )
+
+
+def test_what_is_counted_is_said():
+    text = "window(before) is -1, but must be at least 0: it counts neighbours"
+    assert said(check_integer, "window(before)", -1, 0, "neighbours") == text
+
+
+NOT_WHOLE = [
+    *(True, False, np.True_, np.False_),
+    *(2.0, np.float32(2), Fraction(4, 2), Decimal(2), 2 + 0j, math.inf, math.nan),
+    *("2", b"2", None, [2], (2,), np.array([2]), np.array([2, 3]), np.array(2.0)),
+    *(torch.tensor(2.0), torch.tensor([2, 3]), torch.tensor([], dtype=torch.long)),
+]
+
+
+@pytest.mark.parametrize("value", NOT_WHOLE, ids=repr)
+def test_what_is_not_whole_is_refused_even_if_it_could_be_rounded(value):
+    assert said(check_integer, "window(before)", value, 0) == f"window(before) takes a whole number, not {value!r}"
+
+
+REAL = [2, 2.0, np.float32(2), np.float64(2), np.float16(2), np.int64(2), Fraction(2)]
+
+
+@pytest.mark.parametrize("value", REAL, ids=lambda value: type(value).__name__)
+def test_real_numbers_of_every_kind_become_plain(value):
+    number = check_number("beta", value)
+    assert number == 2
+    assert type(number) is float
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, -1.5, 1e-320, math.inf, -math.inf, np.float32("inf")])
+def test_every_real_number_is_taken_as_it_is(value):
+    assert check_number("beta", value) == value
+    assert math.copysign(1, check_number("beta", value)) == math.copysign(1, value)
+
+
+def test_halves_are_not_rounded():
+    assert check_number("beta", Fraction(1, 3)) == 1 / 3
+    assert check_number("beta", np.float32(0.1)) == float(np.float32(0.1)) != 0.1
+
+
+NOT_REAL = [True, False, math.nan, "1", b"1", None, [1.0], (1.0,), 1 + 0j, Decimal(1)]
+
+
+@pytest.mark.parametrize("value", NOT_REAL, ids=repr)
+def test_what_is_no_real_number_is_refused(value):
+    assert said(check_number, "softcap(cap)", value) == f"softcap(cap) is {value!r}, but takes one real number"
+    text = f"dropout is {value!r}, but takes one real number, the share of weights set to zero"
+    assert said(check_number, "dropout", value, "the share of weights set to zero") == text
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), torch.tensor(1), np.array(1.0)], ids=repr)
+def test_a_number_in_a_tensor_is_told_to_come_out(value):
+    text = f"softcap(cap) is {value!r}, but takes one real number; call .item() on it"
+    assert said(check_number, "softcap(cap)", value) == text
+    text = f"beta is {value!r}, but takes one real number, the inverse temperature; call .item() on it"
+    assert said(check_number, "beta", value, "the inverse temperature") == text
+    assert check_number("beta", value.item()) == 1.0
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), np.float32("nan"), np.True_], ids=repr)
+def test_what_no_call_can_turn_into_one_number_is_refused(value):
+    assert said(check_number, "beta", value).startswith(f"beta is {value!r}, but takes one real number")

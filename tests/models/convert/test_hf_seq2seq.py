@@ -1,0 +1,223 @@
+"""BART and Marian of Hugging Face, read: same logits, whole and step by step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from regard.base.errors import CheckpointError, ConfigError
+from regard.core.masks import padding
+from regard.models.convert import bart, export, marian
+from regard.models.presets import build
+from regard.models.saving import load, read_weights
+
+transformers = pytest.importorskip("transformers")
+
+SETTINGS = {
+    "vocab_size": 53,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 29,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "forced_eos_token_id": 2,
+    "decoder_start_token_id": 3,
+}
+MODELS = {
+    "bart": ("Bart", {}),
+    "bart scaled": ("Bart", {"scale_embedding": True, "activation_function": "relu", "activation_dropout": 0.1}),
+    "marian": ("Marian", {"scale_embedding": True, "activation_function": "swish"}),
+    "marian unscaled": ("Marian", {"decoder_layers": 1}),
+}
+HEADS = {"Bart": "BartForConditionalGeneration", "Marian": "MarianMTModel"}
+
+
+def drawn(name: str, **changes: Any) -> Any:
+    """A model of theirs with weights large enough that no part of it hides; sinusoids stay what they are."""
+    torch.manual_seed(0)
+    family, settings = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**{**SETTINGS, **settings, **changes})
+    model = getattr(transformers, HEADS[family])(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0.0, 0.3)
+        model.final_logits_bias.normal_()
+    return model
+
+
+def texts() -> tuple[Tensor, Tensor, Tensor]:
+    """Sources, which tokens of them are real, and targets."""
+    draws = torch.Generator().manual_seed(1)
+    source, target = (torch.randint(53, (3, n), generator=draws) for n in (11, 23))
+    return source, torch.arange(11) < torch.tensor([[11], [5], [8]]), target
+
+
+@torch.no_grad()
+def theirs_say(model: Any) -> Tensor:
+    source, real, target = texts()
+    return model(source, attention_mask=real.long(), decoder_input_ids=target).logits
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_the_logits_are_theirs(name: str, tmp_path: Path) -> None:
+    theirs = drawn(name)
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    source, _, target = texts()
+    single, mine = theirs_say(theirs), ours(source, target, source_padding=padding([11, 5, 8]))
+    truth = theirs_say(theirs.double())
+    allowed = 2 * (single.double() - truth).abs().max() + 1e-6
+    assert (mine.double() - truth).abs().max() <= allowed
+    assert truth.std() > 0.5
+    state = ours.start(source, padding([11, 5, 8]))
+    stepped = torch.cat([ours.step(part, state) for part in target.split([1, 1, 9, 12], 1)], 1)
+    assert (stepped.double() - truth).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("name", ["bart", "marian"])
+@torch.no_grad()
+def test_what_they_write_greedily_is_what_we_write(name: str, tmp_path: Path) -> None:
+    theirs = drawn(name)
+    theirs.save_pretrained(tmp_path)
+    source, real, _ = texts()
+    free = {"eos_token_id": None, "forced_eos_token_id": None, "do_sample": False, "num_beams": 1}
+    expected = theirs.generate(source, attention_mask=real.long(), max_new_tokens=9, **free)
+    ours, written = load(tmp_path), torch.full((3, 1), bart.ends(theirs.config.to_dict()).start)
+    state = ours.start(source, padding([11, 5, 8]))
+    for _ in range(9):
+        written = torch.cat([written, ours.step(written[:, -1:], state)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(written, expected)
+
+
+def test_the_tokens_around_a_text_are_told() -> None:
+    about = drawn("bart").config.to_dict()
+    assert bart.ends(about) == marian.ends(about) == bart.Ends(start=3, end=2, padding=1)
+    with pytest.raises(CheckpointError, match=r"config\.json of this bart lacks eos_token_id"):
+        bart.ends({**about, "eos_token_id": None})
+
+
+@pytest.mark.parametrize(("name", "kept"), [("bart", "shared"), ("bart", "decoder.embed_tokens"), ("marian", "shared")])
+@torch.no_grad()
+def test_a_bare_model_and_one_with_copies_are_read_too(name: str, kept: str, tmp_path: Path) -> None:
+    theirs = drawn(name)
+    theirs.final_logits_bias.zero_()
+    theirs.save_pretrained(tmp_path)
+    source, _, target = texts()
+    expected = load(tmp_path)(source, target)
+    weights = read_weights(tmp_path / "model.safetensors")
+    copies = {"lm_head.weight": weights["model.shared.weight"].clone(), **weights}
+    copies["model.encoder.embed_tokens.weight"] = weights["model.shared.weight"].clone()
+    if name == "marian":
+        table = theirs.model.encoder.embed_positions.weight
+        copies["model.encoder.embed_positions.weight"] = table.to(torch.bfloat16)
+    save_file(copies, tmp_path / "model.safetensors")
+    assert torch.equal(load(tmp_path)(source, target), expected)
+    del weights["final_logits_bias"]
+    bare = {key.removeprefix("model."): tensor for key, tensor in weights.items()}
+    bare[f"{kept}.weight"] = bare.pop("shared.weight")
+    save_file(bare, tmp_path / "model.safetensors")
+    assert torch.equal(load(tmp_path)(source, target), expected)
+
+
+def test_positions_start_behind_the_rows_that_nothing_reads(tmp_path: Path) -> None:
+    theirs = drawn("bart")
+    theirs.save_pretrained(tmp_path)
+    table = load(tmp_path).state_dict()["encoder.positions.weight"]
+    assert table.shape == (29, 24)
+    assert torch.equal(table, theirs.model.encoder.embed_positions.weight[2:])
+
+
+REFUSED = {
+    "other heads": ("bart", {"decoder_attention_heads": 6}, "says decoder_attention_heads=6; only 4 is served"),
+    "another inner width": ("bart", {"decoder_ffn_dim": 41}, "says decoder_ffn_dim=41; only 40 is served"),
+    "untied": ("bart", {"tie_word_embeddings": False}, "says tie_word_embeddings=False; only True is served"),
+    "a width in words": ("bart", {"d_model": "24"}, "says d_model='24', which should be a whole number"),
+    "a flag in words": ("bart", {"scale_embedding": "no"}, "says scale_embedding='no', which should be true or false"),
+    "a rate in words": ("marian", {"dropout": [0.1]}, r"says dropout=\[0\.1\], which should be a number"),
+    "no list": ("marian", {"architectures": {"a": 1}}, "says architectures={'a': 1}, which should be a list of words"),
+    "a list of layers": ("marian", {"encoder_layers": [2]}, r"says encoder_layers=\[2\], which should be a whole"),
+    "an odd activation": ("bart", {"activation_function": "mish"}, "says activation_function='mish'; known are gelu"),
+    "a classifier": ("bart", {"architectures": ["BartForSequenceClassification"]}, "bart is of a BartForSequenceCla"),
+    "another depth": ("bart", {"decoder_layers": 4}, r"lacks model\.decoder\.layers\.3\.self_attn_layer_norm\.weight"),
+    "two vocabularies": ("marian", {"decoder_vocab_size": 54}, "says decoder_vocab_size=54; only 53 is served"),
+    "two tables": (
+        "marian",
+        {"share_encoder_decoder_embeddings": False},
+        "embeddings=False; only True",
+    ),
+    "half a model": (
+        "marian",
+        {"architectures": ["MarianForCausalLM"]},
+        "of a MarianForCausalLM; known are MarianMT",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_wrong_folder_is_refused(name: str, tmp_path: Path) -> None:
+    model, settings, message = REFUSED[name]
+    drawn(model).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_layers_that_are_left_out_in_training_only_change_nothing(tmp_path: Path) -> None:
+    theirs = drawn("bart", encoder_layerdrop=0.1, decoder_layerdrop=0.2)
+    theirs.save_pretrained(tmp_path)
+    source, _, target = texts()
+    with torch.no_grad():
+        mine = load(tmp_path)(source, target, source_padding=padding([11, 5, 8]))
+    assert torch.allclose(mine, theirs_say(theirs), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "message"),
+    [
+        (lambda table: table.roll(1, 0), "is not the sinusoids of width 24 that are served: it differs from them by"),
+        # sines and cosines side by side, as others write them
+        (lambda table: table.unflatten(1, (2, 12)).mT.flatten(1), "is not the sinusoids of width 24"),
+        (lambda table: table * float("nan"), "differs from them by nan"),
+        (lambda table: table[:, :22], r"it is \(29, 22\)"),
+    ],
+)
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_a_position_table_of_a_marian_that_is_no_sinusoids_is_refused(
+    spoiled: Any, message: str, stack: str, tmp_path: Path
+) -> None:
+    theirs = drawn("marian")
+    theirs.save_pretrained(tmp_path)
+    weights = read_weights(tmp_path / "model.safetensors")
+    table = theirs.model.encoder.embed_positions.weight.detach()
+    weights[f"model.{stack}.embed_positions.weight"] = spoiled(table).contiguous()
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"model\.{stack}\.embed_positions\.weight .*{message}"):
+        load(tmp_path)
+
+
+def test_tables_that_differ_are_refused(tmp_path: Path) -> None:
+    drawn("bart").save_pretrained(tmp_path)
+    weights = read_weights(tmp_path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.shared.weight"] + 1
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is not the table that source and target share"):
+        load(tmp_path)
+
+
+def test_they_are_read_only(tmp_path: Path) -> None:
+    model = build("transformer-tiny", vocab=13, width=24, heads=3, depth=1)
+    with pytest.raises(ConfigError, match=r"(?s)bart: read only.*marian: read only"):
+        export(model, tmp_path)

@@ -1,0 +1,250 @@
+"""Ways to take the next token: what they take, how often, and what they refuse."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+from regard.models.sampling import (
+    Beam,
+    Choice,
+    Sample,
+    beam,
+    check_strategy,
+    greedy,
+    kth_largest,
+    leading,
+    ranked,
+    sample,
+)
+
+# probabilities 0.05, 0.4, 0.1, 0.3, 0.15
+SHARES = torch.tensor([0.05, 0.4, 0.1, 0.3, 0.15], dtype=torch.float64)
+LOGITS = SHARES.log()[None]
+
+
+def chosen(strategy: object, logits: Tensor, chance: Tensor | None = None) -> list[int]:
+    assert isinstance(strategy, Choice)
+    return strategy.choose(logits, torch.zeros(len(logits)) if chance is None else chance).tolist()
+
+
+def drawn_from(strategy: object, logits: Tensor) -> list[float]:
+    assert isinstance(strategy, Sample)
+    return strategy.probabilities(logits)[0].tolist()
+
+
+def test_tokens_are_ranked_from_the_likeliest_and_equal_ones_by_number() -> None:
+    assert ranked(torch.tensor([1.0, 3.0, 1.0, 3.0, 2.0, 3.0])).tolist() == [1, 3, 5, 4, 0, 2]
+    many = torch.zeros(1, 1009)
+    many[0, 7::2] = 1.0
+    assert ranked(many)[0].tolist() == [*range(7, 1009, 2), *range(7), *range(8, 1009, 2)]
+
+
+def test_greedy_takes_the_likeliest_and_of_equal_ones_the_lowest() -> None:
+    assert chosen(greedy(), torch.tensor([[1.0, 3.0, 3.0], [5.0, 5.0, 5.0], [0.0, -1.0, 2.0]])) == [1, 0, 2]
+    assert chosen(greedy(), torch.cat([torch.full((1, 4001), 2.0), torch.full((1, 4001), -3.0)])) == [0, 0]
+
+
+def test_kth_counts_from_one() -> None:
+    assert [chosen(kth_largest(k), LOGITS)[0] for k in (1, 2, 3, 4, 5)] == [1, 3, 4, 2, 0]
+    assert [chosen(kth_largest(k), torch.tensor([[2.0, 7.0, 7.0, 2.0]]))[0] for k in (1, 2, 3, 4)] == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (sample(), [0.05, 0.4, 0.1, 0.3, 0.15]),
+        (sample(top_p=1.0), [0.05, 0.4, 0.1, 0.3, 0.15]),
+        (sample(top_k=5), [0.05, 0.4, 0.1, 0.3, 0.15]),
+        (sample(top_k=2), [0, 4 / 7, 0, 3 / 7, 0]),
+        (sample(top_k=1), [0, 1, 0, 0, 0]),
+        (sample(top_p=0.39), [0, 1, 0, 0, 0]),  # the first alone is more than that
+        (sample(top_p=0.41), [0, 4 / 7, 0, 3 / 7, 0]),
+        (sample(top_p=0.69), [0, 4 / 7, 0, 3 / 7, 0]),
+        (sample(top_p=0.71), [0, 40 / 85, 0, 30 / 85, 15 / 85]),
+        # of the three that top_k leaves, 40/85 are less than 0.5, so the second is needed as well
+        (sample(top_k=3, top_p=0.5), [0, 4 / 7, 0, 3 / 7, 0]),
+        (sample(top_k=3, top_p=0.47), [0, 1, 0, 0, 0]),
+        (sample(temperature=0.5), [x**2 / 0.285 for x in (0.05, 0.4, 0.1, 0.3, 0.15)]),
+        # temperature comes first: 0.16 + 0.09 of 0.285 is 0.877
+        (sample(temperature=0.5, top_p=0.87), [0, 16 / 25, 0, 9 / 25, 0]),
+        (sample(temperature=1e-310), [0, 1, 0, 0, 0]),
+        (sample(temperature=1e300), [0.2] * 5),
+    ],
+)
+def test_what_is_drawn_from_is_the_part_that_is_left(strategy: object, expected: list[float]) -> None:
+    assert drawn_from(strategy, LOGITS) == pytest.approx(expected, abs=1e-14)
+    assert drawn_from(strategy, LOGITS + 1000) == pytest.approx(expected, abs=1e-12)
+
+
+def many(kind: str, scale: float) -> Tensor:
+    """Logits of 3 texts over 2003 tokens, most of them with twins unless they are distinct."""
+    logits = scale * torch.randn(3, 2003, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    if kind == "ruled out":
+        logits[:, ::3] = -math.inf
+        logits[1, 5:] = -math.inf
+    if kind == "one row of one value":
+        logits[2] = 0.25
+    made = {"twins": logits.round(), "half": logits.bfloat16(), "single": logits.float()}
+    return made.get(kind, logits)
+
+
+KINDS = ["distinct", "single", "half", "twins", "ruled out", "one row of one value"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_leading_tokens_are_the_first_of_the_ranking(kind: str) -> None:
+    logits = many(kind, 3.0)
+    for k in (1, 2, 7, 100, 499, 700, 2003):
+        assert torch.equal(leading(logits, k), ranked(logits)[:, :k])
+        assert torch.equal(leading(logits[1], k), ranked(logits[1])[:k])
+        assert chosen(kth_largest(k), logits) == ranked(logits)[:, k - 1].tolist()
+
+
+def by_sorting(strategy: Sample, logits: Tensor) -> Tensor:
+    """What is drawn from, by a sort of all tokens."""
+    logits = logits.double()
+    shares = ((logits - logits.amax(-1, keepdim=True)) / strategy.temperature).softmax(-1)
+    order = ranked(logits)
+    shares = shares.gather(-1, order)
+    if strategy.top_k is not None:
+        shares[:, strategy.top_k :] = 0.0
+        shares /= shares.sum(-1, keepdim=True)
+    if strategy.top_p is not None:
+        shares = shares * (shares.cumsum(-1) - shares < strategy.top_p)
+    return torch.zeros_like(shares).scatter(-1, order, shares / shares.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [0.02, 1.0, 9.0])
+def test_what_is_drawn_from_a_large_vocabulary_is_what_a_sort_leaves(kind: str, scale: float) -> None:
+    logits = many(kind, scale)
+    chance = torch.rand(3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    for settings in (
+        {"top_k": 1},
+        {"top_k": 40},
+        {"top_k": 1999},
+        {"top_p": 1e-7},
+        {"top_p": 0.37},
+        {"top_p": 0.91},
+        {"top_p": 0.9999999},
+        {"top_p": 0.91, "temperature": 0.03},
+        {"top_p": 0.91, "temperature": 40.0},
+        {"top_p": 0.91, "temperature": 1e-310},
+        {"top_p": 0.91, "temperature": 1e300},
+        {"top_k": 40, "top_p": 0.37, "temperature": 1.7},
+    ):
+        strategy = Sample(**settings)
+        truth, found = by_sorting(strategy, logits), strategy.probabilities(logits)
+        assert torch.equal(found > 0, truth > 0), settings
+        assert torch.allclose(found, truth, rtol=1e-11, atol=0.0), settings
+        assert chosen(strategy, logits, chance) == (truth.cumsum(-1) <= chance[:, None]).sum(-1).tolist(), settings
+
+
+def test_where_rounding_decides_it_does_as_in_the_order_of_the_ranking() -> None:
+    logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(2)).round()
+    for tenths in range(1, 10):  # at this temperature all tokens are equally likely, and five of them are a tenth
+        strategy = Sample(temperature=1e300, top_p=tenths / 10)
+        assert torch.equal(strategy.probabilities(logits) > 0, by_sorting(strategy, logits) > 0)
+
+
+def test_of_equal_tokens_the_lower_ones_are_left() -> None:
+    equal = torch.zeros(1, 6)
+    assert drawn_from(sample(top_k=2), equal) == [0.5, 0.5, 0, 0, 0, 0]
+    assert drawn_from(sample(top_p=0.4), equal) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0, 0])
+
+
+def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
+    logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
+    ends = torch.tensor([0.0, 0.25, 0.5 - 1e-12, 0.5, 0.75, 1.0 - 2**-53], dtype=torch.float64)
+    assert chosen(sample(), logits.expand(6, 5), ends) == [1, 1, 1, 3, 3, 3]
+    assert chosen(sample(top_k=2), LOGITS.expand(6, 5), ends) == [1, 1, 1, 1, 3, 3]
+
+
+def test_chance_is_shared_out_in_order_of_the_tokens() -> None:
+    edges = SHARES.cumsum(0)
+    for token in range(5):
+        low = 0.0 if token == 0 else float(edges[token - 1]) + 1e-9
+        for chance in (low, float(edges[token]) - 1e-9):
+            assert chosen(sample(), LOGITS, torch.tensor([chance], dtype=torch.float64)) == [token]
+
+
+def chi_square(counts: Tensor, shares: Tensor) -> float:
+    expected = shares * counts.sum()
+    kept = expected > 0
+    assert int(counts[~kept].sum()) == 0, "a token was drawn that should not be possible"
+    return float(((counts - expected)[kept] ** 2 / expected[kept]).sum())
+
+
+@pytest.mark.parametrize(
+    "strategy", [sample(), sample(top_k=3), sample(top_p=0.8), sample(temperature=1.7, top_k=4, top_p=0.9)]
+)
+def test_frequencies_are_the_probabilities(strategy: Choice) -> None:
+    assert isinstance(strategy, Sample)
+    draws = 20000
+    chance = torch.rand(draws, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    counts = torch.bincount(strategy.choose(LOGITS.expand(draws, 5), chance), minlength=5)
+    shares = strategy.probabilities(LOGITS)[0]
+    # four degrees of freedom or fewer: less than one run in a thousand exceeds 18.5
+    assert chi_square(counts, shares) < 18.5
+
+
+def test_frequencies_that_are_off_by_a_fiftieth_would_be_found() -> None:
+    off = torch.tensor([0.0, 0.02, 0.0, -0.02, 0.0])
+    assert chi_square(20000 * SHARES, SHARES) < 1e-9
+    assert chi_square(20000 * (SHARES + off), SHARES) > 18.5
+
+
+def test_half_precision_logits_are_drawn_from_in_double() -> None:
+    logits = torch.randn(3, 11, dtype=torch.bfloat16)
+    made = Sample(top_p=0.9)
+    assert made.probabilities(logits).dtype == torch.float64
+    assert torch.equal(made.probabilities(logits), made.probabilities(logits.double()))
+
+
+def test_the_score_of_a_beam_is_the_log_probability_by_a_power_of_the_length() -> None:
+    assert Beam(3).score(-6.0, 4) == -6.0
+    assert Beam(3, 1.0).score(-6.0, 4) == -1.5
+    assert Beam(3, 0.5).score(-6.0, 4) == -3.0
+
+
+def test_strategies_are_values() -> None:
+    assert sample(top_p=0.5, seed=3) == sample(1.0, None, 0.5, 3)
+    assert len({greedy(), greedy(), kth_largest(2), kth_largest(2), beam(2), sample()}) == 4
+    assert repr(sample(top_k=3)) == "Sample(temperature=1.0, top_k=3, top_p=None, seed=0)"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: sample(temperature=0.0), r"above 0 and finite, not 0\.0; for the likeliest .* use greedy\(\)"),
+        (lambda: sample(temperature=-1.0), "above 0 and finite"),
+        (lambda: sample(temperature=math.inf), "above 0 and finite, not inf"),
+        (lambda: sample(temperature=math.nan), r"sample\(temperature\) is nan"),
+        (lambda: sample(top_k=0), r"sample\(top_k\) is 0, but must be at least 1: it counts tokens"),
+        (lambda: sample(top_k=2.5), r"sample\(top_k\) takes a whole number, not 2\.5"),
+        (lambda: sample(top_p=0.0), r"sample\(top_p\) is a share of probability, above 0 and at most 1, not 0\.0"),
+        (lambda: sample(top_p=1.01), r"above 0 and at most 1, not 1\.01"),
+        (lambda: sample(top_p=math.nan), r"sample\(top_p\) is nan"),
+        (lambda: sample(seed=-1), r"sample\(seed\) is -1, but must be at least 0"),
+        (lambda: kth_largest(0), r"kth\(k\) is 0, but must be at least 1"),
+        (lambda: beam(0), r"beam\(width\) is 0, but must be at least 1: it counts texts"),
+        (lambda: beam(True), r"beam\(width\) takes a whole number, not True"),
+        (lambda: beam(2, math.inf), r"beam\(length_penalty\) is a finite exponent such as 0\.6, not inf"),
+        (lambda: check_strategy(kth_largest(12), 11), r"kth\(k\) is 12, but the vocabulary has only 11 tokens"),
+        (lambda: check_strategy(sample(top_k=12), 11), r"sample\(top_k\) is 12, but the vocabulary has only 11 tokens"),
+        (lambda: check_strategy("greedy", 11), r"a value such as greedy\(\), .* or beam\(4\), not 'greedy'"),
+        (lambda: check_strategy(greedy, 11), r"strategy is a value such as greedy\(\)"),
+    ],
+)
+def test_what_no_strategy_can_be_is_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_what_fits_the_vocabulary_is_welcome() -> None:
+    for strategy in (greedy(), kth_largest(11), sample(top_k=11), sample(), beam(99)):
+        check_strategy(strategy, 11)

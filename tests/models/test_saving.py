@@ -1,0 +1,243 @@
+"""Models on disk: what is saved comes back, and whatever happens on the way, no model is lost or half loaded."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import regard
+from regard.base.errors import CheckpointError, ConfigError, RegardError
+from regard.core.positions import Llama3
+from regard.models import saving
+from regard.models.gpt import GPT, GPTConfig
+from regard.models.presets import KINDS
+from regard.nn.embeddings import TokenEmbedding
+from regard.nn.synthesizer import Synthesizer
+
+TINY = GPTConfig(vocab=29, context=15, width=24, depth=2, heads=4, tied=False)
+
+
+def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    ours, theirs = a.state_dict(), b.state_dict()
+    return list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("config", [
+    TINY,
+    replace(TINY, positions="rotary", rotary_stretch=Llama3(factor=4.0, original=64), window=3),
+    replace(TINY, synthesizer=("dense", "dot"), tied=True),
+], ids=["plain", "a stretch", "a tuple"])  # fmt: skip
+def test_what_is_saved_comes_back(config: GPTConfig, tmp_path: Path) -> None:
+    model = GPT(config)
+    model.save(tmp_path / "model")
+    loaded = regard.load(tmp_path / "model")
+    assert loaded.config == config
+    assert same(loaded, model)
+    assert not loaded.training
+    assert saving.load_config(tmp_path / "model") == config
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_dtype_comes_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = GPT(TINY).to(dtype)
+    model.save(tmp_path)
+    loaded = regard.load(tmp_path)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    assert same(loaded, model)
+
+
+def test_the_old_weights_are_cleared_away(tmp_path: Path) -> None:
+    GPT(TINY).save(tmp_path)
+    model = regard.build("birthplace", depth=1)
+    model.save(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert same(regard.load(tmp_path), model)
+
+
+MOMENTS = ["while weights are written", "before weights are renamed", "before the configuration", "while it is renamed"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_crash_leaves_the_old_model_whole(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = GPT(TINY), GPT(replace(TINY, depth=1))
+    old.save(tmp_path)
+    rename = Path.replace
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def fail_for(suffix: str):
+        return lambda self, target: fail() if str(target).endswith(suffix) else rename(self, target)
+
+    if moment == "while weights are written":
+        monkeypatch.setattr(saving, "save_file", lambda tensors, file: (file.write_bytes(b"half"), fail()))
+    elif moment == "before weights are renamed":
+        monkeypatch.setattr(Path, "replace", fail_for(".safetensors"))
+    elif moment == "before the configuration":
+        monkeypatch.setattr(saving, "to_json", fail)
+    else:
+        monkeypatch.setattr(Path, "replace", fail_for(".json"))
+    with pytest.raises(KeyboardInterrupt):
+        new.save(tmp_path)
+    monkeypatch.undo()
+    assert same(regard.load(tmp_path), old)
+    assert not list(tmp_path.glob(".unfinished*"))
+
+
+def test_a_kill_leaves_the_old_model_whole(tmp_path: Path) -> None:
+    """A process that ends without any clean-up, when the new weights lie there and the configuration does not."""
+    old = GPT(TINY)
+    old.save(tmp_path)
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        saving.to_json = lambda config: os._exit(9)
+        GPT(replace(TINY, depth=1)).save(tmp_path)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+    assert same(regard.load(tmp_path), old)
+
+
+def edit(folder: Path, **changes: object) -> None:
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | changes))
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    edit(folder, config=json.loads((folder / "config.json").read_text())["config"] | changes)
+
+
+def weights(folder: Path) -> Path:
+    return next(folder.glob("*.safetensors"))
+
+
+def without(folder: Path, name: str) -> None:
+    tensors = load_file(weights(folder))
+    del tensors[name]
+    rewritten(folder, tensors)
+
+
+def reshaped(folder: Path) -> None:
+    rewritten(folder, load_file(weights(folder)) | {"norm.bias": torch.zeros(23)})
+
+
+def whole_numbers(folder: Path) -> None:
+    rewritten(folder, load_file(weights(folder)) | {"norm.bias": torch.zeros(24, dtype=torch.long)})
+
+
+def rewritten(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Other weights, named as they should be."""
+    file = weights(folder)
+    save_file(tensors, file)
+    edit(folder, weights=file.rename(folder / saving.named_by_content(file)).name)
+
+
+def flipped(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-40] + bytes(40))
+
+
+WRONG = {
+    "no weights": (lambda folder: weights(folder).unlink(), "is not there"),
+    "half the weights": (lambda folder: weights(folder).write_bytes(weights(folder).read_bytes()[:999]), "not a whole"),
+    "a tensor gone": (lambda folder: without(folder, "head.weight"), "lacks 1: head.weight"),
+    "another kind": (whole_numbers, r"norm.bias in .* is torch.int64, but the model's is torch.float32"),
+    "another shape": (reshaped, r"norm.bias in .* is \(23,\), but by its configuration \(24,\)"),
+    "other bytes": (lambda folder: flipped(weights(folder)), "is damaged: its contents are not those it was named by"),
+    "weights elsewhere": (lambda folder: edit(folder, weights=f"../{weights(folder).name}x"), "is not there"),
+    "another depth": (lambda folder: edit_config(folder, depth=3), "it lacks 12: blocks.2"),
+    "a lower depth": (lambda folder: edit_config(folder, depth=1), "it has besides 12: blocks.1"),
+    "an unknown setting": (lambda folder: edit_config(folder, dept=3), "has dept, which GPTConfig does not know"),
+    "a wrong type": (lambda folder: edit_config(folder, depth="3"), "depth takes a whole number, not '3'"),
+    "a wrong value": (lambda folder: edit_config(folder, heads=5), "width must be a multiple of heads"),
+    "an unknown model": (lambda folder: edit(folder, model="gtp"), "unknown kind of model 'gtp'; did you mean 'gpt'"),
+    "nothing known": (lambda folder: edit(folder, format="x"), "neither our format nor a model_type"),
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), "has no config.json; it has: weights-"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_spoiled_folder_is_refused(name: str, tmp_path: Path) -> None:
+    GPT(TINY).save(tmp_path)
+    spoil, message = WRONG[name]
+    spoil(tmp_path)
+    with pytest.raises(RegardError, match=message):
+        regard.load(tmp_path)
+
+
+def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        regard.load(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match=r"pickled checkpoint.*convert it where you trust it"):
+        regard.load(tmp_path / "model.pt")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="is a file; a model is saved as a folder"):
+        GPT(TINY).save(tmp_path / "file")
+
+
+def test_every_kind_of_model_is_saved_by_its_name() -> None:
+    assert list(KINDS) == ["transformer", "gpt", "bert", "vit", "davit", "speech", "rnn", "mlp", "cnn", "resnet"]
+
+
+def test_build_says_what_it_does_not_know() -> None:
+    with pytest.raises(RegardError, match="unknown model 'gtp2'; did you mean 'gpt2'"):
+        regard.build("gtp2")
+    with pytest.raises(ConfigError, match="GPTConfig has no setting 'dept'; did you mean 'depth'"):
+        regard.build("birthplace", dept=3)
+    with pytest.raises(ConfigError, match=r"GPTConfig.depth takes a whole number, not 2.5"):
+        regard.build("birthplace", depth=2.5)
+    with pytest.raises(ConfigError, match="build takes the name of a model"):
+        regard.build(3)
+
+
+def test_a_seed_decides_all_values() -> None:
+    a, b, c = (regard.build("birthplace", depth=1, seed=seed) for seed in (0, 0, 1))
+    assert same(a, b)
+    assert not torch.equal(a.tokens.weight, c.tokens.weight)
+    deeper = regard.build("birthplace", depth=2)
+    assert torch.equal(a.blocks[0].attention.query_key_value.weight, deeper.blocks[0].attention.query_key_value.weight)
+
+
+def test_on_the_meta_device_nothing_is_made() -> None:
+    model = regard.build("gpt2-xl", device="meta")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_each_tensor_keeps_its_dtype(tmp_path: Path) -> None:
+    model = GPT(TINY)
+    model.norm.double()
+    model.save(tmp_path)
+    loaded = regard.load(tmp_path)
+    assert same(loaded, model)
+    assert (loaded.norm.weight.dtype, loaded.tokens.weight.dtype) == (torch.float64, torch.float32)
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_others_may_read_what_was_saved(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        GPT(TINY).save(tmp_path)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o640}
+
+
+def test_what_cannot_come_back_is_not_saved(tmp_path: Path) -> None:
+    class Other(GPT):
+        """A model of one's own."""
+
+    with pytest.raises(CheckpointError, match="Other could not be loaded again"):
+        Other(TINY).save(tmp_path / "other")
+    with pytest.raises(CheckpointError, match=r"tokens\.weight has no numbers to save"):
+        regard.build("birthplace", device="meta").save(tmp_path / "meta")
+    for wrong, text in (({"dtype": torch.int64}, "dtype takes a floating type"), ({"device": "nope"}, "device takes")):
+        with pytest.raises(ConfigError, match=text):
+            regard.build("birthplace", **wrong)
+
+
+def test_a_layer_by_itself_begins_at_zero_not_at_random_memory() -> None:
+    assert not TokenEmbedding(5, 3).weight.any()
+    assert not Synthesizer(8, 2, 5).dense_keys.any()
