@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from tests.peers import let_torchvision_load
-from tests.thinned import is_quick
 
 ROOT = Path(__file__).parent.parent
 SHAPES_CHECKED = importlib.util.find_spec("beartype") is not None
@@ -81,8 +80,6 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "[" in item.nodeid and not is_quick(item.nodeid):
-            item.add_marker(pytest.mark.slow)
         if item.nodeid.startswith("tests/lab/test_every_claim.py"):
             # what is asked of one claim is asked in one process, which runs it once
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("[")[2]))
