@@ -86,7 +86,7 @@ def _along_a_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention) 
     padded = functional.pad(row, (ends, ends)).mT[:, None].expand(1, size, n + 2 * ends, -1)
     k = torch.zeros(1, size, n + 2 * ends, size, dtype=torch.float64)
     # exp(-1000) is 0 in floats, so the weights are one-hot to the bit
-    return attention(q, k, padded, scores=shaw(keys), beta=1000.0, places=Positions(ends))[0]
+    return attention(q, k, padded, scores=shaw(keys), beta=1000.0, positions=Positions(ends))[0]
 
 
 def _over_a_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:

@@ -56,7 +56,7 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
     other = [torch.cat([x[:, :, :n], -5 * x[:, :, n:]], 2) for x in (q, k, v)]
     whole, changed = attention(q, k, v, mask=causal()), attention(*other, mask=causal())
     before = attention(q[:, :, :n], k[:, :, :n], v[:, :, :n], mask=causal())
-    step = attention(q[:, :, n:], k, v, mask=causal(), places=Positions(n))
+    step = attention(q[:, :, n:], k, v, mask=causal(), positions=Positions(n))
     costs = [_measured(layer, setup, length) for length in setup.lengths]
     return {
         "width": setup.width,
