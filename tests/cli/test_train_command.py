@@ -159,7 +159,7 @@ def test_of_several_processes_the_leader_alone_speaks(folder: Path, monkeypatch:
     def second(parallel: str, device: str | None) -> Iterator[Processes]:
         yield Processes(rank=1, size=2)
 
-    monkeypatch.setattr(distributed, "joined", second)
+    monkeypatch.setattr(distributed, "join_process_group", second)
     for words in (("eval", str(folder)), ("eval", str(folder), "--json")):
         ran = regard(*words)
         assert (ran.exit_code, ran.stdout, ran.stderr) == (0, "", "")

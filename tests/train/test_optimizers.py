@@ -44,8 +44,8 @@ def test_the_first_rule_that_finds_a_name_counts_and_vectors_never_decay() -> No
 
 def test_muon_takes_the_matrices_between_the_first_and_the_last() -> None:
     found = groups(Muon(rate=0.2, decay=0.1, rest=AdamW(rate=0.01, decay=0.3)), Tiny())
-    assert {name for name, (kind, *_) in found.items() if kind == "Muon"} == {"blocks.0.0.weight", "blocks.1.0.weight"}
-    assert found["blocks.1.0.weight"] == ("Muon", 0.2, 0.1)
+    assert {name for name, (kind, *_) in found.items() if kind == "BatchedMuon"} == {"blocks.0.0.weight", "blocks.1.0.weight"}
+    assert found["blocks.1.0.weight"] == ("BatchedMuon", 0.2, 0.1)
     assert found["embed.weight"] == ("AdamW", 0.01, 0.3)
     assert {kind for kind, *_ in groups(Muon(besides="."), Tiny()).values()} == {"AdamW"}
 
@@ -87,7 +87,7 @@ def test_muon_leaves_tables_and_last_layers_of_our_models_alone() -> None:
         ViT(ViTConfig(image=4, patch=2, classes=3, **sizes)),
     ]
     for model in models:
-        turned = {name for name, (kind, *_) in groups(Muon(), model).items() if kind == "Muon"}
+        turned = {name for name, (kind, *_) in groups(Muon(), model).items() if kind == "BatchedMuon"}
         inner = re.compile(r"(^|\.)blocks\.|^pooler|^words\.dense")
         assert turned == {name for name, p in model.named_parameters() if p.ndim == 2 and inner.search(name)}
 
