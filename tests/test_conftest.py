@@ -9,7 +9,6 @@ from types import ModuleType
 import jaxtyping
 import pytest
 import torch
-
 from tests.thinned import THINNED, is_quick
 
 SOURCE = '''

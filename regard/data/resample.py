@@ -18,7 +18,7 @@ def resample(sound: Float[Tensor, "*b n"], rate: int, to: int) -> Float[Tensor, 
 
     Pitches above half of either rate go; those just below it, about a twentieth of the band, grow weaker.
     """
-    rate, to = check_integer("resampled(rate)", rate, 1), check_integer("resampled(to)", to, 1)
+    rate, to = check_integer("resample(rate)", rate, 1), check_integer("resample(to)", to, 1)
     if rate == to:
         return sound
     common = math.gcd(rate, to)

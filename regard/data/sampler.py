@@ -34,12 +34,12 @@ class ShuffledOrder:
     _passes: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_integer("Order(size)", self.size, 1, "records")
-        check_integer("Order(batch)", self.batch, 1, "records")
+        check_integer("ShuffledOrder(size)", self.size, 1, "records")
+        check_integer("ShuffledOrder(batch)", self.batch, 1, "records")
 
     def at(self, step: int) -> Int64[Tensor, "batch"]:
         """The records of one step; steps count from 0."""
-        step = check_integer("Order.at(step)", step, 0)
+        step = check_integer("ShuffledOrder.at(step)", step, 0)
         place, stop = step * self.batch, (step + 1) * self.batch
         parts = []
         while place < stop:
@@ -50,8 +50,8 @@ class ShuffledOrder:
 
     def part(self, rank: int, of: int) -> "Part":
         """The share of one of several processes; all shares, in the order of ranks, are the batch of one process."""
-        of = check_integer("Order.part(of)", of, 1, "processes")
-        if not check_integer("Order.part(rank)", rank, 0) < of:
+        of = check_integer("ShuffledOrder.part(of)", of, 1, "processes")
+        if not check_integer("ShuffledOrder.part(rank)", rank, 0) < of:
             raise ConfigError(f"rank {rank} is none of {of} processes, which count from 0")
         if self.batch % of:
             raise ConfigError(
@@ -84,7 +84,7 @@ class LengthBuckets(ShuffledOrder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("Alike(pool)", self.pool, 1, "batches")
+        check_integer("LengthBuckets(pool)", self.pool, 1, "batches")
         if self.lengths.shape != (self.size,):
             raise ConfigError(f"lengths is {tuple(self.lengths.shape)}, but there are {self.size} records")
 
@@ -93,7 +93,7 @@ class LengthBuckets(ShuffledOrder):
         size = min(self.pool, self.size // self.batch)
         if size <= 1:
             return super().at(step)
-        pool, number = divmod(check_integer("Alike.at(step)", step, 0), size)
+        pool, number = divmod(check_integer("LengthBuckets.at(step)", step, 0), size)
         if pool not in self._pools:
             self._pools.clear()
             records = torch.cat([super(LengthBuckets, self).at(each) for each in range(pool * size, (pool + 1) * size)])

@@ -67,8 +67,8 @@ def test_a_store_in_no_folder_is_an_error(tmp_path: Path) -> None:
 def test_many_processes_at_once_lose_no_fact(tmp_path: Path) -> None:
     file = tmp_path / "facts.sqlite"
     code = (
-        "import sys; from regard.data.fact_store import facts\n"
-        "store = facts(sys.argv[1])\n"
+        "import sys; from regard.data.fact_store import open_fact_store\n"
+        "store = open_fact_store(sys.argv[1])\n"
         "for n in range(40): store.keep(f'Where was {sys.argv[2]} {n} born?', f'Town {n}')"
     )
     running = [subprocess.Popen([sys.executable, "-c", code, str(file), name]) for name in ("Ada", "Bo")]

@@ -115,7 +115,7 @@ def test_what_was_asked_is_no_part_of_an_order() -> None:
     used, fresh = ShuffledOrder(19, 4), ShuffledOrder(19, 4)
     used.at(30)
     assert used == fresh
-    assert repr(used) == "Order(size=19, batch=4, seed=0)"
+    assert repr(used) == "ShuffledOrder(size=19, batch=4, seed=0)"
     assert torch.equal(pickle.loads(pickle.dumps(used)).at(6), fresh.at(6))
 
 

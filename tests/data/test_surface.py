@@ -10,11 +10,19 @@ import pytest
 import regard.data as data
 
 NAMES = {
-    *("Birthplaces", "Question", "read_birthplaces", "Parallel", "read_parallel", "read_text", "python_text"),
+    *(
+        "Birthplaces",
+        "BirthplaceQuestion",
+        "read_birthplaces",
+        "SentencePairs",
+        "read_sentence_pairs",
+        "read_text",
+        "python_text",
+    ),
     *("Images", "read_images", "digits", "Recordings", "read_spoken", "strings", "tones", "DigitStrings"),
-    *("LogMel", "LogMelStream", "log_mel", "resampled", "number_pairs", "number_words"),
+    *("LogMel", "LogMelStream", "log_mel", "resample", "number_pairs", "number_words"),
     *("Bytes", "BytePairs", "Characters", "Tokenizer", "load_tokenizer", "tokenizer_from_json"),
-    *("Alike", "Biographies", "biographies", "Order", "generator", "split"),
+    *("LengthBuckets", "Biographies", "biographies", "ShuffledOrder", "sampler_generator", "split"),
 }
 
 
