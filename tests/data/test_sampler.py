@@ -92,7 +92,7 @@ def test_steps_of_like_length_do_not_depend_on_those_before_nor_on_the_number_of
 def test_lengths_are_those_of_the_records() -> None:
     with pytest.raises(ConfigError, match=r"lengths is \(53,\), but there are 54 records"):
         LengthBuckets(54, 6, lengths=LENGTHS, pool=2)
-    with pytest.raises(ConfigError, match=r"Alike\(pool\) is 0, but must be at least 1"):
+    with pytest.raises(ConfigError, match=r"LengthBuckets\(pool\) is 0, but must be at least 1"):
         alike(0)
 
 
