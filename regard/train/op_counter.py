@@ -1,8 +1,7 @@
 """What a piece of work does, counted operation by operation while it runs: arithmetic, traffic, and memory at once."""
 
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -13,7 +12,8 @@ from torch import Tensor, UntypedStorage, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from regard.base.counting import operation_flops
 
 READ_IN_PART = {"index", "embedding", "gather", "index_select"}  # as much of what they look into as comes out
 UNFILLED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -118,7 +118,9 @@ class Tally(TorchDispatchMode):
             sizes = [min(size, most) for size in sizes]
         moved = 0 if name in UNFILLED else sum(sizes) + sum(map(_size, fresh)) + sum(map(_size, changed))
         kind = name, next((t.dtype for t in [*read, *made] if t.is_floating_point()), torch.int64)
-        self._costs[kind] = _sum(self._costs.get(kind, Cost()), Cost(1, _flops(func, args, kwargs, out), moved), 1)
+        self._costs[kind] = _sum(
+            self._costs.get(kind, Cost()), Cost(1, operation_flops(func, args, kwargs, out), moved), 1
+        )
         return out
 
     def _look(self, storage: UntypedStorage) -> None:
@@ -145,24 +147,6 @@ class Tally(TorchDispatchMode):
             assert parameter.grad is not None
             self._handed[parameter] = parameter.grad.untyped_storage().nbytes()
             self._gradients += self._handed[parameter]
-
-
-@contextmanager
-def kept(but: Iterable[Tensor]) -> Iterator[dict[int, int]]:
-    """Bytes of each storage that autograd keeps inside for the way back, but for those of these tensors."""
-    own = {tensor.untyped_storage()._cdata for tensor in but}
-    found: dict[int, int] = {}
-    alive = []  # a freed storage would leave its address to the next
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            found[storage._cdata] = storage.nbytes()
-            alive.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield found
 
 
 class Undropped(TorchFunctionMode):
@@ -195,12 +179,3 @@ def _changed(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         if about.name in kwargs and about.alias_info is not None and about.alias_info.is_write
     ]
     return _tensors(values)
-
-
-def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    packet = func._overloadpacket
-    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:  # torch's table has the GPU's alone
-        return float(sdpa_flop_count(*(x.shape for x in args[:3])))
-    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        return float(sdpa_backward_flop_count(*(x.shape for x in args[:4])))
-    return float(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else 0.0

@@ -12,10 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from regard.base.counting import saved_tensor_bytes
 from regard.train import rng_state
 from regard.train.averaging import LastKAverage
 from regard.train.loop import _Run
-from regard.train.op_counter import Tally, Undropped, Work, kept
+from regard.train.op_counter import Tally, Undropped, Work
 from regard.train.plan import TrainingPlan
 from regard.train.process_group import SINGLE_PROCESS
 from regard.train.task import Task
@@ -201,7 +202,7 @@ def _tensors(batch: Any) -> list[Tensor]:
 
 
 def _kept(run: _Run, batch: Any) -> int:
-    with kept([*run.model.parameters(), *run.model.buffers(), *_tensors(batch)]) as found:
+    with saved_tensor_bytes([*run.model.parameters(), *run.model.buffers(), *_tensors(batch)]) as found:
         run._one([batch], 0.0)
     return sum(found.values())
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from regard.base.counting import saved_tensor_bytes
 from regard.base.errors import ConfigError
-from regard.models.count import by_part, count, saving
+from regard.models.count import by_part, count
 from regard.models.presets import PRESETS, build
 
 SMALL = {
@@ -38,7 +39,7 @@ def test_the_counts_are_those_of_a_real_pass(name: str) -> None:
     assert counted.total == model.parameter_count
     inputs = model.example(2, length)
     if not name.startswith("rnn"):  # torch's fused recurrence keeps what it likes; counted is the one written out
-        with saving(but=[*model.parameters(), *model.buffers()]) as kept:
+        with saved_tensor_bytes([*model.parameters(), *model.buffers()]) as kept:
             model.train()(*inputs)
         assert counted.activation_bytes == sum(kept.values()) > 0
     with torch.no_grad():

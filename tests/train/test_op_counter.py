@@ -7,7 +7,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.planning import allocated
-from regard.train.op_counter import Cost, Tally, Undropped, Work, kept
+from regard.base.counting import saved_tensor_bytes
+from regard.train.op_counter import Cost, Tally, Undropped, Work
 from tests.train.tiny import Tiny
 
 FLOAT = 4
@@ -104,7 +105,7 @@ def test_fused_attention_is_counted_there_and_back() -> None:
 
 def test_what_autograd_keeps_is_counted_once_and_without_the_model() -> None:
     x = torch.randn(3, 5, requires_grad=True)
-    with kept([x]) as found:
+    with saved_tensor_bytes([x]) as found:
         y = x.exp()  # keeps its output
         y.sin() * y  # keeps y twice more, and the sine
     assert sum(found.values()) == 2 * FLOAT * 15
@@ -119,9 +120,9 @@ def test_attention_as_on_a_gpu_has_no_matrix_for_dropout(positional: bool) -> No
             return scaled_dot_product_attention(q, k, v, None, 0.5)
         return scaled_dot_product_attention(q, k, v, dropout_p=0.5)
 
-    with kept([q, k, v]) as plain:
+    with saved_tensor_bytes([q, k, v]) as plain:
         attended()
-    with Undropped(), kept([q, k, v]) as fused:
+    with Undropped(), saved_tensor_bytes([q, k, v]) as fused:
         attended()
     matrix = FLOAT * 2 * 33 * 33
     assert sum(plain.values()) > matrix > sum(fused.values())

@@ -9,7 +9,7 @@ from torch import nn
 
 from bench.planning import allocated
 from regard.base.config import override
-from regard.models.count import saving
+from regard.base.counting import saved_tensor_bytes
 from regard.recipes.recipe import Phase, RunLocation, Start, get_recipe
 from regard.train.averaging import ExponentialAverage, LastKAverage
 from regard.train.loop import _Run
@@ -51,7 +51,7 @@ def both(request: pytest.FixtureRequest) -> tuple[_Run, Counts, float]:
 
 def test_activations_are_what_autograd_keeps(both: tuple[_Run, Counts, float]) -> None:
     run, counts, size = both
-    with saving(but=[*run.model.parameters(), *run.model.buffers()]) as kept:
+    with saved_tensor_bytes([*run.model.parameters(), *run.model.buffers()]) as kept:
         run.task.loss(run.called, run._batch(0)[0])
     assert counts.kept.at(size) == pytest.approx(sum(kept.values()), rel=0.05)
 

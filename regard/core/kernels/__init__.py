@@ -177,13 +177,11 @@ def explain(call: Request) -> Explanation:
         reasons = tuple(kernel.refusals(call))
         work, memory = (math.inf, 0) if reasons else (kernel.work(call), kernel.memory(call))
         answers.append(Answer(name, kernel.SUMMARY, reasons, work, memory))
-    alike = b * h // ((call.mask.batch() or 1) * (call.mask.heads() or 1))
-    visible = call.mask.count(i, j, positions=call.positions) * alike
     return Explanation(
         call=f"b={b} h={h} g={g} i={i} j={j} c={c} e={e}, {call.q.dtype} on {call.q.device}, beta={call.beta:g}",
         mask=repr(call.mask),
         chosen=choose(call) if any(answer.able for answer in answers) else None,
-        visible=visible,
+        visible=call.visible_pairs,
         pairs=b * h * i * j,
         answers=tuple(answers),
     )

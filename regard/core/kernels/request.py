@@ -59,6 +59,13 @@ class Request:
         return len(self.terms) == 0 and (isinstance(self.mask, Full) or (self.causal_square and self.beta > 0))
 
     @property
+    def visible_pairs(self) -> int:
+        """The number of query-key pairs that the mask leaves visible, over all sequences and heads."""
+        b, h, _, i, j, _, _ = self.sizes
+        alike = b * h // ((self.mask.batch() or 1) * (self.mask.heads() or 1))
+        return self.mask.count(i, j, positions=self.positions) * alike
+
+    @property
     def sink(self) -> Float[Tensor, "h"] | None:
         """The logits of all sinks together: sinks add up as exponentials do."""
         exact = torch.promote_types(self.q.dtype, torch.float32)

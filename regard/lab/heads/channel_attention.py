@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from regard.base.counting import count_flops
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.channel import channel_attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import bars, figure
-from regard.models.count import count_flops
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.channel import ChannelAttention
 from regard.nn.windows import partition

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard.base.counting import count_flops
 from regard.lab.claim import Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
 from regard.lab.words import listed
-from regard.models.count import count_flops
 from regard.nn.attention import Attention as AttentionLayer
 
 if TYPE_CHECKING:

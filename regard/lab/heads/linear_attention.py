@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from regard.base.counting import count_flops
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.linear import Elementwise, FeatureMap, elu_plus_one, linear_attend
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
-from regard.models.count import count_flops
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

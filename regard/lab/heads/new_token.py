@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard.base.counting import count_flops
 from regard.base.seeds import make_generator
 from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
@@ -25,7 +26,6 @@ from regard.core.cache import DynamicCache
 from regard.core.masks import causal
 from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
 from regard.lab.drawing import figure, lines
-from regard.models.count import count_flops
 from regard.nn.attention import Attention as AttentionLayer
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from regard.base.counting import count_flops
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
@@ -32,7 +33,6 @@ from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged, weighed
 from regard.lab.drawing import COLOURS, MARKS, figure, lines
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import Estimate, interval
-from regard.models.count import count_flops
 from regard.models.rnn import LSTM, RNN, RNNConfig, RNNState
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads

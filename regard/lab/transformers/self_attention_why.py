@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from regard.base.counting import count_flops
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, judged
 from regard.lab.drawing import figure, lines
-from regard.models.count import count_flops
 from regard.nn.attention import Attention as AttentionLayer, split_heads
 
 if TYPE_CHECKING:
