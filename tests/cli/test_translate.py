@@ -173,7 +173,7 @@ def test_a_run_of_another_recipe_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     from regard.recipes import recipe
 
     other = recipe.Recipe("vision", "", "", "", "", recipe)  # type: ignore[arg-type]
-    monkeypatch.setattr(recipe, "finished", lambda folder: (other, None, None, None))
+    monkeypatch.setattr(recipe, "load_finished_run", lambda folder: (other, None, None, None))
     result = run.invoke(app, [str(tmp_path), "one"])
     assert result.exit_code == 2
     assert "holds a run of vision, which does not translate" in result.stderr

@@ -270,7 +270,7 @@ def test_the_class_token_learns_to_look_at_the_marked_patch() -> None:
             attention, x = model.blocks[0].attention, model.blocks[0].attention_norm(model.embed(image))
             q, k = attention.queries(x), attention.remember(x).k
             places = torch.eye(10).expand(64, 1, 10, 10)
-            return attend(q[:, :, :1], k, places, places=Positions(queries=0))[:, 0, 0, 1:]
+            return attend(q[:, :, :1], k, places, positions=Positions(queries=0))[:, 0, 0, 1:]
 
     before = looks_at()
     assert (before.argmax(-1) == place).float().mean() < 0.6

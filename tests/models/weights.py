@@ -23,5 +23,5 @@ def _weights(call: Request) -> Tensor:
     identity = torch.eye(j, dtype=call.q.dtype).expand(b, g, j, j)
     with torch.no_grad():
         return attend(
-            call.q, call.k, identity, mask=call.mask, scores=list(call.terms), beta=call.beta, places=call.places
+            call.q, call.k, identity, mask=call.mask, scores=list(call.terms), beta=call.beta, positions=call.positions
         )
