@@ -21,7 +21,7 @@ SURFACE = {
     *("additive", "alibi", "shaw", "sink", "softcap", "t5_buckets"),
     *("sinusoidal", "rotary", "grid_positions", "Interpolate", "NTK", "Llama3", "YaRN"),
     *("linear_attend", "elu_plus_one", "relu", "squared_relu", "performer"),
-    *("Growing", "Rolling", "Static", "Stream"),
+    *("DynamicCache", "SlidingWindowCache", "StaticCache", "Stream"),
     *("build", "load", "generate"),
     *("see", "watch", "check", "Report", "conformance"),
 }
@@ -95,7 +95,7 @@ for name in names:
 """
 
 
-UPPER = ("see", "conform", "lab", "work", "cli", "data", "layers", "models")
+UPPER = ("see", "conform", "lab", "work", "cli", "data", "nn", "models")
 
 
 @pytest.mark.parametrize("parts", [("base", "core"), pytest.param(UPPER, marks=pytest.mark.slow)], ids=str)

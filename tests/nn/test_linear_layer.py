@@ -100,7 +100,9 @@ def test_a_memory_is_read_through_sums():
 
 def test_what_it_cannot_do_is_refused():
     one, x = layer(), noise(B, N, WIDTH)
-    with pytest.raises(ConfigError, match=r"linear attention keeps sums, so its cache is Summed\(\), not Growing\(\)"):
+    with pytest.raises(
+        ConfigError, match=r"linear attention keeps sums, so its cache is Summed\(\), not DynamicCache\(\)"
+    ):
         one(x, mask=causal(), cache=DynamicCache())
     with pytest.raises(ConfigError, match=r"takes full, causal and padding masks, and a Summed\(\) cache"):
         one(x, mask=causal().dense(N))

@@ -215,8 +215,8 @@ def forgetful(monkeypatch):
     """An empty memory, and a list of what is made."""
     made = []
     make = block_tables._made
-    monkeypatch.setattr(tables, "_tables", block_tables.Memo(3))
-    monkeypatch.setattr(tables, "_made", lambda mask, spans: made.append(mask) or make(mask, spans))
+    monkeypatch.setattr(block_tables, "_tables", block_tables.Memo(3))
+    monkeypatch.setattr(block_tables, "_made", lambda mask, spans: made.append(mask) or make(mask, spans))
     return made
 
 
@@ -287,7 +287,7 @@ def test_keys_in_a_list_are_looked_at_every_time(forgetful):
 
 @pytest.mark.parametrize(("size", "at_once"), [(1, 1 << 22), (3, 1), (3, 20), (4, 1 << 22), (16, 1 << 22)])
 def test_unseen_keys_and_blind_queries_are_found(monkeypatch, size, at_once):
-    monkeypatch.setattr(tables, "_AT_ONCE", at_once)
+    monkeypatch.setattr(block_tables, "_AT_ONCE", at_once)
     mask = causal() & window(before=2) & padding([9, 3, 0], side="left", width=11)
     table = mask.block_table(5, 11, size)
     unseen, blind = unseen_and_blind(mask, Positions(6), 5, 11, table)

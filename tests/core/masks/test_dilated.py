@@ -70,8 +70,8 @@ def small(monkeypatch):
     """Blocks of four, so that a short call has many, and rows that cost nothing to move."""
     monkeypatch.setattr(blocked, "SIZE", 4)
     monkeypatch.setattr(blocked, "_plans", Memo(16))
-    monkeypatch.setattr(tables, "_tables", Memo(64))
-    monkeypatch.setattr(tables, "_MOVED", math.inf)
+    monkeypatch.setattr(block_tables, "_tables", Memo(64))
+    monkeypatch.setattr(block_tables, "_MOVED", math.inf)
 
 
 steps = st.integers(1, 9)
@@ -346,8 +346,8 @@ def test_the_public_table_keeps_the_order_of_positions():
 def test_the_sparsest_table_is_made_once(monkeypatch):
     made = []
     original = block_tables._made
-    monkeypatch.setattr(tables, "_tables", Memo(8))
-    monkeypatch.setattr(tables, "_made", lambda mask, spans: made.append(spans.steps) or original(mask, spans))
+    monkeypatch.setattr(block_tables, "_tables", Memo(8))
+    monkeypatch.setattr(block_tables, "_made", lambda mask, spans: made.append(spans.steps) or original(mask, spans))
     mask = dilated(4) & causal() | dilated(6)
     first = sparsest_table(mask, 200, 200, 8, positions=Positions(0))
     assert sorted(made) == [(), (4,), (4, 6), (6,)]

@@ -27,7 +27,7 @@ from regard import (
     random_links,
     window,
 )
-from regard.core.masks import as_mask
+from regard.core.masks import as_mask, block_tables, counts as mask_counts
 from regard.core.masks.algebra import FAR
 from regard.core.masks.block_tables import ALL, NONE, SOME, unseen_and_blind
 
@@ -219,8 +219,8 @@ def test_the_count_is_that_of_the_matrix(known, where):
 @given(expressions, anywhere(), st.integers(0, 4), st.integers(1, 40))
 def test_the_count_is_the_same_however_it_is_reached(known, where, most_terms, pairs):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "_MOST_TERMS", most_terms)
-        patch.setattr(counting, "_SWEEP", pairs)
+        patch.setattr(mask_counts, "_MOST_TERMS", most_terms)
+        patch.setattr(mask_counts, "_SWEEP", pairs)
         swept = known.mask.count(**where.call)
     assert known.mask.count(**where.call) == swept
 
@@ -294,7 +294,7 @@ def test_keys_that_nobody_sees_and_queries_that_see_nothing_are_found(known, whe
     i, j = len(where.queries), len(where.keys)
     table = known.mask.block_table(**where.call, size=size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "_AT_ONCE", pairs)
+        patch.setattr(block_tables, "_AT_ONCE", pairs)
         found = unseen_and_blind(known.mask, where.settled, i, j, table)
     seen = known.at(where)[: known.mask.batch() or 1]
     for flags, length, expected in zip(found, (j, i), (~seen.any(1), ~seen.any(2)), strict=True):
