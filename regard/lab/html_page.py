@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import regard
-from regard.base.html import Markup, join_html, tag, void_tag
+from regard.base.html import Markup, join_html, render_page, tag
 from regard.lab.claim import CHAPTERS, Claim, Numbers, Sheet, Verdict
 from regard.lab.errata import Erratum
 from regard.lab.formula import mathml
@@ -63,30 +63,17 @@ def page(found: Sequence[Found], title: str = "The lab") -> str:
         tag("pre", tag("code", IMPORT)),
         _contents(chapters),
     )
-    return document(title, opening, *sections)
+    return render_page(title, opening, *sections)
 
 
 def errata_page(found: Sequence[Erratum]) -> str:
     """The sheets' wrong answers as one page."""
-    return document(
+    return render_page(
         "Errata",
         tag("h1", "Errata"),
         tag("p", f"{len(found)} wrong answers of the source sheets, each with the numbers that refute it."),
         *(_erratum(each) for each in found),
     )
-
-
-def document(title: str, *body: str) -> str:
-    """A page that loads nothing."""
-    head = tag(
-        "head",
-        void_tag("meta", charset="utf-8"),
-        void_tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        void_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", title),
-        tag("style", Markup(STYLE)),
-    )
-    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('main', *body)), lang='en')}\n"
 
 
 def _contents(chapters: dict[str, list[Found]]) -> Markup:
@@ -196,41 +183,3 @@ def written(value: Any) -> Markup:
 
 def _folded(inside: Markup, summary: str, size: int) -> Markup:
     return inside if size <= LONG else tag("details", tag("summary", summary), inside)
-
-
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; margin: 0; }
-main { max-width: 60rem; margin: auto; padding: 1rem; }
-h1, h2, h3 { line-height: 1.25; }
-h2 { border-bottom: 2px solid #111; margin-top: 2.5rem; }
-article { border-bottom: 1px solid #bbb; padding-bottom: 1rem; }
-math { font-size: 1.25rem; margin: 1rem 0; overflow-x: auto; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .5rem 0; }
-dt { font-weight: 600; } dd { margin: 0; }
-nav ol { margin: 0; } nav a { color: #00447a; }
-.badge { font-size: 13px; font-weight: 600; padding: .05rem .5rem; border-radius: 1rem; border: 1.5px solid;
-         white-space: nowrap; vertical-align: middle; }
-.badge.supported { color: #00543b; background: #e2f4ee; }
-.badge.refuted { color: #8a3c00; background: #fdeadd; }
-.badge.unclear { color: #6b4e00; background: #fdf3d8; }
-.badge.none { color: #444; background: #eee; }
-.verdict { border-left: 4px solid #444; padding-left: .75rem; }
-.verdict.supported { border-color: #009e73; } .verdict.refuted { border-color: #d55e00; }
-.verdict.unclear { border-color: #e69f00; }
-aside { background: #f6f6f6; padding: .25rem .9rem; margin: .75rem 0; border-left: 4px solid #d55e00; }
-aside p { margin: .35rem 0; }
-.note { border-left: 4px solid #888; padding-left: .75rem; }
-.made { font-size: 13px; color: #444; }
-figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .2rem .6rem; border-bottom: 1px solid #ddd; }
-th[scope=row] { font-weight: 600; min-width: 6rem; }
-table.values { width: auto; } table.values td { text-align: right; border: 0; padding: 0 .5rem; }
-code { font-size: 12px; overflow-wrap: anywhere; } pre { background: #f4f4f4; padding: .5rem .75rem; }
-@media print {
-  body { font-size: 10pt; } main { max-width: none; padding: 0; } article, aside, figure { break-inside: avoid-page; }
-  .badge, .verdict, aside { print-color-adjust: exact; -webkit-print-color-adjust: exact; } nav a { color: inherit; }
-  details::details-content { content-visibility: visible; }
-}
-"""
