@@ -44,7 +44,10 @@ def test_the_first_rule_that_finds_a_name_counts_and_vectors_never_decay() -> No
 
 def test_muon_takes_the_matrices_between_the_first_and_the_last() -> None:
     found = groups(Muon(rate=0.2, decay=0.1, rest=AdamW(rate=0.01, decay=0.3)), Tiny())
-    assert {name for name, (kind, *_) in found.items() if kind == "BatchedMuon"} == {"blocks.0.0.weight", "blocks.1.0.weight"}
+    assert {name for name, (kind, *_) in found.items() if kind == "BatchedMuon"} == {
+        "blocks.0.0.weight",
+        "blocks.1.0.weight",
+    }
     assert found["blocks.1.0.weight"] == ("BatchedMuon", 0.2, 0.1)
     assert found["embed.weight"] == ("AdamW", 0.01, 0.3)
     assert {kind for kind, *_ in groups(Muon(besides="."), Tiny()).values()} == {"AdamW"}

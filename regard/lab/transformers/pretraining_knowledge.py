@@ -3,10 +3,9 @@
 Claim: What it has read, and nothing else. Trained on questions about some people alone, it answers no better about
     others than one who always names the commonest place; having read the biographies of all, it answers most questions
     about people it was never asked about. Of people in no text it knows nothing still.
-Measures: Generated biographies and questions (`regard.data.synthetic_biographies`); a small GPT over characters that fills
-gaps
-    in the texts and answers questions about one half of the people, and one that has the questions alone; exact answers
-    about the other half, about strangers, and the commonest place, over seeds.
+Measures: Generated biographies and questions (`regard.data.synthetic_biographies`). One small character-level GPT fills
+    gaps in the texts and answers questions about one half of the people; another sees the questions alone. Exact
+    answers about the other half, about people in no text, and the commonest place, over seeds.
 Budget: 60 seconds
 Source: 001 3a
 """
