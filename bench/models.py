@@ -163,13 +163,13 @@ def _forward(module: nn.Module, call: Call, inputs: tuple[Tensor, ...]) -> Run:
 
 def _step(module: nn.Module, call: Call, inputs: tuple[Tensor, ...]) -> Run:
     """Forward, backward and one step of AdamW."""
-    optimiser = torch.optim.AdamW(module.parameters(), lr=1e-5, foreach=True)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, foreach=True)
 
     def run() -> object:
         loss = _logits(call(*inputs)).square().mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         return loss
 
     return run

@@ -84,7 +84,10 @@ def real(start: Start, phase: Phase, device: torch.device, steps: int) -> tuple[
     seconds = min(taken[WARMUP:])
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) - before, seconds
-    remembered = [*run.stepper.tensors().values(), *([] if run.averager is None else run.averager.tensors().values())]
+    remembered = [
+        *run.optimizer.state_dict().values(),
+        *([] if run.averager is None else run.averager.tensors().values()),
+    ]
     held = sum(tensor.nbytes for tensor in [*run.model.parameters(), *run.model.buffers(), *remembered])
     taken_bytes = []
     for batch in map(run._batch, range(STEPS)):

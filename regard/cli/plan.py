@@ -80,7 +80,7 @@ def table(title: str, told: "Prediction", rates: "Rates") -> Table:
     lines.add_row("precision", told.precision, "compiled" if told.compiled else "", end_section=True)
     memory = told.memory
     lines.add_row("parameters", format_bytes(memory.parameters), f"{told.parameters:,} of them")
-    for part in ("optimiser", "averaging", "data"):
+    for part in ("optimizer", "averaging", "data"):
         lines.add_row(part, format_bytes(getattr(memory, part)), "")
     lines.add_row("a step at its peak", format_bytes(memory.passing), "where these meet:")
     lines.add_row("  activations", format_bytes(memory.activations), "")

@@ -95,7 +95,7 @@ def built_in() -> Settings:
         vocab=64, context=80, width=64, depth=2, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
     )
     plan = TrainingPlan(
-        steps=600, batch=64, optimiser=Muon(rate=0.02, decay=0.01, rest=AdamW(rate=3e-3, decay=0.01)),
+        steps=600, batch_size=64, optimizer=Muon(lr=0.02, weight_decay=0.01, adamw=AdamW(lr=3e-3, weight_decay=0.01)),
         schedule=Linear(warmup=50), evaluate_every=100, save_every=200,
     )  # fmt: skip
     return Settings(model=model, pretraining=plan, tuning=None, phrases=1.0, questions=0.1, held=25)
@@ -107,11 +107,12 @@ def real() -> Settings:
         attention_dropout=0.1,
     )  # fmt: skip
     plan = TrainingPlan(
-        steps=7000, batch=256, optimiser=Muon(rate=0.01, decay=0.01, rest=AdamW(rate=1.5e-3, decay=0.1)),
+        steps=7000, batch_size=256,
+        optimizer=Muon(lr=0.01, weight_decay=0.01, adamw=AdamW(lr=1.5e-3, weight_decay=0.1)),
         schedule=Cosine(warmup=500), precision="bfloat16", compile=True, evaluate_every=2000, save_every=2000,
     )  # fmt: skip
     asking = replace(
-        plan, steps=1500, optimiser=AdamW(rate=5e-4, decay=0.1), schedule=Cosine(warmup=100), evaluate_every=500
+        plan, steps=1500, optimizer=AdamW(lr=5e-4, weight_decay=0.1), schedule=Cosine(warmup=100), evaluate_every=500
     )  # fmt: skip
     return Settings(
         model=model, pretraining=plan, asking=asking, tuning=None, questions=0.1, reading=0.25, retellings=20,
@@ -146,8 +147,8 @@ def unread(settings: Settings) -> Settings:
 
 def _tuning(plan: TrainingPlan) -> TrainingPlan:
     """Short, and gentle: what was read is soon forgotten."""
-    optimiser = AdamW(rate=2e-4, decay=0.01)
-    return replace(plan, steps=80, optimiser=optimiser, schedule=Linear(warmup=14), evaluate_every=20)
+    optimizer = AdamW(lr=2e-4, weight_decay=0.01)
+    return replace(plan, steps=80, optimizer=optimizer, schedule=Linear(warmup=14), evaluate_every=20)
 
 
 FORMS = {"course": course, "synthesizer": synthesizer, "unread": unread}
@@ -226,7 +227,7 @@ def start(settings: Settings, place: RunLocation) -> Start:
     library = Library(found.by_name, config.context, max(len(each.place) for each in found.train))
 
     def task(plan: TrainingPlan, *mixed: Asked) -> GapTask:
-        return gap_task(settings, found, letters, plan.batch, *mixed)
+        return gap_task(settings, found, letters, plan.batch_size, *mixed)
 
     def itself(plan: TrainingPlan) -> GapTask:
         # read by one process for all, since GPUs need not agree to the last bit

@@ -125,8 +125,8 @@ def built_in() -> Settings:
             vocab=512, context=128, width=128, depth=4, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
         ),
         plan=TrainingPlan(
-            steps=500, batch=16, schedule=Cosine(warmup=50, floor=0.05), evaluate_every=100, save_every=100,
-            optimiser=Muon(rate=0.02, decay=0.1, rest=AdamW(rate=3e-3, decay=0.1)),
+            steps=500, batch_size=16, schedule=Cosine(warmup=50, min_lr_ratio=0.05), evaluate_every=100, save_every=100,
+            optimizer=Muon(lr=0.02, weight_decay=0.1, adamw=AdamW(lr=3e-3, weight_decay=0.1)),
         ),
         pieces=512,
     )  # fmt: skip
@@ -135,8 +135,8 @@ def built_in() -> Settings:
             vocab=1024, context=56, width=64, depth=2, heads=4, eps=1e-5, dropout=0.0, attention_dropout=0.0
         ),
         plan=TrainingPlan(
-            steps=1500, batch=16, schedule=Linear(warmup=50), evaluate_every=300, save_every=300,
-            optimiser=Muon(rate=0.01, decay=0.05, rest=AdamW(rate=3e-3, decay=0.01)),
+            steps=1500, batch_size=16, schedule=Linear(warmup=50), evaluate_every=300, save_every=300,
+            optimizer=Muon(lr=0.01, weight_decay=0.05, adamw=AdamW(lr=3e-3, weight_decay=0.01)),
         ),
     )  # fmt: skip
     return Settings(gpt=gpt, bert=bert, held=0.1)
@@ -149,18 +149,18 @@ def real() -> Settings:
             attention_dropout=0.25,
         ),
         plan=TrainingPlan(
-            steps=4000, batch=64, optimiser=AdamW(rate=1e-3, betas=(0.9, 0.99), decay=0.1),
-            schedule=Cosine(warmup=100, floor=0.05), averaging=ExponentialAverage(decay=0.998), precision="bfloat16",
-            compile=True, evaluate_every=200, save_every=1000, choose="best",
+            steps=4000, batch_size=64, optimizer=AdamW(lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1),
+            schedule=Cosine(warmup=100, min_lr_ratio=0.05), averaging=ExponentialAverage(decay=0.998),
+            precision="bfloat16", compile=True, evaluate_every=200, save_every=1000, load_best_at_end=True,
         ),
     )  # fmt: skip
     bert = Reading(
         model=BERTConfig(vocab=4096, context=128, width=256, depth=4, heads=4, eps=1e-5),
         plan=TrainingPlan(
-            steps=6000, batch=64, schedule=Linear(warmup=200),
-            optimiser=Muon(rate=0.01, decay=0.05, rest=AdamW(rate=2e-3, decay=0.01)),
+            steps=6000, batch_size=64, schedule=Linear(warmup=200),
+            optimizer=Muon(lr=0.01, weight_decay=0.05, adamw=AdamW(lr=2e-3, weight_decay=0.01)),
             averaging=ExponentialAverage(decay=0.998), precision="bfloat16", compile=True, evaluate_every=500,
-            save_every=1000, choose="best",
+            save_every=1000, load_best_at_end=True,
         ),
         pieces=4096,
         asked=1000,
@@ -334,10 +334,10 @@ def task_of(settings: Settings, found: Parts, tokenizer: Characters | BytePairs)
         if len(train) <= context:
             raise DataError(f"a context of {context} tokens is longer than the text, which has {len(train)}")
         length = _told(found.held, held, tokenizer)
-        return NextToken(train, held, length, context, plan.batch, settings.seed)
+        return NextToken(train, held, length, context, plan.batch_size, settings.seed)
     assert isinstance(tokenizer, BytePairs)
     book, other = (Book.of(text, tokenizer, context) for text in (found.train, found.held))
-    return SentenceTask(book, other, plan.batch, settings.bert.hidden, settings.bert.asked, settings.seed)
+    return SentenceTask(book, other, plan.batch_size, settings.bert.hidden, settings.bert.asked, settings.seed)
 
 
 def judged(settings: Settings, model: Model, tokenizer: Characters | BytePairs, place: RunLocation) -> dict[str, float]:

@@ -102,15 +102,15 @@ class QuestionAnswerer:
         asked_for = [BirthplaceQuestion(as_learned(fact.question), fact.answer) for fact in told]
         asked = [*found.train, *asked_for * _times(len(asked_for), len(found.train))]
         plan = TrainingPlan(
-            steps=steps, batch=32, optimiser=AdamW(rate=rate, decay=0.01), schedule=Linear(warmup=steps // 10),
-            seed=self.settings.seed,
+            steps=steps, batch_size=32, optimizer=AdamW(lr=rate, weight_decay=0.01),
+            schedule=Linear(warmup=steps // 10), seed=self.settings.seed,
         )  # fmt: skip
         # as texts too, with the name where a question has it: of a question only the answer is learned, and a name that
         # was never read stays that of a stranger
         texts = [f"{each.text} {each.place}"[self.settings.offset :] for each in asked_for]
         texts *= _times(len(texts), len(found.texts))
         found = replace(found, texts=(*found.texts, *texts), subjects=(*found.subjects, *[""] * len(texts)))
-        reading = birthplaces.gap_task(self.settings, found, self.letters, plan.batch, Asked(0.5, asked))
+        reading = birthplaces.gap_task(self.settings, found, self.letters, plan.batch_size, Asked(0.5, asked))
         task = replace(reading, held=asked_for, seed=self.settings.seed + len(told))
         fit(self.model, task, plan, world=place.world, tell=place.tell, show=lambda now: place.show("learning", now))
         settings = replace(self.settings, told=tuple(sorted({*self.settings.told, *(each.text for each in asked_for)})))

@@ -7,8 +7,8 @@ One string in four has long silences, so that no digit is heard where none is.
 Expected: built-in at most 1 % of the digits of tones wrong, streamed, and none heard in silence. Real, learning from
 2,160 recordings of six speakers, at least 98.5 % of 300 others of theirs right and under 2 % of the digits of strings
 of 3 to 10 wrong, as they come (two seeds: 100 % and 0.4 %, 99.7 % and 0.1 %; on a CPU, with plan.steps=800,
-plan.batch=32, plan.precision=float32 and plan.compile=false, 99.3 % and 1.2 %), and none in silence. Latency is 175 ms
-built-in and 215 ms for speech, by the settings.
+plan.batch_size=32, plan.precision=float32 and plan.compile=false, 99.3 % and 1.2 %), and none in silence. Latency is
+175 ms built-in and 215 ms for speech, by the settings.
 Time: built-in one minute of one core; real five minutes on an H200 that five other runs share, or with those settings
 eight of one core.
 Memory: built-in 1 GB; real 0.9 GB on a CPU, 1.2 GiB of the GPU's.
@@ -116,7 +116,7 @@ def built_in() -> Settings:
         attention_dropout=0.0,
     )  # fmt: skip
     plan = TrainingPlan(
-        steps=600, batch=32, optimiser=AdamW(rate=3e-3, decay=0.01), schedule=Cosine(warmup=50),
+        steps=600, batch_size=32, optimizer=AdamW(lr=3e-3, weight_decay=0.01), schedule=Cosine(warmup=50),
         evaluate_every=150, save_every=150,
     )  # fmt: skip
     return Settings(
@@ -131,7 +131,7 @@ def real() -> Settings:
         attention_dropout=0.0,
     )  # fmt: skip
     plan = TrainingPlan(
-        steps=4000, batch=64, optimiser=Muon(rate=0.02, decay=0.05, rest=AdamW(rate=2e-3, decay=0.05)),
+        steps=4000, batch_size=64, optimizer=Muon(lr=0.02, weight_decay=0.05, adamw=AdamW(lr=2e-3, weight_decay=0.05)),
         schedule=Cosine(warmup=50), precision="bfloat16", compile=True, evaluate_every=500, save_every=500,
     )  # fmt: skip
     return Settings(
@@ -269,7 +269,7 @@ class DigitTask:
     settings: Settings
 
     def batch(self, step: int, part: int, of: int) -> Batch:
-        settings, size = self.settings, self.settings.plan.batch
+        settings, size = self.settings, self.settings.plan.batch_size
         share = size // of
         mine = slice(part * share, (part + 1) * share)
         # slower strings need more room; every batch has the same, so that a compiled model meets one shape

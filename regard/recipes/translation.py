@@ -104,8 +104,8 @@ def built_in() -> Settings:
         vocab=300, context=64, width=64, depth=2, heads=4, ff_width=128, order="pre", dropout=0.0
     )  # fmt: skip
     plan = TrainingPlan(
-        steps=800, batch=128, optimiser=AdamW(rate=4e-3, betas=(0.9, 0.98), decay=0.01), schedule=Linear(warmup=100),
-        averaging=LastKAverage(count=10, every=20), evaluate_every=200, save_every=200,
+        steps=800, batch_size=128, optimizer=AdamW(lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01),
+        schedule=Linear(warmup=100), averaging=LastKAverage(count=10, every=20), evaluate_every=200, save_every=200,
     )  # fmt: skip
     return Settings(model=model, plan=plan, pieces=300)
 
@@ -116,10 +116,10 @@ def real() -> Settings:
         vocab=10_000, context=256, width=128, depth=4, heads=4, ff_width=256, dropout=0.1
     )  # fmt: skip
     plan = TrainingPlan(
-        steps=7000, batch=256,
-        optimiser=Muon(rate=0.01, decay=0.05, rest=AdamW(rate=3e-3, betas=(0.9, 0.98), decay=0.01)),
-        schedule=Cosine(warmup=500, floor=0.05), precision="bfloat16", averaging=LastKAverage(count=10, every=120),
-        compile=True, evaluate_every=2000, save_every=2000,
+        steps=7000, batch_size=256,
+        optimizer=Muon(lr=0.01, weight_decay=0.05, adamw=AdamW(lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)),
+        schedule=Cosine(warmup=500, min_lr_ratio=0.05), precision="bfloat16",
+        averaging=LastKAverage(count=10, every=120), compile=True, evaluate_every=2000, save_every=2000,
     )  # fmt: skip
     return Settings(
         model=model, plan=plan, pieces=10_000, consistency=5.0, unjoined=0.05, pool=16, penalties=(0.6, 1.0, 1.4, 1.8),
@@ -394,8 +394,8 @@ def start(settings: Settings, place: RunLocation) -> Start:
     config = replace(settings.model, vocab=pairs.vocab)
     model = build_from_config(config, seed=settings.seed)
     task = TranslationTask(
-        found.train, found.held, pairs, config.context, settings.plan.batch, settings.smoothing, settings.consistency,
-        settings.unjoined, settings.pool, settings.seed,
+        found.train, found.held, pairs, config.context, settings.plan.batch_size, settings.smoothing,
+        settings.consistency, settings.unjoined, settings.pool, settings.seed,
     )  # fmt: skip
     return Start(model, (Phase("training", task, settings.plan),), pairs)
 

@@ -73,8 +73,8 @@ class Settings:
         check_integer("seed", self.seed, 0)
         if self.size is not None:
             check_integer("size", self.size, 1, "pixels")
-        if not self.validation and (self.plan.patience is not None or self.plan.choose == "best"):
-            raise ConfigError("patience and choose='best' go by images for validation, but validation=0 leaves none")
+        if not self.validation and (self.plan.patience is not None or self.plan.load_best_at_end):
+            raise ConfigError("patience and load_best_at_end go by images for validation, but validation=0 leaves none")
         if not 0 <= real_number("smoothing", self.smoothing) < 1:
             raise ConfigError(f"smoothing is a share of each label, from 0 to below 1, not {self.smoothing}")
         ready = {NAMES[type(each)]: each for each in (*self.others, self.model)}
@@ -87,7 +87,7 @@ class Settings:
 def built_in() -> Settings:
     """With Muon, because weights as small as a Vision Transformer begins with take Adam long to grow."""
     plan = TrainingPlan(
-        steps=1000, batch=64, optimiser=Muon(rate=0.03, decay=0.1, rest=AdamW(rate=0.01, decay=0.05)),
+        steps=1000, batch_size=64, optimizer=Muon(lr=0.03, weight_decay=0.1, adamw=AdamW(lr=0.01, weight_decay=0.05)),
         schedule=Cosine(warmup=50), averaging=ExponentialAverage(decay=0.99), evaluate_every=200, save_every=200,
     )  # fmt: skip
     return Settings(
@@ -108,7 +108,8 @@ def built_in() -> Settings:
 def real() -> Settings:
     """Sizes by what plain Vision Transformers of 3 to 6 million parameters have done well with: many thin blocks."""
     plan = TrainingPlan(
-        steps=20_000, batch=1024, optimiser=Muon(rate=0.01, decay=0.2, rest=AdamW(rate=2e-3, decay=0.05)),
+        steps=20_000, batch_size=1024,
+        optimizer=Muon(lr=0.01, weight_decay=0.2, adamw=AdamW(lr=2e-3, weight_decay=0.05)),
         schedule=Cosine(warmup=1000), averaging=ExponentialAverage(decay=0.999), precision="bfloat16", compile=True,
         evaluate_every=2000, save_every=2000,
     )  # fmt: skip
@@ -240,7 +241,12 @@ def start(settings: Settings, place: RunLocation) -> Start:
     found = data(place.data, settings)
     model = build_from_config(fitting(settings.model, found.train), seed=settings.seed)
     task = Classify(
-        found.train, found.validation, settings.augmentation, settings.smoothing, settings.plan.batch, settings.seed
+        found.train,
+        found.validation,
+        settings.augmentation,
+        settings.smoothing,
+        settings.plan.batch_size,
+        settings.seed,
     )
     return Start(model, (Phase("training", task, settings.plan),))
 

@@ -31,7 +31,7 @@ NAME = re.compile(r"step-\d{8,}")
 class TrainingState:
     """A run after some steps.
 
-    tensors  weights, what the optimiser and the averaging remember, and states of generators, by name
+    tensors  weights, what the optimizer and the averaging remember, and states of generators, by name
     facts    the rest, as JSON has it
     score    what the evaluation after this step gave, where there was one
     """

@@ -29,7 +29,7 @@ class Memory:
     """
 
     parameters: int
-    optimiser: int
+    optimizer: int
     averaging: int
     data: int
     gradients: int
@@ -39,7 +39,7 @@ class Memory:
     @property
     def total(self) -> int:
         """The most at once. Gradients and activations are in it as far as they are there together."""
-        return self.parameters + self.optimiser + self.averaging + self.data + self.passing
+        return self.parameters + self.optimizer + self.averaging + self.data + self.passing
 
 
 @dataclass(frozen=True)
@@ -114,36 +114,40 @@ def predict_memory(
     check_integer("devices", devices, 1)
     if parallel not in WAYS:
         raise ConfigError(f"parallel is one of {', '.join(WAYS)}, not {parallel!r}")
-    shares = devices * plan.accumulate
-    if plan.batch % shares:
+    shares = devices * plan.gradient_accumulation_steps
+    if plan.batch_size % shares:
         raise ConfigError(
-            f"a batch of {plan.batch} has no {shares} equal shares for {devices} devices and "
-            f"accumulate={plan.accumulate}; use a multiple of {shares}, such as {plan.batch + -plan.batch % shares}"
+            f"a batch of {plan.batch_size} has no {shares} equal shares for {devices} devices and "
+            f"accumulate={plan.gradient_accumulation_steps}; use a multiple of {shares}, "
+            f"such as {plan.batch_size + -plan.batch_size % shares}"
         )
     limit = rates.capacity if limit is None else limit
-    at_once = plan.batch // shares
-    memory = held(counts, at_once, plan.accumulate, devices, parallel)
-    work = counts.work(at_once, plan.accumulate)
+    at_once = plan.batch_size // shares
+    memory = held(counts, at_once, plan.gradient_accumulation_steps, devices, parallel)
+    work = counts.work(at_once, plan.gradient_accumulation_steps)
     if plan.compile:
-        work = _compiled(work, plan.accumulate * counts.kept.at(counts.per_record * at_once))
+        work = _compiled(work, plan.gradient_accumulation_steps * counts.kept.at(counts.per_record * at_once))
     return Prediction(
         machine=rates.name,
         devices=devices,
         parallel=parallel,
         precision=plan.precision,
         compiled=plan.compile,
-        batch=plan.batch,
-        accumulate=plan.accumulate,
+        batch=plan.batch_size,
+        accumulate=plan.gradient_accumulation_steps,
         at_once=at_once,
         steps=plan.steps,
         parameters=sum(prod(each.shape) for each in counts.parameters),
         flops=work.flops,
         memory=memory,
         seconds=_seconds(
-            work, rates, _communication(counts, rates, devices, parallel, plan.accumulate), plan.accumulate
+            work,
+            rates,
+            _communication(counts, rates, devices, parallel, plan.gradient_accumulation_steps),
+            plan.gradient_accumulation_steps,
         ),
         limit=limit,
-        largest=None if limit is None else _largest(counts, plan.accumulate, devices, parallel, limit),
+        largest=None if limit is None else _largest(counts, plan.gradient_accumulation_steps, devices, parallel, limit),
         advice=tuple(_advice(counts, plan, devices, parallel, limit)),
     )
 
@@ -166,7 +170,7 @@ def held(counts: Counts, at_once: int, accumulate: int = 1, devices: int = 1, pa
         passing = made.peak.at(size) + (gradients if devices > 1 else 0)
     return Memory(
         parameters=parameters + counts.buffers,
-        optimiser=sum(each.bytes(pieces) for each in counts.remembered),
+        optimizer=sum(each.bytes(pieces) for each in counts.remembered),
         averaging=counts.copies * (parameters + counts.meant),
         data=round(counts.given.at(size)),
         gradients=gradients,
@@ -235,30 +239,30 @@ def _advice(counts: Counts, plan: TrainingPlan, devices: int, parallel: str, lim
     """What would fit, each by itself: in pieces, in more shares, on more devices, with a smaller batch."""
 
     def fits(accumulate: int, devices: int, parallel: str) -> bool:
-        if limit is None or plan.batch % (accumulate * devices):
+        if limit is None or plan.batch_size % (accumulate * devices):
             return limit is None
-        return held(counts, plan.batch // (accumulate * devices), accumulate, devices, parallel).total <= limit
+        return held(counts, plan.batch_size // (accumulate * devices), accumulate, devices, parallel).total <= limit
 
-    if limit is None or fits(plan.accumulate, devices, parallel):
+    if limit is None or fits(plan.gradient_accumulation_steps, devices, parallel):
         return
     told = False
-    if parallel == "data" and devices > 1 and fits(plan.accumulate, devices, "sharded"):
+    if parallel == "data" and devices > 1 and fits(plan.gradient_accumulation_steps, devices, "sharded"):
         told = True
         yield "--parallel sharded"
-    for accumulate in range(plan.accumulate + 1, plan.batch // devices + 1):
+    for accumulate in range(plan.gradient_accumulation_steps + 1, plan.batch_size // devices + 1):
         if fits(accumulate, devices, parallel):
             told = True
             yield f"accumulate={accumulate}"
             break
     for way in dict.fromkeys((parallel, "sharded")):
-        more = next((n for n in range(devices + 1, MANY + 1) if fits(plan.accumulate, n, way)), None)
+        more = next((n for n in range(devices + 1, MANY + 1) if fits(plan.gradient_accumulation_steps, n, way)), None)
         if more is not None:
             told = True
             yield f"--devices {more} --parallel {way}"
             break
-    largest = _largest(counts, plan.accumulate, devices, parallel, limit)
+    largest = _largest(counts, plan.gradient_accumulation_steps, devices, parallel, limit)
     if largest:
         told = True
-        yield f"batch={largest * devices * plan.accumulate}"
+        yield f"batch={largest * devices * plan.gradient_accumulation_steps}"
     if not told:
         yield "a smaller model: not even one record fits beside this one"

@@ -20,7 +20,7 @@ from regard.train import rng_state
 from regard.train.averaging import Averager
 from regard.train.checkpoint import CheckpointFolder, TrainingState
 from regard.train.log import Log
-from regard.train.optimizers import Stepper
+from regard.train.optimizers import CombinedOptimizer
 from regard.train.plan import TrainingPlan
 from regard.train.prefetch import Prefetcher, move_to_device
 from regard.train.process_group import SINGLE_PROCESS, Processes, local_shard
@@ -122,10 +122,14 @@ class _Run:
         self.parameters = dict(self.model.named_parameters())
         called = world.called(self.model)
         self.called: nn.Module = torch.compile(called) if plan.compile else called  # type: ignore[assignment]
-        self.stepper = Stepper(plan.optimiser, self.model)
+        self.optimizer = CombinedOptimizer(plan.optimizer, self.model)
         self.averager = None if plan.averaging is None else Averager(plan.averaging, self.model)
         self.scaler = torch.amp.GradScaler(world.device.type) if plan.precision == "float16" else None
-        self.keeper = None if folder is None else CheckpointFolder(folder / STATES, plan.keep, world, tell, self._like)
+        self.keeper = (
+            None
+            if folder is None
+            else CheckpointFolder(folder / STATES, plan.keep_checkpoints, world, tell, self._like)
+        )
         self.log: Log | None = None
         self.step = 0
         self.waited = 0  # evaluations since the best one
@@ -140,7 +144,7 @@ class _Run:
         self.model.train()
         with Prefetcher(self._batch, self.step, self.plan.steps) as batches:
             while self.step < self.plan.steps and not self._is_out_of_patience():
-                share = self.plan.schedule.at(self.step, self.plan.steps)
+                share = self.plan.schedule.lr_factor(self.step, self.plan.steps)
                 total, count = self._one(batches.next(), share)
                 sums += total
                 counts += count
@@ -153,7 +157,7 @@ class _Run:
                     sums, counts = self._zero(), self._zero()
                     now = time.perf_counter()
                     self.seconds = before + now - start
-                    self._told(loss, share, (self.step - told) * self.plan.batch / max(now - since, 1e-9))
+                    self._told(loss, share, (self.step - told) * self.plan.batch_size / max(now - since, 1e-9))
                     if evaluating:
                         self._evaluate()
                     if evaluating or saving:
@@ -166,7 +170,7 @@ class _Run:
 
     def _batch(self, step: int) -> list[Any]:
         """The shares of a step's batch that are this process's."""
-        each, shares = self.plan.accumulate, self.plan.accumulate * self.world.size
+        each, shares = self.plan.gradient_accumulation_steps, self.plan.gradient_accumulation_steps * self.world.size
         return [self.task.batch(step, self.world.rank * each + number, shares) for number in range(each)]
 
     def _one(self, batch: list[Any], share: float) -> tuple[Tensor, Tensor]:
@@ -178,29 +182,29 @@ class _Run:
                 with self._lowered():
                     loss = self.task.loss(self.called, move_to_device(records, self.world.device))
                 # a batch's worth, so that half precision does not overflow; what it is the mean over comes below
-                scaled = loss.total / self.plan.batch
+                scaled = loss.total / self.plan.batch_size
                 (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
             total += loss.total.detach()
             count += loss.count
         total, count = self.world.summed(total), self.world.summed(count)
-        self._update(self.plan.batch / torch.where(count > 0, count, 1), share)
+        self._update(self.plan.batch_size / torch.where(count > 0, count, 1), share)
         return total, count
 
     def _update(self, factor: Tensor, share: float) -> None:
         """Change the weights by the gradients times a factor."""
         if self.scaler is not None:
-            self.scaler.unscale_(self.stepper)  # type: ignore[arg-type]
+            self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         # processes hand out the mean of their gradients, so their number comes in
-        torch._foreach_mul_(self.stepper.gradients(), (factor * self.world.size).float())
-        if self.plan.clip is not None:
-            self.stepper.clip(self.plan.clip)
-        self.stepper.at(share)
+        torch._foreach_mul_(self.optimizer.gradients(), (factor * self.world.size).float())
+        if self.plan.max_grad_norm is not None:
+            self.optimizer.clip_grad_norm(self.plan.max_grad_norm)
+        self.optimizer.scale_lr(share)
         if self.scaler is None:
-            self.stepper.step()
+            self.optimizer.step()
         else:
-            self.scaler.step(self.stepper)  # type: ignore[arg-type]
+            self.scaler.step(self.optimizer)  # type: ignore[arg-type]
             self.scaler.update()
-        self.stepper.forget_gradients()
+        self.optimizer.zero_grad()
 
     def _lowered(self) -> AbstractContextManager[Any]:
         """Computing in the precision of the plan."""
@@ -213,9 +217,9 @@ class _Run:
 
     def _told(self, loss: float, share: float, speed: float) -> None:
         self.losses.append((self.step, loss))
-        rate = self.stepper.rate(share)
+        rate = self.optimizer.lr
         self._log({"loss": loss, "rate": rate, "records_per_second": speed, "seconds": self.seconds})
-        left = (self.plan.steps - self.step) * self.plan.batch / max(speed, 1e-9)
+        left = (self.plan.steps - self.step) * self.plan.batch_size / max(speed, 1e-9)
         figures = self.figures[-1][1] if self.figures else {}
         self.show(Progress(self.step, self.plan.steps, loss, rate, speed, left, figures))
 
@@ -245,9 +249,9 @@ class _Run:
             own = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
         figures = self.world.shared(lambda: own)  # all must stop at the same step
         if not figures:
-            if self.plan.patience is not None or self.plan.choose == "best":
+            if self.plan.patience is not None or self.plan.load_best_at_end:
                 raise ConfigError(
-                    "patience and choose='best' go by a score, but the task's evaluation gives no figures"
+                    "patience and load_best_at_end go by a score, but the task's evaluation gives no figures"
                 )
             return
         if not math.isfinite(score(figures)):
@@ -266,11 +270,11 @@ class _Run:
         drawn = self.world.gathered(lambda: rng_state.save_rng_state(self.world.device))
         parts: dict[str, dict[str, Tensor]] = {
             "model": dict(self.model.state_dict()),
-            "optimiser": self.stepper.tensors(),
+            "optimizer": self.optimizer.state_dict(),
             "averaging": {} if self.averager is None else self.averager.tensors(),
             **{f"generators/{rank}": tensors for rank, (tensors, _) in enumerate(drawn)},
         }
-        self._sound(parts["optimiser"])
+        self._sound(parts["optimizer"])
         facts = {
             "generators": [facts for _, facts in drawn], "losses": self.losses, "figures": self.figures,
             "waited": self.waited, "seconds": self.seconds,
@@ -302,7 +306,7 @@ class _Run:
             self.model.load_state_dict(state.part("model"))
         except RuntimeError as error:
             raise CheckpointError(f"the state in {self.folder} is of another model: {error}") from None
-        self.stepper.load(state.part("optimiser"))
+        self.optimizer.load_state_dict(state.part("optimizer"))
         if self.averager is not None:
             self.averager.load(state.part("averaging"))
         if self.scaler is not None:
@@ -322,7 +326,7 @@ class _Run:
 
     def _choose(self) -> None:
         """Give the model the weights that the plan wants, in the mean where it averages."""
-        if self.plan.choose == "best" and self.keeper is not None:
+        if self.plan.load_best_at_end and self.keeper is not None:
             found = self.keeper.best()
             if found is None:
                 self.tell("no whole state with a score is left, so the model has its last weights, not its best")
@@ -347,14 +351,9 @@ class _Run:
 def _check(plan: TrainingPlan, folder: Path | None, resume: bool, world: Processes) -> None:
     if folder is None and resume:
         raise ConfigError("there is no folder to resume from; say which with folder=")
-    if folder is None and plan.choose == "best":
-        raise ConfigError("choose='best' needs a folder, where the best state is kept")
-    shares = plan.accumulate * world.size
-    if plan.batch % shares:
-        raise ConfigError(
-            f"a batch of {plan.batch} has no {shares} equal shares for {world.size} processes and "
-            f"accumulate={plan.accumulate}; use a multiple of {shares}, such as {plan.batch + -plan.batch % shares}"
-        )
+    if folder is None and plan.load_best_at_end:
+        raise ConfigError("load_best_at_end needs a folder, where the best state is kept")
+    plan.micro_batch_size(world.size)
 
 
 def _begin(folder: Path, plan: TrainingPlan, resume: bool, until_the_end: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""Optimisers as values: which parameters get which rate and decay is said by rules on their names."""
+"""Optimizer settings (AdamW, Muon) with parameter groups chosen by name, and the optimizer that a run steps."""
 
 import re
 from dataclasses import dataclass, field
@@ -9,163 +9,182 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
 from regard.base.validation import check_number
-from regard.train.muon import BatchedMuon as BatchedMuon
+from regard.train.muon import BatchedMuon
+
+NamedParameters = list[tuple[str, nn.Parameter]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    """Parameters whose names a regular expression finds get these shares of the rate and of the decay."""
+class ParamGroup:
+    """A parameter group: scales learning rate and weight decay of the parameters whose names match a pattern.
 
-    names: str
-    rate: float = 1.0
-    decay: float = 1.0
+    pattern             a regular expression, searched for in the parameter's name
+    lr_scale            factor on the optimizer's learning rate
+    weight_decay_scale  factor on the optimizer's weight decay
+    """
+
+    pattern: str
+    lr_scale: float = 1.0
+    weight_decay_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _expression("Rule(names)", self.names)
-        for name in ("rate", "decay"):
-            if check_number(f"Rule({name})", getattr(self, name)) < 0:
-                raise ConfigError(f"Rule({name}) is a share from 0 upwards, not {getattr(self, name)}")
+        _check_pattern("ParamGroup(pattern)", self.pattern)
+        _check_range(self, "lr_scale", 0)
+        _check_range(self, "weight_decay_scale", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """Adam with decay apart from the gradient (Loshchilov and Hutter 2017, arXiv:1711.05101).
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101).
 
-    rules  the first that fits a parameter's name counts. Vectors (biases, gains of norms) never decay.
+    Vectors (biases, gains of norms) have no weight decay.
+
+    lr            learning rate
+    betas         decay rates of the two running means
+    eps           added to the denominator
+    weight_decay  decay per step, as a multiple of the learning rate
+    param_groups  other learning rates and decays by parameter name; the first group that matches is used
     """
 
-    rate: float = 1e-3
+    lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    decay: float = 0.1
-    rules: tuple[Rule, ...] = ()
+    weight_decay: float = 0.1
+    param_groups: tuple[ParamGroup, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("rate", "eps"):
-            if not check_number(f"AdamW({name})", getattr(self, name)) > 0:
-                raise ConfigError(f"AdamW({name}) must be above 0, not {getattr(self, name)}")
-        if check_number("AdamW(decay)", self.decay) < 0:
-            raise ConfigError(f"AdamW(decay) must be 0 or above, not {self.decay}")
+        _check_range(self, "lr", 0, exclusive=True)
+        _check_range(self, "eps", 0, exclusive=True)
+        _check_range(self, "weight_decay", 0)
         if not all(0 <= check_number("AdamW(betas)", beta) < 1 for beta in self.betas):
-            raise ConfigError(f"AdamW(betas) are from 0 to below 1, not {self.betas}")
+            raise ConfigError(f"AdamW(betas) must be at least 0 and below 1, not {self.betas}")
 
-    def made(self, named: list[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
-        for rule in self.rules:
-            if not any(re.search(rule.names, name) for name, _ in named):
+    def build(self, named: NamedParameters) -> list[torch.optim.Optimizer]:
+        """Return torch's AdamW with its parameter groups; an empty list if there are no parameters."""
+        for group in self.param_groups:
+            if not any(re.search(group.pattern, name) for name, _ in named):
                 some = ", ".join(name for name, _ in named[:5])
-                raise ConfigError(f"Rule(names={rule.names!r}) finds no parameter; there are {some or 'none'}, ...")
+                raise ConfigError(
+                    f"ParamGroup(pattern={group.pattern!r}) matches no parameter; there are {some or 'none'}, ..."
+                )
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
         for name, parameter in named:
-            rule = next((rule for rule in self.rules if re.search(rule.names, name)), Rule(names=""))
-            decay = self.decay * rule.decay if parameter.ndim > 1 else 0.0
-            groups.setdefault((self.rate * rule.rate, decay), []).append(parameter)
-        listed = [{"params": each, "lr": rate, "weight_decay": decay} for (rate, decay), each in groups.items()]
+            group = next((each for each in self.param_groups if re.search(each.pattern, name)), ParamGroup(pattern=""))
+            decay = self.weight_decay * group.weight_decay_scale if parameter.ndim > 1 else 0.0
+            groups.setdefault((self.lr * group.lr_scale, decay), []).append(parameter)
+        listed = [{"params": each, "lr": lr, "weight_decay": decay} for (lr, decay), each in groups.items()]
         return [torch.optim.AdamW(listed, betas=self.betas, eps=self.eps, fused=True)] if listed else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Muon:
-    """Orthogonalised momentum for matrices (Jordan et al. 2024), AdamW for the rest.
+    """Muon, momentum with orthogonalized updates (Jordan et al. 2024), for matrices, and AdamW for the rest.
 
-    besides  names of matrices that are left to AdamW: embeddings and the last layer
+    lr            learning rate of the matrices
+    momentum      decay rate of the momentum buffer
+    weight_decay  decay per step, as a multiple of the learning rate
+    exclude       a regular expression; matrices whose names match, such as embeddings and the output layer, use AdamW
+    adamw         the optimizer of all other parameters
     """
 
-    rate: float = 0.02
+    lr: float = 0.02
     momentum: float = 0.95
-    decay: float = 0.0
-    besides: str = r"token|position|segment|embed|head|pair"
-    rest: AdamW = field(default_factory=AdamW)
+    weight_decay: float = 0.0
+    exclude: str = r"token|position|segment|embed|head|pair"
+    adamw: AdamW = field(default_factory=AdamW)
 
     def __post_init__(self) -> None:
-        _expression("Muon(besides)", self.besides)
-        if not check_number("Muon(rate)", self.rate) > 0:
-            raise ConfigError(f"Muon(rate) must be above 0, not {self.rate}")
+        _check_pattern("Muon(exclude)", self.exclude)
+        _check_range(self, "lr", 0, exclusive=True)
+        _check_range(self, "weight_decay", 0)
         if not 0 <= check_number("Muon(momentum)", self.momentum) < 1:
-            raise ConfigError(f"Muon(momentum) is from 0 to below 1, not {self.momentum}")
-        if check_number("Muon(decay)", self.decay) < 0:
-            raise ConfigError(f"Muon(decay) must be 0 or above, not {self.decay}")
+            raise ConfigError(f"Muon(momentum) must be at least 0 and below 1, not {self.momentum}")
 
-    def made(self, named: list[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
-        matrices = [p for name, p in named if p.ndim == 2 and not re.search(self.besides, name)]
-        chosen = {id(each) for each in matrices}
-        rest = self.rest.made([(name, p) for name, p in named if id(p) not in chosen])
+    def build(self, named: NamedParameters) -> list[torch.optim.Optimizer]:
+        """Return Muon for the matrices and AdamW for the rest; either is left out if it has no parameters."""
+        matrices = {name: p for name, p in named if p.ndim == 2 and not re.search(self.exclude, name)}
+        rest = self.adamw.build([(name, p) for name, p in named if name not in matrices])
         if not matrices:
             return rest
-        first = BatchedMuon(matrices, lr=self.rate, momentum=self.momentum, weight_decay=self.decay)
-        return [first, *rest]
+        muon = BatchedMuon(matrices.values(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        return [muon, *rest]
 
 
-Optimisers = AdamW | Muon
+OptimizerConfig = AdamW | Muon
 
 
-class Stepper:
-    """The optimisers of one run as one: rates set by a schedule, and a state that can be written down."""
+class CombinedOptimizer:
+    """The optimizers of one run behind one interface: `step`, `zero_grad`, gradient clipping, a flat state dict."""
 
-    def __init__(self, plan: Optimisers, model: nn.Module) -> None:
+    def __init__(self, config: OptimizerConfig, model: nn.Module) -> None:
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not self._named:
-            raise ConfigError("the model has no parameter that learns: requires_grad is False for all of them")
-        self._all = plan.made(self._named)
-        self._full = [[group["lr"] for group in each.param_groups] for each in self._all]
+            raise ConfigError("the model has no parameter to train: requires_grad is False for all of them")
+        self._optimizers = config.build(self._named)
+        self._names = {id(parameter): name for name, parameter in self._named}
+        for group in self.param_groups:
+            group["initial_lr"] = group["lr"]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        return [group for each in self._all for group in each.param_groups]
+        """The parameter groups of all optimizers. GradScaler uses these, so all optimizers step or none does."""
+        return [group for each in self._optimizers for group in each.param_groups]
+
+    @property
+    def lr(self) -> float:
+        """The current learning rate of the first parameter group."""
+        return float(self.param_groups[0]["lr"])
 
     def gradients(self) -> list[Tensor]:
         return [p.grad for _, p in self._named if p.grad is not None]
 
-    def clip(self, most: float) -> None:
-        """Shorten the gradient of all parameters together to a norm, over all processes that hold pieces of it."""
-        nn.utils.clip_grad_norm_([p for _, p in self._named], most)
+    def clip_grad_norm(self, max_norm: float) -> None:
+        """Scale all gradients so that their total norm, over all shards, is at most `max_norm`."""
+        nn.utils.clip_grad_norm_([p for _, p in self._named], max_norm)
 
-    def at(self, share: float) -> None:
-        """Take that share of the full rates from now on."""
-        for each, rates in zip(self._all, self._full, strict=True):
-            for group, rate in zip(each.param_groups, rates, strict=True):
-                group["lr"] = rate * share
+    def scale_lr(self, factor: float) -> None:
+        """Set every learning rate to this factor times its initial value."""
+        for group in self.param_groups:
+            group["lr"] = group["initial_lr"] * factor
 
     def step(self) -> None:
-        """One update. A scaler of gradients sees this and `param_groups`, so that all optimisers step or none."""
-        for each in self._all:
+        for each in self._optimizers:
             each.step()
 
-    def forget_gradients(self) -> None:
-        for each in self._all:
+    def zero_grad(self) -> None:
+        for each in self._optimizers:
             each.zero_grad(set_to_none=True)
 
-    def rate(self, share: float) -> float:
-        """The rate of the first parameters, for the log."""
-        return float(self._full[0][0]) * share
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that the optimisers remember, by the names of parameters."""
-        names = self._names()
+    def state_dict(self) -> dict[str, Tensor]:
+        """All optimizer state, as `parameter name/key`: tensor."""
         return {
-            f"{names[id(parameter)]}/{what}": value
-            for each in self._all
-            for parameter, kept in each.state.items()
-            for what, value in kept.items()
+            f"{self._names[id(parameter)]}/{key}": value
+            for each in self._optimizers
+            for parameter, state in each.state.items()
+            for key, value in state.items()
         }
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Remember what was written down."""
-        kept: dict[str, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            name, what = key.split("/")
-            kept.setdefault(name, {})[what] = value
-        names = self._names()
-        for each in self._all:
-            own = [names[id(parameter)] for group in each.param_groups for parameter in group["params"]]
-            state = {index: kept[name] for index, name in enumerate(own) if name in kept}
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
+        states: dict[str, dict[str, Tensor]] = {}
+        for path, value in tensors.items():
+            name, key = path.split("/")
+            states.setdefault(name, {})[key] = value
+        for each in self._optimizers:
+            own = [self._names[id(parameter)] for group in each.param_groups for parameter in group["params"]]
+            state = {index: states[name] for index, name in enumerate(own) if name in states}
             each.load_state_dict({"state": state, "param_groups": each.state_dict()["param_groups"]})
 
-    def _names(self) -> dict[int, str]:
-        return {id(parameter): name for name, parameter in self._named}
 
-
-def _expression(what: str, text: str) -> None:
+def _check_pattern(what: str, text: str) -> None:
     try:
         re.compile(text)
     except re.error as error:
         raise ConfigError(f"{what} is {text!r}, which is not a regular expression: {error}") from None
+
+
+def _check_range(config: object, name: str, least: float, exclusive: bool = False) -> None:
+    what = f"{type(config).__name__}({name})"
+    value = check_number(what, getattr(config, name))
+    if value < least or (exclusive and value == least):
+        raise ConfigError(f"{what} must be {'above' if exclusive else 'at least'} {least}, not {value:g}")

@@ -28,7 +28,7 @@ class Processes:
 
     @property
     def sharded(self) -> bool:
-        """Whether each process holds a piece of every weight and of what the optimiser remembers."""
+        """Whether each process holds a piece of every weight and of what the optimizer remembers."""
         return False
 
     def trained(self, model: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Learning rates over time: what share of the full rate each step gets."""
+"""Learning rate schedules: constant, cosine, linear and inverse square root, each with linear warmup."""
 
 import math
 from dataclasses import dataclass
@@ -9,65 +9,63 @@ from regard.base.validation import check_integer, check_number
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A warm-up, evenly upwards, and what comes after it.
+    """A learning rate schedule: linear warmup, then decay to a minimum.
 
-    warmup  steps until the full rate is reached
-    floor   the share of the rate that is left at the end
+    warmup        steps until the full learning rate is reached
+    min_lr_ratio  learning rate at the end, as a fraction of the full one
     """
 
     warmup: int = 0
-    floor: float = 0.0
+    min_lr_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         check_integer(f"{type(self).__name__}(warmup)", self.warmup, 0, "steps")
-        if not 0 <= check_number(f"{type(self).__name__}(floor)", self.floor) <= 1:
-            raise ConfigError(f"floor is a share of the rate, from 0 to 1, not {self.floor}")
+        what = f"{type(self).__name__}(min_lr_ratio)"
+        if not 0 <= check_number(what, self.min_lr_ratio) <= 1:
+            raise ConfigError(f"{what} must be from 0 to 1, not {self.min_lr_ratio}")
 
-    def at(self, step: int, steps: int) -> float:
-        """The share of the rate at a step, counted from 0, of a run of so many."""
+    def lr_factor(self, step: int, steps: int) -> float:
+        """Return the factor on the learning rate at `step` (counted from 0) of `steps`."""
         if step < self.warmup:
             return (step + 1) / self.warmup
-        return self.floor + (1 - self.floor) * self.after(step, steps)
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * self.decay(step, steps)
 
-    def after(self, step: int, steps: int) -> float:
-        """The share after the warm-up, from 1 at its end."""
+    def decay(self, step: int, steps: int) -> float:
+        """Return the factor after warmup, from 1 at its end towards 0."""
         raise NotImplementedError
 
-    def passed(self, step: int, steps: int) -> float:
-        """How much of the time after the warm-up is over, from 0 to 1."""
+    def progress(self, step: int, steps: int) -> float:
+        """Return the fraction of the steps after warmup that are done, from 0 to 1."""
         return min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """The full rate to the end."""
+    """Constant learning rate after warmup."""
 
-    def after(self, step: int, steps: int) -> float:
+    def decay(self, step: int, steps: int) -> float:
         return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    """Down along half a wave (Loshchilov and Hutter 2016, arXiv:1608.03983)."""
+    """Cosine decay (Loshchilov and Hutter 2016, arXiv:1608.03983)."""
 
-    def after(self, step: int, steps: int) -> float:
-        return 0.5 * (1 + math.cos(math.pi * self.passed(step, steps)))
+    def decay(self, step: int, steps: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * self.progress(step, steps)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Schedule):
-    """Evenly down to the floor."""
+    """Linear decay."""
 
-    def after(self, step: int, steps: int) -> float:
-        return 1 - self.passed(step, steps)
+    def decay(self, step: int, steps: int) -> float:
+        return 1 - self.progress(step, steps)
 
 
 @dataclass(frozen=True, kw_only=True)
-class InverseRoot(Schedule):
-    """Down with the root of the step (Vaswani et al. 2017, arXiv:1706.03762)."""
+class InverseSquareRoot(Schedule):
+    """Decay with the inverse square root of the step (Vaswani et al. 2017, arXiv:1706.03762)."""
 
-    def after(self, step: int, steps: int) -> float:
+    def decay(self, step: int, steps: int) -> float:
         return (max(1, self.warmup) / (step + 1)) ** 0.5 if step + 1 > self.warmup else 1.0
-
-
-Schedules = Constant | Cosine | Linear | InverseRoot

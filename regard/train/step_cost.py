@@ -1,6 +1,6 @@
 """What a step of a run takes, whatever the machine: bytes and work, counted on a few records and scaled to any number.
 
-The loop's own step runs, on the CPU, so that the counts hold for every model, task, optimiser and precision.
+The loop's own step runs, on the CPU, so that the counts hold for every model, task, optimizer and precision.
 """
 
 import copy
@@ -94,7 +94,7 @@ class Counts:
 
     per_record  the size of a batch for each of its records, in the mean over some steps
     at_most     the same, in the largest of them
-    parameters, gradients, remembered  tensors of the model, of what learns in it, and of the optimiser
+    parameters, gradients, remembered  tensors of the model, of what learns in it, and of the optimizer
     buffers     bytes of what the model holds besides parameters
     meant       bytes of those buffers that are averaged as parameters are
     copies      of all that is averaged
@@ -140,11 +140,11 @@ def count_step(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool = 
     with rng_state.preserve_rng_state(SINGLE_PROCESS.device), imitated:
         run = _Run(copy.deepcopy(model).cpu(), task, eager, None, SINGLE_PROCESS, _unheard, _unheard)
         run.model.train()
-        lengths = {step: _size(task.batch(step, 0, 1)) / plan.batch for step in steps_over(plan)}
+        lengths = {step: _size(task.batch(step, 0, 1)) / plan.batch_size for step in steps_over(plan)}
         longest = max(lengths, key=lambda step: lengths[step])
-        small, large = (_widest(task, longest, plan.batch, records) for records in _few(plan.batch))
+        small, large = (_widest(task, longest, plan.batch_size, records) for records in _few(plan.batch_size))
         sizes = _size(small), _size(large)
-        run._one([small], 0.0)  # so that the optimiser remembers
+        run._one([small], 0.0)  # so that the optimizer remembers
         saved = _kept(run, small), _kept(run, large)
         one, more = _tallied(run, [small]), _tallied(run, [large])
         two, two_more = _tallied(run, [small] * 2), _tallied(run, [large] * 2)
@@ -155,7 +155,7 @@ def count_step(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool = 
         at_most=lengths[longest],
         parameters=tuple(held.values()),
         gradients=tuple(held[name] for name, p in run.parameters.items() if p.requires_grad),
-        remembered=tuple(_held(tensor) for tensor in run.stepper.tensors().values()),
+        remembered=tuple(_held(tensor) for tensor in run.optimizer.state_dict().values()),
         buffers=sum(buffer.nbytes for buffer in run.model.buffers()),
         meant=sum(buffer.nbytes for buffer in run.model.buffers() if buffer.is_floating_point()),
         copies=_copies(plan),
@@ -208,7 +208,7 @@ def _kept(run: _Run, batch: Any) -> int:
 
 
 def _tallied(run: _Run, batches: list[Any]) -> Tally:
-    with Tally(run.model, run.stepper.tensors().values()) as tally:
+    with Tally(run.model, run.optimizer.state_dict().values()) as tally:
         run._one(batches, 0.0)
     return tally
 

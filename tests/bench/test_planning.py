@@ -6,7 +6,7 @@ import pytest
 
 from bench.planning import main
 
-TINY = ["people=12", "held=3", "model.depth=1", "model.width=16", "model.heads=2", "pretraining.batch=12"]
+TINY = ["people=12", "held=3", "model.depth=1", "model.width=16", "model.heads=2", "pretraining.batch_size=12"]
 
 
 def test_a_recipe_is_predicted_and_measured(capsys: pytest.CaptureFixture[str]) -> None:

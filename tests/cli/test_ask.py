@@ -18,7 +18,7 @@ from regard.recipes.span_infilling import LONGEST
 QUESTION = "Where was Ada Nemo born?"
 TINY = [
     "--set", "people=12", "--set", "held=3", "--set", "model.width=16", "--set", "model.depth=1", "--set",
-    "model.heads=2", "--set", "pretraining.steps=4", "--set", "pretraining.batch=4", "--device", "cpu",
+    "model.heads=2", "--set", "pretraining.steps=4", "--set", "pretraining.batch_size=4", "--device", "cpu",
 ]  # fmt: skip
 
 

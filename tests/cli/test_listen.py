@@ -32,7 +32,7 @@ from regard.train.plan import TrainingPlan
 RATE = 4000
 SETTINGS = Settings(
     model=SpeechConfig(vocab=11, mels=5, width=12, depth=2, heads=3, chunk=3, look_back=2),
-    plan=TrainingPlan(steps=1, batch=1),
+    plan=TrainingPlan(steps=1, batch_size=1),
     sound=LogMel(rate=RATE, bands=5),
 )
 app = typer.Typer()

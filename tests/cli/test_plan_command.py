@@ -14,7 +14,7 @@ from regard.train.machine_rates import MACHINES
 from regard.train.step_cost import count_step
 
 TINY = ["birthplaces", "--set", "people=12", "--set", "held=3", "--set", "model.depth=1", "--set", "model.width=16",
-        "--set", "model.heads=2", "--set", "pretraining.batch=12"]  # fmt: skip
+        "--set", "model.heads=2", "--set", "pretraining.batch_size=12"]  # fmt: skip
 
 
 def plan(*words: str) -> Result:
@@ -26,7 +26,14 @@ def test_json_is_the_prediction() -> None:
     assert ran.exit_code == 0, ran.output
     told = json.loads(ran.stdout)
     chosen = get_recipe("birthplaces")
-    changes = {"people": 12, "held": 3, "model.depth": 1, "model.width": 16, "model.heads": 2, "pretraining.batch": 12}
+    changes = {
+        "people": 12,
+        "held": 3,
+        "model.depth": 1,
+        "model.width": 16,
+        "model.heads": 2,
+        "pretraining.batch_size": 12,
+    }
     start = chosen.module.start(override(chosen.settings(real=False), changes), RunLocation())
     (phase,) = start.phases
     truth = predict_memory(count_step(start.model, phase.task, phase.plan), phase.plan, MACHINES["cpu"])

@@ -31,7 +31,7 @@ from regard.train.process_group import Processes
 
 TINY = [
     "--set", "people=12", "--set", "held=3", "--set", "model.width=16", "--set", "model.depth=1", "--set",
-    "model.heads=2", "--set", "pretraining.steps=4", "--set", "pretraining.batch=4", "--device", "cpu",
+    "model.heads=2", "--set", "pretraining.steps=4", "--set", "pretraining.batch_size=4", "--device", "cpu",
 ]  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def test_figures_are_printed_once_by_several_processes(folder: Path, tmp_path: P
 def test_recipes_that_generate_are_trained_in_pieces(name: str, tmp_path: Path) -> None:
     small = ["model.width=16", "model.depth=1", *(["people=12", "held=3"] if name == "birthplaces" else [])]
     plan = "pretraining" if name == "birthplaces" else "plan"
-    small += [f"{plan}.steps=4", f"{plan}.batch=4", f"{plan}.evaluate_every=2"]
+    small += [f"{plan}.steps=4", f"{plan}.batch_size=4", f"{plan}.evaluate_every=2"]
     ran = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "regard", "train", name,
          "--parallel", "sharded", "--device", "cpu", "--folder", str(tmp_path / "run"),
@@ -198,7 +198,7 @@ def test_recipes_that_generate_are_trained_in_pieces(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("plan.optimiser=AdamW", "AdamW"), ("plan.schedule=linear", "Linear"), ("plan.averaging=none", "NoneType")],
+    [("plan.optimizer=AdamW", "AdamW"), ("plan.schedule=linear", "Linear"), ("plan.averaging=none", "NoneType")],
 )
 def test_kinds_of_settings_are_named(text: str, kind: str) -> None:
     settings = completed(get_recipe("vision"), None, None, [text])
@@ -221,9 +221,9 @@ def test_settings_that_only_fit_together_are_taken_together(texts: tuple[str, ..
 
 
 def test_a_part_is_chosen_before_what_is_in_it_and_the_last_of_a_name_counts() -> None:
-    texts = ["plan.optimiser.rate=0.7", "seed=3", "plan.optimiser=adamw", "seed=5"]
+    texts = ["plan.optimizer.lr=0.7", "seed=3", "plan.optimizer=adamw", "seed=5"]
     found = completed(get_recipe("vision"), None, None, texts)
-    assert (found.plan.optimiser, found.seed) == (AdamW(rate=0.7), 5)
+    assert (found.plan.optimizer, found.seed) == (AdamW(lr=0.7), 5)
     # one that had to wait does not come after a later one of its name
     texts = ["model.synthesizer=dense", "model.positions=learned", "model.synthesizer=dense,dot"]
     assert completed(get_recipe("birthplaces"), None, None, texts).model.synthesizer == ("dense", "dot")
@@ -248,23 +248,27 @@ def test_one_recipe_is_listed_with_all_its_settings() -> None:
     told = json.loads(regard("train", "list", "vision", "--json").stdout)
     assert {"name", "title", "expected", "time", "memory", "forms", "settings"} == set(told)
     rows = {each.pop("name"): each for each in told["settings"]}
-    about = "records a step, over all processes and shares"
-    assert rows["plan.batch"] == {"built_in": "64", "real": "1024", "about": about}
-    assert rows["plan.optimiser"] == {"built_in": "Muon", "real": "Muon", "about": "takes AdamW, Muon"}
+    about = "samples per step, over all processes and gradient accumulation steps"
+    assert rows["plan.batch_size"] == {"built_in": "64", "real": "1024", "about": about}
+    assert rows["plan.optimizer"] == {
+        "built_in": "Muon",
+        "real": "Muon",
+        "about": "AdamW or Muon with its settings; takes AdamW, Muon",
+    }
     assert "others" not in rows
     table = regard("train", "list", "vision").stdout
     assert "expected" in table
-    (line,) = (line for line in table.splitlines() if line.split()[:1] == ["plan.batch"])
-    assert line.split() == ["plan.batch", "64", "1024"]
+    (line,) = (line for line in table.splitlines() if line.split()[:1] == ["plan.batch_size"])
+    assert line.split() == ["plan.batch_size", "64", "1024"]
     assert about in " ".join(table.split())
 
 
 def test_a_setting_that_real_data_do_without_is_told_from_one_that_stays() -> None:
     lines = [line.split() for line in regard("train", "list", "language").stdout.splitlines()]
     rows = {line[0]: line[1:] for line in lines if line}
-    assert rows["gpt.plan.optimiser"] == ["Muon", "AdamW"]
-    assert (rows["gpt.plan.optimiser.momentum"], rows["gpt.plan.keep"]) == (["0.95", "-"], ["2"])
-    assert rows["gpt.plan.optimiser.betas"] == ["-", "0.9,0.99"]
+    assert rows["gpt.plan.optimizer"] == ["Muon", "AdamW"]
+    assert (rows["gpt.plan.optimizer.momentum"], rows["gpt.plan.keep_checkpoints"]) == (["0.95", "-"], ["2"])
+    assert rows["gpt.plan.optimizer.betas"] == ["-", "0.9,0.99"]
 
 
 @pytest.mark.parametrize("words", [("train", "--help"), ("train", "vision", "--help"), ("train", "list")])

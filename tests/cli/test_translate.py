@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0)
-    settings = Settings(model=config, plan=replace(built_in().plan, batch=6), pieces=90, beams=3, form="lc.tok")
+    settings = Settings(model=config, plan=replace(built_in().plan, batch_size=6), pieces=90, beams=3, form="lc.tok")
     path = tmp_path_factory.mktemp("run")
     save_result("translation", settings, RecipeResult({"test BLEU": 1.0, PENALTY: 0.7}, model.eval(), pairs), path)
     return str(path)

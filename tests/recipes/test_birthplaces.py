@@ -32,7 +32,7 @@ SMALL = {"model.width": 24, "model.depth": 1, "model.heads": 2, "people": 16, "h
 
 
 def tiny(steps: int = 6, **more: object) -> Settings:
-    plan = replace(birthplaces.built_in().pretraining, steps=steps, batch=8, evaluate_every=3, save_every=2)  # type: ignore[type-var]
+    plan = replace(birthplaces.built_in().pretraining, steps=steps, batch_size=8, evaluate_every=3, save_every=2)  # type: ignore[type-var]
     return override(birthplaces.built_in(), {**SMALL, "pretraining": plan, **more})
 
 

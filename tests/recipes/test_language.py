@@ -49,7 +49,7 @@ from regard.train.plan import TrainingPlan
 
 GPT_TINY = GPTConfig(vocab=7, context=15, width=12, depth=1, heads=3, positions="rotary")
 BERT_TINY = BERTConfig(vocab=7, context=31, width=12, depth=1, heads=3)
-PLAN = TrainingPlan(steps=6, batch=4, evaluate_every=3, save_every=2)
+PLAN = TrainingPlan(steps=6, batch_size=4, evaluate_every=3, save_every=2)
 
 
 def settings(learner: str = "gpt", **changes: Any) -> Settings:
@@ -566,7 +566,7 @@ def test_a_run_leaves_a_model_that_can_be_judged_again_and_goes_on_exactly_when_
 
 def test_untrained_models_tell_nothing(text: Path) -> None:
     """What figures say of a model that has learned nothing: all tokens are as likely, and pairs are guessed."""
-    found = language.run(settings(**{"gpt.plan.steps": 1, "gpt.plan.optimiser.rate": 1e-9}), RunLocation(data=text))
+    found = language.run(settings(**{"gpt.plan.steps": 1, "gpt.plan.optimizer.lr": 1e-9}), RunLocation(data=text))
     alphabet = len(set(text.read_text(encoding="utf-8")))
     assert found.figures["test nats per character"] == pytest.approx(math.log(alphabet), abs=0.05)
     assert found.figures["test bits per character"] == pytest.approx(math.log2(alphabet), abs=0.07)

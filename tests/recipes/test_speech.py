@@ -26,7 +26,7 @@ from regard.train.plan import TrainingPlan
 from tests.recipes.listeners import MODEL, RATE, SOUND, listening
 
 TINY = Settings(
-    model=MODEL, plan=TrainingPlan(steps=6, batch=6, optimiser=AdamW(rate=1e-2), evaluate_every=4, save_every=2),
+    model=MODEL, plan=TrainingPlan(steps=6, batch_size=6, optimizer=AdamW(lr=1e-2), evaluate_every=4, save_every=2),
     sound=SOUND,
     variation=Variation(speed=0.1, gain=6.0, noise=(5.0, 30.0), masks=2, stretch=5, band=2), practised=(1, 3),
     seconds=1.1, pause=(0.02, 0.1), judged=(2, 4), held=7, tested=9, strings=5,

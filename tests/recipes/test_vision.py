@@ -30,7 +30,7 @@ KINDS = {"vit": ViTConfig, "davit": DaViTConfig, "cnn": CNNConfig}
 
 def tiny(**changes: Any) -> vision.Settings:
     """The built-in settings, for a run of seconds."""
-    plan = TrainingPlan(steps=6, batch=28, averaging=ExponentialAverage(decay=0.5), evaluate_every=3, save_every=2)
+    plan = TrainingPlan(steps=6, batch_size=28, averaging=ExponentialAverage(decay=0.5), evaluate_every=3, save_every=2)
     short = {"plan": plan, "model.width": 24, "model.heads": 3, "model.depth": 2, "model.ff_width": 40}
     mixed = {"augmentation.mixup": 0.3, "augmentation.cutmix": 0.3, "model.drop_path": 0.2}
     return override(vision.built_in(), {**short, **mixed, **changes})
@@ -39,7 +39,7 @@ def tiny(**changes: Any) -> vision.Settings:
 def task(settings: vision.Settings | None = None) -> vision.Classify:
     settings = tiny() if settings is None else settings
     found = vision.data(None, settings)
-    return vision.Classify(found.train, found.validation, settings.augmentation, 0.1, settings.plan.batch, 3)
+    return vision.Classify(found.train, found.validation, settings.augmentation, 0.1, settings.plan.batch_size, 3)
 
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
@@ -92,7 +92,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("network", ["davit", "cnn"])
 def test_every_network_can_be_trained(network: str) -> None:
-    settings = override(vision.built_in(), {"network": network, "plan.steps": 2, "plan.batch": 6, "test": 7})
+    settings = override(vision.built_in(), {"network": network, "plan.steps": 2, "plan.batch_size": 6, "test": 7})
     outcome = vision.run(settings, RunLocation())
     assert type(outcome.model.config) is KINDS[network]
     assert 0 <= outcome.figures["test accuracy"] <= 1
@@ -192,7 +192,7 @@ def test_real_images_are_read_from_a_folder_and_decide_channels_and_classes(tmp_
     records = draw.integers(0, 256, (40, 2 + 3072), dtype=numpy.uint8)
     records[:, 0], records[:, 1] = 7, draw.integers(0, 100, 40)
     (tmp_path / "train.bin").write_bytes(records.tobytes())
-    short = {"plan.steps": 2, "plan.batch": 4, "plan.compile": False, "plan.schedule.warmup": 1, "test": 11}
+    short = {"plan.steps": 2, "plan.batch_size": 4, "plan.compile": False, "plan.schedule.warmup": 1, "test": 11}
     small = {"validation": 9, "model.width": 16, "model.heads": 2, "model.depth": 1, "model.ff_width": 24}
     outcome = vision.run(override(vision.real(), {**short, **small}), RunLocation(data=tmp_path))
     assert isinstance(outcome.model.config, ViTConfig)
@@ -216,7 +216,7 @@ def test_images_of_several_sizes_are_brought_to_one(tmp_path: Path) -> None:
         ({"test": 0}, "test is 0, but must be at least 1: it counts images"),
         ({"validation": -1}, "validation is -1, but must be at least 0: it counts images"),
         ({"size": 0}, "size is 0, but must be at least 1: it counts pixels"),
-        ({"validation": 0, "plan.choose": "best"}, "go by images for validation, but validation=0 leaves none"),
+        ({"validation": 0, "plan.load_best_at_end": True}, "go by images for validation, but validation=0 leaves none"),
         ({"validation": 0, "plan.patience": 2}, "go by images for validation, but validation=0 leaves none"),
         ({"model.depht": 3}, "did you mean 'depth'"),
         ({"augmentation.flip": 2.0}, r"Augmentation\(flip\) is a share"),
@@ -230,7 +230,7 @@ def test_settings_that_cannot_be_are_told(changes: dict[str, Any], words: str) -
 def test_faults_that_only_data_show_are_told() -> None:
     with pytest.raises(ConfigError, match="test=1700 and validation=97 leave none of 1797 images to learn from"):
         vision.run(tiny(test=1700, validation=97), RunLocation())
-    odd = tiny(**{"plan.batch": 28, "plan.accumulate": 4})
+    odd = tiny(**{"plan.batch_size": 28, "plan.gradient_accumulation_steps": 4})
     with pytest.raises(ConfigError, match="a batch of 28 in 4 shares has 7 in each; use an even number, or mixup=0"):
         vision.run(odd, RunLocation())
     wide = Images(torch.zeros(2, 3, 5, 7, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), ("one",))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-# torch loads its compiler when the first optimiser is made
+# torch loads its compiler when the first optimizer is made
 PARTS = ("loop", "objectives", "distributed", "shards")
 LOADED = ["torch._dynamo", *[f"regard.train.{part}" for part in PARTS]]
 

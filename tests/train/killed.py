@@ -19,9 +19,12 @@ from tests.train.children import start
 from tests.train.tiny import Points, Tiny, plan
 
 PLANS = {
-    "adamw": plan(accumulate=2, averaging=ExponentialAverage(decay=0.8), save_every=3),
+    "adamw": plan(gradient_accumulation_steps=2, averaging=ExponentialAverage(decay=0.8), save_every=3),
     "muon": plan(
-        accumulate=3, averaging=LastKAverage(count=2, every=3), save_every=3, optimiser=Muon(rest=AdamW(rate=0.02))
+        gradient_accumulation_steps=3,
+        averaging=LastKAverage(count=2, every=3),
+        save_every=3,
+        optimizer=Muon(adamw=AdamW(lr=0.02)),
     ),
 }
 DROPOUT = 0.2

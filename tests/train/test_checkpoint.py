@@ -30,7 +30,7 @@ def state(step: int, score: float | None = None) -> TrainingState:
     tensors = {
         "model/a.weight": weight,
         "model/b.weight": weight.T,  # shares its memory with the first and is not contiguous
-        "optimiser/a.weight/step": torch.tensor(float(step)),
+        "optimizer/a.weight/step": torch.tensor(float(step)),
         "generators/0/torch": torch.arange(11, dtype=torch.uint8),
     }
     return TrainingState(step, tensors, {"losses": [[1, 0.1], [step, 1 / 3]], "scaler": None}, score)

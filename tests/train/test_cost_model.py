@@ -35,7 +35,11 @@ SIMPLE = Rates(
 def text() -> tuple[Any, NextToken, TrainingPlan]:
     config = GPTConfig(vocab=301, context=33, width=96, depth=4, heads=3, dropout=0.0, attention_dropout=0.0)
     tokens = torch.randint(301, (997,), generator=torch.Generator().manual_seed(3))
-    return build_from_config(config), NextToken(tokens, tokens, 997, 33, BATCH, 5), TrainingPlan(steps=7, batch=BATCH)
+    return (
+        build_from_config(config),
+        NextToken(tokens, tokens, 997, 33, BATCH, 5),
+        TrainingPlan(steps=7, batch_size=BATCH),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +60,9 @@ def test_memory_is_what_a_run_takes(text: tuple[Any, NextToken, TrainingPlan], c
     told = on(counts).memory
     assert told.passing == pytest.approx(taken, rel=0.03)
     assert told.parameters == sum(tensor.nbytes for tensor in [*run.model.parameters(), *run.model.buffers()])
-    assert told.optimiser == sum(tensor.nbytes for tensor in run.stepper.tensors().values())
+    assert told.optimizer == sum(tensor.nbytes for tensor in run.optimizer.state_dict().values())
     assert told.data == batch[0][0].untyped_storage().nbytes()  # tokens and targets are views of it
-    assert told.total == told.parameters + told.optimiser + told.data + told.passing
+    assert told.total == told.parameters + told.optimizer + told.data + told.passing
 
 
 def test_a_step_takes_the_time_that_was_told_within_a_factor(
@@ -80,10 +84,10 @@ def test_a_step_takes_the_time_that_was_told_within_a_factor(
 
 @pytest.mark.parametrize("name", HELD)
 def test_pieces_of_a_run_on_two_processes_are_those_told(name: str, pieces: Path) -> None:
-    told = held(count_step(Tiny(), Points(), PLANS[name]), 12, PLANS[name].accumulate, 2, "sharded")
+    told = held(count_step(Tiny(), Points(), PLANS[name]), 12, PLANS[name].gradient_accumulation_steps, 2, "sharded")
     found = json.loads((pieces / f"held-{name}.json").read_text())
     assert {part: getattr(told, part) for part in found} == found
-    whole = held(count_step(Tiny(), Points(), PLANS[name]), 12, PLANS[name].accumulate)
+    whole = held(count_step(Tiny(), Points(), PLANS[name]), 12, PLANS[name].gradient_accumulation_steps)
     assert all(size < 0.6 * getattr(whole, part) for part, size in found.items())
 
 
@@ -133,7 +137,7 @@ def test_pieces_are_gathered_block_by_block(counts: Counts) -> None:
     size = sum(each.bytes() for each in counts.gradients)
     # there, back, and the sum: for each of four blocks and the rest
     assert four.seconds.communication == pytest.approx(3 * 3 * (size / 4 / 1e8 + 5 * 1e-2))
-    assert on(counts, 4, "sharded", accumulate=3).seconds.communication == pytest.approx(
+    assert on(counts, 4, "sharded", gradient_accumulation_steps=3).seconds.communication == pytest.approx(
         7 * 3 * (size / 4 / 1e8 + 5e-2)
     )
     blocks = [sum(each.bytes() for each in counts.parameters if each.block == f"blocks.{n}") for n in range(4)]
@@ -144,7 +148,7 @@ def test_pieces_are_gathered_block_by_block(counts: Counts) -> None:
 
 
 def test_a_batch_in_shares_needs_less_memory_and_more_launches(counts: Counts) -> None:
-    one, four = on(counts), on(counts, accumulate=4)
+    one, four = on(counts), on(counts, gradient_accumulation_steps=4)
     assert four.memory.activations < 0.3 * one.memory.activations
     assert four.memory.passing < 0.5 * one.memory.passing
     assert four.flops == pytest.approx(one.flops)
@@ -180,7 +184,7 @@ def test_what_is_advised_fits(counts: Counts) -> None:
     kinds = [each.split("=")[0].split()[0] for each in told.advice]
     assert kinds == ["accumulate", "--devices", "batch"]
     shares, devices, batch = told.advice[0][11:], told.advice[1].split()[1], told.advice[2][6:]
-    assert limited(counts, limit, accumulate=int(shares)).fits
+    assert limited(counts, limit, gradient_accumulation_steps=int(shares)).fits
     assert limited(counts, limit, devices=int(devices), parallel=told.advice[1].split()[3]).fits
     assert limited(counts, limit, batch=int(batch)).fits
     assert not limited(counts, limit, batch=int(batch) + 1).fits
@@ -201,7 +205,7 @@ def test_where_nothing_fits_a_smaller_model_is_advised(counts: Counts) -> None:
 def test_without_a_limit_everything_fits_and_a_machine_has_its_own(counts: Counts) -> None:
     assert on(counts).fits
     assert on(counts).largest is None
-    told = predict_memory(counts, TrainingPlan(steps=7, batch=BATCH), MACHINES["h200"])
+    told = predict_memory(counts, TrainingPlan(steps=7, batch_size=BATCH), MACHINES["h200"])
     assert told.limit == 141 * 10**9
 
 

@@ -94,7 +94,7 @@ def test_a_state_is_cut_anew_for_four_processes_bit_for_bit(way: str, wrote: str
     assert before.step == after.step == 8
     assert before.facts == after.facts
     assert before.tensors.keys() == after.tensors.keys()
-    assert {name.split("/")[0] for name in before.tensors} == {"model", "optimiser", "averaging", "generators"}
+    assert {name.split("/")[0] for name in before.tensors} == {"model", "optimizer", "averaging", "generators"}
     for name, tensor in before.tensors.items():
         assert tensor.dtype == after.tensors[name].dtype
         assert torch.equal(tensor, after.tensors[name]), name

@@ -139,7 +139,7 @@ def test_what_an_evaluation_draws_is_not_felt() -> None:
 
 @pytest.mark.parametrize("accumulate", [2, 3, 8])
 def test_shares_of_a_batch_add_up_to_the_batch_though_they_count_unequally(accumulate: int) -> None:
-    one, cut = (fit(Tiny(), Points(), plan(accumulate=each)) for each in (1, accumulate))
+    one, cut = (fit(Tiny(), Points(), plan(gradient_accumulation_steps=each)) for each in (1, accumulate))
     for (step, loss), (other, again) in zip(one.losses, cut.losses, strict=True):
         assert step == other
         assert again == pytest.approx(loss, rel=1e-6)
@@ -148,20 +148,24 @@ def test_shares_of_a_batch_add_up_to_the_batch_though_they_count_unequally(accum
 def test_a_step_is_one_of_torch_written_out() -> None:
     task, given, mine = Points(), Tiny(), Tiny()
     made = TrainingPlan(
-        steps=3, batch=BATCH, clip=0.1, schedule=Constant(), optimiser=AdamW(rate=0.02, betas=(0.8, 0.9), decay=0.3)
+        steps=3,
+        batch_size=BATCH,
+        max_grad_norm=0.1,
+        schedule=Constant(),
+        optimizer=AdamW(lr=0.02, betas=(0.8, 0.9), weight_decay=0.3),
     )
     fitted = fit(given, task, made)
     matrices, vectors = ([p for p in mine.parameters() if (p.ndim > 1) == flag] for flag in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=0.02, betas=(0.8, 0.9))
+    optimizer = torch.optim.AdamW(groups, lr=0.02, betas=(0.8, 0.9))
     losses = []
     for step in range(3):
         x, y = task.batch(step, 0, 1)
         loss = nn.functional.cross_entropy(mine(x), y, label_smoothing=0.1)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(mine.parameters(), 0.1)
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert fitted.losses[0] == (1, pytest.approx(losses[0], rel=1e-6))
     for name, weight in mine.named_parameters():
@@ -169,8 +173,8 @@ def test_a_step_is_one_of_torch_written_out() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-@pytest.mark.parametrize("optimiser", [AdamW(rate=0.02), Muon(rest=AdamW(rate=0.02))], ids=["adamw", "muon"])
-def test_in_half_precision_it_learns_nearly_the_same(precision: str, optimiser: AdamW | Muon) -> None:
+@pytest.mark.parametrize("optimizer", [AdamW(lr=0.02), Muon(adamw=AdamW(lr=0.02))], ids=["adamw", "muon"])
+def test_in_half_precision_it_learns_nearly_the_same(precision: str, optimizer: AdamW | Muon) -> None:
     seen = set[torch.dtype]()
 
     class Seen(Tiny):
@@ -180,7 +184,8 @@ def test_in_half_precision_it_learns_nearly_the_same(precision: str, optimiser: 
             return out
 
     full, half = (
-        fit(Seen(), Points(), plan(optimiser=optimiser, precision=each, clip=1.0)) for each in ("float32", precision)
+        fit(Seen(), Points(), plan(optimizer=optimizer, precision=each, max_grad_norm=1.0))
+        for each in ("float32", precision)
     )
     assert seen == {torch.float32, getattr(torch, precision)}
     assert all(p.dtype == torch.float32 for p in half.model.parameters())
@@ -193,14 +198,16 @@ class Overflowing(Points):
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         found = super().loss(model, batch)
-        if model.calls == 4:  # for one weight alone: the optimiser of the others must not step either
+        if model.calls == 4:  # for one weight alone: the optimizer of the others must not step either
             model.embed.bias.register_hook(lambda grad: grad * torch.inf)
         return found
 
 
-@pytest.mark.parametrize("optimiser", [AdamW(rate=0.02), Muon(rest=AdamW(rate=0.02))], ids=["adamw", "muon"])
-def test_a_gradient_beyond_float16_skips_its_step_for_all_weights(optimiser: AdamW | Muon, tmp_path: Path) -> None:
-    made = plan(steps=4, precision="float16", optimiser=optimiser, save_every=1, evaluate_every=None, keep=4)
+@pytest.mark.parametrize("optimizer", [AdamW(lr=0.02), Muon(adamw=AdamW(lr=0.02))], ids=["adamw", "muon"])
+def test_a_gradient_beyond_float16_skips_its_step_for_all_weights(optimizer: AdamW | Muon, tmp_path: Path) -> None:
+    made = plan(
+        steps=4, precision="float16", optimizer=optimizer, save_every=1, evaluate_every=None, keep_checkpoints=4
+    )
     model = Tiny()
     fit(model, Overflowing(), made, folder=tmp_path)
     keeper = CheckpointFolder(tmp_path / "states")
@@ -311,7 +318,7 @@ class Silent(Points):
 def test_a_task_without_figures_is_trained_but_cannot_be_chosen_by_them(tmp_path: Path) -> None:
     fitted = fit(Tiny(), Silent(), plan(), folder=tmp_path / "last")
     assert (fitted.figures, fitted.best) == ([], None)
-    for more in ({"patience": 2}, {"choose": "best"}):
+    for more in ({"patience": 2}, {"load_best_at_end": True}):
         with pytest.raises(ConfigError, match="go by a score, but the task's evaluation gives no figures"):
             fit(Tiny(), Silent(), plan(**more), folder=tmp_path / next(iter(more)))
 
@@ -430,7 +437,7 @@ def test_the_best_weights_are_chosen_and_kept(
     averaging: ExponentialAverage | LastKAverage | None, tmp_path: Path
 ) -> None:
     task = Scored(1.0, 5.0, 2.0, 3.0)
-    made = plan(choose="best", evaluate_every=3, save_every=2, keep=1, averaging=averaging)
+    made = plan(load_best_at_end=True, evaluate_every=3, save_every=2, keep_checkpoints=1, averaging=averaging)
     fitted = fit(Tiny(), task, made, folder=tmp_path)
     assert fitted.best == 5.0
     assert torch.equal(fitted.model.head.weight, task.evaluated[1])
@@ -445,7 +452,7 @@ def test_a_best_state_that_was_damaged_is_told_and_the_next_best_is_taken(tmp_pa
             file = tmp_path / "states" / "step-00000006.safetensors"
             file.write_bytes(file.read_bytes()[:-1])
 
-    made = plan(choose="best", evaluate_every=3, keep=9)
+    made = plan(load_best_at_end=True, evaluate_every=3, keep_checkpoints=9)
     fitted = fit(Tiny(), task, made, folder=tmp_path, tell=heard.append, show=spoil)
     assert torch.equal(fitted.model.head.weight, task.evaluated[2])
     assert len(heard) == 1
@@ -470,16 +477,16 @@ def test_patience_ends_a_run_and_outlives_a_resumption(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [12]), (2, [10, 12]), (4, [6, 8, 10, 12]), (99, [2, 4, 6, 8, 10, 12])])
 def test_the_last_states_are_kept(keep: int, left: list[int], tmp_path: Path) -> None:
-    fit(Tiny(), Silent(), plan(save_every=2, evaluate_every=None, keep=keep), folder=tmp_path)
+    fit(Tiny(), Silent(), plan(save_every=2, evaluate_every=None, keep_checkpoints=keep), folder=tmp_path)
     assert whole(tmp_path) == left
 
 
 def test_damaged_states_are_told_and_the_one_before_is_used(tmp_path: Path) -> None:
     truth, heard = fit(Tiny(), Points(), plan()), list[str]()
-    fit(Tiny(), Points(), plan(keep=9), folder=tmp_path)
+    fit(Tiny(), Points(), plan(keep_checkpoints=9), folder=tmp_path)
     for step in (8, 12):
         (tmp_path / "states" / f"step-{step:08d}.safetensors").write_bytes(b"")
-    resumed = fit(Tiny(), Points(), plan(keep=9), folder=tmp_path, resume=True, tell=heard.append)
+    resumed = fit(Tiny(), Points(), plan(keep_checkpoints=9), folder=tmp_path, resume=True, tell=heard.append)
     assert [told.split("/")[-1] for told in heard] == [
         f"step-{step:08d}.safetensors is damaged: it is not what was written; the one before it is used"
         for step in (12, 8)
@@ -489,7 +496,7 @@ def test_damaged_states_are_told_and_the_one_before_is_used(tmp_path: Path) -> N
 
 
 def test_damaged_states_of_later_steps_do_not_push_out_a_good_one(tmp_path: Path) -> None:
-    fit(Tiny(), Points(), plan(keep=9), folder=tmp_path)
+    fit(Tiny(), Points(), plan(keep_checkpoints=9), folder=tmp_path)
     keeper = CheckpointFolder(tmp_path / "states", keep=1)
     state = keeper._read(tmp_path / "states" / "step-00000004.json")
     for step in (6, 8, 12):
@@ -511,8 +518,8 @@ def test_no_whole_state_at_all_is_an_error(tmp_path: Path) -> None:
 
 def test_a_run_is_resumed_with_its_own_plan_alone(tmp_path: Path) -> None:
     fit(Tiny(), Points(), plan(), folder=tmp_path)
-    with pytest.raises(ConfigError, match=r"had another plan: clip was 0.3 and is 0.5, steps was 12 and is 24; resume"):
-        fit(Tiny(), Points(), plan(steps=24, clip=0.5), folder=tmp_path, resume=True)
+    with pytest.raises(ConfigError, match=r"had another plan: max_grad_norm was 0.3 and is 0.5, steps was 12 and is 24; resume"):
+        fit(Tiny(), Points(), plan(steps=24, max_grad_norm=0.5), folder=tmp_path, resume=True)
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(CheckpointError, match="the plan of this run is damaged or gone: "):
         fit(Tiny(), Points(), plan(), folder=tmp_path, resume=True)
@@ -542,9 +549,9 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_run_is_refused_before_it_begins(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no folder to resume from; say which with folder="):
         fit(Tiny(), Points(), plan(), resume=True)
-    with pytest.raises(ConfigError, match="choose='best' needs a folder"):
-        fit(Tiny(), Points(), plan(choose="best"))
-    with pytest.raises(ConfigError, match=r"24 has no 5 equal shares for 5 processes and accumulate=1; .* such as 25"):
+    with pytest.raises(ConfigError, match="load_best_at_end needs a folder"):
+        fit(Tiny(), Points(), plan(load_best_at_end=True))
+    with pytest.raises(ConfigError, match=r"batch_size=24 cannot be divided evenly by world size 5 x .* such as 25"):
         fit(Tiny(), Points(), plan(), folder=tmp_path / "none", world=Processes(0, 5))
     assert not (tmp_path / "none").exists()
 
@@ -562,8 +569,8 @@ def test_progress_is_shown_with_what_is_left() -> None:
 
 def test_the_loss_that_is_told_is_the_mean_of_the_steps_since_the_last() -> None:
     """Over all targets, not over the means of steps, which count differently."""
-    frozen = AdamW(rate=1e-30)
-    losses = dict(fit(Tiny(), Points(), plan(optimiser=frozen, save_every=99, evaluate_every=None, steps=10)).losses)
+    frozen = AdamW(lr=1e-30)
+    losses = dict(fit(Tiny(), Points(), plan(optimizer=frozen, save_every=99, evaluate_every=None, steps=10)).losses)
     task, model = Points(), Tiny()
     with torch.no_grad():
         each = [task.loss(model, task.batch(step, 0, 1)) for step in range(1, 10)]

@@ -1,4 +1,4 @@
-"""A plan is checked where it is made."""
+"""Validation of a training plan, and its JSON form."""
 
 from typing import Any
 
@@ -7,36 +7,39 @@ import pytest
 from regard.base.config import from_json, override, to_json
 from regard.base.errors import ConfigError
 from regard.train.averaging import LastKAverage
-from regard.train.optimizers import AdamW, Muon, Rule
+from regard.train.optimizers import AdamW, Muon, ParamGroup
 from regard.train.plan import TrainingPlan
-from regard.train.schedule import InverseRoot
+from regard.train.schedule import InverseSquareRoot
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"steps": 0}, r"Plan\(steps\) is 0, but must be at least 1"),
-        ({"batch": 2.5}, r"Plan\(batch\) takes a whole number, not 2.5"),
-        ({"accumulate": 5}, r"a batch of 24 has no 5 equal shares; see Plan\(accumulate\)"),
-        ({"evaluate_every": 0}, r"Plan\(evaluate_every\) is 0"),
-        ({"patience": 0}, r"Plan\(patience\) is 0"),
-        ({"keep": 0}, r"Plan\(keep\) is 0"),
-        ({"seed": -1}, r"Plan\(seed\) is -1"),
-        ({"precision": "float8"}, r"Plan\(precision\) is one of float32, bfloat16, float16, not 'float8'"),
-        ({"choose": "first"}, r"Plan\(choose\) is 'best' or 'last', not 'first'"),
-        ({"clip": 0.0}, r"Plan\(clip\) is above 0 or None, not 0.0"),
-        ({"clip": float("nan")}, r"Plan\(clip\) is nan, but takes one real number"),
+        ({"steps": 0}, r"TrainingPlan\(steps\) is 0, but must be at least 1"),
+        ({"batch_size": 2.5}, r"TrainingPlan\(batch_size\) takes a whole number, not 2.5"),
+        (
+            {"gradient_accumulation_steps": 5},
+            r"batch_size=24 cannot be divided evenly by world size 1 x gradient_accumulation_steps=5; .* such as 25",
+        ),
+        ({"evaluate_every": 0}, r"TrainingPlan\(evaluate_every\) is 0"),
+        ({"patience": 0}, r"TrainingPlan\(patience\) is 0"),
+        ({"keep_checkpoints": 0}, r"TrainingPlan\(keep_checkpoints\) is 0"),
+        ({"seed": -1}, r"TrainingPlan\(seed\) is -1"),
+        ({"precision": "float8"}, r"TrainingPlan\(precision\) must be one of float32, bfloat16, float16, not 'float8'"),
+        ({"max_grad_norm": 0.0}, r"TrainingPlan\(max_grad_norm\) must be above 0 or None, not 0.0"),
+        ({"max_grad_norm": float("nan")}, r"TrainingPlan\(max_grad_norm\) is nan, but takes one real number"),
     ],
 )
-def test_what_is_no_plan_is_refused(settings: dict[str, Any], words: str) -> None:
+def test_invalid_settings_raise_an_error(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        TrainingPlan(**{"steps": 12, "batch": 24, **settings})
+        TrainingPlan(**{"steps": 12, "batch_size": 24, **settings})
 
 
-def test_a_plan_goes_through_json_and_is_changed_by_name() -> None:
+def test_a_plan_is_read_back_from_json_and_changed_by_dotted_name() -> None:
     plan = TrainingPlan(
-        steps=7, batch=6, accumulate=3, averaging=LastKAverage(count=3), schedule=InverseRoot(warmup=5),
-        optimiser=Muon(rest=AdamW(betas=(0.8, 0.9), rules=(Rule(names="head", rate=2.0),))),
+        steps=7, batch_size=6, gradient_accumulation_steps=3, averaging=LastKAverage(count=3),
+        schedule=InverseSquareRoot(warmup=5),
+        optimizer=Muon(adamw=AdamW(betas=(0.8, 0.9), param_groups=(ParamGroup(pattern="head", lr_scale=2.0),))),
     )  # fmt: skip
     assert from_json("plan.json", TrainingPlan, to_json(plan)) == plan
-    assert override(plan, {"optimiser.rest.rate": 0.5}).optimiser.rest.rate == 0.5  # type: ignore[union-attr]
+    assert override(plan, {"optimizer.adamw.lr": 0.5}).optimizer.adamw.lr == 0.5  # type: ignore[union-attr]

@@ -21,9 +21,9 @@ from regard.train.step_cost import Counts, Held, Line, Peak, _few, count_step, s
 from tests.train.tiny import PLANS, Points, Tiny, plan
 
 KINDS: dict[str, dict[str, Any]] = {
-    "birthplaces": {"people": 16, "held": 3, "model.depth": 2, "pretraining.batch": 48, "pretraining.steps": 3},
-    "vision": {"plan.batch": 48, "plan.steps": 3},
-    "translation": {"plan.batch": 96, "plan.accumulate": 2, "plan.steps": 3},
+    "birthplaces": {"people": 16, "held": 3, "model.depth": 2, "pretraining.batch_size": 48, "pretraining.steps": 3},
+    "vision": {"plan.batch_size": 48, "plan.steps": 3},
+    "translation": {"plan.batch_size": 96, "plan.gradient_accumulation_steps": 2, "plan.steps": 3},
 }
 
 
@@ -46,7 +46,7 @@ def both(request: pytest.FixtureRequest) -> tuple[_Run, Counts, float]:
     counts = count_step(start.model, phase.task, phase.plan)
     run = running(start.model, phase.task, phase.plan)
     run._one(run._batch(0), 0.0)
-    return run, counts, counts.at_most * phase.plan.batch / phase.plan.accumulate
+    return run, counts, counts.at_most * phase.plan.batch_size / phase.plan.gradient_accumulation_steps
 
 
 def test_activations_are_what_autograd_keeps(both: tuple[_Run, Counts, float]) -> None:
@@ -58,7 +58,7 @@ def test_activations_are_what_autograd_keeps(both: tuple[_Run, Counts, float]) -
 
 def test_the_peak_of_a_step_is_the_allocators(both: tuple[_Run, Counts, float]) -> None:
     run, counts, size = both
-    made = counts.alone if run.plan.accumulate == 1 else counts.several
+    made = counts.alone if run.plan.gradient_accumulation_steps == 1 else counts.several
     batch = run._batch(0)
     assert made.peak.at(size) == pytest.approx(allocated(lambda: run._one(batch, 0.0)), rel=0.05)
 
@@ -66,8 +66,10 @@ def test_the_peak_of_a_step_is_the_allocators(both: tuple[_Run, Counts, float]) 
 def test_work_is_that_of_a_step(both: tuple[_Run, Counts, float]) -> None:
     run, counts, _ = both
     batches = [run._batch(step) for step in steps_over(run.plan)]
-    told = counts.work(run.plan.batch // run.plan.accumulate, run.plan.accumulate)
-    with Tally(run.model, run.stepper.tensors().values()) as tally:
+    told = counts.work(
+        run.plan.batch_size // run.plan.gradient_accumulation_steps, run.plan.gradient_accumulation_steps
+    )
+    with Tally(run.model, run.optimizer.state_dict().values()) as tally:
         for batch in batches:
             run._one(batch, 0.0)
     # the few sentences that are counted on are filled up less than a batch is, and only some work is spared by that
@@ -86,7 +88,7 @@ def test_tensors_that_are_held_are_those_of_a_run(name: str) -> None:
     run.to_the_end()
     run.task.loss(run.called, run._batch(0)[0]).total.backward()
     told = [sum(each.bytes() for each in part) for part in (counts.parameters, counts.gradients, counts.remembered)]
-    parts = [run.model.parameters(), run.stepper.gradients(), run.stepper.tensors().values()]
+    parts = [run.model.parameters(), run.optimizer.gradients(), run.optimizer.state_dict().values()]
     assert told == [sum(tensor.nbytes for tensor in part) for part in parts]
     assert told[0] == told[1] + 4 * 13
     assert counts.buffers == 8
@@ -104,8 +106,8 @@ def test_means_are_of_as_many_states_as_there_will_be(averaging: Any, copies: in
 
 def test_muon_remembers_half_of_what_adam_does() -> None:
     sizes = [
-        sum(each.bytes() for each in count_step(Tiny(), Points(), plan(optimiser=optimiser)).remembered if each.shape)
-        for optimiser in (AdamW(), Muon())
+        sum(each.bytes() for each in count_step(Tiny(), Points(), plan(optimizer=optimizer)).remembered if each.shape)
+        for optimizer in (AdamW(), Muon())
     ]
     # matrices of the two blocks alone are Muon's
     assert sizes[0] - sizes[1] == 4 * 2 * 13 * 13
@@ -126,11 +128,11 @@ def test_counting_leaves_model_and_generators_alone() -> None:
 @pytest.mark.parametrize("batch", [1, 3, 7, 12])
 def test_any_batch_can_be_counted(batch: int) -> None:
     task = Points(batch_size=batch)
-    run = running(Tiny(), task, replace(plan(), batch=batch))
+    run = running(Tiny(), task, replace(plan(), batch_size=batch))
     records = run._batch(0)
     run._one(records, 0.0)
-    counts = count_step(Tiny(), task, replace(plan(), batch=batch))
-    with Tally(run.model, run.stepper.tensors().values()) as tally:
+    counts = count_step(Tiny(), task, replace(plan(), batch_size=batch))
+    with Tally(run.model, run.optimizer.state_dict().values()) as tally:
         run._one(records, 0.0)
     assert counts.work(batch, 1).flops == tally.work.flops
     assert counts.alone.peak.at(counts.at_most * batch) == tally.peak
@@ -167,5 +169,5 @@ def test_a_peak_changes_its_place_with_the_size() -> None:
 def test_sizes_are_those_of_whole_batches_with_their_padding(both: tuple[_Run, Counts, float]) -> None:
     run, counts, _ = both
     batches = [run.task.batch(step, 0, 1) for step in steps_over(run.plan)]
-    sizes = [sum(x.numel() for x in batch if isinstance(x, torch.Tensor)) / run.plan.batch for batch in batches]
+    sizes = [sum(x.numel() for x in batch if isinstance(x, torch.Tensor)) / run.plan.batch_size for batch in batches]
     assert (counts.per_record, counts.at_most) == (pytest.approx(sum(sizes) / len(sizes)), max(sizes))

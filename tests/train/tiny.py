@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from regard.base.seeds import make_generator
 from regard.data.sampler import ShuffledOrder
-from regard.train.averaging import Averagings, ExponentialAverage, LastKAverage
+from regard.train.averaging import ExponentialAverage, LastKAverage
 from regard.train.objectives import IGNORED, cross_entropy
-from regard.train.optimizers import AdamW, Muon, Optimisers, Rule
+from regard.train.optimizers import AdamW, Muon, ParamGroup
 from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine
 from regard.train.task import Loss
@@ -65,39 +65,23 @@ class Points:
         return {"likelihood": -nn.functional.cross_entropy(logits, self.y).item(), "drawn": torch.rand(()).item()}
 
 
-def adamw(rate: float = 3e-2) -> AdamW:
-    return AdamW(rate=rate, rules=(Rule(names=r"^head", rate=0.5, decay=0.0),))
+def adamw(lr: float = 3e-2) -> AdamW:
+    return AdamW(lr=lr, param_groups=(ParamGroup(pattern=r"^head", lr_scale=0.5, weight_decay_scale=0.0),))
 
 
-def plan(
-    *,
-    steps: int = 12,
-    accumulate: int = 1,
-    optimiser: Optimisers | None = None,
-    averaging: Averagings | None = None,
-    clip: float | None = 0.3,
-    evaluate_every: int | None = 6,
-    save_every: int = 4,
-    **more: Any,
-) -> TrainingPlan:
-    return TrainingPlan(
-        steps=steps,
-        batch=BATCH,
-        accumulate=accumulate,
-        optimiser=optimiser or adamw(),
-        schedule=Cosine(warmup=3, floor=0.1),
-        clip=clip,
-        averaging=averaging,
-        evaluate_every=evaluate_every,
-        save_every=save_every,
-        **more,
-    )
+def plan(**changes: Any) -> TrainingPlan:
+    """A plan for `Points`, with some settings changed."""
+    settings: dict[str, Any] = {
+        "steps": 12, "batch_size": BATCH, "optimizer": adamw(), "schedule": Cosine(warmup=3, min_lr_ratio=0.1),
+        "max_grad_norm": 0.3, "evaluate_every": 6, "save_every": 4,
+    }  # fmt: skip
+    return TrainingPlan(**settings | changes)
 
 
 # plans under which several processes must learn what one does, each with something that could go wrong
 PLANS = {
-    "accumulated": plan(accumulate=3, clip=0.05, averaging=ExponentialAverage(decay=0.7)),
+    "accumulated": plan(gradient_accumulation_steps=3, max_grad_norm=0.05, averaging=ExponentialAverage(decay=0.7)),
     "last": plan(averaging=LastKAverage(count=3, every=2)),
-    "muon": plan(accumulate=2, optimiser=Muon(rate=0.03, rest=AdamW(rate=0.02))),
+    "muon": plan(gradient_accumulation_steps=2, optimizer=Muon(lr=0.03, adamw=AdamW(lr=0.02))),
     "float16": plan(precision="float16"),
 }

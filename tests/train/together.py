@@ -131,7 +131,7 @@ def gloo_threads() -> int:
 
 
 def hold(out: Path) -> None:
-    """Bytes of parameters and buffers, of what the optimiser and the averaging remember, and of gradients."""
+    """Bytes of parameters and buffers, of what the optimizer and the averaging remember, and of gradients."""
     with join_process_group("sharded", device="cpu") as world:
         for name in HELD:
             run = _Run(Tiny(), Points(), PLANS[name], None, world, print, print)
@@ -140,9 +140,9 @@ def hold(out: Path) -> None:
             assert run.averager is not None
             parts = {
                 "parameters": [*run.model.parameters(), *run.model.buffers()],
-                "optimiser": run.stepper.tensors().values(),
+                "optimizer": run.optimizer.state_dict().values(),
                 "averaging": run.averager.tensors().values(),
-                "gradients": run.stepper.gradients(),
+                "gradients": run.optimizer.gradients(),
             }
             sizes = {part: sum(local_shard(tensor).nbytes for tensor in tensors) for part, tensors in parts.items()}
             if world.leads:
@@ -166,7 +166,7 @@ def written(shares: int = 1) -> tuple[Model, NextToken, TrainingPlan]:
     return (
         build_from_config(config),
         NextToken(tokens, tokens, 997, 33, 8, 5),
-        TrainingPlan(steps=7, batch=8, accumulate=shares),
+        TrainingPlan(steps=7, batch_size=8, gradient_accumulation_steps=shares),
     )
 
 
