@@ -8,9 +8,9 @@ import typer
 from typer.core import TyperGroup
 
 from regard.base.errors import ConfigError
+from regard.cli import work_exercises, work_quiz
 from regard.cli.expressions import parse_mask
 from regard.cli.output import show_json, tell
-from regard.cli.working import exercises, quiz
 
 if TYPE_CHECKING:
     from regard.work.exact_numbers import Value
@@ -31,8 +31,8 @@ def mount(app: typer.Typer, clean: Callable[[Callable[..., None]], Callable[...,
     """Put `work` into the command line; a further command of its own is one more line here."""
     group = typer.Typer(cls=Solving, rich_markup_mode=None, add_completion=False)
     group.command(SOLVE)(clean(command))
-    group.command("quiz")(clean(quiz.command))
-    group.command("exercises")(clean(exercises.command))
+    group.command("quiz")(clean(work_quiz.command))
+    group.command("exercises")(clean(work_exercises.command))
     app.add_typer(group, name="work", help="Work attention out by hand; check a student; quiz; exercises.")
 
 

@@ -1,4 +1,4 @@
-"""Worked solutions and exercises: attention by hand, a student's own steps and code looked over, a quiz."""
+"""Worked solutions of attention problems, checks of student answers, a quiz, and graded exercises."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name != "grade":  # loaded on first use: a worked solution needs no exercises
+    if name != "grade":  # imported on first use: a worked solution does not need the exercises
         raise AttributeError(f"module 'regard.work' has no attribute {name!r}")
     from regard.work.grading import grade
 

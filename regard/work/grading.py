@@ -1,4 +1,4 @@
-"""What a student wrote, graded: a function at hand, or a whole file in a process of its own."""
+"""Grade exercises: one function directly, or a whole file in a separate process with a time limit."""
 
 import json
 import os
@@ -14,121 +14,134 @@ from typing import Any
 
 import regard
 from regard.base.errors import ConfigError
-from regard.work.exercises import SETS
-from regard.work.exercises.exercise import CheckResult, Exercise, Exercises
-from regard.work.notebook import sources
+from regard.work.exercises import EXERCISE_SETS
+from regard.work.exercises.exercise import CheckResult, Exercise, ExerciseSet
+from regard.work.notebook import read_sources
 
 SUFFIXES = (".py", ".ipynb")
-STARTING = 120.0  # seconds that Python and torch may take before a student's code is reached
+STARTUP_SECONDS = 120.0  # time to start Python and import torch, before the student's code runs
 
 
 @dataclass(frozen=True)
 class Grade:
-    """Whether one exercise is right; if not, the slip it looks like, where one is known, and what to say."""
+    """Whether one exercise is correct; if not, the mistake it looks like, where one is known, and the feedback."""
 
-    exercises: str
-    task: str
-    right: bool
-    slip: str | None = None
-    words: str = ""
+    exercise_set: str
+    exercise: str
+    correct: bool
+    mistake: str | None = None
+    feedback: str = ""
 
     def __str__(self) -> str:
-        start = f"{self.exercises}, {self.task}: "
-        if self.right:
-            return f"{start}right."
-        said = f"{self.slip}: {self.words}" if self.slip else self.words
-        return f"{start}not yet. {said[0].upper()}{said[1:]}"
+        start = f"{self.exercise_set}, {self.exercise}: "
+        if self.correct:
+            return f"{start}correct."
+        message = f"{self.mistake}: {self.feedback}" if self.mistake else self.feedback
+        return f"{start}not yet. {message[0].upper()}{message[1:]}"
 
 
 @dataclass(frozen=True)
-class Graded:
-    """A file graded, exercise by exercise."""
+class FileGrade:
+    """The grades of all exercises in a file."""
 
     file: str
     grades: tuple[Grade, ...]
 
     @property
     def ok(self) -> bool:
-        return all(grade.right for grade in self.grades)
+        return all(grade.correct for grade in self.grades)
 
     def __str__(self) -> str:
-        right = sum(grade.right for grade in self.grades)
-        return "\n".join([*map(str, self.grades), f"{right} of {len(self.grades)} right."])
+        correct = sum(grade.correct for grade in self.grades)
+        return "\n".join([*map(str, self.grades), f"{correct} of {len(self.grades)} correct."])
 
     def to_dict(self) -> dict[str, Any]:
         return {"file": self.file, "ok": self.ok, "grades": [asdict(grade) for grade in self.grades]}
 
 
-def grade(exercises: str, task: str, written: Any) -> Grade:
-    """Grade what was written for one exercise: `grade("two-heads", "head", attend_head)`."""
-    exercise = SETS[exercises][task]
-    return graded(SETS[exercises], exercise, exercise.find(written))
+def grade(exercise_set: str, exercise: str, answer: Any) -> Grade:
+    """Grade a student's answer to one exercise.
 
+    exercise_set  the name of the set, such as "two-heads"
+    exercise      the name of the exercise in the set, such as "head"
+    answer        the function or class that the student wrote
 
-def graded(exercises: Exercises, exercise: Exercise, found: CheckResult | None) -> Grade:
-    """A finding, or none, as a grade."""
-    if found is None:
-        return Grade(exercises.name, exercise.name, True)
-    return Grade(exercises.name, exercise.name, False, found.slip, found.words)
-
-
-def grade_file(exercises: str, path: Path, seconds: float = 60.0) -> Graded:
-    """Grade a .py or .ipynb file in a process of its own, with so many seconds for the file and for each exercise.
-
-    Where an exercise never ends, the others are graded by another process, without it.
+    >>> from regard.work.exercises.solutions.self_attention import softmax_columns
+    >>> print(grade("self-attention", "softmax", softmax_columns))
+    self-attention, softmax: correct.
     """
-    tasks = [task.name for task in SETS[exercises].tasks]
+    found = EXERCISE_SETS[exercise_set]
+    return make_grade(found, found[exercise], found[exercise].find_mistake(answer))
+
+
+def make_grade(exercise_set: ExerciseSet, exercise: Exercise, result: CheckResult | None) -> Grade:
+    """Turn the result of a check into a grade."""
+    if result is None:
+        return Grade(exercise_set.name, exercise.name, True)
+    return Grade(exercise_set.name, exercise.name, False, result.mistake, result.feedback)
+
+
+def grade_file(exercise_set: str, path: Path, seconds: float = 60.0) -> FileGrade:
+    """Grade a .py or .ipynb file in a separate process.
+
+    seconds  time limit for the file and for each exercise
+
+    If an exercise never ends, another process grades the remaining ones.
+    """
+    names = [exercise.name for exercise in EXERCISE_SETS[exercise_set].exercises]
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{path} is neither a .py nor an .ipynb file")
-    sources(path)  # a file that cannot be read is no wrong answer
+    read_sources(path)  # a file that cannot be read is an error, not a wrong answer
     if seconds <= 0:
-        raise ConfigError(f"the code needs time to run: seconds={seconds:g}")
-    found: dict[str, Grade] = {}
-    while left := [task for task in tasks if task not in found]:
-        told, ended = _told(exercises, path, left, seconds)
-        found |= {each["task"]: Grade(**each) for each in told if "right" in each}
-        unfinished = [task for task in left if task not in found]
+        raise ConfigError(f"seconds must be positive, not {seconds:g}")
+    grades: dict[str, Grade] = {}
+    while remaining := [name for name in names if name not in grades]:
+        log, ended = _run_grader(exercise_set, path, remaining, seconds)
+        grades |= {entry["exercise"]: Grade(**entry) for entry in log if "correct" in entry}
+        unfinished = [name for name in remaining if name not in grades]
         if not unfinished:
             break
-        begun = [each["begins"] for each in told if "begins" in each and each["begins"] not in found]
-        # nothing begun: it is the file itself that does not come to its end
-        stuck = begun or unfinished
-        words = "" if begun else "the file, before any exercise was reached, "
-        found |= {task: Grade(exercises, task, False, "error", f"{words or 'it '}{ended}") for task in stuck}
-    return Graded(str(path), tuple(found[task] for task in tasks))
+        begun = [entry["begins"] for entry in log if "begins" in entry and entry["begins"] not in grades]
+        # if no exercise has begun, the file itself did not finish
+        what = "it" if begun else "the file, before any exercise was reached,"
+        grades |= {name: Grade(exercise_set, name, False, "error", f"{what} {ended}") for name in begun or unfinished}
+    return FileGrade(str(path), tuple(grades[name] for name in names))
 
 
-def _told(exercises: str, path: Path, tasks: Sequence[str], seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """What the process wrote down, line by line, and how it ended."""
+def _run_grader(
+    exercise_set: str, path: Path, names: Sequence[str], seconds: float
+) -> tuple[list[dict[str, Any]], str]:
+    """Run the grading process; return its log entries and how it ended."""
     with tempfile.TemporaryDirectory() as folder:
-        notes, printed = Path(folder) / "grades.jsonl", Path(folder) / "printed.txt"
-        notes.touch()
-        words = [sys.executable, "-m", "regard.work.exercises.running", exercises, str(path), str(notes), *tasks]
-        here = str(Path(regard.__file__).parent.parent)
-        places = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-        env = {**os.environ, "PYTHONPATH": places, "MPLBACKEND": "agg"}
-        # what is printed goes to a file: a pipe would be waited for as long as any process of theirs holds it
+        log, printed = Path(folder) / "grades.jsonl", Path(folder) / "printed.txt"
+        log.touch()
+        module = "regard.work.exercises.run_student_file"
+        command = [sys.executable, "-m", module, exercise_set, str(path), str(log), *names]
+        root = str(Path(regard.__file__).parent.parent)
+        python_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        env = {**os.environ, "PYTHONPATH": python_path, "MPLBACKEND": "agg"}
+        # output goes to a file: a pipe would stay open as long as any process that the student's code started
         with printed.open("wb") as out:
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
             )
-            ended = _watched(process, notes, seconds)
-        lines = notes.read_text(encoding="utf-8").splitlines()
+            ended = _wait_with_timeout(process, log, seconds)
+        lines = log.read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines], ended
 
 
-def _watched(process: "subprocess.Popen[bytes]", notes: Path, seconds: float) -> str:
-    """How a process ended. Whenever it writes a note the clock starts anew."""
-    size, deadline = 0, time.monotonic() + STARTING
+def _wait_with_timeout(process: "subprocess.Popen[bytes]", log: Path, seconds: float) -> str:
+    """Wait for a process and describe how it ended. Every new log line restarts the timeout."""
+    size, deadline = 0, time.monotonic() + STARTUP_SECONDS
     try:
         while process.poll() is None:
-            if notes.stat().st_size > size:
-                size, deadline = notes.stat().st_size, time.monotonic() + seconds
+            if log.stat().st_size > size:
+                size, deadline = log.stat().st_size, time.monotonic() + seconds
             if time.monotonic() > deadline:
-                return f"took longer than {seconds if size else STARTING:g} seconds"
+                return f"took longer than {seconds if size else STARTUP_SECONDS:g} seconds"
             time.sleep(0.02)
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it may have started
+            os.killpg(process.pid, signal.SIGKILL)  # including the processes that it started
             process.wait()
     return f"ended the process with exit code {process.returncode}"

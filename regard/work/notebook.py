@@ -1,4 +1,4 @@
-"""Notebooks of Jupyter, format 4.5, written and read as the JSON they are."""
+"""Write exercises as Jupyter notebooks (format 4.5) and read the code of a student's notebook."""
 
 import json
 import re
@@ -7,21 +7,20 @@ from typing import Any
 
 from regard.base.errors import ConfigError
 from regard.work.exercises.checks import CELL
-from regard.work.exercises.exercise import Exercise, Exercises
+from regard.work.exercises.exercise import ExerciseSet
 
 Cell = dict[str, Any]
 Notebook = dict[str, Any]
-ROLE = "regard"  # the name under which a cell's metadata says what it is for
+ROLE = "regard"  # the metadata key for the role of a cell
 TEST = "test"
 
 
-def markdown(name: str, text: str) -> Cell:
-    """A cell of words."""
-    return {"cell_type": "markdown", "id": name, "metadata": {}, "source": _lines(text)}
+def markdown_cell(name: str, text: str) -> Cell:
+    return {"cell_type": "markdown", "id": name, "metadata": {}, "source": _split_lines(text)}
 
 
-def code(name: str, text: str, *, role: str | None = None) -> Cell:
-    """A cell of code. One with a role is not meant to be changed."""
+def code_cell(name: str, text: str, *, role: str | None = None) -> Cell:
+    """A code cell. One with a role is not meant to be changed."""
     fixed = {} if role is None else {"editable": False, "deletable": False, ROLE: {"role": role}}
     return {
         "cell_type": "code",
@@ -29,11 +28,11 @@ def code(name: str, text: str, *, role: str | None = None) -> Cell:
         "metadata": fixed,
         "execution_count": None,
         "outputs": [],
-        "source": _lines(text),
+        "source": _split_lines(text),
     }
 
 
-def notebook(cells: list[Cell]) -> Notebook:
+def build_notebook(cells: list[Cell]) -> Notebook:
     """A notebook for Python 3."""
     return {
         "cells": cells,
@@ -46,74 +45,64 @@ def notebook(cells: list[Cell]) -> Notebook:
     }
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     return text.strip("\n").splitlines(keepends=True)
 
 
-def of_exercises(exercises: Exercises, *, key: bool = False) -> Notebook:
-    """A set as a notebook: words, a cell to write in and a test for each exercise; the key has the solutions."""
-    title = f"# {exercises.title}{': the solutions' * key}\n\n{exercises.about}"
-    given = f"{exercises.given.rstrip()}\n"
+def exercise_notebook(exercise_set: ExerciseSet, *, answer_key: bool = False) -> Notebook:
+    """A set as a notebook: for each exercise a text, a cell to fill in and a test. The answer key has the solutions."""
+    title = f"# {exercise_set.title}{': the solutions' * answer_key}\n\n{exercise_set.about}"
     cells = [
-        markdown("about", title),
-        code("given", given),
-        code("grading", "from regard.work import grade", role="import"),
+        markdown_cell("about", title),
+        code_cell("setup", exercise_set.setup_code),
+        code_cell("grading", "from regard.work import grade", role="import"),
     ]
-    for number, exercise in enumerate(exercises.tasks, 1):
+    for number, exercise in enumerate(exercise_set.exercises, 1):
+        test = f'print(grade("{exercise_set.name}", "{exercise.name}", {exercise.function_name}))'
         cells += [
-            markdown(f"{exercise.name}-prompt", f"## {number}. {exercise.title}\n\n{exercise.prompt}"),
-            code(f"{exercise.name}-code", exercise.source if key else exercise.starter),
-            code(f"{exercise.name}-test", asking(exercises, exercise), role=TEST),
+            markdown_cell(f"{exercise.name}-prompt", f"## {number}. {exercise.title}\n\n{exercise.prompt}"),
+            code_cell(f"{exercise.name}-code", exercise.source if answer_key else exercise.starter),
+            code_cell(f"{exercise.name}-test", test, role=TEST),
         ]
-    return notebook(cells)
+    return build_notebook(cells)
 
 
-def asking(exercises: Exercises, exercise: Exercise) -> str:
-    """The cell that asks the package whether an exercise is right."""
-    return f'print(grade("{exercises.name}", "{exercise.name}", {exercise.writes}))'
-
-
-def key_path(path: Path) -> Path:
-    """Where the teacher's key stands: beside the notebook, `a.ipynb` and `a.key.ipynb`."""
-    return path.with_name(f"{path.stem}.key.ipynb")
-
-
-def free(path: Path) -> tuple[Path, Path]:
-    """Where a notebook and its key are to be written. Nothing is overwritten: a student may have worked in it."""
+def notebook_paths(path: Path) -> tuple[Path, Path]:
+    """The paths of a notebook and its answer key, `a.ipynb` and `a.key.ipynb`; raises if one of them exists."""
     if path.suffix != ".ipynb":
-        raise ConfigError(f"a notebook ends in .ipynb, but {path} does not")
-    files = path, key_path(path)
+        raise ConfigError(f"the name of a notebook ends in .ipynb, not {path}")
+    files = path, path.with_name(f"{path.stem}.key.ipynb")
     for file in files:
-        if file.exists():
-            raise ConfigError(f"{file} is there already, and is not overwritten; remove it, or give another name")
+        if file.exists():  # a student may have worked in it
+            raise ConfigError(f"{file} already exists and is not overwritten; remove it, or choose another name")
     return files
 
 
-def export(student: Notebook, key: Notebook, path: Path) -> tuple[Path, Path]:
-    """Write a notebook and its key."""
-    files = free(path)
-    for file, made in zip(files, (student, key), strict=True):
+def write_notebooks(student: Notebook, answer_key: Notebook, path: Path) -> tuple[Path, Path]:
+    """Write a student's notebook and its answer key; return both paths."""
+    files = notebook_paths(path)
+    for file, notebook in zip(files, (student, answer_key), strict=True):
         try:
-            file.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            file.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write {file}: {error.strerror}") from None
     return files
 
 
-def sources(path: Path) -> list[tuple[str, str]]:
-    """The pieces of code of a .py or .ipynb file, each with what it is called in a traceback."""
+def read_sources(path: Path) -> list[tuple[str, str]]:
+    """The code of a .py or .ipynb file: pairs of the file name shown in a traceback and the source."""
     if path.suffix.lower() == ".ipynb":
-        return [(f"{CELL}{number}", source) for number, source in code_of(path)]
+        return [(f"{CELL}{number}", source) for number, source in read_code_cells(path)]
     try:
         return [(str(path), path.read_text(encoding="utf-8"))]
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no text in UTF-8") from None
+        raise ConfigError(f"{path} is not UTF-8 text") from None
 
 
-def code_of(path: Path) -> list[tuple[int, str]]:
-    """The code cells of a notebook with their numbers among all cells, tests left out and lines for IPython too."""
+def read_code_cells(path: Path) -> list[tuple[int, str]]:
+    """The code cells of a notebook with their numbers, without test cells and IPython magic lines."""
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         found = []
@@ -121,10 +110,10 @@ def code_of(path: Path) -> list[tuple[int, str]]:
             if cell["cell_type"] == "code" and cell.get("metadata", {}).get(ROLE, {}).get("role") != TEST:
                 source = cell["source"]
                 text = source if isinstance(source, str) else "".join(source)
-                # an empty line in its place, so that the lines after it keep their numbers
+                # an empty line instead, so that the lines after it keep their numbers
                 found.append((number, re.sub(r"(?m)^[ \t]*[%!?].*$", "", text)))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{path} is no notebook of Jupyter, format 4") from None
+        raise ConfigError(f"{path} is not a Jupyter notebook of format 4") from None
     return found

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from regard.cli import clean
 from regard.cli.work import mount
-from regard.work.exercises import SETS
+from regard.work.exercises import EXERCISE_SETS
 from regard.work.quiz import Quiz
 
 run = CliRunner()
@@ -26,18 +26,18 @@ def work(*words: str, typed: str | None = None) -> Result:
 def test_sets_are_listed() -> None:
     done = work("exercises")
     assert done.exit_code == 0
-    assert all(name in done.stdout for name in SETS)
+    assert all(name in done.stdout for name in EXERCISE_SETS)
     told = json.loads(work("exercises", "--json").stdout)
-    assert [each["name"] for each in told] == list(SETS)
-    assert told[0]["exercises"][0]["writes"] == "softmax_columns"
+    assert [each["name"] for each in told] == list(EXERCISE_SETS)
+    assert told[0]["exercises"][0]["function"] == "softmax_columns"
 
 
 def test_a_set_is_described() -> None:
     shown = work("exercises", "vit").stdout
-    assert "2. Self-attention of several heads (attention, writes SelfAttention)" in shown
+    assert "2. Multi-head self-attention (attention: write SelfAttention)" in shown
     assert "regard work exercises vit --export vit.ipynb" in shown
     told = json.loads(work("exercises", "vit", "--json").stdout)
-    assert "raise NotImplementedError" in told["exercises"][2]["start"]
+    assert "raise NotImplementedError" in told["exercises"][2]["starter"]
     assert "feedforward_norm(x)" not in json.dumps(told)
 
 
@@ -54,24 +54,24 @@ def test_a_set_is_written_with_its_key(tmp_path: Path) -> None:
 
 
 def test_a_file_is_graded_with_an_exit_code(tmp_path: Path) -> None:
-    exercises = SETS["self-attention"]
-    right = "\n\n".join([exercises.given, *(task.source for task in exercises.tasks)])
+    exercises = EXERCISE_SETS["self-attention"]
+    right = "\n\n".join([exercises.setup_code, *(task.source for task in exercises.exercises)])
     path = tmp_path / "student.py"
     path.write_text(right)
     done = work("exercises", "self-attention", "--grade", str(path))
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "3 of 3 right.")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "3 of 3 correct.")
     assert done.stderr == f"running {path}\n"
 
 
 def test_a_wrong_file_ends_with_one(tmp_path: Path) -> None:
-    exercises = SETS["self-attention"]
-    right = "\n\n".join([exercises.given, *(task.source for task in exercises.tasks)])
+    exercises = EXERCISE_SETS["self-attention"]
+    right = "\n\n".join([exercises.setup_code, *(task.source for task in exercises.exercises)])
     path = tmp_path / "student.py"
     path.write_text(right.replace(" / np.sqrt(Q.shape[0])", ""))
     done = work("exercises", "self-attention", "--grade", str(path), "--json")
     told = json.loads(done.stdout)
     assert (done.exit_code, told["ok"]) == (1, False)
-    assert [(each["task"], each["slip"]) for each in told["grades"]] == [
+    assert [(each["exercise"], each["mistake"]) for each in told["grades"]] == [
         ("softmax", None),
         ("attention", None),
         ("scaled", "missing scale"),
@@ -81,12 +81,12 @@ def test_a_wrong_file_ends_with_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["exercises", "two-head"], "unknown set of exercises 'two-head'; did you mean 'two-heads'?"),
-        (["exercises", "--export", "a.ipynb"], "say which set is meant: self-attention, two-heads"),
-        (["exercises", "vit", "--export", "a.txt"], "a notebook ends in .ipynb, but a.txt does not"),
+        (["exercises", "two-head"], "unknown exercise set 'two-head'; did you mean 'two-heads'?"),
+        (["exercises", "--export", "a.ipynb"], "name an exercise set: self-attention, two-heads"),
+        (["exercises", "vit", "--export", "a.txt"], "the name of a notebook ends in .ipynb, not a.txt"),
         (["exercises", "vit", "--grade", "a.txt"], "a.txt is neither a .py nor an .ipynb file"),
         (["exercises", "vit", "--grade", "a.py"], "cannot read a.py: No such file"),
-        (["exercises", "vit", "--grade", "a.py", "--export", "a.ipynb"], "give one of them"),
+        (["exercises", "vit", "--grade", "a.py", "--export", "a.ipynb"], "use one of them"),
         (["quiz", "--answers", "a.json"], "cannot read a.json: No such file"),
         (["quiz", "--answers", "text.json"], "text.json is not JSON"),
         (["quiz", "--answers", "list.json"], "list.json should hold an object like"),
@@ -94,8 +94,8 @@ def test_a_wrong_file_ends_with_one(tmp_path: Path) -> None:
         (["quiz", "--answers", "typed.json"], "count in typed.json is a whole number, not '3'"),
         (["quiz", "--answers", "ann.json", "--student", "ben"], "ann.json is for student 'ann', but --student says"),
         (["quiz", "--answers", "ann.json"], "question 1 takes"),
-        (["quiz", "--answers", "ann.json", "--export", "a.ipynb"], "give one of them"),
-        (["quiz", "--export", "a.py"], "a notebook ends in .ipynb"),
+        (["quiz", "--answers", "ann.json", "--export", "a.ipynb"], "use one of them"),
+        (["quiz", "--export", "a.py"], "the name of a notebook ends in .ipynb"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(
@@ -130,7 +130,7 @@ def test_answers_are_graded_with_an_exit_code(tmp_path: Path) -> None:
     quiz, path = Quiz.of("ann", count=3), tmp_path / "answers.json"
     path.write_text(answers(quiz))
     done = work("quiz", "--answers", str(path))
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "3 of 3 right.")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "3 of 3 correct.")
     assert [line.split()[0] for line in done.stderr.splitlines()] == ["running"] * 3
     path.write_text(answers(quiz, {"2": None}))
     done = work("quiz", "--answers", str(path), "--student", "ann", "--json")
@@ -148,15 +148,15 @@ def test_a_quiz_asks_until_the_input_ends() -> None:
     assert done.stdout.startswith("3 questions for ann, seed 0.")
     assert "question 1 takes" in done.stdout
     assert done.stdout.count("Right: it is") == 2
-    assert done.stdout.endswith("Stopped here.\n\n2 of 2 right.\n")
-    assert work("quiz", typed="").stdout.endswith("Stopped here.\n\n0 of 0 right.\n")
+    assert done.stdout.endswith("Stopped here.\n\n2 of 2 correct.\n")
+    assert work("quiz", typed="").stdout.endswith("Stopped here.\n\n0 of 0 correct.\n")
 
 
 def test_a_quiz_that_is_answered_to_the_end_does_not_stop_early() -> None:
     quiz = Quiz.of("cy", count=1, seed=5)
     done = work("quiz", "--student", "cy", "--count", "1", "--seed", "5", typed=f"{quiz[1].right}\n")
     assert "Stopped" not in done.stdout
-    assert done.stdout.endswith("\n1 of 1 right.\n")
+    assert done.stdout.endswith("\n1 of 1 correct.\n")
 
 
 def test_a_quiz_is_written_as_a_notebook(tmp_path: Path) -> None:

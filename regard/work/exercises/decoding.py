@@ -1,26 +1,19 @@
-"""From probabilities to text: sampling, ranks, top-k, the nucleus, beam search."""
+"""Exercises on decoding, from probabilities to text: sampling, greedy, top-k, nucleus (top-p), beam search."""
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
-from regard.work.attention_steps import Array
 from regard.work.exercises.byte_pairs import RHYME
-from regard.work.exercises.checks import Case, by_answers, in_any_order, one_after_the_other
-from regard.work.exercises.exercise import Exercise, Exercises, PlantedMistake
+from regard.work.exercises.checks import Case, check_outputs, check_sorted_outputs, run_checks
+from regard.work.exercises.exercise import Exercise, ExerciseSet, PlantedMistake
 from regard.work.exercises.solutions import decoding as solutions
 
-Step = Callable[[list[int]], Array]
-
-GIVEN = f"""\
+SETUP_CODE = f"""\
 from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
 
 rhyme = (
     "{RHYME[:107]}"
@@ -33,235 +26,143 @@ for one, other in zip(rhyme, rhyme[1:]):
 follows /= follows.sum(axis=1, keepdims=True)
 
 
-def step(tokens: list[int]) -> Array:
+def step(tokens: list[int]) -> np.ndarray:
     return follows[tokens[-1]]
 """
 
 ABOUT = """\
-A language model gives a probability to each token that may come next. How a text is made of them is another matter:
-drawn at random, always the likeliest, drawn among the likeliest, or searched for. A token is a whole number here, and
-probabilities are a vector.
+A language model gives a probability to each token that may come next. There are several ways to turn these
+probabilities into text: draw at random, always take the likeliest token, draw among the likeliest, or search. Here a
+token is a whole number, and probabilities are a vector.
 
-The cell below counts which letter follows which in a rhyme. `step(tokens)` gives the probabilities of the next letter,
-and `letters[token]` is the letter.
+The cell below counts which letter follows which in a rhyme. `step(tokens)` returns the probabilities of the next
+letter, and `letters[token]` is the letter.
 """
 
 
-def _distributions() -> list[Array]:
-    draws = np.random.default_rng(7)
-    drawn = [draws.dirichlet(np.full(size, 0.7)) for size in (5, 7, 11)]
+def _distributions() -> list[np.ndarray]:
+    generator = np.random.default_rng(7)
+    drawn = [generator.dirichlet(np.full(size, 0.7)) for size in (5, 7, 11)]
     return [np.array([0.1, 0.4, 0.05, 0.25, 0.2]), *drawn]
 
 
-def _drawn() -> list[Case]:
+def _sample_cases() -> list[Case]:
     return [(p, draw) for p in _distributions() for draw in (0.0, 0.07, 0.31, 0.52, 0.77, 0.999)]
 
 
-def _on_the_line() -> list[Case]:
-    """Draws that a sum meets exactly, in numbers that floats hold exactly."""
+def _equal_draw_cases() -> list[Case]:
+    """Draws that equal a cumulative sum exactly, in numbers that floats represent exactly."""
     first, last = np.array([0.5, 0.25, 0.25]), np.array([0.0, 0.5, 0.5])
     return [(last, 0.0), (last, 0.5), (first, 0.5), (first, 0.75)]
 
 
-def _ranked() -> list[Case]:
+def _rank_cases() -> list[Case]:
     return [(p, k) for p in _distributions() for k in (1, 2, 4)]
 
 
-def _cut() -> list[Case]:
+def _top_k_cases() -> list[Case]:
     return [(p, k) for p in _distributions() for k in (1, 2, 3, 5)]
 
 
-def _equals() -> list[Case]:
+def _tie_cases() -> list[Case]:
     """Tokens that are equally likely, of which only some may be kept."""
     return [(np.array([0.25, 0.125, 0.25, 0.25, 0.125]), k) for k in (1, 2, 4)]
 
 
-def _masses() -> list[Case]:
+def _nucleus_cases() -> list[Case]:
     return [(p, mass) for p in _distributions() for mass in (0.05, 0.3, 0.6, 0.9)]
 
 
-def _masses_met() -> list[Case]:
-    """Masses that a sum meets exactly, in numbers that floats hold exactly."""
+def _equal_mass_cases() -> list[Case]:
+    """Masses that equal a cumulative sum exactly, in numbers that floats represent exactly."""
     return [(np.array([0.125, 0.5, 0.0625, 0.25, 0.0625]), mass) for mass in (0.5, 0.75, 0.875)]
 
 
-def _searches() -> list[Case]:
-    draws = np.random.default_rng(8)
+def _beam_cases() -> list[Case]:
+    generator = np.random.default_rng(8)
     cases: list[Case] = []
     for size, beams, length in ((5, 3, 4), (4, 2, 5), (6, 4, 3), (3, 1, 4)):
-        table = draws.dirichlet(np.full(size, 0.6), size=size)
-        cases.append((partial(_next, table), int(draws.integers(size)), beams, length))
-    # the likeliest first token leads where nothing is likely: only a search that looks back finds the other way
+        table = generator.dirichlet(np.full(size, 0.6), size=size)
+        cases.append((partial(_next_token, table), int(generator.integers(size)), beams, length))
+    # the likeliest first token leads to unlikely ones: greedy decoding misses the likeliest text
     trap = np.array([[0.0, 0.55, 0.45, 0.0], [0.3, 0.25, 0.25, 0.2], [0.0, 0.0, 0.02, 0.98], [0.02, 0.0, 0.0, 0.98]])
-    cases.append((partial(_next, trap), 0, 2, 2))
+    cases.append((partial(_next_token, trap), 0, 2, 2))
     return cases
 
 
-def _next(table: Array, tokens: list[int]) -> Array:
-    row: Array = table[tokens[-1]]
-    return row
-
-
-def _looking_back() -> list[Case]:
-    """Steps that depend on more than the last token, as those of a language model do."""
-    draws = np.random.default_rng(9)
-    tables = draws.dirichlet(np.full(4, 0.5), size=(4, 4))
+def _long_memory_cases() -> list[Case]:
+    """Steps that depend on more than the last token, as in a language model."""
+    tables = np.random.default_rng(9).dirichlet(np.full(4, 0.5), size=(4, 4))
     return [(partial(_next_of_two, tables), start, beams, 4) for start, beams in ((0, 3), (2, 2), (3, 1))]
 
 
-def _next_of_two(tables: Array, tokens: list[int]) -> Array:
-    row: Array = tables[tokens[-2] if len(tokens) > 1 else 0, tokens[-1]]
+def _next_token(table: np.ndarray, tokens: list[int]) -> np.ndarray:
+    row: np.ndarray = table[tokens[-1]]
     return row
 
 
-def _sample(p: Array, draw: float, *, way: str) -> int:
-    if way == "late":
-        return int(np.searchsorted(np.cumsum(p), draw, side="right")) + 1
-    if way == "at the draw":
-        return int(np.searchsorted(np.cumsum(p), draw, side="left"))
-    if way == "sorted":
-        order = np.argsort(-p, kind="stable")
-        return int(order[np.searchsorted(np.cumsum(p[order]), draw, side="right")])
-    if way == "rank":
-        order = np.argsort(-p, kind="stable")
-        return int(np.searchsorted(np.cumsum(p[order]), draw, side="right"))
-    if way == "even":
-        return int(draw * len(p))
-    if way == "nearest":
-        return int(np.abs(p - draw).argmin())
-    return int(p.argmax())
+def _next_of_two(tables: np.ndarray, tokens: list[int]) -> np.ndarray:
+    row: np.ndarray = tables[tokens[-2] if len(tokens) > 1 else 0, tokens[-1]]
+    return row
 
 
-def _rank(p: Array, k: int, *, way: str) -> float:
-    order = np.argsort(-p, kind="stable")
-    if way == "from zero":
-        return int(order[min(k, len(p) - 1)])
-    if way == "least":
-        return int(np.argsort(p, kind="stable")[k - 1])
-    if way == "probability":
-        return float(p[order[k - 1]])
-    return int(p.argmax())
+SAMPLED = "min(above, len(probabilities) - 1)"
+SORTED = {"np.cumsum(probabilities)": "np.cumsum(-np.sort(-probabilities))"}
+ORDER = 'np.argsort(-probabilities, kind="stable")'
+NOT_RESCALED = {"kept / kept.sum()": "kept"}
+NUCLEUS = "order[before < mass]"
 
-
-def _top(p: Array, k: int, *, way: str) -> Array:
-    order = np.argsort(-p, kind="stable")
-    best = {"least": order[::-1][:k], "first": np.arange(k), "one more": order[: k + 1]}.get(way, order[:k])
-    if way == "threshold":
-        best = np.flatnonzero(p >= p[order[k - 1]])
-    kept = np.zeros_like(p)
-    kept[best] = p[best]
-    if way == "not renormalised":
-        return kept
-    if way == "softmax":
-        kept[best] = np.exp(p[best])
-    if way == "equal":
-        kept[best] = 1.0
-    scaled: Array = kept / kept.sum()
-    return scaled
-
-
-def _nucleus(p: Array, mass: float, *, way: str) -> Array:
-    order = np.arange(len(p)) if way == "unsorted" else np.argsort(-p, kind="stable")
-    after = np.cumsum(p[order])
-    before = after - p[order]
-    best = order[before < mass]
-    if way == "crossing dropped":
-        best = order[after <= mass]
-    if way == "one more":
-        best = order[: len(best) + 1]
-    if way == "one more where met":
-        best = order[before <= mass]
-    if way == "threshold":
-        best = np.flatnonzero(p >= mass)
-    if way == "least":
-        best = order[before >= mass]
-    kept = np.zeros_like(p)
-    kept[best] = p[best]
-    if way == "not renormalised":
-        return kept
-    scaled: Array = kept / kept.sum()
-    return scaled
-
-
-def _beam(step: Step, start: int, beams: int, length: int, *, way: str) -> tuple[list[int], float]:
-    """Beam search with one thing wrong."""
-    kept: list[tuple[list[int], float]] = [([start], 0.0)]
-    for _ in range(length):
-        longer: list[tuple[list[int], float]] = []
-        for tokens, score in kept:
-            for token, p in enumerate(step(tokens[-1:] if way == "last token" else tokens)):
-                if p > 0:
-                    gain = float(p) if way == "no log" else float(np.log(p))
-                    longer.append(([*tokens, token], gain if way == "last step" else score + gain))
-        longer.sort(key=lambda each: each[1] if way == "worst" else -each[1])
-        kept = longer[: 1 if way == "greedy" else beams]
-    tokens, score = kept[0]
-    if way == "probability":
-        return tokens, float(np.exp(score))
-    if way == "start left out":
-        return tokens[1:], score
-    if way == "last kept":
-        return kept[-1]
-    return tokens, score
-
-
-DECODING = Exercises(
+DECODING = ExerciseSet(
     name="decoding",
     title="From probabilities to text",
     about=ABOUT,
-    given=GIVEN,
-    tasks=(
+    setup_code=SETUP_CODE,
+    exercises=(
         Exercise(
             name="sample",
             title="Sampling",
             prompt="""\
-Write `sample`: add the probabilities up in the order of the tokens, and return the first token at which the sum exceeds
+Write `sample`: add up the probabilities in the order of the tokens, and return the first token at which the sum exceeds
 `draw`, a number from 0 to 1. With probabilities 0.1, 0.4, 0.5 a draw of 0.3 gives token 1.
 """,
-            starter='''\
-def sample(probabilities: Float[Array, "w"], draw: float) -> int:
-    """The token at which the probabilities, summed up in order, first exceed a number drawn from 0 to 1."""
-    # TODO: np.cumsum, and the first place where it is above draw
-    raise NotImplementedError
-''',
             solution=solutions.sample,
-            check=by_answers(_drawn, _on_the_line),
-            slips=(
+            check=check_outputs(_sample_cases, _equal_draw_cases),
+            mistakes=(
                 PlantedMistake(
                     "always the likeliest",
-                    "whatever the draw, this is the likeliest token: that is greedy decoding, not sampling.",
-                    partial(_sample, way="likeliest"),
+                    "this is the likeliest token for every draw. That is greedy decoding, not sampling.",
+                    {SAMPLED: "int(probabilities.argmax())"},
                 ),
                 PlantedMistake(
                     "off by one",
                     "this is the token after the one where the sum exceeds the draw; tokens are counted from 0.",
-                    partial(_sample, way="late"),
+                    {SAMPLED: "above + 1"},
                 ),
                 PlantedMistake(
                     "summed in another order",
-                    "the probabilities were sorted before they were summed up; keep the order of the tokens.",
-                    partial(_sample, way="sorted"),
+                    "you sorted the probabilities before adding them up; keep the order of the tokens.",
+                    {**SORTED, SAMPLED: f"int({ORDER}[above])"},
                 ),
                 PlantedMistake(
                     "rank instead of token",
-                    "the probabilities were sorted, and what comes back is a rank, not a token.",
-                    partial(_sample, way="rank"),
+                    "you sorted the probabilities and returned a rank, not a token.",
+                    SORTED,
                 ),
                 PlantedMistake(
-                    "all tokens alike",
-                    "every token has the same chance here; the sum of the probabilities decides.",
-                    partial(_sample, way="even"),
+                    "uniform sampling",
+                    "every token has the same chance here. Use the cumulative sum of the probabilities.",
+                    {SAMPLED: "int(draw * len(probabilities))"},
                 ),
                 PlantedMistake(
                     "nearest probability",
-                    "this is the token whose probability is nearest to the draw; sum them up first.",
-                    partial(_sample, way="nearest"),
+                    "this is the token whose probability is nearest to the draw. Add the probabilities up first.",
+                    {SAMPLED: "int(np.abs(probabilities - draw).argmin())"},
                 ),
                 PlantedMistake(
-                    "sum that only meets the draw",
-                    "the sum meets the draw here, but does not exceed it: with `>=` a token of probability 0 can be "
+                    "sum equal to the draw",
+                    "the sum equals the draw here but does not exceed it. With `>=` a token of probability 0 can be "
                     "drawn. Compare with `>`.",
-                    partial(_sample, way="at the draw"),
+                    {'side="right"': 'side="left"'},
                 ),
             ),
         ),
@@ -269,82 +170,70 @@ def sample(probabilities: Float[Array, "w"], draw: float) -> int:
             name="kth",
             title="Greedy, and the k-th likeliest",
             prompt="""\
-Write `kth_likeliest`: the token of rank k by probability. Rank 1 is the likeliest, which makes it greedy decoding.
+Write `kth_likeliest`: the token of rank k by probability. Rank 1 is the likeliest token, which is greedy decoding.
 """,
-            starter='''\
-def kth_likeliest(probabilities: Float[Array, "w"], k: int) -> int:
-    """The token of rank k: the likeliest for k = 1, which is greedy decoding."""
-    # TODO: np.argsort, from the largest down
-    raise NotImplementedError
-''',
             solution=solutions.kth_likeliest,
-            check=by_answers(_ranked),
-            slips=(
+            check=check_outputs(_rank_cases),
+            mistakes=(
                 PlantedMistake(
                     "ranks from zero",
-                    "this is one rank too far: k = 1 is the likeliest, which stands at place 0.",
-                    partial(_rank, way="from zero"),
+                    "this is one rank too far: k = 1 is the likeliest token, which is at index 0.",
+                    {"[k - 1]": "[min(k, len(probabilities) - 1)]"},
                 ),
                 PlantedMistake(
                     "k-th unlikeliest",
-                    "np.argsort goes from small to large, so this is the k-th unlikeliest; sort -probabilities.",
-                    partial(_rank, way="least"),
+                    "np.argsort sorts from small to large, so this is the k-th unlikeliest. Sort -probabilities.",
+                    {ORDER: 'np.argsort(probabilities, kind="stable")'},
                 ),
                 PlantedMistake(
                     "probability instead of token",
-                    "this is the probability of the token; return the token itself, its place.",
-                    partial(_rank, way="probability"),
+                    "this is the probability of the token; return the token itself, its index.",
+                    {f"int({ORDER}[k - 1])": "float(-np.sort(-probabilities)[k - 1])"},
                 ),
-                PlantedMistake("k left out", "this is the likeliest token for any k.", partial(_rank, way="likeliest")),
+                PlantedMistake("k ignored", "this is the likeliest token for every k.", {"[k - 1]": "[0]"}),
             ),
         ),
         Exercise(
             name="top-k",
             title="Top-k",
             prompt="""\
-Write `top_k`: the probabilities of the k likeliest tokens, zero for all others, made to add up to one again. k may be
-as large as the vocabulary.
+Write `top_k`: the probabilities of the k likeliest tokens, zero for all others, rescaled to add up to one. k may be as
+large as the vocabulary.
 """,
-            starter='''\
-def top_k(probabilities: Float[Array, "w"], k: int) -> Float[Array, "w"]:
-    """The k likeliest tokens, with probabilities that add up to one again."""
-    # TODO: keep k, zero the rest, divide by what is left
-    raise NotImplementedError
-''',
             solution=solutions.top_k,
-            check=one_after_the_other(by_answers(_cut), in_any_order(_equals)),
-            slips=(
+            check=run_checks(check_outputs(_top_k_cases), check_sorted_outputs(_tie_cases)),
+            mistakes=(
                 PlantedMistake(
-                    "top-k without renormalising",
-                    "the right tokens are kept, but they no longer add up to one: divide by their sum.",
-                    partial(_top, way="not renormalised"),
+                    "top-k without rescaling",
+                    "you kept the right tokens, but they no longer add up to one: divide by their sum.",
+                    NOT_RESCALED,
                 ),
                 PlantedMistake(
                     "unlikeliest kept",
-                    "the k unlikeliest were kept: np.argsort goes from small to large.",
-                    partial(_top, way="least"),
+                    "you kept the k unlikeliest tokens: np.argsort sorts from small to large.",
+                    {"[:k]": "[::-1][:k]"},
                 ),
                 PlantedMistake(
                     "first k kept",
-                    "the first k of the vocabulary were kept; sort by probability.",
-                    partial(_top, way="first"),
+                    "you kept the first k tokens of the vocabulary; sort by probability.",
+                    {f"{ORDER}[:k]": "np.arange(k)"},
                 ),
                 PlantedMistake(
-                    "renormalised by softmax",
-                    "a softmax of probabilities flattens them; they are probabilities already, so divide by their sum.",
-                    partial(_top, way="softmax"),
+                    "rescaled by softmax",
+                    "a softmax of probabilities flattens them. They are probabilities already: divide by their sum.",
+                    {"= probabilities[best]": "= np.exp(probabilities[best])"},
                 ),
                 PlantedMistake(
-                    "kept tokens alike",
-                    "the kept tokens all have the same probability; they keep their own, divided by the sum.",
-                    partial(_top, way="equal"),
+                    "kept tokens equally likely",
+                    "all kept tokens have the same probability. Keep their own probabilities, divided by the sum.",
+                    {"= probabilities[best]": "= 1.0"},
                 ),
-                PlantedMistake("one token too many", "k + 1 tokens were kept.", partial(_top, way="one more")),
+                PlantedMistake("one token too many", "you kept k + 1 tokens.", {"[:k]": "[: k + 1]"}),
                 PlantedMistake(
-                    "more than k where some are equal",
-                    "all tokens as likely as the k-th were kept, which can be more than k; keep exactly k, whichever "
-                    "of the equal ones.",
-                    partial(_top, way="threshold"),
+                    "more than k on a tie",
+                    "you kept all tokens as likely as the k-th, which can be more than k. Keep exactly k of them; it "
+                    "does not matter which of the equally likely ones.",
+                    {f"{ORDER}[:k]": "np.flatnonzero(probabilities >= -np.sort(-probabilities)[k - 1])"},
                 ),
             ),
         ),
@@ -352,51 +241,46 @@ def top_k(probabilities: Float[Array, "w"], k: int) -> Float[Array, "w"]:
             name="nucleus",
             title="Nucleus sampling",
             prompt="""\
-Write `nucleus`: the fewest of the likeliest tokens that together have at least `mass`, zero for all others, made to add
-up to one again. The token that crosses the line belongs to them: with 0.5, 0.3, 0.2 and a mass of 0.6 two are kept.
+Write `nucleus` (top-p): the fewest of the likeliest tokens that together have at least `mass`, zero for all others,
+rescaled to add up to one. The token that reaches the mass is included: with 0.5, 0.3, 0.2 and a mass of 0.6 two tokens
+are kept.
 """,
-            starter='''\
-def nucleus(probabilities: Float[Array, "w"], mass: float) -> Float[Array, "w"]:
-    """The fewest of the likeliest tokens that have at least this mass, made to add up to one again."""
-    # TODO: sort, np.cumsum, keep up to and with the token that crosses, divide by what is left
-    raise NotImplementedError
-''',
             solution=solutions.nucleus,
-            check=by_answers(_masses, _masses_met),
-            slips=(
+            check=check_outputs(_nucleus_cases, _equal_mass_cases),
+            mistakes=(
                 PlantedMistake(
                     "crossing token dropped",
-                    "the token with which the sum crosses the mass was left out, so that less than the mass is kept, "
+                    "you left out the token with which the sum reaches the mass, so less than the mass is kept, "
                     "sometimes nothing. Keep a token if the sum *before* it is below the mass.",
-                    partial(_nucleus, way="crossing dropped"),
+                    {"before < mass": "np.cumsum(probabilities[order]) <= mass"},
                 ),
                 PlantedMistake(
-                    "one more where the mass is met",
-                    "the sum meets the mass exactly, and one token more was kept; at least the mass is enough.",
-                    partial(_nucleus, way="one more where met"),
+                    "one more on equality",
+                    "the sum equals the mass exactly, and you kept one more token; at least the mass is enough.",
+                    {"before < mass": "before <= mass"},
                 ),
                 PlantedMistake(
-                    "nucleus without renormalising",
-                    "the right tokens are kept, but they no longer add up to one: divide by their sum.",
-                    partial(_nucleus, way="not renormalised"),
+                    "nucleus without rescaling",
+                    "you kept the right tokens, but they no longer add up to one: divide by their sum.",
+                    NOT_RESCALED,
                 ),
                 PlantedMistake(
                     "nucleus unsorted",
-                    "the sum went through the tokens in the order of the vocabulary; begin with the likeliest.",
-                    partial(_nucleus, way="unsorted"),
+                    "you added up the tokens in the order of the vocabulary; begin with the likeliest.",
+                    {f"order = {ORDER}": "order = np.arange(len(probabilities))"},
                 ),
                 PlantedMistake(
-                    "mass taken as a threshold",
-                    "tokens with at least this probability were kept. The mass is that of all kept tokens together.",
-                    partial(_nucleus, way="threshold"),
+                    "mass used as a threshold",
+                    "you kept tokens with at least this probability. The mass is that of all kept tokens together.",
+                    {NUCLEUS: "np.flatnonzero(probabilities >= mass)"},
                 ),
                 PlantedMistake(
                     "one token too many",
-                    "one token after the crossing was kept too.",
-                    partial(_nucleus, way="one more"),
+                    "you also kept the token after the one that reaches the mass.",
+                    {NUCLEUS: "order[: (before < mass).sum() + 1]"},
                 ),
                 PlantedMistake(
-                    "the rest kept", "what lies outside the nucleus was kept.", partial(_nucleus, way="least")
+                    "the rest kept", "you kept the tokens outside the nucleus.", {"before < mass": "before >= mass"}
                 ),
             ),
         ),
@@ -404,59 +288,52 @@ def nucleus(probabilities: Float[Array, "w"], mass: float) -> Float[Array, "w"]:
             name="beam",
             title="Beam search",
             prompt="""\
-Write `beam_search`: begin with `[start]`; at each of `length` steps extend every text that is kept by every token of
-`step(tokens)`, and keep the `beams` likeliest. Probabilities multiply, so their logarithms add up; leave out what has
-probability 0. Return the likeliest text, with its start, and the logarithm of its probability.
+Write `beam_search`: begin with `[start]`. At each of `length` steps extend every kept text by every token of
+`step(tokens)`, and keep the `beams` likeliest texts. Probabilities multiply, so their logarithms add up; skip tokens of
+probability 0. Return the likeliest text, including its start, and the logarithm of its probability.
 """,
-            starter='''\
-def beam_search(step: Callable[[list[int]], Array], start: int, beams: int, length: int) -> tuple[list[int], float]:
-    """The likeliest text found by keeping the best few at every step, and the logarithm of its probability."""
-    kept: list[tuple[list[int], float]] = [([start], 0.0)]
-    # TODO: extend each of them by each token, add the logarithm of its probability, sort, keep the best
-    raise NotImplementedError
-''',
             solution=solutions.beam_search,
-            check=by_answers(_searches, _looking_back),
-            slips=(
+            check=check_outputs(_beam_cases, _long_memory_cases),
+            mistakes=(
                 PlantedMistake(
-                    "beam that forgets log",
-                    "probabilities were added up. They multiply: add their logarithms, np.log.",
-                    partial(_beam, way="no log"),
+                    "beam search without log",
+                    "you added up probabilities. They multiply: add their logarithms, np.log.",
+                    {"float(np.log(probability))": "float(probability)"},
                 ),
                 PlantedMistake(
                     "beam of one",
-                    "only the likeliest text was kept at each step, as in greedy decoding; keep `beams` of them.",
-                    partial(_beam, way="greedy"),
+                    "you kept only the likeliest text at each step, as in greedy decoding; keep `beams` of them.",
+                    {"[:beams]": "[:1]"},
                 ),
                 PlantedMistake(
                     "score of the last step alone",
-                    "texts were compared by their last token only; add to the score they had.",
-                    partial(_beam, way="last step"),
+                    "you compared texts by their last token only; add its score to the score of the text.",
+                    {"score + float(np.log(probability))": "float(np.log(probability))"},
                 ),
                 PlantedMistake(
                     "last token alone",
-                    "`step` was handed only the last token; what comes next depends on the whole text: step(tokens).",
-                    partial(_beam, way="last token"),
+                    "you passed only the last token to `step`. The next token depends on the whole text: step(tokens).",
+                    {"step(tokens)": "step(tokens[-1:])"},
                 ),
                 PlantedMistake(
                     "probability instead of its logarithm",
-                    "the text is right; return the logarithm of its probability beside it.",
-                    partial(_beam, way="probability"),
+                    "the text is right; return the logarithm of its probability with it.",
+                    {"return kept[0]": "return kept[0][0], float(np.exp(kept[0][1]))"},
                 ),
                 PlantedMistake(
                     "worst kept",
-                    "the unlikeliest texts were kept: sort from the largest down.",
-                    partial(_beam, way="worst"),
+                    "you kept the unlikeliest texts: sort from the largest down.",
+                    {"-each[1]": "each[1]"},
                 ),
                 PlantedMistake(
                     "start left out",
                     "the text should begin with the token it started from.",
-                    partial(_beam, way="start left out"),
+                    {"return kept[0]": "return kept[0][0][1:], kept[0][1]"},
                 ),
                 PlantedMistake(
                     "last of the beam",
-                    "this is the last text that was kept; return the likeliest, the first.",
-                    partial(_beam, way="last kept"),
+                    "this is the last text that was kept; return the likeliest, which is the first.",
+                    {"return kept[0]": "return kept[-1]"},
                 ),
             ),
         ),

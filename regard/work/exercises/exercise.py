@@ -1,33 +1,41 @@
-"""What an exercise is: a prompt, a start, a solution that runs, and slips that run too.
+"""What an exercise is: a prompt, a reference solution, a check, and mistakes that students often make.
 
-A slip is a wrong solution that students are known to write, with the hint that helps. Whatever a student hands in is
-run on the same inputs as the solution; if it is not right, the slip that gives the same wrong answers is what it
-looks like.
+A planted mistake is the reference solution with some of its text replaced. A student's answer is run on the same inputs
+as the solution. If the results differ, the mistake that gives the same wrong results tells which hint to show.
 """
 
+import functools
+import importlib
 import inspect
-from collections.abc import Callable
+import re
+import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from regard.base.registry import Registry
 
+_TODO_BODY = re.compile(r"((?:^( +)# TODO.*\n)+)(?:^\2.*\n|^\n(?=\2))+", re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class PlantedMistake:
-    """A typical wrong solution, and what to tell whoever wrote it."""
+    """A typical wrong solution and the hint for whoever wrote it.
+
+    wrong  edits of the solution's module, {text: replacement}, or the wrong function itself
+    """
 
     name: str
     hint: str
-    wrong: Callable[..., Any]
+    wrong: Mapping[str, str] | Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What is wrong with what was written: the slip it looks like, if one is known, and the words to say."""
+    """What is wrong with an answer: the mistake it looks like, if one is known, and the feedback."""
 
-    slip: str | None
-    words: str
+    mistake: str | None
+    feedback: str
 
 
 Check = Callable[["Exercise", Any], CheckResult | None]
@@ -35,43 +43,72 @@ Check = Callable[["Exercise", Any], CheckResult | None]
 
 @dataclass(frozen=True)
 class Exercise:
-    """One thing to write: a function or a class with the name of its solution."""
+    """A function or class that students write; it has the same name as its solution."""
 
     name: str
     title: str
     prompt: str
-    starter: str
     solution: Callable[..., Any]
     check: Check
-    slips: tuple[PlantedMistake, ...]
+    mistakes: tuple[PlantedMistake, ...]
 
     @property
-    def writes(self) -> str:
-        """The name that the student's function or class has."""
+    def function_name(self) -> str:
+        """The name of the function or class to write."""
         return self.solution.__name__
 
     @property
     def source(self) -> str:
-        """The solution as text: the code that runs here."""
-        return inspect.getsource(self.solution)
+        """The source of the reference solution."""
+        return solution_source(self.solution)
 
-    def find(self, written: Any) -> CheckResult | None:
-        """What is wrong with what a student wrote, or None."""
-        return self.check(self, written)
+    @property
+    def starter(self) -> str:
+        """The solution's source with `raise NotImplementedError` in place of the code below each `# TODO`."""
+        return _TODO_BODY.sub(r"\1\2raise NotImplementedError\n", inspect.getsource(self.solution))
+
+    def find_mistake(self, answer: Any) -> CheckResult | None:
+        """Check a student's function or class; None if it is correct."""
+        return self.check(self, answer)
+
+    def wrong_solution(self, mistake: PlantedMistake) -> Any:
+        """The function or class that makes this mistake."""
+        if callable(mistake.wrong):
+            return mistake.wrong
+        return getattr(_edited_module(self.solution.__module__, tuple(mistake.wrong.items())), self.function_name)
+
+
+def solution_source(solution: Callable[..., Any]) -> str:
+    """The source of a reference solution without its `# TODO` comments."""
+    return re.sub(r"(?m)^ +# TODO.*\n", "", inspect.getsource(solution))
+
+
+@functools.cache
+def _edited_module(name: str, edits: tuple[tuple[str, str], ...]) -> types.ModuleType:
+    """A copy of a module in which every occurrence of some texts is replaced."""
+    original = importlib.import_module(name)
+    source = inspect.getsource(original)
+    for old, new in edits:
+        if old not in source:
+            raise ValueError(f"a planted mistake replaces {old!r}, which is not in {name}")
+        source = source.replace(old, new)
+    module = types.ModuleType(name)
+    exec(compile(source, str(original.__file__), "exec"), vars(module))
+    return module
 
 
 @dataclass(frozen=True)
-class Exercises:
-    """A set of exercises that build on each other, with what is given to all of them."""
+class ExerciseSet:
+    """Exercises that build on each other, and the code that comes before the first."""
 
     name: str
     title: str
     about: str
-    given: str  # code that stands before the first exercise
-    tasks: tuple[Exercise, ...]
+    setup_code: str
+    exercises: tuple[Exercise, ...]
 
     def __getitem__(self, name: str) -> Exercise:
         known: Registry[Exercise] = Registry(f"exercise of {self.name}")
-        for task in self.tasks:
-            known.add(task.name)(task)
+        for exercise in self.exercises:
+            known.add(exercise.name)(exercise)
         return known[name]

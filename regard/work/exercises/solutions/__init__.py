@@ -1,1 +1,5 @@
-"""The solutions of the exercises: code that runs here, and stands in the teacher's notebook as it is."""
+"""Reference solutions of the exercises.
+
+The code below a `# TODO` comment is what students write: their notebook has the comment and `raise
+NotImplementedError` instead, the teacher's notebook has the code without the comment.
+"""

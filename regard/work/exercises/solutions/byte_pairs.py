@@ -1,11 +1,12 @@
-"""Byte pairs: a vocabulary learned by merging the commonest pair of neighbours, again and again."""
+"""Reference solutions: byte-pair encoding, a vocabulary learned by merging the most frequent pair of neighbours."""
 
 from itertools import pairwise
 
 
 def count_pairs(words: dict[tuple[str, ...], int]) -> dict[tuple[str, str], int]:
-    """How often each pair of neighbours occurs; a word counts as often as it is in the text."""
+    """Return how often each pair of neighbours occurs; a word counts as often as it is in the text."""
     counts: dict[tuple[str, str], int] = {}
+    # TODO: go through the pairs of neighbours of each word
     for symbols, times in words.items():
         for pair in pairwise(symbols):
             counts[pair] = counts.get(pair, 0) + times
@@ -13,9 +14,10 @@ def count_pairs(words: dict[tuple[str, ...], int]) -> dict[tuple[str, str], int]
 
 
 def merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
-    """The symbols with every such pair made one, from left to right, no symbol used twice."""
+    """Return the symbols with every such pair merged into one, from left to right, no symbol used twice."""
     merged: list[str] = []
     at = 0
+    # TODO: go along; step over two symbols where the pair is found, else over one
     while at < len(symbols):
         if symbols[at : at + 2] == pair:
             merged.append(symbols[at] + symbols[at + 1])
@@ -27,25 +29,27 @@ def merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 
 
 def learn_merges(words: dict[tuple[str, ...], int], merges: int) -> list[tuple[str, str]]:
-    """The pairs that were merged, in order: always the commonest, of equals the first in the alphabet."""
+    """Return the merged pairs in order: always the most frequent, on a tie the alphabetically first."""
     learned: list[tuple[str, str]] = []
+    # TODO: count_pairs, choose a pair, merge it in every word, count again
     for _ in range(merges):
         counts = count_pairs(words)
         if not counts:
             break
         pair = min(counts, key=lambda pair: (-counts[pair], pair))
         learned.append(pair)
-        joined: dict[tuple[str, ...], int] = {}
+        merged_words: dict[tuple[str, ...], int] = {}
         for symbols, times in words.items():
-            left = merge(symbols, pair)
-            joined[left] = joined.get(left, 0) + times
-        words = joined
+            merged = merge(symbols, pair)
+            merged_words[merged] = merged_words.get(merged, 0) + times
+        words = merged_words
     return learned
 
 
 def tokenise(word: str, merges: list[tuple[str, str]]) -> list[str]:
-    """The tokens of a word: its letters, merged in the order in which merges were learned."""
+    """Return the tokens of a word: its letters, merged in the order in which the merges were learned."""
     symbols = tuple(word)
+    # TODO: apply every merge in turn
     for pair in merges:
         symbols = merge(symbols, pair)
     return list(symbols)

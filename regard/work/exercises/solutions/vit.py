@@ -1,4 +1,4 @@
-"""The Vision Transformer, part by part."""
+"""Reference solutions: the Vision Transformer, part by part."""
 
 import torch
 from jaxtyping import Float
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class PatchEmbedding(nn.Module):
-    """Cuts images into patches and projects each: channel by channel, row by row."""
+    """Cut images into patches and project each patch to a token."""
 
     def __init__(self, channels: int, patch: int, width: int) -> None:
         super().__init__()
@@ -14,16 +14,16 @@ class PatchEmbedding(nn.Module):
         self.project = nn.Linear(channels * patch * patch, width)
 
     def forward(self, images: Float[Tensor, "b k y x"]) -> Float[Tensor, "b n d"]:
+        # TODO: reshape to (b, k, rows, patch, columns, patch), permute rows and columns to the front, flatten, project
         b, channels, height, width = images.shape
         rows, columns = height // self.patch, width // self.patch
         cut = images.reshape(b, channels, rows, self.patch, columns, self.patch)
         flat = cut.permute(0, 2, 4, 1, 3, 5).reshape(b, rows * columns, channels * self.patch**2)
-        out: Tensor = self.project(flat)
-        return out
+        return self.project(flat)
 
 
 class SelfAttention(nn.Module):
-    """Self-attention of several heads, each of an equal share of the width."""
+    """Multi-head self-attention; the heads share the width equally."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -34,6 +34,7 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        # TODO: heads (b, h, n, c); scores and their softmax (b, h, n, n); concatenate the heads; apply out
         b, n, d = x.shape
         q, k, v = (
             project(x).reshape(b, n, self.heads, d // self.heads).transpose(1, 2)
@@ -41,12 +42,11 @@ class SelfAttention(nn.Module):
         )
         scores = q @ k.transpose(-2, -1) / (d // self.heads) ** 0.5
         mixed = scores.softmax(-1) @ v
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(b, n, d))
-        return out
+        return self.out(mixed.transpose(1, 2).reshape(b, n, d))
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward part, each normalised before and added to what came in."""
+    """A pre-norm Transformer block: attention and a feed-forward part, each with a norm before and a residual."""
 
     def __init__(self, width: int, hidden: int, attention: nn.Module) -> None:
         super().__init__()
@@ -57,27 +57,29 @@ class Block(nn.Module):
         self.down = nn.Linear(hidden, width)
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        # TODO: two parts, each with a norm before it and a residual around it
         x = x + self.attention(self.attention_norm(x))
         hidden = nn.functional.gelu(self.up(self.feedforward_norm(x)))
-        out: Tensor = x + self.down(hidden)
-        return out
+        return x + self.down(hidden)
 
 
 class ViT(nn.Module):
-    """Patches behind a class token, positions added, blocks, and a class read from the first token."""
+    """A class token before the patches, positions added, blocks, and the class read from the class token."""
 
     def __init__(self, patches: nn.Module, blocks: nn.Module, tokens: int, width: int, classes: int) -> None:
         super().__init__()
         self.patches = patches
+        self.blocks = blocks
+        # TODO: class_token (1, 1, width) and positions (1, tokens + 1, width), both nn.Parameter
+        # TODO: norm, a LayerNorm, and head, a Linear to the classes
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, tokens + 1, width))
-        self.blocks = blocks
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Float[Tensor, "b k y x"]) -> Float[Tensor, "b w"]:
+        # TODO: patches, class token before them, positions, blocks, norm, head on the first token
         patches = self.patches(images)
         first = self.class_token.expand(patches.shape[0], -1, -1)
         x = torch.cat([first, patches], dim=1) + self.positions
-        out: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
-        return out
+        return self.head(self.norm(self.blocks(x))[:, 0])

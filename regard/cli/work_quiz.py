@@ -35,7 +35,7 @@ def command(
     given: dict[str, Any] = {}
     if answers is not None:
         if export is not None:
-            raise ConfigError("--export writes a quiz and --answers grades one; give one of them")
+            raise ConfigError("--export writes a quiz and --answers grades one; use one of them")
         given, own = read_answers(answers)
         chosen = agreed(chosen, own, answers)
     settings = {name: DEFAULTS[name] if value is None else value for name, value in chosen.items()}
@@ -91,7 +91,7 @@ def ask(quiz: "Quiz") -> None:
         announce(question)
         marks.append(question.reveal(given))
         typer.echo(str(marks[-1]))
-    typer.echo(f"\n{sum(mark.ok for mark in marks)} of {len(marks)} right.")
+    typer.echo(f"\n{sum(mark.ok for mark in marks)} of {len(marks)} correct.")
 
 
 def predicted(question: "QuizQuestion") -> object | None:
@@ -121,17 +121,17 @@ def review(quiz: "Quiz", given: dict[str, Any], json: bool) -> None:
     else:
         for mark in marks:
             typer.echo(f"{mark.question}\n{mark}\n")
-        typer.echo(f"{right} of {len(marks)} right.")
+        typer.echo(f"{right} of {len(marks)} correct.")
     if right < len(marks):
         raise typer.Exit(1)
 
 
 def write(quiz: "Quiz", path: Path) -> None:
     """Write the quiz as a notebook, and its answers, for which every experiment is run."""
-    from regard.work.notebook import export, free
+    from regard.work.notebook import notebook_paths, write_notebooks
     from regard.work.quiz_notebook import of_quiz
 
-    free(path)  # before anything runs
+    notebook_paths(path)  # before anything runs
     tell(f"running {len(quiz.questions)} experiments for the key")
-    for file in export(of_quiz(quiz), of_quiz(quiz, key=True), path):
+    for file in write_notebooks(of_quiz(quiz), of_quiz(quiz, key=True), path):
         tell(f"saved {file}")

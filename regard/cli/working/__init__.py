@@ -1,1 +1,0 @@
-"""Commands of `regard work` besides the worked solution."""
