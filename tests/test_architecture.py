@@ -28,7 +28,7 @@ BELOW["cli"] = set(BELOW)
 DOOR = ("regard.core.attend", "regard.core.channel", "regard.core.cache")  # what stands on the kernels
 MAY_USE_SURFACE = {"lab", "work", "explorer", "cli"}  # `import regard` hides what is used, so only the top may
 OPTIONAL = {"triton"}  # comes with torch where there is a GPU
-IMPORTED_AS = {"pillow": "PIL", "scikit_learn": "sklearn"}  # where a package has another name than its distribution
+IMPORTED_AS = {"pillow": "PIL"}  # where a package has another name than its distribution
 
 
 @dataclass(frozen=True)

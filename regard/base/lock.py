@@ -1,32 +1,33 @@
-"""A folder that one process at a time works in."""
+"""A file lock on a folder, so that one process at a time writes to it."""
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from regard.base.errors import ConfigError
 
-FILE = ".lock"
+LOCK_FILE = ".lock"
 
 
 @contextmanager
-def only_one_in(folder: Path) -> Iterator[None]:
-    """Refuse where another process is in here; one that dies has left, however it died.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. Raises ConfigError at once if another process holds it.
 
-    SQLite's locks do that on every system.
+    The system releases the lock when its process ends, even if it is killed.
     """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder")
+    # is_singleton and thread_local are off, so that two runs of one process exclude each other too
+    lock = FileLock(folder / LOCK_FILE, timeout=0, thread_local=False, is_singleton=False)
     try:
-        lock = sqlite3.connect(folder / FILE, timeout=0, isolation_level=None, check_same_thread=False)
-    except sqlite3.Error as error:
-        raise OSError(f"{folder / FILE} cannot be made: {error}") from None
-    with closing(lock):
-        try:
-            lock.execute("BEGIN EXCLUSIVE")
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-                raise ConfigError(
-                    f"another process is at work in {folder}; wait for its end, or choose another folder (--folder)"
-                ) from None
-            raise OSError(f"{folder / FILE} cannot be locked: {error}") from None
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(
+            f"another process is running in {folder}; wait until it ends, or choose another folder (--folder)"
+        ) from None
+    try:
         yield
+    finally:
+        lock.release()

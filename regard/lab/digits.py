@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits as the lab trains on them: 8 x 8 pixels, 1,397 to learn from and 400 to test on."""
+"""Handwritten digits as the lab trains on them: 8 x 8 pixels, 1,397 to learn from and 400 to test on."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.seeds import make_generator
+from regard.data.digits import read_digits
 from regard.lab.fitting import fit
 
 SIDE, CLASSES, TO_LEARN = 8, 10, 1397
@@ -32,11 +33,9 @@ class Digits(NamedTuple):
 @cache
 def digits() -> tuple[Digits, Digits]:
     """Those to train on and those to test on, the same ones always: pixels go from -1 to 1."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
-    found = load_digits()
-    images = torch.tensor(found.images, dtype=torch.float32)[:, None] / 8 - 1
-    both = Digits(images, torch.tensor(found.target, dtype=torch.int64))
+    pixels, labels = read_digits()
+    images = pixels[:, None] / 8 - 1
+    both = Digits(images, labels)
     order = torch.randperm(len(images), generator=make_generator(0))  # writers follow one another in the file
     return both.some(order[:TO_LEARN]), both.some(order[TO_LEARN:])
 

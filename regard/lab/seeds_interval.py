@@ -1,16 +1,16 @@
 """Results over several seeds: how far their mean may be from the truth, and what follows from it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot
 from statistics import stdev
+
+from regard.base.confidence import student_t_quantile
 
 
 def interval(values: Sequence[float]) -> float:
     """Half of a 95 % interval of the mean, by Student's t."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(len(values) - 1, 0.975) * stdev(values) / len(values) ** 0.5)
+    return student_t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Estimate:
 
     def __add__(self, other: "Estimate | float") -> "Estimate":
         more = other if isinstance(other, Estimate) else Estimate(other)
-        return Estimate(self.mean + more.mean, hypot(self.half, more.half))
+        return Estimate(self.mean + more.mean, math.hypot(self.half, more.half))
 
     def __sub__(self, other: "Estimate | float") -> "Estimate":
         return self + (-other)

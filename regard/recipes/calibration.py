@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy
 
+from regard.base.confidence import binomial_lower_bound
 from regard.base.errors import ConfigError
 from regard.base.validation import check_number
 
@@ -92,9 +93,7 @@ def calibrated(said: Sequence[Prediction], right: Sequence[bool], precision: flo
 
 def _at_least(hits: int, count: int) -> float:
     """The lowest share of right answers that gives so many hits at least once in ten times."""
-    from scipy.special import betaincinv
-
-    return float(betaincinv(hits, count - hits + 1, 1 - SURE)) if hits else 0.0
+    return binomial_lower_bound(hits, count, SURE)
 
 
 def _fitted(said: Sequence[Prediction], right: Sequence[bool]) -> tuple[float, float, float]:
@@ -102,8 +101,6 @@ def _fitted(said: Sequence[Prediction], right: Sequence[bool]) -> tuple[float, f
 
     One answer of each kind is added, the least and the most likely, so that a curve always exists.
     """
-    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
-
     named = [(one, hit) for one, hit in zip(said, right, strict=True) if one.name > -math.inf]
     if not named:
         return 0.0, 0.0, 0.0  # nobody is asked about by name, so nothing is ever sure
@@ -112,11 +109,36 @@ def _fitted(said: Sequence[Prediction], right: Sequence[bool]) -> tuple[float, f
     y = numpy.array([*(hit for _, hit in named), False, True])
     weights, counted = [0.0, 0.0], [0, 1]
     while counted:
-        model = LogisticRegression(C=1e3, max_iter=1000).fit(x[:, counted], y)
-        worst = int(model.coef_[0].argmin())
-        if model.coef_[0, worst] > 0:
-            for column, weight in zip(counted, model.coef_[0], strict=True):
-                weights[column] = float(weight)
-            return weights[0], weights[1], float(model.intercept_[0])
+        *fitted, offset = logistic_regression(x[:, counted], y)
+        worst = fitted.index(min(fitted))
+        if fitted[worst] > 0:
+            for column, weight in zip(counted, fitted, strict=True):
+                weights[column] = weight
+            return weights[0], weights[1], offset
         counted.pop(worst)  # what is likelier is not better
     return 0.0, 0.0, math.log(y.sum() / (len(y) - y.sum()))  # all are right as often
+
+
+def logistic_regression(x: numpy.ndarray, y: numpy.ndarray, penalty: float = 1e-3) -> list[float]:
+    """Return the weight of each column of `x` and the intercept that minimize the log loss of `y`.
+
+    Newton's method, with half the penalty times the squared weights added so that separable data have a minimum.
+    """
+    columns = numpy.column_stack([x, numpy.ones(len(x))])
+    ridge = numpy.diag([penalty] * x.shape[1] + [0.0])
+    sign = numpy.where(y, 1.0, -1.0)
+
+    def loss(weights: numpy.ndarray) -> float:
+        return float(numpy.logaddexp(0, -sign * (columns @ weights)).sum() + weights @ ridge @ weights / 2)
+
+    weights = numpy.zeros(columns.shape[1])
+    for _ in range(100):
+        p = 1 / (1 + numpy.exp(-numpy.clip(columns @ weights, -700, 700)))
+        gradient = columns.T @ (p - y) + ridge @ weights
+        step = numpy.linalg.solve((columns.T * (p * (1 - p))) @ columns + ridge, gradient)
+        while loss(weights - step) > loss(weights) and abs(step).max() > 1e-12:
+            step = step / 2
+        weights = weights - step
+        if abs(step).max() < 1e-10 * max(1.0, abs(weights).max()):
+            break
+    return [float(weight) for weight in weights]

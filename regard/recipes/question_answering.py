@@ -6,7 +6,7 @@ from pathlib import Path
 
 from regard.base.config import from_json, to_json
 from regard.base.errors import ConfigError, RegardError
-from regard.base.lock import only_one_in
+from regard.base.lock import lock_folder
 from regard.data.birthplaces_dataset import QUESTION, BirthplaceQuestion
 from regard.data.characters import Characters
 from regard.data.fact_store import FactStore, StoredFact, open_fact_store
@@ -18,7 +18,7 @@ from regard.recipes.name_likelihood import familiarity, name_in
 from regard.recipes.recipe import RESULT, RecipeResult, RunLocation, load_finished_run, save_result
 from regard.recipes.run_folder import read_json_fields
 from regard.recipes.span_infilling import Asked, answers
-from regard.train.loop import fit, lock_folder
+from regard.train.loop import convert_os_errors, fit
 from regard.train.optimizers import AdamW
 from regard.train.plan import TrainingPlan
 from regard.train.schedule import Linear
@@ -85,8 +85,8 @@ class QuestionAnswerer:
         Texts and old questions are read along, so that what is new does not drive out what was known.
         """
         with ExitStack() as until_the_end:
-            with lock_folder(self.folder):
-                place.world.shared(lambda: until_the_end.enter_context(only_one_in(self.folder)))
+            with convert_os_errors(self.folder):
+                place.world.shared(lambda: until_the_end.enter_context(lock_folder(self.folder)))
             return self._learned(place, steps, rate)
 
     def _learned(self, place: RunLocation, steps: int, rate: float) -> tuple[list[StoredFact], dict[str, float]]:

@@ -9,7 +9,7 @@ from typing import Any
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.data.folders import files_below
-from regard.train.loop import lock_folder
+from regard.train.loop import convert_os_errors
 
 RUN = "run.json"
 ASIDE = ("data at", "launch")  # what may differ between beginning and going on
@@ -20,7 +20,7 @@ def check_can_begin(folder: Path, recipe: str, settings: Any, *, resume: bool) -
 
     settings  as JSON has them
     """
-    with lock_folder(folder):
+    with convert_os_errors(folder):
         kept = read_json_fields(folder / RUN) if (folder / RUN).is_file() else None
     if kept is not None and not resume:
         raise ConfigError(f"{folder} holds a run already; go on with it by --resume, or choose another --folder")
@@ -34,7 +34,7 @@ def begin_run(folder: Path, recipe: str, settings: Any, data: Path | None, *, re
     wanted = {"recipe": recipe, "settings": settings, "data": None if data is None else fingerprint(data, folder)}
     where = None if data is None else str(data.resolve())
     text = json.dumps({**wanted, "data at": where, "launch": launch()}, indent=1) + "\n"
-    with lock_folder(folder):
+    with convert_os_errors(folder):
         if (folder / RUN).is_file():
             _check_same(folder, read_json_fields(folder / RUN), wanted)
         folder.mkdir(parents=True, exist_ok=True)

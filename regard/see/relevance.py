@@ -15,6 +15,7 @@ from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, ShapeError
 from regard.base.validation import check_number
 from regard.see.arguments import numbers, within
+from regard.see.max_flow import layered_max_flow
 from regard.see.record import Record, Seen
 
 Maps = Seen | Sequence[Record | Tensor]
@@ -135,23 +136,9 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
 
 
 def _flows(layers: list[Float[Tensor, "n n"]], row: int) -> Float[Tensor, "n"]:
-    """The largest flow to one output from every input. Node l n + p is position p after l layers."""
-    import numpy as np
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import maximum_flow
-
-    n, depth = len(layers[0]), len(layers)
-    into, outof, room = [], [], []
-    for layer, weights in enumerate(layers):
-        i, j = np.nonzero(weights.numpy() > 0)
-        into.append(layer * n + j)
-        outof.append((layer + 1) * n + i)
-        room.append(np.rint(weights.numpy()[i, j] * SCALE))
-    capacities = np.concatenate(room).astype(np.int32)
-    size = (depth + 1) * n
-    graph = coo_array((capacities, (np.concatenate(into), np.concatenate(outof))), shape=(size, size)).tocsr()
-    values = [maximum_flow(graph, source, depth * n + row).flow_value for source in range(n)]
-    return torch.tensor(values, dtype=torch.float64) / SCALE
+    """The maximum flow from every input to one output."""
+    capacities = (torch.stack(layers) * SCALE).round().long().numpy()
+    return torch.from_numpy(layered_max_flow(capacities, row)).double() / SCALE
 
 
 def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | None = None) -> Float[Tensor, "b r n"]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.base.atomic_write import write_atomically
 from regard.base.config import to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError
-from regard.base.lock import only_one_in
+from regard.base.lock import lock_folder
 from regard.train import rng_state
 from regard.train.averaging import Averager
 from regard.train.checkpoint import CheckpointFolder, TrainingState
@@ -358,9 +358,9 @@ def _check(plan: TrainingPlan, folder: Path | None, resume: bool, world: Process
 
 def _begin(folder: Path, plan: TrainingPlan, resume: bool, until_the_end: ExitStack) -> None:
     """Keep the plan in the folder, or see that it is the one kept there; nobody else may train there meanwhile."""
-    with lock_folder(folder):
+    with convert_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        until_the_end.enter_context(only_one_in(folder))
+        until_the_end.enter_context(lock_folder(folder))
         for left in folder.glob(".unfinished-*"):  # by a run that was killed
             left.unlink()
         states = CheckpointFolder(folder / STATES).steps()
@@ -390,7 +390,7 @@ def _kept(file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def convert_os_errors(folder: Path) -> Iterator[None]:
     """Where a run begins: if nothing can be kept in its folder, say so."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""One process at a time works in a folder, and one that was killed has left it."""
+"""One process at a time holds the lock of a folder, and a killed process does not keep it."""
 
 import subprocess
 import sys
@@ -7,44 +7,41 @@ from pathlib import Path
 import pytest
 
 from regard.base.errors import ConfigError
-from regard.base.lock import only_one_in
+from regard.base.lock import lock_folder
 
-HOLDS = """
+HOLD = """
 import pathlib, sys, time
-from regard.base.lock import only_one_in
-with only_one_in(pathlib.Path(sys.argv[1])):
-    print("in", flush=True)
+from regard.base.lock import lock_folder
+with lock_folder(pathlib.Path(sys.argv[1])):
+    print("locked", flush=True)
     time.sleep(60)
 """
 
 
-def test_a_folder_is_another_s_until_that_one_leaves(tmp_path: Path) -> None:
-    with only_one_in(tmp_path):
-        with pytest.raises(ConfigError, match="another process is at work in"), only_one_in(tmp_path):
+def test_a_folder_is_locked_until_the_lock_is_released(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with lock_folder(tmp_path):
+        with pytest.raises(ConfigError, match="another process is running in"), lock_folder(tmp_path):
             pass
-        with only_one_in(_made(tmp_path / "other")):  # folders are apart
+        with lock_folder(other):
             pass
-    with only_one_in(tmp_path):
+    with lock_folder(tmp_path):
         pass
 
 
-def test_a_process_that_was_killed_has_left(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"in\n"
-        with pytest.raises(ConfigError, match="wait for its end, or choose another folder"), only_one_in(tmp_path):
+def test_a_killed_process_does_not_keep_the_lock(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        with pytest.raises(ConfigError, match="wait until it ends, or choose another folder"), lock_folder(tmp_path):
             pass
-        other.kill()
-        other.wait()
-        with only_one_in(tmp_path):
+        process.kill()
+        process.wait()
+        with lock_folder(tmp_path):
             pass
 
 
-def test_a_folder_that_is_not_there_is_an_error_of_the_file_system(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="cannot be made"), only_one_in(tmp_path / "nowhere"):
+def test_a_missing_folder_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"), lock_folder(tmp_path / "nowhere"):
         pass
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from regard.base.errors import DataError
-from regard.data.digits import digits
+from regard.data.digits import digits, read_digits
 from regard.data.images import Images, read_images
 
 TEN = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -667,6 +667,13 @@ def test_the_built_in_digits_are_whole() -> None:
     # a one is dark at the sides and bright in the middle
     ones = found.pixels[found.labels == 1].float().mean((0, 1, 2))
     assert ones[4] > 5 * ones[0]
+
+
+def test_the_built_in_digits_are_those_of_scikit_learn() -> None:
+    truth = pytest.importorskip("sklearn.datasets").load_digits()
+    pixels, labels = read_digits()
+    assert torch.equal(pixels.double(), torch.from_numpy(truth.images))
+    assert labels.tolist() == truth.target.tolist()
 
 
 @pytest.mark.real

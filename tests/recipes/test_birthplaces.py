@@ -10,7 +10,7 @@ import torch
 
 from regard.base.config import from_json, override
 from regard.base.errors import ConfigError, DataError, UnknownNameError
-from regard.base.lock import only_one_in
+from regard.base.lock import lock_folder
 from regard.data.birthplaces_dataset import BirthplaceQuestion
 from regard.data.characters import Characters
 from regard.data.span_corruption import IGNORED, MASK, PAD
@@ -235,7 +235,7 @@ def test_one_process_at_a_time_learns(tmp_path: Path) -> None:
     get_recipe("birthplaces").run(tiny(), RunLocation(folder=tmp_path))
     asking = load_question_answerer(tmp_path)
     asking.store.keep("Where was Ada Borin born?", "Bern")
-    with only_one_in(tmp_path), pytest.raises(ConfigError, match="another process is at work"):
+    with lock_folder(tmp_path), pytest.raises(ConfigError, match="another process is running"):
         asking.learn(RunLocation(), steps=1)
 
 

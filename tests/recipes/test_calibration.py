@@ -3,10 +3,11 @@
 import math
 import random
 
+import numpy as np
 import pytest
 
 from regard.base.errors import ConfigError
-from regard.recipes.calibration import Prediction, calibrated
+from regard.recipes.calibration import Prediction, calibrated, logistic_regression
 
 
 def drawn(count: int, seed: int = 0) -> tuple[list[Prediction], list[bool]]:
@@ -150,3 +151,15 @@ def test_where_likelier_answers_are_not_better_all_are_as_sure_as_the_share_that
     sure = alike(*(-0.01 * number for number in range(100)))
     found = calibrated(sure, [number >= 36 for number in range(100)], 0.9)
     assert found.of(sure[0]) == found.of(sure[-1]) == pytest.approx(0.64, abs=0.01)
+
+
+@pytest.mark.parametrize("separable", [True, False])
+def test_logistic_regression_gives_the_weights_of_scikit_learn(separable: bool) -> None:
+    linear = pytest.importorskip("sklearn.linear_model")
+    draws = np.random.default_rng(3)
+    x = draws.normal(size=(97, 2)) * (5.0, 40.0)
+    noise = 0.0 if separable else draws.logistic(size=97)
+    y = x @ (0.8, -0.05) + 0.5 + noise > 0
+    model = linear.LogisticRegression(C=1e3, max_iter=10_000, tol=1e-12).fit(x, y)
+    expected = [*model.coef_[0], model.intercept_[0]]
+    assert logistic_regression(x, y) == pytest.approx(expected, rel=1e-4)

@@ -384,7 +384,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
 
     def second(now: Progress) -> None:
         before = files(tmp_path)
-        with pytest.raises(ConfigError, match="another process is at work in"):
+        with pytest.raises(ConfigError, match="another process is running in"):
             fit(Tiny(), Points(), plan(), folder=tmp_path, resume=True)
         heard.append("refused")
         assert files(tmp_path) == before
@@ -518,7 +518,9 @@ def test_no_whole_state_at_all_is_an_error(tmp_path: Path) -> None:
 
 def test_a_run_is_resumed_with_its_own_plan_alone(tmp_path: Path) -> None:
     fit(Tiny(), Points(), plan(), folder=tmp_path)
-    with pytest.raises(ConfigError, match=r"had another plan: max_grad_norm was 0.3 and is 0.5, steps was 12 and is 24; resume"):
+    with pytest.raises(
+        ConfigError, match=r"had another plan: max_grad_norm was 0.3 and is 0.5, steps was 12 and is 24; resume"
+    ):
         fit(Tiny(), Points(), plan(steps=24, max_grad_norm=0.5), folder=tmp_path, resume=True)
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(CheckpointError, match="the plan of this run is damaged or gone: "):

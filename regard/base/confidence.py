@@ -1,0 +1,53 @@
+"""Confidence intervals: quantiles of Student's t distribution and the Clopper-Pearson bound of a proportion."""
+
+import math
+from collections.abc import Callable
+
+
+def student_t_quantile(probability: float, degrees: int) -> float:
+    """Return the quantile of Student's t distribution for a whole number of degrees of freedom.
+
+    probability  from 0.5 to below 1
+
+    >>> round(student_t_quantile(0.975, 4), 3)
+    2.776
+    """
+    angle = _bisect(lambda x: 0.5 + 0.5 * _central_probability(x, degrees), probability, 0.0, math.pi / 2)
+    return math.tan(angle) * math.sqrt(degrees)
+
+
+def binomial_lower_bound(hits: int, count: int, confidence: float) -> float:
+    """Return the Clopper-Pearson lower bound of a proportion, of which `hits` of `count` trials were successes.
+
+    >>> round(binomial_lower_bound(9, 10, 0.9), 3)
+    0.663
+    """
+
+    def tail(p: float) -> float:
+        """The probability of at least this many hits if the proportion is p."""
+        logs = (
+            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+            + k * math.log(p) + ((count - k) * math.log1p(-p) if k < count else 0.0)
+            for k in range(hits, count + 1)
+        )  # fmt: skip
+        return math.fsum(map(math.exp, logs))
+
+    return _bisect(tail, 1 - confidence, 0.0, 1.0) if hits else 0.0
+
+
+def _central_probability(angle: float, degrees: int) -> float:
+    """The probability of |t| < tan(angle) * sqrt(degrees): a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for k in range(2 + odd, degrees + 1, 2):
+        total += term
+        term *= cosine**2 * (k - 1) / k
+    return (angle + sine * total) * 2 / math.pi if odd else sine * total
+
+
+def _bisect(rising: Callable[[float], float], target: float, low: float, high: float) -> float:
+    """Return where a rising function reaches the target, to the last bit of a float."""
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if rising(middle) < target else (low, middle)
+    return middle
