@@ -31,7 +31,7 @@ from bench.race import peak_bytes, race
 from bench.report import machine
 from regard.core.attend import attend
 from regard.core.masks import causal
-from regard.see.statistics import statistics
+from regard.see.row_statistics import statistics
 from regard.see.watch import watch
 
 WAYS = ("regard", "eager")

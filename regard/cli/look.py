@@ -1,7 +1,6 @@
 """`regard look`: where a model looks, in the terminal, on a page and as a picture."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from regard.cli.generate import read_prompt
 from regard.cli.looking.inputs import ModelQuestion, Opened, asked_of, opened
 from regard.cli.looking.relevance import owed
 from regard.cli.looking.terminal import show_report
-from regard.cli.output import show_json, tell
+from regard.cli.output import PictureOption, check_folder, save_picture, show_json, tell, write_file
 
 if TYPE_CHECKING:
     from regard.see.heads import HeadTable
@@ -29,7 +28,7 @@ def command(
     sort: Annotated[
         str, typer.Option(help="Order the heads by entropy, spread, distance, previous, first, induction or layer")
     ] = "spread",
-    most: Annotated[int, typer.Option(help="So many heads in the terminal", min=1)] = 12,
+    most: Annotated[int, typer.Option(help="Maximum number of heads to print", min=1)] = 12,
     layer: Annotated[str | None, typer.Option(help="Draw this layer, by name or number; else the sharpest")] = None,
     head: Annotated[int | None, typer.Option(help="Draw this head; else the sharpest")] = None,
     layers: Annotated[
@@ -38,8 +37,10 @@ def command(
     rows: Annotated[
         str | None, typer.Option(help="Keep only these queries: numbers and ranges, as 0,5,8:12,-1")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page that needs no network")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the maps as one picture")] = None,
+    html: Annotated[
+        Path | None, typer.Option(callback=check_folder, help="Write an HTML report that needs no network")
+    ] = None,
+    picture: PictureOption = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json; the folder's own unless given, else bytes")
     ] = None,
@@ -47,11 +48,6 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The heads and what was chosen as JSON")] = False,
 ) -> None:
     """See where a model looks: its heads, maps and relevance."""
-    for file in (html, png):
-        if file is not None and not file.parent.is_dir():
-            raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}")
-    if png is not None and png.suffix.lower() != ".png":
-        raise ConfigError(f"--png writes a PNG, and {png} does not end in .png; call it {png.with_suffix('.png').name}")
     kept = numbers(rows)
     from regard.see.heads import check_column
 
@@ -64,13 +60,13 @@ def command(
     report = told(subject, question, sort=sort, layer=layer, head=head, layers=layers, rows=kept)
     # files first: whoever reads the terminal's part may stop reading
     if html is not None:
-        from regard.see.report_html import page
+        from regard.see.report_html import render_report
 
-        write(html, lambda: html.write_bytes(page(report).encode("utf-8", "replace")))
-    if png is not None:
-        from regard.see.report_figure import save_figure
+        write_file(html, lambda: html.write_bytes(render_report(report).encode("utf-8", "replace")))
+    if picture is not None:
+        from regard.see.report_figure import draw_report
 
-        write(png, lambda: save_figure(report, png))
+        save_picture(draw_report(report), picture)
     if json:
         show_json(finite(as_json(report)))
     else:
@@ -106,7 +102,7 @@ def told(
     """One pass under watch, and all that is told of it."""
     import torch
 
-    from regard.see.report import AttentionReport, heads_table, rank_heads, ranked_code, select_heads, table_code
+    from regard.see.report import AttentionReport, build_labelled_table, choose_head, rank_code, rank_heads, table_code
     from regard.see.watch import watch
 
     limits = {name: value for name, value in (("layers", layers), ("rows", rows)) if value}
@@ -119,9 +115,9 @@ def told(
             else f"no attention was seen in --layers {' '.join(layers)}; leave it out to see which layers attend"
         )
     sides = {name: question.sides(record) for name, record in seen.items()}
-    table = heads_table(seen, sides)
+    table = build_labelled_table(seen, sides)
     ordered = rank_heads(table, sort)
-    picked = select_heads(seen, table, layer, head)
+    picked = choose_head(seen, table, layer, head)
     due = owed(subject, seen, sides, table, picked, whole=not limits)
     broken = not_numbers(table)
     kept = "".join(f", {name}={value!r}" for name, value in limits.items())
@@ -148,7 +144,7 @@ def told(
         seen=seen,
         sides=sides,
         table=ordered,
-        table_code=f"{table_code(seen, sides)}\nprint({ranked_code(sort)})",
+        table_code=f"{table_code(seen, sides)}\nprint({rank_code(sort)})",
         layer=picked.layer,
         head=picked.head,
         relevance=due.relevance,
@@ -170,7 +166,7 @@ def not_numbers(table: "HeadTable") -> tuple[str, ...]:
 
 
 def finite(value: Any) -> Any:
-    """The same values with None for NaN, which JSON does not have."""
+    """Replace NaN and infinities by None, because JSON has neither."""
     if isinstance(value, dict):
         return {name: finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -201,12 +197,3 @@ def as_json(report: "AttentionReport") -> dict[str, Any]:
         "notes": list(report.notes),
         "code": report.setup,
     }
-
-
-def write(file: Path, do: Callable[[], object]) -> None:
-    """Write a file and say so."""
-    try:
-        do()
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from None
-    tell(f"wrote {file}, {file.stat().st_size:,} bytes")

@@ -8,7 +8,7 @@ from regard.see.relevance import (
     rollout as rollout,
     value_weighted as value_weighted,
 )
-from regard.see.statistics import Statistics as Statistics, Top as Top, statistics as statistics
+from regard.see.row_statistics import Statistics as Statistics, Top as Top, statistics as statistics
 from regard.see.value_zeroing import value_zeroing as value_zeroing
 from regard.see.watch import watch as watch
 from regard.see.xray import XRay as XRay, xray as xray

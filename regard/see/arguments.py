@@ -8,7 +8,7 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.base.validation import LARGEST_INTEGER, check_integer
 
 
-def numbers(what: str, chosen: object) -> tuple[int, ...] | None:
+def check_indices(what: str, chosen: object) -> tuple[int, ...] | None:
     """A list of whole numbers, negative ones from the end; None is all. `what` names it as the caller wrote it."""
     if chosen is None:
         return None
@@ -17,7 +17,7 @@ def numbers(what: str, chosen: object) -> tuple[int, ...] | None:
     return tuple(check_integer(f"each of {what}", each, -LARGEST_INTEGER) for each in chosen)
 
 
-def within(what: str, chosen: tuple[int, ...], size: int, name: str) -> tuple[int, ...]:
+def resolve_indices(what: str, chosen: tuple[int, ...], size: int, name: str) -> tuple[int, ...]:
     """The same numbers counted from the start, each one that is there."""
     for number in chosen:
         if not -size <= number < size:
@@ -25,7 +25,7 @@ def within(what: str, chosen: tuple[int, ...], size: int, name: str) -> tuple[in
     return tuple(number % size for number in chosen)
 
 
-def place(what: str, device: torch.device | str | None) -> torch.device | None:
+def check_device(what: str, device: torch.device | str | None) -> torch.device | None:
     """A device that can hold numbers here; None leaves them where they are."""
     if device is None:
         return None

@@ -1,4 +1,4 @@
-"""Attention calls of other libraries, told in the terms of this one: q, k, v, a mask, terms, beta and places."""
+"""Adapters from the attention calls of torch and other libraries to records: q, k, v, a mask, score terms, beta."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
@@ -8,87 +8,63 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from regard.core.absolute_positions import Grid, Positions, key_positions
+from regard.core.absolute_positions import Grid, Positions
 from regard.core.input_checks import is_autocasting
 from regard.core.kernels.request import Request
 from regard.core.masks import causal
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.data import DataMask, DenseMask
-from regard.core.scores import Additive, Alibi, BoundTerm, ScoreTerm, Sink, Softcap, T5Buckets, additive
-
-
-@dataclass(frozen=True, eq=False)
-class InterceptedCall:
-    """One attention call as it was made, before anything of it is kept.
-
-    told     whether the caller said where queries and keys stand; otherwise the mask may show it
-    located  whether it is known where the queries stand
-    """
-
-    route: str
-    q: Float[Tensor, "b h i c"]
-    k: Float[Tensor, "b g j c"]
-    v: Float[Tensor, "b g j e"] | None
-    mask: Mask
-    terms: tuple[ScoreTerm, ...]
-    beta: float
-    positions: Positions
-    dropout: float = 0.0
-    note: str = ""
-    told: bool = False
-    located: bool = True
+from regard.core.scores import Additive, Alibi, BoundTerm, ScoreTerm, Sink, T5Buckets, additive
+from regard.see.record import Record, pair_grid
 
 
 @dataclass(frozen=True)
-class ParsedCall:
-    """How many heads there are, as somebody said, for calls whose axes do not show it."""
+class HeadCount:
+    """The number of heads of a call whose axes do not show it, and a note on where it was read."""
 
     heads: int
     note: str = ""
 
 
 @runtime_checkable
-class CallAdapter(Protocol):
-    """How what the heads give becomes the output that was handed out, and how a gradient comes back."""
+class OutputTransform(Protocol):
+    """The linear map from the output of the heads to the output of the intercepted call."""
 
-    def forth(self, heads: Float[Tensor, "b h i e"], out: Tensor) -> Tensor:
-        """A change of the heads as a change of the output."""
+    def apply(self, heads: Float[Tensor, "b h i e"], out: Tensor) -> Tensor:
+        """Map a change of the heads to a change of the output, which has the shape of `out`."""
 
-    def back(self, gradient: Tensor) -> Tensor:
-        """The gradient of the heads, with (..., i, e) last, from that of the output."""
+    def pull_back(self, gradient: Tensor) -> Tensor:
+        """Map a gradient of the output to one of the heads, (..., i, e)."""
 
 
 @dataclass(frozen=True)
-class ArgumentOrder:
+class AxisPermutation:
     """The output has the axes of the heads in another order."""
 
     axes: list[int]
 
-    def forth(self, heads: Tensor, out: Tensor) -> Tensor:
-        turned = out.permute(self.axes).shape
-        return heads.reshape(turned).permute([self.axes.index(axis) for axis in range(len(self.axes))])
+    def apply(self, heads: Tensor, out: Tensor) -> Tensor:
+        permuted = out.permute(self.axes).shape
+        return heads.reshape(permuted).permute([self.axes.index(axis) for axis in range(len(self.axes))])
 
-    def back(self, gradient: Tensor) -> Tensor:
+    def pull_back(self, gradient: Tensor) -> Tensor:
         return gradient.permute(self.axes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlexMask(Mask):
-    """A mask_mod of flex_attention: a function of batch, head, query and key index, known by its answers alone.
-
-    It is asked one pair at a time, as flex_attention does, so it may do whatever it may do there.
-    """
+    """A mask_mod of flex_attention: a function of batch, head, query and key index, called for one pair at a time."""
 
     fn: Callable[..., Tensor]
     data: tuple[Tensor, ...] = ()
-    chosen: Int[Tensor, "h"] | None = None  # the heads that were kept, by their number in the model
+    chosen: Int[Tensor, "h"] | None = None  # the recorded heads, by their index in the model
 
     def see(self, grid: Grid) -> Tensor:
         head = grid.head if self.chosen is None else self.chosen[grid.head]
-        return _pairwise(self.fn, (), (grid.batch, head, grid.row, grid.column), self.data)
+        return _map_pairs(self.fn, (), (grid.batch, head, grid.row, grid.column), self.data)
 
     def key(self) -> None:
-        """What the function reads may change unseen, so nothing is remembered about it."""
+        """No cache key: the tensors that the function reads may change."""
 
     def opaque(self) -> bool:
         return True
@@ -99,7 +75,7 @@ class FlexMask(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlexScore(ScoreTerm):
-    """A score_mod of flex_attention: the score of a pair, and where it stands, to another score."""
+    """A score_mod of flex_attention: a function of the score, batch, head, query and key index of one pair."""
 
     fn: Callable[..., Tensor]
     data: tuple[Tensor, ...] = ()
@@ -112,17 +88,17 @@ class FlexScore(ScoreTerm):
         def modify(scores: Tensor, grid: Grid) -> Tensor:
             head = grid.head if self.chosen is None else self.chosen[grid.head]
             row = grid.row if self.rows is None else self.rows[grid.row]
-            return _pairwise(self.fn, (scores,), (grid.batch, head, row, grid.column), self.data).to(scores.dtype)
+            return _map_pairs(self.fn, (scores,), (grid.batch, head, row, grid.column), self.data).to(scores.dtype)
 
         return modify
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MeasuredScores(ScoreTerm):
-    """Scores as they were when the softmax was taken, in place of whatever came before."""
+    """The scores that the softmax was taken of, in place of beta q . k."""
 
     scores: Float[Tensor, "b h i j"]
-    name = "given"
+    name = "measured"
     additive = False
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
@@ -134,30 +110,30 @@ class MeasuredScores(ScoreTerm):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Level(ScoreTerm):
-    """Rows whose scores were all lost: every key had the lowest number of the dtype added, so all weigh alike."""
+class UniformRows(ScoreTerm):
+    """Rows with equal weights: the lowest number of the dtype was added to every score, which rounded them away."""
 
     rows: Bool[Tensor, "#b #h i 1"]
-    name = "level"
+    name = "uniform"
     additive = False
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
-        def level(scores: Tensor, grid: Grid) -> Tensor:
+        def set_equal(scores: Tensor, grid: Grid) -> Tensor:
             b, h = self.rows.shape[:2]
             batch, head = (grid.batch if b > 1 else grid.batch * 0), (grid.head if h > 1 else grid.head * 0)
             return scores.masked_fill(self.rows[batch, head, grid.row, 0], 0)
 
-        return level
+        return set_equal
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.rows,)
 
 
-def _pairwise(
-    fn: Callable[..., Tensor], first: tuple[Tensor, ...], where: tuple[Tensor, ...], data: tuple[Tensor, ...]
+def _map_pairs(
+    fn: Callable[..., Tensor], first: tuple[Tensor, ...], indices: tuple[Tensor, ...], data: tuple[Tensor, ...]
 ) -> Tensor:
-    """A function written for one pair, applied to every pair of a grid."""
-    parts = torch.broadcast_tensors(*first, *where)
+    """Apply a function of one pair to every pair of a grid, with vmap."""
+    parts = torch.broadcast_tensors(*first, *indices)
     flat = [part.reshape(-1) for part in parts]
     if not flat[0].numel():
         return torch.zeros(parts[0].shape, dtype=torch.bool, device=parts[0].device)
@@ -174,29 +150,29 @@ def from_sdpa(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    said: ParsedCall | None = None,
-) -> InterceptedCall:
-    """A call of torch's scaled_dot_product_attention. Its is_causal counts both from 0, whatever their numbers."""
-    q, k, v = lowered(query, key, value)
+    head_count: HeadCount | None = None,
+) -> Record:
+    """Record a call of scaled_dot_product_attention. With is_causal, queries and keys both start at position 0."""
+    q, k, v = cast_for_autocast(query, key, value)
     note = ""
-    if enable_gqa:  # there the third axis from the end is that of heads
-        q, k, v = (four_axes(x) for x in (q, k, v))
+    if enable_gqa:  # the third axis from the end is that of heads
+        q, k, v = (to_four_axes(x) for x in (q, k, v))
     else:
         leading = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))
-        heads = heads_within(leading, said)
-        note = said.note if said is not None and heads is not None else ""
+        heads = count_merged_heads(leading, head_count)
+        note = head_count.note if head_count is not None and heads is not None else ""
         if attn_mask is not None and attn_mask.ndim > 2:
-            attn_mask = batch_and_heads(attn_mask.expand(*leading, *attn_mask.shape[-2:]), heads)
+            attn_mask = to_batch_and_heads(attn_mask.expand(*leading, *attn_mask.shape[-2:]), heads)
         q, k, v = (
-            batch_and_heads(x if x.ndim == len(leading) + 2 else x.expand(*leading, -1, -1), heads) for x in (q, k, v)
+            to_batch_and_heads(x if x.ndim == len(leading) + 2 else x.expand(*leading, -1, -1), heads)
+            for x in (q, k, v)
         )
-    q, k, v = spread(q, k, v)
-    i, j = q.shape[2], k.shape[2]
-    mask, terms, positions = read_mask(attn_mask, i, j)
+    q, k, v = expand_batch(q, k, v)
+    mask, terms, positions = read_mask(attn_mask, q.shape[2], k.shape[2])
     if is_causal:
         mask, positions = causal(), Positions(0, 0)
     beta = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    return InterceptedCall("sdpa", q, k, v, mask, terms, beta, positions, float(dropout_p), note)
+    return Record("sdpa", q, k, v, mask, terms, beta, positions, float(dropout_p), note)
 
 
 def from_flex(
@@ -209,16 +185,16 @@ def from_flex(
     kernel_options: object = None,
     score_data: tuple[Any, ...] = (),
     mask_data: tuple[Any, ...] = (),
-) -> InterceptedCall:
-    """A call of torch's flex_attention: the two functions are kept and asked when something is worked out."""
-    terms = () if score_mod is None or _unchanged(score_mod) else (FlexScore(score_mod, _own(score_data)),)
-    mask = Full() if block_mask is None else FlexMask(block_mask[-1], _own(mask_data))
-    q, k, v = spread(query, key, value)
-    return InterceptedCall("flex", q, k, v, mask, terms, float(scale), Positions.last_rows(q.shape[2], k.shape[2]))
+) -> Record:
+    """Record a call of flex_attention. Its two functions are kept and called when a statistic is computed."""
+    terms = () if score_mod is None or _is_identity(score_mod) else (FlexScore(score_mod, _copy_data(score_data)),)
+    mask = Full() if block_mask is None else FlexMask(block_mask[-1], _copy_data(mask_data))
+    q, k, v = expand_batch(query, key, value)
+    return Record("flex", q, k, v, mask, terms, float(scale), Positions.last_rows(q.shape[2], k.shape[2]))
 
 
-def _unchanged(score_mod: Callable[..., Tensor]) -> bool:
-    """Whether a score_mod gives back the score it is handed: what flex_attention fills in where there is none."""
+def _is_identity(score_mod: Callable[..., Tensor]) -> bool:
+    """Whether a score_mod returns its score unchanged, as flex_attention's default does."""
     graph = getattr(score_mod, "graph", None)
     if graph is None:
         return score_mod.__name__ == "_identity"
@@ -226,65 +202,53 @@ def _unchanged(score_mod: Callable[..., Tensor]) -> bool:
     return nodes[-1].args[0] is nodes[0]
 
 
-def _own(data: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Copies: what a function reads may be overwritten before it is asked."""
+def _copy_data(data: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Copies of tensors that a function reads: they may be overwritten before it is called."""
     return tuple(x.detach().clone() if isinstance(x, Tensor) else x for x in data)
 
 
-def from_call(kernel: str, call: Request) -> InterceptedCall:
-    """A call of our own `attend`."""
-    return InterceptedCall(
-        f"attend, {kernel}",
-        call.q,
-        call.k,
-        call.v,
-        call.mask,
-        call.terms,
-        call.beta,
-        call.positions,
-        call.dropout,
-        told=True,
+def from_attend(kernel: str, call: Request) -> Record:
+    """Record a call of `regard.attend`."""
+    return Record(
+        f"attend, {kernel}", call.q, call.k, call.v, call.mask, call.terms, call.beta, call.positions, call.dropout
     )
 
 
-def lowered(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As the operator sees them where autocast is on."""
+def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast as autocast does for the operator."""
     if is_autocasting(q):
         low = torch.get_autocast_dtype(q.device.type)
         return q.to(low), k.to(low), v.to(low)
     return q, k, v
 
 
-def heads_within(leading: Sequence[int], said: ParsedCall | None) -> int | None:
-    """How many heads share an axis with the sequences, or are two axes, groups and those in a group; None elsewhere."""
-    if said is None:
+def count_merged_heads(leading: Sequence[int], count: HeadCount | None) -> int | None:
+    """The number of heads, if they are merged with the batch axis or split in two axes (groups); None otherwise."""
+    if count is None:
         return None
-    shared = len(leading) == 1 and leading[0] > 0 and said.heads > 1 and leading[0] % said.heads == 0
-    grouped = len(leading) > 2 and leading[-1] != said.heads == leading[-2] * leading[-1]
-    return said.heads if shared or grouped else None
+    merged = len(leading) == 1 and leading[0] > 0 and count.heads > 1 and leading[0] % count.heads == 0
+    grouped = len(leading) > 2 and leading[-1] != count.heads == leading[-2] * leading[-1]
+    return count.heads if merged or grouped else None
 
 
-def batch_and_heads(x: Shaped[Tensor, "..."], heads: int | None = None) -> Shaped[Tensor, "b h n c"]:
-    """Any number of leading axes as two: with three axes every sequence has one head, unless `heads_within` says more.
-
-    An axis of size one still serves all.
-    """
+def to_batch_and_heads(x: Shaped[Tensor, "..."], heads: int | None = None) -> Shaped[Tensor, "b h n c"]:
+    """Reshape any number of leading axes to (b, h). With three axes every sequence has one head if `heads` is None."""
     if x.ndim == 3:
         return x[:, None] if heads is None or len(x) == 1 else x.unflatten(0, (-1, heads))
     if x.ndim > 4 and heads is not None:
         return x.reshape(-1, x.shape[-4] * x.shape[-3], *x.shape[-2:])
-    return four_axes(x)
+    return to_four_axes(x)
 
 
-def four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
-    """Four axes, those that are missing put in front as where numbers are stretched, and all in front as one."""
+def to_four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
+    """Add missing leading axes, as broadcasting does, or merge the first ones."""
     if x.ndim < 4:
         return x.reshape(*(1,) * (4 - x.ndim), *x.shape)
     return x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])
 
 
-def spread(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One batch for all three: torch's attention lets an axis of size one serve all."""
+def expand_batch(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Broadcast batch and heads of q, k and v, as torch's attention does."""
     b = max(x.shape[0] for x in (q, k, v))
     g = max(k.shape[1], v.shape[1])
     h = max(q.shape[1], g)
@@ -292,58 +256,58 @@ def spread(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def read_mask(
-    given: Tensor | None, i: int, j: int, sunk: bool = False
+    mask: Tensor | None, i: int, j: int, has_sink: bool = False
 ) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
-    """A tensor handed over as an attention mask: boolean with True meaning visible, or numbers to add.
+    """The mask, score terms and positions that a tensor `attn_mask` means: boolean (True is visible) or additive.
 
-    Numbers that hide (-inf, or the lowest of their dtype) become a mask where their row has anything else to see. In a
-    row that has not, the lowest number swallows all scores: its softmax is the mean of those that have it, not nothing.
+    Numbers that hide a key (-inf, or about the lowest of the dtype) become a mask if the row has a visible key. If it
+    has none, adding the lowest number rounds all scores away, and the softmax is uniform.
 
-    sunk  whether a sink takes part in the softmax: then such a row is nothing
+    has_sink  whether a sink takes part in the softmax: then such a row has no weights
     """
     positions = Positions.last_rows(i, j)
-    if given is None:
+    if mask is None:
         return Full(), (), positions
-    given = narrowed(four_axes(given.detach()))
-    if given.dtype == torch.bool:
-        return simplest(given, i, j), (), positions
-    visible, rest, lost = apart(given if given.is_floating_point() else given.float())
-    terms: list[ScoreTerm] = [additive(narrowed(rest))] if bool(rest.any()) else []
-    if bool(lost.any()) and sunk:
-        visible = visible & ~lost
-    elif bool(lost.any()):
-        terms.append(Level(narrowed(lost).expand(-1, -1, i, -1)))
-    return simplest(narrowed(visible), i, j), tuple(terms), positions
+    mask = collapse_repeated(to_four_axes(mask.detach()))
+    if mask.dtype == torch.bool:
+        return simplify_mask(mask, i, j), (), positions
+    visible, rest, uniform = split_hidden(mask if mask.is_floating_point() else mask.float())
+    terms: list[ScoreTerm] = [additive(collapse_repeated(rest))] if bool(rest.any()) else []
+    if bool(uniform.any()) and has_sink:
+        visible = visible & ~uniform
+    elif bool(uniform.any()):
+        terms.append(UniformRows(collapse_repeated(uniform).expand(-1, -1, i, -1)))
+    return simplify_mask(collapse_repeated(visible), i, j), tuple(terms), positions
 
 
-def apart(
-    numbers: Float[Tensor, "b h i j"],
+def split_hidden(
+    added: Float[Tensor, "b h i j"],
 ) -> tuple[Bool[Tensor, "b h i j"], Float[Tensor, "b h i j"], Bool[Tensor, "b h i 1"]]:
-    """What numbers leave visible, the numbers with zero where they hide, and the rows that the lowest swallows.
+    """Split added numbers into what is visible, the numbers at visible pairs, and the rows that become uniform.
 
-    Of such a row the highest stay visible: one step between numbers so low is more than any softmax bridges.
+    In a uniform row the keys with the highest number are visible: the step to the next one is larger than any score.
     """
-    hidden = hides(numbers)
-    lost = hidden.all(-1, keepdim=True) & (numbers > -torch.inf).any(-1, keepdim=True)
-    highest = numbers == numbers.amax(-1, keepdim=True) if numbers.shape[-1] else hidden
-    return ~hidden | (lost & highest), torch.where(hidden, 0.0, numbers), lost
+    hidden = is_hiding(added)
+    uniform = hidden.all(-1, keepdim=True) & (added > -torch.inf).any(-1, keepdim=True)
+    highest = added == added.amax(-1, keepdim=True) if added.shape[-1] else hidden
+    return ~hidden | (uniform & highest), torch.where(hidden, 0.0, added), uniform
 
 
-def hides(numbers: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
-    """Where numbers are so low that they swallow whatever they are added to."""
-    return numbers <= torch.finfo(numbers.dtype).min / 2
+def is_hiding(added: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
+    """Where added numbers are so low that they round any score away."""
+    return added <= torch.finfo(added.dtype).min / 2
 
 
-def narrowed(x: Tensor) -> Tensor:
-    """One of each where a tensor was stretched, or says the same for all sequences or heads."""
+def collapse_repeated(x: Tensor) -> Tensor:
+    """Reduce the batch and head axes to size one where all entries along them are equal."""
     for axis in range(x.ndim - 2):
         if x.shape[axis] > 1 and (x.stride(axis) == 0 or bool((x == x.narrow(axis, 0, 1)).all())):
             x = x.narrow(axis, 0, 1)
     return x
 
 
-def simplest(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
-    """The same mask as a rule where it is everything or the lower triangle that ends at the last key."""
+def simplify_mask(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
+    """`Full()` or `causal()` if the matrix equals one of them, else a dense mask."""
     if bool(visible.all()):
         return Full()
     if visible.shape[:2] == (1, 1) and visible.shape[2:] == (i, j):
@@ -353,39 +317,41 @@ def simplest(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
     return DenseMask(visible.clone())
 
 
-def moved(heard: InterceptedCall, device: torch.device | None, values: bool) -> InterceptedCall:
-    """Copies of everything, on another device if one is asked for: caches are overwritten later."""
+def copy_record(record: Record, device: torch.device | None, values: bool) -> Record:
+    """Copy all tensors, to another device if given: the model may overwrite them later, as in a KV cache."""
 
-    def own(x: Tensor) -> Tensor:
+    def copy(x: Tensor) -> Tensor:
         x = x.detach() if device is None else x.detach().to(device)
         return x.clone(memory_format=torch.contiguous_format)
 
-    def own_mask(mask: Mask) -> Mask:
+    def copy_mask(mask: Mask) -> Mask:
         if isinstance(mask, FlexMask) and device is not None:
-            # the function may read tensors that stay where they are
-            return DenseMask(own(mask.see(some_rows(heard, torch.arange(heard.q.shape[2], device=heard.q.device)))))
-        return mask._holding(own(mask.data)) if isinstance(mask, DataMask) else mask.rebuilt(own_mask)
+            # the function may read tensors on its own device
+            return DenseMask(copy(mask.see(pair_grid(record, torch.arange(record.q.shape[2], device=record.q.device)))))
+        return mask._holding(copy(mask.data)) if isinstance(mask, DataMask) else mask.rebuilt(copy_mask)
 
-    def own_term(term: ScoreTerm) -> ScoreTerm:
-        fields = {name: own(value) for name, value in vars(term).items() if isinstance(value, Tensor)}
+    def copy_term(term: ScoreTerm) -> ScoreTerm:
+        fields = {name: copy(value) for name, value in vars(term).items() if isinstance(value, Tensor)}
         return replace(term, **fields) if fields and is_dataclass(term) else term
 
-    keys = heard.positions.keys
+    keys = record.positions.keys
     return replace(
-        heard,
-        q=own(heard.q),
-        k=own(heard.k),
-        v=own(heard.v) if values and heard.v is not None else None,
-        mask=own_mask(heard.mask),
-        terms=tuple(own_term(term) for term in heard.terms),
-        positions=replace(heard.positions, keys=own(keys)) if isinstance(keys, Tensor) else heard.positions,
+        record,
+        q=copy(record.q),
+        k=copy(record.k),
+        v=copy(record.v) if values and record.v is not None else None,
+        mask=copy_mask(record.mask),
+        terms=tuple(copy_term(term) for term in record.terms),
+        positions=replace(record.positions, keys=copy(keys)) if isinstance(keys, Tensor) else record.positions,
     )
 
 
-def cut_heads(heard: InterceptedCall, heads: Int[Tensor, "r"]) -> InterceptedCall:
-    """The call of some heads alone. Each keeps its own copy of the keys it looked at."""
+def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
+    """The record of some heads. Each head has its own copy of its keys."""
 
-    def fewer(term: ScoreTerm) -> ScoreTerm:
+    def keep_in_term(term: ScoreTerm) -> ScoreTerm:
+        if isinstance(term, Additive) and (1, *term.values.shape)[-3] == 1:
+            return term
         if isinstance(term, Alibi):
             return Alibi(term.slopes[heads.to(term.slopes.device)])
         if isinstance(term, Sink):
@@ -394,81 +360,59 @@ def cut_heads(heard: InterceptedCall, heads: Int[Tensor, "r"]) -> InterceptedCal
             return replace(term, table=term.table[:, heads.to(term.table.device)])
         if isinstance(term, FlexScore):
             return replace(term, chosen=heads)
-        if isinstance(term, Level):
-            return Level(term.rows.index_select(1, heads)) if term.rows.shape[1] > 1 else term
-        if isinstance(term, Softcap) or (not term.additive and not term.tensors()):
+        if isinstance(term, UniformRows):
+            return UniformRows(term.rows.index_select(1, heads)) if term.rows.shape[1] > 1 else term
+        if isinstance(term, MeasuredScores):
+            return MeasuredScores(term.scores.index_select(1, heads))
+        if not term.additive and not term.tensors():
             return term
-        values = term.scores if isinstance(term, MeasuredScores) else all_values(term, heard)
-        values = values.index_select(1, heads) if values.shape[1] > 1 else values
-        return MeasuredScores(values) if isinstance(term, MeasuredScores) else additive(values)
+        values = term_values(term, record)
+        return additive(values.index_select(1, heads) if values.shape[1] > 1 else values)
 
-    def fewer_seen(mask: Mask) -> Mask:
+    def keep_in_mask(mask: Mask) -> Mask:
         if isinstance(mask, DenseMask) and mask.heads() is not None:
             return DenseMask(mask.data.index_select(-3, heads.to(mask.data.device)))
-        return replace(mask, chosen=heads) if isinstance(mask, FlexMask) else mask.rebuilt(fewer_seen)
+        return replace(mask, chosen=heads) if isinstance(mask, FlexMask) else mask.rebuilt(keep_in_mask)
 
-    per_key = heads // (heard.q.shape[1] // heard.k.shape[1])
+    key_heads = heads // (record.q.shape[1] // record.k.shape[1])
     return replace(
-        heard,
-        q=heard.q.index_select(1, heads),
-        k=heard.k.index_select(1, per_key),
-        v=None if heard.v is None else heard.v.index_select(1, per_key),
-        mask=fewer_seen(heard.mask),
-        terms=tuple(
-            term if isinstance(term, Additive) and (1, *term.values.shape)[-3] == 1 else fewer(term)
-            for term in heard.terms
-        ),
+        record,
+        q=record.q.index_select(1, heads),
+        k=record.k.index_select(1, key_heads),
+        v=None if record.v is None else record.v.index_select(1, key_heads),
+        mask=keep_in_mask(record.mask),
+        terms=tuple(map(keep_in_term, record.terms)),
     )
 
 
-def cut_rows(heard: InterceptedCall, rows: Int[Tensor, "r"]) -> InterceptedCall:
-    """The call of some queries alone. What positions decided is written out for them, as a matrix of few rows."""
-    b, h, _, _ = heard.q.shape
-    j = heard.k.shape[2]
-    grid = some_rows(heard, rows)
-    seen = heard.mask.see(grid)
-    seen = seen.reshape(*(1,) * (4 - seen.ndim), *seen.shape)
+def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
+    """The record of some queries. Masks and terms that depend on positions become matrices of these rows."""
+    j = record.k.shape[2]
+    seen = to_four_axes(record.mask.see(pair_grid(record, rows)))
     terms: list[ScoreTerm] = []
-    for term in heard.terms:
+    for term in record.terms:
         if isinstance(term, FlexScore):
             terms.append(replace(term, rows=rows if term.rows is None else term.rows[rows]))
         elif isinstance(term, MeasuredScores):
             terms.append(MeasuredScores(term.scores.index_select(2, rows)))
-        elif isinstance(term, Level):
-            terms.append(Level(term.rows.index_select(2, rows)))
-        elif term.additive:
-            zeros = heard.q.new_zeros(b, h, len(rows), j, dtype=torch.promote_types(heard.q.dtype, torch.float32))
-            terms.append(additive(term.bind(heard.q.to(zeros.dtype), heard.beta)(zeros, grid)))
+        elif isinstance(term, UniformRows):
+            terms.append(UniformRows(term.rows.index_select(2, rows)))
         else:
-            terms.append(term)
+            terms.append(additive(term_values(term, record, rows)) if term.additive else term)
     first = int(rows[0]) if len(rows) else 0
     return replace(
-        heard,
-        q=heard.q.index_select(2, rows),
-        mask=simplest(seen.expand(*seen.shape[:2], len(rows), j), -1, -1),
+        record,
+        q=record.q.index_select(2, rows),
+        mask=simplify_mask(seen.expand(*seen.shape[:2], len(rows), j), -1, -1),
         terms=tuple(terms),
-        positions=Positions(heard.positions.queries + first, heard.positions.keys),
+        positions=Positions(record.positions.queries + first, record.positions.keys),
     )
 
 
-def all_values(term: ScoreTerm, heard: InterceptedCall) -> Float[Tensor, "b h i j"]:
-    """What an additive term adds to every pair."""
-    rows = torch.arange(heard.q.shape[2], device=heard.q.device)
-    exact = torch.promote_types(heard.q.dtype, torch.float32)
-    zeros = heard.q.new_zeros(*heard.q.shape[:3], heard.k.shape[2], dtype=exact)
-    return term.bind(heard.q.to(exact), heard.beta)(zeros, some_rows(heard, rows))
-
-
-def some_rows(heard: InterceptedCall, rows: Int[Tensor, "r"]) -> Grid:
-    """Some queries against every key."""
-    device = heard.q.device
-    b, h = heard.q.shape[:2]
-    j = heard.k.shape[2]
-    return Grid(
-        batch=torch.arange(b, device=device)[:, None, None, None],
-        head=torch.arange(h, device=device)[:, None, None],
-        row=rows[:, None],
-        column=torch.arange(j, device=device)[None, :],
-        i=rows[:, None] + heard.positions.queries,
-        j=key_positions(heard.positions, j, device)[None, :],
-    )
+def term_values(term: ScoreTerm, record: Record, rows: Int[Tensor, "r"] | None = None) -> Float[Tensor, "b h r j"]:
+    """What an additive term adds to every pair, or to those of some queries."""
+    b, h, i, _ = record.q.shape
+    rows = torch.arange(i, device=record.q.device) if rows is None else rows
+    exact = torch.promote_types(record.q.dtype, torch.float32)
+    zeros = record.q.new_zeros(b, h, len(rows), record.k.shape[2], dtype=exact)
+    return term.bind(record.q.to(exact), record.beta)(zeros, pair_grid(record, rows))

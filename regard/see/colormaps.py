@@ -52,7 +52,7 @@ def read_image(
     return torch.frombuffer(bytearray(resized.tobytes()), dtype=torch.uint8).reshape(side, side, channels)
 
 
-def normalised(
+def normalise_pixels(
     pixels: UInt8[Tensor, "y x channels"], mean: Sequence[float] = HALF, std: Sequence[float] = HALF
 ) -> Float[Tensor, "1 channels y x"]:
     """Pixels from 0 to 1, less the mean and divided by std in each channel: what a model takes."""
@@ -61,7 +61,7 @@ def normalised(
     return ((pixels.float() / 255 - centre) / scale).permute(2, 0, 1)[None]
 
 
-class Range(NamedTuple):
+class ColourScale(NamedTuple):
     """Which number has the first colour, which the last, and how colours grow between: 1 is evenly, ROOT faster."""
 
     low: float
@@ -74,17 +74,17 @@ class Range(NamedTuple):
         return ((values - self.low) / (way if way > 0 else 1.0)).clamp(0, 1) ** self.power
 
 
-def by_root(values: Float[Tensor, "rows columns"]) -> Range:
+def root_scale(values: Float[Tensor, "rows columns"]) -> ColourScale:
     """From zero to the largest: for weights."""
-    return Range(0.0, float(values.nan_to_num(0.0).max()) if values.numel() else 0.0, ROOT)
+    return ColourScale(0.0, float(values.nan_to_num(0.0).max()) if values.numel() else 0.0, ROOT)
 
 
-def evenly(values: Float[Tensor, "..."]) -> Range:
+def linear_scale(values: Float[Tensor, "..."]) -> ColourScale:
     """From the least to the largest: for what is compared over an image."""
-    return Range(float(values.min()), float(values.max()))
+    return ColourScale(float(values.min()), float(values.max()))
 
 
-def levels(values: Float[Tensor, "rows columns"], scale: Range) -> UInt8[Tensor, "rows columns"]:
+def quantise(values: Float[Tensor, "rows columns"], scale: ColourScale) -> UInt8[Tensor, "rows columns"]:
     """Numbers as 0 to 255; NaN has the first colour."""
     return (scale.of(values).nan_to_num(0.0) * 255).round().to(torch.uint8).cpu()
 
@@ -98,22 +98,22 @@ def palette() -> tuple[tuple[int, int, int], ...]:
     return tuple((red, green, blue) for red, green, blue in table)
 
 
-def coloured(values: Float[Tensor, "rows columns"], scale: Range) -> UInt8[Tensor, "rows columns 3"]:
+def apply_colormap(values: Float[Tensor, "rows columns"], scale: ColourScale) -> UInt8[Tensor, "rows columns 3"]:
     """Numbers as colours."""
-    return torch.tensor(palette(), dtype=torch.uint8)[levels(values, scale).long()]
+    return torch.tensor(palette(), dtype=torch.uint8)[quantise(values, scale).long()]
 
 
-def ink(value: float, scale: Range) -> tuple[str, str]:
+def cell_colours(value: float, scale: ColourScale) -> tuple[str, str]:
     """The background that stands for a number, and a text colour that can be read on it."""
-    red, green, blue = palette()[int(levels(torch.tensor([[value]]), scale)[0, 0])]
+    red, green, blue = palette()[int(quantise(torch.tensor([[value]]), scale)[0, 0])]
     light = 0.299 * red + 0.587 * green + 0.114 * blue > 128
     return f"#{red:02x}{green:02x}{blue:02x}", "#000" if light else "#fff"
 
 
-def map_png(values: Float[Tensor, "rows columns"], scale: Range) -> bytes:
+def map_png(values: Float[Tensor, "rows columns"], scale: ColourScale) -> bytes:
     """A map as a PNG, one pixel for each number: a byte each, and the colours once."""
     rows, columns = values.shape
-    image = Image.frombytes("P", (columns, rows), levels(values, scale).numpy().tobytes())
+    image = Image.frombytes("P", (columns, rows), quantise(values, scale).numpy().tobytes())
     image.putpalette([part for colour in palette() for part in colour])
     return _png(image)
 
@@ -139,12 +139,12 @@ def overlay(pixels: UInt8[Tensor, "y x channels"], values: Float[Tensor, "rows c
     y, x, _ = pixels.shape
     rows, columns = values.shape
     down, across = torch.arange(y) * rows // y, torch.arange(x) * columns // x
-    colours = coloured(values, evenly(values))[down[:, None], across[None]].float()
+    colours = apply_colormap(values, linear_scale(values))[down[:, None], across[None]].float()
     grey = pixels.cpu().float().mean(-1, keepdim=True)
     return (COVER * colours + (1 - COVER) * grey).round().to(torch.uint8)
 
 
-def shades(values: Float[Tensor, "rows columns"], scale: Range, wide: int = 2) -> list[str]:
+def shades(values: Float[Tensor, "rows columns"], scale: ColourScale, wide: int = 2) -> list[str]:
     """Rows of a map as text, so many characters a number: blank for zero, ? for NaN, else one of five shades."""
     shares = scale.of(values).nan_to_num(0.0)
     steps = torch.where(values == 0, 0, 1 + (shares * 5).long().clamp(max=4))
@@ -152,7 +152,7 @@ def shades(values: Float[Tensor, "rows columns"], scale: Range, wide: int = 2) -
     return ["".join(SHADES[step] * wide for step in row) for row in steps.tolist()]
 
 
-def coarser(values: Float[Tensor, "rows columns"], most: int) -> Float[Tensor, "fewer_rows fewer_columns"]:
+def downsample(values: Float[Tensor, "rows columns"], most: int) -> Float[Tensor, "fewer_rows fewer_columns"]:
     """A grid with at most so many cells a side, each the mean of those it stands for."""
     rows, columns = (min(size, most) for size in values.shape)
     return torch.nn.functional.adaptive_avg_pool2d(values[None], (rows, columns))[0]
@@ -166,5 +166,5 @@ def mosaic(maps: Sequence[Sequence[Tensor]], cells: int, gap: int = 2) -> UInt8[
         for column, values in enumerate(several):
             down, across = (torch.arange(cells) * size // cells for size in values.shape)
             place = sheet[row * step : row * step + cells, column * step : column * step + cells]
-            place.copy_(coloured(values, by_root(values))[down[:, None], across[None]])
+            place.copy_(apply_colormap(values, root_scale(values))[down[:, None], across[None]])
     return sheet

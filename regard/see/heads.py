@@ -11,10 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.core.absolute_positions import Grid, key_positions
+from regard.core.absolute_positions import key_positions
 from regard.core.input_checks import disable_autocast
 from regard.core.kernels.request import STEEP_BETA
-from regard.see.record import Record
+from regard.see.record import Record, pair_grid
 
 if TYPE_CHECKING:
     from regard.see.record import Seen
@@ -96,9 +96,9 @@ def _shown(value: object) -> str:
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def table_of(seen: "Seen", tokens: Int[Tensor, "b n"] | None = None) -> HeadTable:
+def build_head_table(seen: "Seen", tokens: Int[Tensor, "b n"] | None = None) -> HeadTable:
     """Every head of every call that was recorded."""
-    return HeadTable(tuple(head for record in seen.records for head in heads_of(record, tokens)))
+    return HeadTable(tuple(head for record in seen.records for head in measure_heads(record, tokens)))
 
 
 def check_column(column: str) -> None:
@@ -107,16 +107,16 @@ def check_column(column: str) -> None:
         raise ConfigError(f"there is no column {column!r} to sort by; take one of {', '.join(COLUMNS)}")
 
 
-def heads_of(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> list[Head]:
+def measure_heads(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> list[Head]:
     """Every head of one call."""
     awake = record.lse != -math.inf  # NaN counts, so that a mean over it is NaN
     previous = first = follows = distance = None
     if (far := record.distance) is not None:
-        distance = mean_of(far, awake)
+        distance = masked_mean(far, awake)
         previous, first = previous_token(record), first_token(record)
         follows = None if tokens is None else induction(record, tokens)
     numbers = record.heads or tuple(range(record.q.shape[1]))
-    columns = [mean_of(value, awake) for value in (record.entropy, spread(record))]
+    columns = [masked_mean(value, awake) for value in (record.entropy, spread(record))]
     return [
         Head(record.name, number, *(float(column[at]) for column in columns), *(
             None if column is None else float(column[at]) for column in (distance, previous, first, follows)
@@ -125,7 +125,7 @@ def heads_of(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> list[H
     ]  # fmt: skip
 
 
-def mean_of(values: Float[Tensor, "b h r"], counted: Bool[Tensor, "#b #h r"]) -> Float[Tensor, "h"]:
+def masked_mean(values: Float[Tensor, "b h r"], counted: Bool[Tensor, "#b #h r"]) -> Float[Tensor, "h"]:
     """The mean over sequences and queries of those that count, 0 where none does."""
     counted = counted.expand(values.shape)
     return values.masked_fill(~counted, 0).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
@@ -144,7 +144,7 @@ def visible_keys(record: Record) -> Int[Tensor, "b h i"]:
     device = record.q.device
     counts = []
     for rows in torch.arange(i, device=device).split(max(1, (1 << 22) // max(1, b * h * j))):
-        seen = record.mask.see(pairs(record, rows[:, None], torch.arange(j, device=device)[None, :]))
+        seen = record.mask.see(pair_grid(record, rows))
         counts.append(seen.expand(b, h, len(rows), j).sum(-1))
     return torch.cat(counts, -1) if counts else torch.zeros(b, h, 0, dtype=torch.long, device=device)
 
@@ -174,7 +174,7 @@ def _at_positions(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"])
         return None
     rows = there.nonzero()[:, 0]
     found = weights_at(record, rows[None], column[rows][None])
-    return mean_of(found, (record.lse != -math.inf)[:, :, rows])
+    return masked_mean(found, (record.lse != -math.inf)[:, :, rows])
 
 
 def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] | None:
@@ -200,7 +200,7 @@ def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] 
         return None
     rows = torch.arange(len(positions), device=tokens.device).expand(b, -1)
     found = weights_at(record, rows, order[target.clamp(0, len(keys) - 1)])
-    return mean_of(found, valid[:, None])
+    return masked_mean(found, valid[:, None])
 
 
 def _latest_before(tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
@@ -227,23 +227,9 @@ def weights_at(record: Record, rows: Int[Tensor, "#b p"], columns: Int[Tensor, "
     k = record.k.gather(2, columns[:, None, :, None].expand(b, g, -1, c)).to(exact)
     with torch.no_grad(), disable_autocast(q):
         scores = torch.einsum("bgrpc,bgpc->bgrp", q.unflatten(1, (g, h // g)), k).flatten(1, 2) * record.beta
-        grid = pairs(record, rows[:, None], columns[:, None])
+        grid = pair_grid(record, rows[:, None], columns[:, None])
         for term in record.terms:
             scores = term.bind(record.q.to(exact), record.beta)(scores, grid)
         seen = record.mask.see(grid)
         lse = record.lse.gather(2, rows[:, None].expand(b, h, -1))
         return torch.where(seen & (lse != -math.inf), (scores - lse).exp(), 0.0)
-
-
-def pairs(record: Record, rows: Tensor, columns: Tensor) -> Grid:
-    """Pairs of queries and keys by their numbers in the record; they broadcast against batch and heads.
-
-    Rows that were cut out of the model's carry their mask as a matrix, so it is their number that counts.
-    """
-    b, h = record.q.shape[:2]
-    device = record.q.device
-    after = (1, 1) if rows.ndim == 2 else (1,)  # a grid of (rows, columns), or a list for each sequence (b, 1, p)
-    batch = torch.arange(b, device=device).reshape(b, 1, *after)
-    head = torch.arange(h, device=device).reshape(h, *after)
-    j = key_positions(record.positions, record.k.shape[2], device)
-    return Grid(batch, head, rows, columns, rows + record.positions.queries, j[columns])

@@ -1,10 +1,9 @@
-"""Hugging Face's attention registry: the functions it hands out, told what they were called with.
+"""Hooks on Hugging Face's attention registry (`AttentionInterface`).
 
-A model of transformers asks the registry for its attention function at every call. While watching, the registry hands
-out the same function with a listener around it. What any of them computes is heard inside it, step by step, as in code
-written by hand. Only where nothing was heard there (flash attention, compiled flex_attention, an operator of one's own)
-is it told by its arguments: the queries, keys and values, and the mask that the mask function registered under the same
-name has made. Since a function may do as it likes with its arguments, that is held against what it gave.
+A model of transformers takes its attention function from the registry at every call. While watching, the registry
+returns that function with a wrapper. Operations inside the function are intercepted as in code written by hand. If none
+is (flash attention, compiled flex_attention, a custom operator), the call is recorded by its arguments: q, k, v, and
+the mask. A function may ignore its arguments, so the record is verified against its output.
 """
 
 import sys
@@ -21,29 +20,29 @@ from regard.core.absolute_positions import Positions
 from regard.core.masks import causal, window
 from regard.core.masks.algebra import Mask
 from regard.core.scores import ScoreTerm, additive, sink, softcap
-from regard.see.call_adapters import FlexMask, InterceptedCall, ParsedCall, cut_rows, read_mask, spread
-from regard.see.statistics import statistics
+from regard.see.call_adapters import FlexMask, HeadCount, expand_batch, keep_rows, read_mask
+from regard.see.record import Record
 
-Listen = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-ROWS = 8  # queries whose output is held against the weights
-BY_ARGUMENTS = "told by its arguments, not by what happens inside"
-# how far rounding may carry an output, as a share of the largest value: a product in a lower precision is no other mask
+Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+ROWS = 8  # queries whose output is compared
+BY_ARGUMENTS = "recorded by its arguments, not by the operations inside"
+# tolerance of the comparison, relative to the largest value; the function may compute in a lower precision
 ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-3}
 
 
 @contextmanager
-def listening(listen: Listen) -> Iterator[None]:
-    """Hand every function that a registry gives out to `listen`, which gives back the one to be called."""
+def intercept_registry(wrap: Wrap) -> Iterator[None]:
+    """Replace every function that a registry returns by `wrap(name, function)`."""
     utils = sys.modules.get("transformers.modeling_utils")
     interface = getattr(utils, "AttentionInterface", None)
     if interface is None:
-        yield  # no model of theirs can exist
+        yield  # transformers is not imported
         return
     original = interface.get_interface
 
     @wraps(original)
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        return listen(attn_implementation or "eager", original(self, attn_implementation, default))
+        return wrap(attn_implementation or "eager", original(self, attn_implementation, default))
 
     interface.get_interface = get_interface
     try:
@@ -67,98 +66,102 @@ def from_interface(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     **rest: object,
-) -> InterceptedCall:
-    """A call of a registered function, by what its arguments mean everywhere in that library."""
-    q, k, v = spread(query, key, value)
+) -> Record:
+    """Record a call of a registered function by its arguments, as transformers defines them."""
+    q, k, v = expand_batch(query, key, value)
     i, j = q.shape[2], k.shape[2]
     flash = "flash" in name
     by_rule = getattr(module, "is_causal", True) if is_causal is None else is_causal
     terms: tuple[ScoreTerm, ...] = () if softcap is None else (_softcap(softcap),)
-    mask, more, positions = _mask(attention_mask, i, j, s_aux is not None)
+    mask, more, positions = _read_mask(attention_mask, i, j, s_aux is not None)
     if by_rule and i > 1 and (attention_mask is None or flash):
         mask = causal() if attention_mask is None else mask & causal()
         positions = Positions.last_rows(i, j) if flash else Positions(0, 0)
     if flash and sliding_window is not None:
         mask = mask & window(before=sliding_window - 1, after=0 if by_rule else sliding_window - 1)
     if position_bias is not None:
-        more = (additive(position_bias.detach()), *more)  # first, since the lowest number of a mask swallows it too
+        more = (
+            additive(position_bias.detach()),
+            *more,
+        )  # first: a mask with the lowest number of the dtype hides it too
     if s_aux is not None:
         more = (*more, sink(s_aux.detach()))
     beta = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    return InterceptedCall(f"hugging face {name}", q, k, v, mask, (*terms, *more), beta, positions, float(dropout))
+    return Record(f"hugging face {name}", q, k, v, mask, (*terms, *more), beta, positions, float(dropout))
 
 
 _softcap = softcap
 
 
-def heads_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ParsedCall | None:
-    """How many heads a registered function is asked for: its queries are (b h i c)."""
+def heads_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> HeadCount | None:
+    """The number of heads in the arguments of a registered function: q is (b h i c)."""
     query = args[0] if args else kwargs.get("query")
-    return ParsedCall(query.shape[1]) if isinstance(query, Tensor) and query.ndim == 4 else None
+    return HeadCount(query.shape[1]) if isinstance(query, Tensor) and query.ndim == 4 else None
 
 
-def compiles(function: Callable[..., Any]) -> bool:
-    """Whether this is the library's own function that compiles flex_attention: with a listener on it would again."""
+def is_compiled_flex(function: Callable[..., Any]) -> bool:
+    """Whether this is transformers' own function that runs a compiled flex_attention."""
     return getattr(function, "__module__", "") == "transformers.integrations.flex_attention"
 
 
-def theirs(function: Callable[..., Any]) -> bool:
-    """Whether a function is the library's own, which is known to keep to its arguments."""
+def is_library_function(function: Callable[..., Any]) -> bool:
+    """Whether a function is part of transformers, and so uses its arguments as defined."""
     return getattr(function, "__module__", "").startswith("transformers.")
 
 
-def held_against(
-    heard: InterceptedCall, out: Tensor, attention_mask: Any = None, trusted: bool = False
-) -> InterceptedCall:
-    """A call told by its arguments, with a note that says so, or an error where it did not give what they mean.
+def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trusted: bool = False) -> Record:
+    """Compare a call recorded by its arguments with the output of the function. Adds a note, or raises an error.
 
-    out             what the function gave, (b i h e)
-    attention_mask  as the function was handed it: a row of real keys for each sequence leaves filling out
-    trusted         whether the function is known to keep to its arguments, where dropout leaves nothing to compare
+    out             the output of the function, (b i h e)
+    attention_mask  the argument of the function; a row of real keys for each sequence excludes padding
+    trusted         whether the function uses its arguments as defined, so that dropout need not be an error
     """
-    b, h, i, _ = heard.q.shape
-    if heard.v is None or out.shape != (b, i, h, heard.v.shape[-1]):
-        raise RuntimeError(f"a registered function gave {tuple(out.shape)}, which is not (b i h e) of its arguments")
-    if heard.dropout and trusted:
-        return replace(heard, note=f"{BY_ARGUMENTS}; not held against its output, which dropout changed")
-    if heard.dropout:
+    b, h, i, _ = record.q.shape
+    if record.v is None or out.shape != (b, i, h, record.v.shape[-1]):
         raise RuntimeError(
-            "a registered function that could not be followed inside, and whose output dropout changed, so that it "
-            "could not be held against its arguments; call model.eval() first"
+            f"a registered function returned {tuple(out.shape)}, which is not (b i h e) of its arguments"
+        )
+    if record.dropout and trusted:
+        return replace(record, note=f"{BY_ARGUMENTS}; not verified, because dropout changed its output")
+    if record.dropout:
+        raise RuntimeError(
+            "no operation inside a registered function was intercepted, and dropout changed its output, so its "
+            "arguments cannot be verified; call model.eval() first"
         )
     rows = torch.linspace(0, i - 1, min(i, ROWS), device=out.device).long()
-    few = cut_rows(heard, rows)
-    exact = torch.promote_types(heard.q.dtype, torch.float32)
-    v = heard.v.to(exact).repeat_interleave(h // heard.v.shape[1], 1)
+    few = keep_rows(record, rows)
+    exact = torch.promote_types(record.q.dtype, torch.float32)
+    v = record.v.to(exact).repeat_interleave(h // record.v.shape[1], 1)
     given = out.detach().transpose(1, 2)[:, :, rows].to(exact)
     with torch.autocast(out.device.type, enabled=False):
-        found = statistics(few.q, few.k, mask=few.mask, scores=few.terms, beta=few.beta, positions=few.positions)
-        off = (found.weights() @ v - given).abs().amax(-1)
-    off = off.masked_fill(found.lse == -torch.inf, 0)  # a row that sees nothing is given anything: zeros, a mean, NaN
+        off = (few.weights() @ v - given).abs().amax(-1)
+    off = off.masked_fill(few.lse == -torch.inf, 0)  # empty rows may be zeros, a mean or NaN
     if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
         off = off.masked_fill(~attention_mask[:, -i:].to(torch.bool)[:, None, rows], 0)
-    coarse = max((heard.q.dtype, out.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+    coarse = max((record.q.dtype, out.dtype), key=lambda dtype: torch.finfo(dtype).eps)
     room = ROUNDING.get(coarse, 3e-2) * v.abs().amax((-2, -1))[..., None]
-    if not bool((off <= room).all()):  # asked this way, NaN is no agreement
+    if not bool((off <= room).all()):  # False for NaN
         raise RuntimeError(
-            "a registered function that could not be followed inside, and whose output is not what its arguments mean: "
-            "it has a mask, scale or bias of its own"
+            "no operation inside a registered function was intercepted, and its output is not that of its arguments: "
+            "it has its own mask, scale or bias"
         )
-    return replace(heard, note=f"{BY_ARGUMENTS}; {len(rows)} rows of its output agree")
+    return replace(record, note=f"{BY_ARGUMENTS}; {len(rows)} rows of its output agree")
 
 
-def causal_by(module: object, arguments: Mapping[str, object]) -> bool:
-    """Whether a call is one of causal attention to itself: as its module says, or else by positions handed along."""
-    said = getattr(module, "is_causal", None)
-    return bool(said) if said is not None else not {"position_ids", "cache_position"}.isdisjoint(arguments)
+def is_causal_call(module: object, arguments: Mapping[str, object]) -> bool:
+    """Whether a call is causal self-attention, by an attribute of its module or by its arguments."""
+    causal_attribute = getattr(module, "is_causal", None)
+    if causal_attribute is not None:
+        return bool(causal_attribute)
+    return not {"position_ids", "cache_position"}.isdisjoint(arguments)
 
 
-def _mask(given: Any, i: int, j: int, sunk: bool) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
-    """The mask that their mask function has made: a matrix, a row of real keys for each sequence, or a block mask."""
-    if hasattr(given, "mask_mod"):
-        return FlexMask(given.mask_mod), (), Positions.last_rows(i, j)
-    if isinstance(given, Tensor) and given.ndim == 2:
-        given = given[:, -j:].to(torch.bool)[:, None, None]
-    if isinstance(given, Tensor) and given.shape[-1] > j:
-        given = given[..., :j]  # a mask made for a cache longer than what it holds
-    return read_mask(given, i, j, sunk)
+def _read_mask(mask: Any, i: int, j: int, has_sink: bool) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
+    """Read an attention_mask of transformers: a matrix, a row of real keys for each sequence, or a block mask."""
+    if hasattr(mask, "mask_mod"):
+        return FlexMask(mask.mask_mod), (), Positions.last_rows(i, j)
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        mask = mask[:, -j:].to(torch.bool)[:, None, None]
+    if isinstance(mask, Tensor) and mask.shape[-1] > j:
+        mask = mask[..., :j]  # a mask for a static cache
+    return read_mask(mask, i, j, has_sink)

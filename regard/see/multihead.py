@@ -1,11 +1,10 @@
-"""torch's own attention layers: what nn.MultiheadAttention and the encoder around it compute inside their fast paths.
+"""Records of nn.MultiheadAttention and nn.TransformerEncoderLayer, whose fast paths run as one fused operator.
 
-In evaluation they run as one operator that shows neither queries nor keys, and any hook on them, or a function mode,
-would switch that operator off and change bits. So they run as they are, and queries, keys and values are projected
-from the inputs a second time.
+A hook on these modules, or an active function mode, disables the fast path and changes the output bitwise. So they run
+unchanged, and q, k and v are projected from the inputs a second time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ from regard.core.absolute_positions import Positions
 from regard.core.masks import causal
 from regard.core.masks.algebra import Full
 from regard.core.masks.data import DenseMask
-from regard.see.call_adapters import InterceptedCall, lowered, read_mask
+from regard.see.call_adapters import cast_for_autocast, read_mask
+from regard.see.record import Record
 
 ROUTE = "nn.MultiheadAttention"
 
@@ -48,8 +48,8 @@ def from_functional(
     static_v: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> InterceptedCall:
-    """A call of functional.multi_head_attention_forward, whose arguments these are."""
+) -> Record:
+    """Record a call of functional.multi_head_attention_forward, with its arguments."""
     if query.ndim == 2:
         query, key, value = query[:, None], key[:, None], value[:, None]
         key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
@@ -70,31 +70,31 @@ def from_functional(
     v = v if static_v is None else static_v.unflatten(0, (b, num_heads))
     if add_zero_attn:
         k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
-    q, k, v = lowered(q, k, v)
+    q, k, v = cast_for_autocast(q, k, v)
     j, dropout = k.shape[2], dropout_p if training else 0.0
     beta = q.shape[-1] ** -0.5
     if is_causal and key_padding_mask is None and not need_weights:
-        # there the hint stands for the mask
-        return InterceptedCall(ROUTE, q, k, v, causal(), (), beta, Positions(0, 0), dropout)
-    mask, terms, positions = read_mask(joined(attn_mask, key_padding_mask, b, j, q.dtype), i, j)
-    return InterceptedCall(ROUTE, q, k, v, mask, terms, beta, positions, dropout)
+        # is_causal replaces the mask
+        return Record(ROUTE, q, k, v, causal(), (), beta, Positions(0, 0), dropout)
+    mask, terms, positions = read_mask(merge_masks(attn_mask, key_padding_mask, b, j, q.dtype), i, j)
+    return Record(ROUTE, q, k, v, mask, terms, beta, positions, dropout)
 
 
-def joined(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dtype: torch.dtype) -> Tensor | None:
-    """The two masks of torch's layers as one to add. Their booleans say what to drop."""
+def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dtype: torch.dtype) -> Tensor | None:
+    """The two masks of torch's layers as one additive mask. A boolean True hides a key."""
     parts = []
     if attn is not None:
         shape = attn.shape if attn.ndim == 2 else (b, -1, *attn.shape[-2:])
-        parts.append(numbers(attn, dtype).reshape(shape))
+        parts.append(to_additive_mask(attn, dtype).reshape(shape))
     if padding is not None:
-        parts.append(numbers(padding, dtype)[:, None, None])
-    # keys that the layer itself appends are seen by all
+        parts.append(to_additive_mask(padding, dtype)[:, None, None])
+    # keys that the layer appends are visible to all
     parts = [functional.pad(part, (0, j - part.shape[-1])) for part in parts]
     return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
-def numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as numbers to add, with -inf for what is to be dropped."""
+def to_additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """An additive mask, with -inf where a boolean mask is True."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -torch.inf)
@@ -110,8 +110,8 @@ def from_module(
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> InterceptedCall:
-    """A call of nn.MultiheadAttention."""
+) -> Record:
+    """Record a call of nn.MultiheadAttention."""
     if query.is_nested:
         return from_nested(layer, query)
     if layer.batch_first and query.ndim == 3:
@@ -143,15 +143,14 @@ def from_module(
     )
 
 
-def from_nested(layer: nn.MultiheadAttention, x: Tensor) -> InterceptedCall:
-    """Sequences of several lengths in one nested tensor: filled up here, and the filling neither sees nor is seen."""
+def from_nested(layer: nn.MultiheadAttention, x: Tensor) -> Record:
+    """Record a call with a nested tensor: sequences are padded, and padding is masked on both sides."""
     lengths = torch.tensor([len(part) for part in x.unbind()], device=x.device)
-    filled = x.to_padded_tensor(0.0).transpose(0, 1)
-    heard = from_module(layer, *(filled.transpose(0, 1) if layer.batch_first else filled,) * 3)
-    real = torch.arange(len(filled), device=x.device) < lengths[:, None]
+    padded = x.to_padded_tensor(0.0)
+    record = from_module(layer, *(padded if layer.batch_first else padded.transpose(0, 1),) * 3)
+    real = torch.arange(padded.shape[1], device=x.device) < lengths[:, None]
     visible = real[:, None, :, None] & real[:, None, None, :]
-    mask = Full() if bool(visible.all()) else DenseMask(visible)
-    return InterceptedCall(ROUTE, heard.q, heard.k, heard.v, mask, (), heard.beta, heard.positions, heard.dropout)
+    return replace(record, mask=Full() if bool(visible.all()) else DenseMask(visible))
 
 
 def from_encoder_layer(
@@ -160,25 +159,25 @@ def from_encoder_layer(
     src_mask: Tensor | None = None,
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
-) -> InterceptedCall:
-    """The attention inside nn.TransformerEncoderLayer, where the layer ran as one operator."""
+) -> Record:
+    """Record the attention of an nn.TransformerEncoderLayer that ran as one fused operator."""
     x = layer.norm1(src) if layer.norm_first else src
     return from_module(layer.self_attn, x, x, x, src_key_padding_mask, True, src_mask)
 
 
 @dataclass(frozen=True, eq=False)
-class Projection:
-    """The output is a projection of the heads side by side."""
+class OutputProjection:
+    """The output is a linear projection of the concatenated heads."""
 
     weight: Float[Tensor, "d f"]
     heads: int
     batch_first: bool
 
-    def forth(self, heads: Float[Tensor, "b h i e"], out: Tensor) -> Tensor:
+    def apply(self, heads: Float[Tensor, "b h i e"], out: Tensor) -> Tensor:
         flat = functional.linear(heads.transpose(1, 2).flatten(2), self.weight.to(heads.dtype))
         return (flat if self.batch_first else flat.transpose(0, 1)).reshape(out.shape)
 
-    def back(self, gradient: Tensor) -> Float[Tensor, "b h i e"]:
+    def pull_back(self, gradient: Tensor) -> Float[Tensor, "b h i e"]:
         flat = gradient @ self.weight.to(gradient.dtype)
         flat = flat[:, None] if flat.ndim == 2 else flat  # one sequence
         flat = flat if self.batch_first else flat.transpose(0, 1)

@@ -1,7 +1,7 @@
-"""Where the queries of a foreign call stand among its keys: what its shapes cannot tell, its mask can.
+"""Infer the positions of queries among the keys from the mask of an intercepted call.
 
-A cache of fixed length hands out more keys than are in use, so the queries need not be the last rows. But a causal
-mask ends at the query itself, and says so row by row.
+A static KV cache holds more keys than are in use, so the queries need not be the last positions. The last visible key
+of each row of a causal mask is the query itself.
 """
 
 from dataclasses import replace
@@ -11,41 +11,41 @@ from torch import Tensor
 
 from regard.core.absolute_positions import Grid, Positions
 from regard.core.masks.data import DenseMask
-from regard.see.call_adapters import FlexMask, InterceptedCall
+from regard.see.call_adapters import FlexMask
+from regard.see.record import Record
 
-ROWS = 16  # asked of the mask: enough to tell a diagonal from chance
-UNKNOWN = "not known where its queries stand: the mask hides the last key and shows no diagonal"
+ROWS = 16  # rows of the mask that are read
+UNKNOWN = "the positions of its queries are unknown: the mask hides the last key and has no diagonal"
 
 
-def stood(heard: InterceptedCall, causal: bool = False) -> InterceptedCall:
-    """The call with its queries where its mask shows them, or told to stand nowhere that is known.
+def infer_query_positions(record: Record, causal: bool = False) -> Record:
+    """The record with the positions of its queries as its mask shows them, or marked as unknown.
 
-    causal  whether each query is known to see itself and nothing later, so that a single row tells where it stands
+    causal  whether the call is causal self-attention, so that a single row shows the position of its query
     """
-    i, j = heard.q.shape[2], heard.k.shape[2]
-    if heard.told or not 0 < i < j or not isinstance(heard.mask, DenseMask | FlexMask):
-        return heard
-    rows = torch.linspace(0, i - 1, min(i, ROWS), device=heard.q.device).long()
-    seen = _sight(heard, rows)
-    awake = seen.any(-1)
-    if not bool(awake.any()):
-        return heard
+    i, j = record.q.shape[2], record.k.shape[2]
+    if not 0 < i < j or not isinstance(record.mask, DenseMask | FlexMask):
+        return record
+    rows = torch.linspace(0, i - 1, min(i, ROWS), device=record.q.device).long()
+    seen = _visible_to_first_head(record, rows)
+    nonempty = seen.any(-1)
+    if not bool(nonempty.any()):
+        return record
     last = torch.where(seen, torch.arange(j, device=rows.device), -1).amax(-1)
-    begins, counts = (last - rows)[awake].unique(return_counts=True)
-    begin, most = int(begins[counts.argmax()]), int(counts.max())
-    diagonal = 2 * most > int(awake.sum()) and (i > 1 or causal)
-    if diagonal:
-        return replace(heard, positions=Positions(begin))
+    offsets, counts = (last - rows)[nonempty].unique(return_counts=True)
+    is_diagonal = 2 * int(counts.max()) > int(nonempty.sum()) and (i > 1 or causal)
+    if is_diagonal:
+        return replace(record, positions=Positions(int(offsets[counts.argmax()])))
     if bool((last[:, -1] == j - 1).any()):
-        return replace(heard, positions=Positions.last_rows(i, j))
-    return replace(heard, located=False, note="; ".join(part for part in (heard.note, UNKNOWN) if part))
+        return replace(record, positions=Positions.last_rows(i, j))
+    return replace(record, positions_known=False, note="; ".join(part for part in (record.note, UNKNOWN) if part))
 
 
-def _sight(heard: InterceptedCall, rows: Tensor) -> Tensor:
-    """What the first head sees in some rows, (b r j): masks of caches are alike for all heads."""
-    b, j, device = heard.q.shape[0], heard.k.shape[2], heard.q.device
+def _visible_to_first_head(record: Record, rows: Tensor) -> Tensor:
+    """What the first head sees in some rows, (b r j): masks for a KV cache are the same for all heads."""
+    b, j, device = record.q.shape[0], record.k.shape[2], record.q.device
     row, column = rows[:, None], torch.arange(j, device=device)[None, :]
     batch = torch.arange(b, device=device)[:, None, None, None]
     head = torch.zeros(1, 1, 1, dtype=torch.long, device=device)
-    seen = heard.mask.see(Grid(batch, head, row, column, row, column))
+    seen = record.mask.see(Grid(batch, head, row, column, row, column))
     return seen.expand(b, 1, len(rows), j)[:, 0]

@@ -1,4 +1,4 @@
-"""What was seen of a model: one record for each attention call, with every statistic worked out when asked for."""
+"""Records of attention calls: the inputs of each call that `watch` intercepted, and its statistics on demand."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.base.errors import ConfigError, UnknownNameError
-from regard.core.absolute_positions import Positions, key_positions
+from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.masks.algebra import Mask
 from regard.core.scores import ScoreTerm
-from regard.see.statistics import Statistics, Top, statistics
+from regard.see.row_statistics import Statistics, Top, statistics
 
 if TYPE_CHECKING:
     from regard.see.heads import HeadTable
@@ -23,19 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Record:
-    """One attention call: what went in, where in the model, and by which way it was seen.
+    """One attention call: its inputs, the module that made it, and how it was intercepted.
 
-    name      the module's path; the second call of the same module is `path:2`
-    route     how the model asked for attention: "sdpa", "flex", "softmax" (written by hand), "nn.MultiheadAttention",
-              "hugging face ...", or "attend, ..." with the kernel
-    dropout   the share of weights that was dropped: statistics are of the weights before that
-    note      what was done to the weights afterwards, or is not known
-    heads     the model's numbers of the heads that were kept, None for all
-    rows_kept the model's numbers of the queries that were kept, None for all
-    located   whether it is known where the queries stand; where it is not, nothing is told of distances
+    route            the function that the model called: "sdpa", "flex", "softmax" (written by hand),
+                     "nn.MultiheadAttention", "hugging face ...", or "attend, ..." with the kernel
+    dropout          the dropout probability of the weights; statistics are of the weights before dropout
+    note             what was done to the weights afterwards, or what is unknown
+    positions_known  whether the positions of the queries are known; if not, distances are None
+    name             the path of the module; its second call is `path:2`
+    heads            indices of the recorded heads in the model, None for all
+    rows_kept        indices of the recorded queries in the model, None for all
     """
 
-    name: str
     route: str
     q: Float[Tensor, "b h i c"]
     k: Float[Tensor, "b g j c"]
@@ -46,58 +45,65 @@ class Record:
     positions: Positions
     dropout: float = 0.0
     note: str = ""
+    positions_known: bool = True
+    name: str = ""
     heads: tuple[int, ...] | None = None
     rows_kept: tuple[int, ...] | None = None
-    located: bool = True
     gradients: list[Float[Tensor, "b h i e"]] = field(default_factory=list)
 
     @cached_property
     def statistics(self) -> Statistics:
+        """All statistics of the weights, without the i x j matrix."""
         return statistics(
             self.q, self.k, mask=self.mask, scores=self.terms, beta=self.beta, positions=self.positions, v=self.v
         )
 
     @property
     def gradient(self) -> Float[Tensor, "b h i e"] | None:
-        """The gradient of the attention's output, once some backward pass has reached it: that of the latest."""
+        """The gradient of the attention output in the latest backward pass; None before any."""
         return self.gradients[-1] if self.gradients else None
 
     @property
     def lse(self) -> Float[Tensor, "b h i"]:
+        """The log-sum-exp of the scores of each query."""
         return self.statistics.lse
 
     @property
     def entropy(self) -> Float[Tensor, "b h i"]:
+        """The entropy of the weights of each query, in nats."""
         return self.statistics.entropy
 
     @property
     def largest(self) -> Float[Tensor, "b h i"]:
+        """The largest weight of each query."""
         return self.statistics.largest
 
     @property
     def where(self) -> Int[Tensor, "b h i"]:
+        """The index of the key with the largest weight."""
         return self.statistics.where
 
     @property
     def distance(self) -> Float[Tensor, "b h i"] | None:
-        """The mean of |i - j| under the weights, by the positions in the model; None where they are not known."""
-        if not self.located:
+        """The mean of |i - j| under the weights; None if the positions of the queries are unknown."""
+        if not self.positions_known:
             return None
-        if self.rows_kept is None or _in_a_row(self.rows_kept):
+        if self.rows_kept is None or _is_contiguous(self.rows_kept):
             return self.statistics.distance
         weights = self.weights()  # few rows
         i = self.query_positions[:, None]
-        far = (i - key_positions(self.positions, self.k.shape[2], self.q.device)).abs()
+        distances = (i - key_positions(self.positions, self.k.shape[2], self.q.device)).abs()
         total = weights.sum(-1)
-        return (weights * far).sum(-1) / total.masked_fill(total == 0, 1)
+        return (weights * distances).sum(-1) / total.masked_fill(total == 0, 1)
 
     @property
     def received(self) -> Float[Tensor, "b h j"]:
+        """The sum of the weights that each key receives from all queries."""
         return self.statistics.received
 
     @property
     def query_positions(self) -> Int[Tensor, "i"]:
-        """Where the queries that were kept stood, by their numbers alone where that is not known."""
+        """The positions of the recorded queries; their indices if the positions are unknown."""
         i = self.q.shape[2]
         if self.rows_kept is None:
             return torch.arange(i, device=self.q.device) + self.positions.queries
@@ -105,18 +111,23 @@ class Record:
         return rows + self.positions.queries - (self.rows_kept[0] if self.rows_kept else 0)
 
     def pooled(self, cells: int | tuple[int, int]) -> Float[Tensor, "b h rows columns"]:
+        """The attention map at a lower resolution; see `Statistics.pooled`."""
         return self.statistics.pooled(cells)
 
     def top(self, count: int, rows: list[int] | None = None) -> Top:
+        """The keys with the largest weights; see `Statistics.top`."""
         return self.statistics.top(count, rows)
 
     def rows(self, rows: list[int]) -> Float[Tensor, "b h r j"]:
+        """The weights of some queries."""
         return self.statistics.rows(rows)
 
     def weights(self) -> Float[Tensor, "b h i j"]:
+        """The whole matrix of weights."""
         return self.statistics.weights()
 
     def mixed(self, x: Float[Tensor, "b i"] | Float[Tensor, "b h i"]) -> Float[Tensor, "b h j"]:
+        """The vector-matrix product of x and the weights; see `Statistics.mixed`."""
         return self.statistics.mixed(x)
 
     def __repr__(self) -> str:
@@ -125,14 +136,32 @@ class Record:
         return f"{self.name}: b={b} h={h} i={i} j={self.k.shape[2]}, {self.mask!r}{terms}, by {self.route}"
 
 
-def _in_a_row(rows: tuple[int, ...]) -> bool:
+def _is_contiguous(rows: tuple[int, ...]) -> bool:
     return not rows or rows == tuple(range(rows[0], rows[0] + len(rows)))
 
 
-class Seen(Mapping[str, Record]):
-    """The attention calls of a model by the names of its layers, in the order in which they were made.
+def pair_grid(record: Record, rows: Tensor, columns: Tensor | None = None) -> Grid:
+    """The `Grid` of pairs of queries and keys, by their indices in the record.
 
-    left_out  why calls were not recorded, each reason with how often it came up
+    rows     (r,) for a grid against every key, or (b, 1, p) together with columns (b, 1, p) for single pairs
+    columns  None is every key
+    """
+    b, h = record.q.shape[:2]
+    device = record.q.device
+    if columns is None:
+        rows, columns = rows[:, None], torch.arange(record.k.shape[2], device=device)[None, :]
+    trailing = (1, 1) if rows.ndim == 2 else (1,)
+    batch = torch.arange(b, device=device).reshape(b, 1, *trailing)
+    head = torch.arange(h, device=device).reshape(h, *trailing)
+    j = key_positions(record.positions, record.k.shape[2], device)
+    # selected rows have a dense mask, so the index of a row counts, not its position in the model
+    return Grid(batch, head, rows, columns, rows + record.positions.queries, j[columns])
+
+
+class Seen(Mapping[str, Record]):
+    """The recorded attention calls by the names of their modules, in the order of the calls.
+
+    left_out  why calls were not recorded: each reason with the number of calls
     """
 
     def __init__(self, records: Sequence[Record] = (), left_out: Mapping[str, int] | None = None) -> None:
@@ -144,11 +173,12 @@ class Seen(Mapping[str, Record]):
             return self._records[name]
         if not self._records:
             raise UnknownNameError(
-                f"no layer {name!r} was seen: no attention was; run the model inside `with watch(model) as seen:`"
+                f"there is no record of {name!r}: no attention was recorded; run the model inside "
+                "`with watch(model) as seen:`"
             )
         near = get_close_matches(name, self._records, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UnknownNameError(f"no layer {name!r} was seen{hint} (there are: {', '.join(self._records)})")
+        raise UnknownNameError(f"there is no record of {name!r}{hint} (recorded: {', '.join(self._records)})")
 
     def __contains__(self, name: object) -> bool:
         return name in self._records
@@ -164,46 +194,47 @@ class Seen(Mapping[str, Record]):
 
     @property
     def records(self) -> list[Record]:
-        """All calls in the order in which they were made."""
+        """All records in the order of the calls."""
         return list(self._records.values())
 
     def calls(self, name: str) -> list[Record]:
-        """Every call of one layer: `name`, `name:2`, and so on."""
+        """Every call of one module: `name`, `name:2`, and so on."""
         first = self[name]
-        return [first, *(record for record in self.records if _numbered(record.name, name))]
+        return [first, *(record for record in self.records if _is_repeat(record.name, name))]
 
     def table(self, tokens: Int[Tensor, "b n"] | None = None) -> "HeadTable":
-        """All heads side by side: how spread, how far, and what they look at.
+        """A table of all heads: entropy, distance, and the weight on the previous, first and induction token.
 
-        tokens  the ids that went in, for the induction score
+        tokens  the input ids, for the induction score
         """
-        from regard.see.heads import table_of  # it reads records
+        from regard.see.heads import build_head_table  # heads imports this module
 
-        return table_of(self, tokens)
+        return build_head_table(self, tokens)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write all records into one safetensors file. One that cannot be written is told in `left_out`, there too."""
-        from regard.see.serialization import save  # it makes records
+        """Save all records in one safetensors file. Records that cannot be saved are added to `left_out`."""
+        from regard.see.serialization import save  # serialization imports this module
 
         save(self, path)
 
     @staticmethod
     def load(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> "Seen":
-        """What `save` has written."""
+        """Load the records that `save` wrote."""
         from regard.see.serialization import load
 
         return load(path, device=device)
 
     def add(self, record: Record) -> None:
+        """Append a record, whose name must be new."""
         if record.name in self._records:
-            raise ConfigError(f"{record.name!r} was recorded already")
+            raise ConfigError(f"{record.name!r} is already recorded")
         self._records[record.name] = record
 
     def __repr__(self) -> str:
-        lines = [repr(record) for record in self.records] or ["nothing seen"]
+        lines = [repr(record) for record in self.records] or ["nothing recorded"]
         return "\n".join([*lines, *(f"left out {count}: {reason}" for reason, count in self.left_out.items())])
 
 
-def _numbered(name: str, first: str) -> bool:
+def _is_repeat(name: str, first: str) -> bool:
     stem, _, number = name.rpartition(":")
     return stem == first and number.isdigit()

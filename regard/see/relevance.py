@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, ShapeError
 from regard.base.validation import check_number
-from regard.see.arguments import numbers, within
+from regard.see.arguments import check_indices, resolve_indices
 from regard.see.max_flow import layered_max_flow
 from regard.see.record import Record, Seen
 
@@ -33,21 +33,22 @@ class Roles(NamedTuple):
     cross: list[Record]
 
 
-class Both(NamedTuple):
+class EncoderDecoderRelevance(NamedTuple):
     """What the outputs of a decoder owe to the inputs of the decoder, and to those of the encoder."""
 
     target: Float[Tensor, "b i t"]
     source: Float[Tensor, "b i s"]
 
 
-def roles(seen: Seen) -> Roles:
+def assign_roles(seen: Seen) -> Roles:
     """Calls sorted by the names of their modules: cross attention by its usual names, and "decoder" in the path.
 
     For a model that names them otherwise, make `Roles(encoder, decoder, cross)` of the records by hand.
     """
     _refuse_repeats(seen, "Roles(encoder, decoder, cross) of those of one pass")
     encoder, decoder, cross = (
-        [record for record in seen.records if role_of(record.name) == role] for role in ("encoder", "decoder", "cross")
+        [record for record in seen.records if attention_role(record.name) == role]
+        for role in ("encoder", "decoder", "cross")
     )
     if not encoder or not decoder or len(cross) != len(decoder):
         raise ConfigError(
@@ -57,7 +58,7 @@ def roles(seen: Seen) -> Roles:
     return Roles(encoder, decoder, cross)
 
 
-def role_of(name: str) -> str:
+def attention_role(name: str) -> str:
     """ "encoder", "decoder" or "cross", by the name of a layer."""
     last = name.lower().rpartition(".")[2]
     if any(word in last for word in CROSS):
@@ -86,7 +87,7 @@ def rollout(
     if rows is None:
         relevance = start
         for layer in layers:
-            relevance = share * relevance + (1 - share) * (fused(layer, heads) @ relevance)
+            relevance = share * relevance + (1 - share) * (fuse_heads(layer, heads) @ relevance)
         return relevance
     relevance = start[:, _rows(rows, n)]
     for layer in reversed(layers):
@@ -94,23 +95,23 @@ def rollout(
     return relevance
 
 
-def encoder_decoder_rollout(parts: Seen | Roles, *, residual: float = 0.5) -> Both:
+def encoder_decoder_rollout(parts: Seen | Roles, *, residual: float = 0.5) -> EncoderDecoderRelevance:
     """Rollout through an encoder and a decoder with cross attention.
 
     A decoder layer mixes its own rows by its self-attention, then takes in rows of the finished encoder by its cross
     attention. The two parts of a row sum to one together.
     """
-    encoder, decoder, cross = roles(parts) if isinstance(parts, Seen) else parts
+    encoder, decoder, cross = assign_roles(parts) if isinstance(parts, Seen) else parts
     share = _share(residual)
     memory = rollout(encoder, residual=share)
     b, t = _sizes(decoder[0])[:2]
     target = torch.eye(t, dtype=memory.dtype, device=memory.device).expand(b, t, t)
     source = memory.new_zeros(b, t, memory.shape[-1])
     for own, other in zip(decoder, cross, strict=True):
-        weights = fused(own, "mean")
+        weights = fuse_heads(own, "mean")
         target, source = (share * part + (1 - share) * (weights @ part) for part in (target, source))
-        target, source = share * target, share * source + (1 - share) * (fused(other, "mean") @ memory)
-    return Both(target, source)
+        target, source = share * target, share * source + (1 - share) * (fuse_heads(other, "mean") @ memory)
+    return EncoderDecoderRelevance(target, source)
 
 
 def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusion = "mean") -> Float[Tensor, "b r n"]:
@@ -123,7 +124,7 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
     """
     layers = _stack(maps)
     share = _share(residual)
-    mixed = [(1 - share) * fused(layer, heads).cpu().double() for layer in layers]
+    mixed = [(1 - share) * fuse_heads(layer, heads).cpu().double() for layer in layers]
     b, n = mixed[0].shape[:2]
     for weights in mixed:
         weights.diagonal(dim1=1, dim2=2).add_(share)
@@ -158,42 +159,44 @@ def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | N
     if rows is None:
         relevance = start
         for record in layers:
-            relevance = relevance + positive(record) @ relevance
+            relevance = relevance + positive_contributions(record) @ relevance
         return relevance
     relevance = start[:, _rows(rows, n)]
     for record in reversed(layers):
         added = torch.zeros_like(relevance)
         for some in _portions(record):
-            added = added + relevance[:, :, some] @ positive(record, some)
+            added = added + relevance[:, :, some] @ positive_contributions(record, some)
         relevance = relevance + added
     return relevance
 
 
-def encoder_decoder_gradient_relevance(parts: Seen | Roles) -> Both:
+def encoder_decoder_gradient_relevance(parts: Seen | Roles) -> EncoderDecoderRelevance:
     """Gradient relevance through an encoder and a decoder. Chefer et al. 2021, arXiv:2103.15679, equations 6 to 10.
 
     Self-attention adds A R to all relevance of its rows. Cross attention adds R_tt' A R_ss to what the target owes to
     the source, both made free of the identity, divided by their row sums and given the identity back.
     """
-    encoder, decoder, cross = roles(parts) if isinstance(parts, Seen) else parts
+    encoder, decoder, cross = assign_roles(parts) if isinstance(parts, Seen) else parts
     memory = gradient_relevance(encoder)
     b, t = _sizes(decoder[0])[:2]
     target = torch.eye(t, dtype=memory.dtype, device=memory.device).expand(b, t, t)
     source = memory.new_zeros(b, t, memory.shape[-1])
     for own, other in zip(decoder, cross, strict=True):
-        weights = positive(own)
+        weights = positive_contributions(own)
         target, source = target + weights @ target, source + weights @ source
-        source = source + levelled(target).mT @ (positive(other) @ levelled(memory))
-    return Both(target, source)
+        source = source + normalise_off_identity(target).mT @ (
+            positive_contributions(other) @ normalise_off_identity(memory)
+        )
+    return EncoderDecoderRelevance(target, source)
 
 
-def levelled(relevance: Float[Tensor, "b n n"]) -> Float[Tensor, "b n n"]:
+def normalise_off_identity(relevance: Float[Tensor, "b n n"]) -> Float[Tensor, "b n n"]:
     """Everything but the identity divided by its row sum, and the identity given back. A row of nothing stays so."""
     own = torch.eye(relevance.shape[-1], dtype=relevance.dtype, device=relevance.device)
-    return shared(relevance - own) + own
+    return normalise_rows(relevance - own) + own
 
 
-def positive(record: Record, rows: Tensor | None = None) -> Float[Tensor, "b r j"]:
+def positive_contributions(record: Record, rows: Tensor | None = None) -> Float[Tensor, "b r j"]:
     """The mean over heads of max(0, gradient * weight), for all rows or some."""
     gradient = weight_gradients(record, rows)
     weights = record.weights() if rows is None else record.statistics.rows(rows)
@@ -244,7 +247,7 @@ def value_weighted(
         parts = torch.stack([projection[:, head * e : (head + 1) * e] for head in heads])
         v = torch.einsum("bhje,hde->bhjd", v, parts.to(v))
     found = record.weights() * torch.linalg.vector_norm(v, dim=-1)[:, :, None]
-    return shared(found) if normalised else found
+    return normalise_rows(found) if normalised else found
 
 
 def patch_map(
@@ -282,17 +285,17 @@ def patch_map(
     return row[:, prefix:].reshape(-1, rows, columns)
 
 
-def fused(layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b i j"]:
+def fuse_heads(layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b i j"]:
     """The map of one layer with its heads made one."""
     weights = layer if isinstance(layer, Tensor) else layer.weights()
     if heads == "mean":
         return weights.mean(1)
     if heads not in ("max", "min"):
         raise ConfigError(f"heads are fused by 'mean', 'max' or 'min', not {heads!r}")
-    return shared(weights.amax(1) if heads == "max" else weights.amin(1))
+    return normalise_rows(weights.amax(1) if heads == "max" else weights.amin(1))
 
 
-def shared(x: Float[Tensor, "... j"]) -> Float[Tensor, "... j"]:
+def normalise_rows(x: Float[Tensor, "... j"]) -> Float[Tensor, "... j"]:
     """Rows divided by their sum. A row of nothing stays so."""
     total = x.sum(-1, keepdim=True)
     return x / total.masked_fill(total == 0, 1)
@@ -301,7 +304,7 @@ def shared(x: Float[Tensor, "... j"]) -> Float[Tensor, "... j"]:
 def _times(x: Float[Tensor, "b r i"], layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b r j"]:
     """Rows of numbers times a map."""
     if isinstance(layer, Tensor) or heads != "mean":
-        return x @ fused(layer, heads)
+        return x @ fuse_heads(layer, heads)
     return torch.stack([layer.mixed(x[:, row]).mean(1) for row in range(x.shape[1])], 1)
 
 
@@ -341,7 +344,7 @@ def _stack(maps: Maps) -> list[Record | Tensor]:
 
 def _refuse_what_does_not_follow(seen: Seen) -> None:
     """Raise where some of the calls do not take what the one before gave, though all may have the same sizes."""
-    found = sorted({role_of(name.partition(":")[0]) for name in seen})
+    found = sorted({attention_role(name.partition(":")[0]) for name in seen})
     if len(found) > 1:
         raise ConfigError(
             f"by their names these are {' and '.join(found)} attention calls, which are no single stack; use "
@@ -363,8 +366,8 @@ def _refuse_repeats(seen: Seen, instead: str) -> None:
 
 def _rows(rows: Sequence[int], n: int) -> list[int]:
     """The outputs that were asked for, counted from the start."""
-    chosen = numbers("rows", rows)
-    return list(range(n) if chosen is None else within("rows", chosen, n, "the last layer"))
+    chosen = check_indices("rows", rows)
+    return list(range(n) if chosen is None else resolve_indices("rows", chosen, n, "the last layer"))
 
 
 def _sizes(layer: Record | Tensor) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from regard.base.errors import UnknownNameError
-from regard.see.heads import Head, HeadTable, heads_of
+from regard.see.heads import Head, HeadTable, measure_heads
 from regard.see.record import Record, Seen
 
 LARGE = 128  # cells a side of the chosen map at most
@@ -44,7 +44,7 @@ class Sides(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Relevance:
+class TokenRelevance:
     """What one output owes to each position of a sequence."""
 
     title: str
@@ -81,7 +81,7 @@ class AttentionReport:
     table_code: str
     layer: str
     head: int
-    relevance: tuple[Relevance, ...] = ()
+    relevance: tuple[TokenRelevance, ...] = ()
     overlays: tuple[Overlay, ...] = ()
     image: UInt8[Tensor, "y x channels"] | None = None
     notes: tuple[str, ...] = ()
@@ -108,9 +108,9 @@ class AttentionReport:
         return max(8, min(SMALL, int((SMALL_TOTAL / max(len(self.table), 1)) ** 0.5)))
 
 
-def heads_table(seen: Seen, sides: Mapping[str, Sides]) -> HeadTable:
+def build_labelled_table(seen: Seen, sides: Mapping[str, Sides]) -> HeadTable:
     """Every head; induction where queries and keys are the same tokens."""
-    return HeadTable(tuple(head for name in seen for head in heads_of(seen[name], _own(sides[name]).ids)))
+    return HeadTable(tuple(head for name in seen for head in measure_heads(seen[name], _own(sides[name]).ids)))
 
 
 def table_code(seen: Seen, sides: Mapping[str, Sides]) -> str:
@@ -121,9 +121,9 @@ def table_code(seen: Seen, sides: Mapping[str, Sides]) -> str:
         return f"table = seen.table({'' if one == 'None' else one})"
     pairs = "".join(f"    ({name!r}, {_own(sides[name]).code}),\n" for name in seen)
     return (
-        "from regard.see.heads import HeadTable, heads_of\n\n"
+        "from regard.see.heads import HeadTable, measure_heads\n\n"
         f"layers = [\n{pairs}]\n"
-        "table = HeadTable(tuple(head for name, ids in layers for head in heads_of(seen[name], ids)))"
+        "table = HeadTable(tuple(head for name, ids in layers for head in measure_heads(seen[name], ids)))"
     )
 
 
@@ -136,11 +136,11 @@ def rank_heads(table: HeadTable, column: str) -> HeadTable:
     return table if column == "layer" else table.sorted(column, descending=column not in ASCENDING)
 
 
-def ranked_code(column: str) -> str:
+def rank_code(column: str) -> str:
     return "table" if column == "layer" else f"table.sorted({column!r}, descending={column not in ASCENDING})"
 
 
-def select_heads(seen: Seen, table: HeadTable, layer: str | None = None, head: int | None = None) -> Head:
+def choose_head(seen: Seen, table: HeadTable, layer: str | None = None, head: int | None = None) -> Head:
     """The head that was asked for, by the layer's name or number and its own number; the sharpest of those left open.
 
     The sharpest has the smallest share of the entropy that it could have; NaN is no share.
@@ -196,18 +196,18 @@ def query_labels(record: Record, sides: Sides) -> list[str]:
     return [shorten(labels[row]) for row in rows]
 
 
-def harmless(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """The text with control characters spelled out, so that none can act."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def shorten(label: str) -> str:
     """A name short enough for a margin, with its blanks to be seen."""
-    shown = harmless("".join(HIDDEN.get(letter, letter) for letter in label))
+    shown = escape_control_characters("".join(HIDDEN.get(letter, letter) for letter in label))
     return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
 
 
-def strip(relevance: Relevance, most: int = STRIP) -> tuple[list[str], Float[Tensor, "cells"]]:
+def relevance_cells(relevance: TokenRelevance, most: int = STRIP) -> tuple[list[str], Float[Tensor, "cells"]]:
     """Names and numbers of a relevance; where there are too many positions, the sums of neighbours."""
     labels, values = relevance.words.labels, relevance.values.cpu()
     n = len(values)

@@ -1,19 +1,17 @@
 """A report as one matplotlib figure: the chosen head with its tokens, what lies over the image, and all heads."""
 
-import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from regard.see.colormaps import by_root, coloured, mosaic, overlay
+from regard.see.colormaps import apply_colormap, mosaic, overlay, root_scale
 from regard.see.report import AttentionReport
 
 MOST_CELLS = 32  # a side of one small map
 
 
-def figure(report: AttentionReport) -> Any:
+def draw_report(report: AttentionReport) -> Any:
     """One matplotlib figure: the chosen head with its tokens, what was laid over the image, and all heads."""
     from matplotlib.figure import Figure
 
@@ -40,7 +38,7 @@ def figure(report: AttentionReport) -> Any:
 
 def _draw_chosen(ax: Any, report: AttentionReport) -> None:
     values = report.chosen_map()
-    ax.imshow(coloured(values, by_root(values)).numpy(), interpolation="nearest", aspect=_aspect(values))
+    ax.imshow(apply_colormap(values, root_scale(values)).numpy(), interpolation="nearest", aspect=_aspect(values))
     _title(ax, f"{report.layer}, head {report.head}\n0 to {float(values.max()):.3g}, by the root")
     ax.set_xlabel("key position j")
     ax.set_ylabel("query position i")
@@ -61,11 +59,3 @@ def _title(ax: Any, words: str) -> None:
 def _ticks(put: Any, labels: Sequence[str], step: int = 1, start: float = 0, **look: Any) -> None:
     at = [start + step * number for number in range(len(labels))]
     put(at, labels, fontsize=max(3.0, min(8.0, 200 / max(len(labels), 1))), parse_math=False, **look)
-
-
-def save_figure(report: AttentionReport, path: str | os.PathLike[str]) -> None:
-    """Write the figure of a report as a PNG."""
-    with warnings.catch_warnings():
-        # a character that the font lacks is drawn as a box
-        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
-        figure(report).savefig(path, format="png")

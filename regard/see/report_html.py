@@ -5,19 +5,28 @@ import torch
 from torch import Tensor
 
 from regard.base.html import Markup, join_html, tag, void_tag
-from regard.see.colormaps import Range, by_root, data_uri, evenly, ink, map_png, overlay, pixels_png
+from regard.see.colormaps import (
+    ColourScale,
+    cell_colours,
+    data_uri,
+    linear_scale,
+    map_png,
+    overlay,
+    pixels_png,
+    root_scale,
+)
 from regard.see.heads import COLUMNS
 from regard.see.record import Record
 from regard.see.report import (
     LARGE,
     MOST_RELEVANT,
     AttentionReport,
-    Relevance,
+    TokenRelevance,
     cells_of,
-    harmless,
+    escape_control_characters,
     head_code,
+    relevance_cells,
     shorten,
-    strip,
 )
 
 TABLED = 32  # positions a side of which all weights are written out as numbers
@@ -32,7 +41,7 @@ MEANINGS = {
 }
 
 
-def page(report: AttentionReport) -> str:
+def render_report(report: AttentionReport) -> str:
     """The report as one HTML page that needs nothing else: no script, no network, no second file."""
     sections = [_opening(report), _heads(report), _chosen(report)]
     sections += [_relevance(report)] if report.relevance else []
@@ -44,7 +53,7 @@ def page(report: AttentionReport) -> str:
         void_tag("meta", charset="utf-8"),
         void_tag("meta", http_equiv="Content-Security-Policy", content=policy),
         void_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{harmless(report.title)}: where it looks"),
+        tag("title", f"{escape_control_characters(report.title)}: where it looks"),
         tag("style", Markup(STYLE)),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('main', *sections)), lang='en')}\n"
@@ -55,11 +64,15 @@ def _code(text: str) -> Markup:
 
 
 def _opening(report: AttentionReport) -> Markup:
-    facts = [part for name, value in report.facts.items() for part in (tag("dt", name), tag("dd", harmless(value)))]
-    lines = [harmless(line) for line in report.asked.splitlines()]
+    facts = [
+        part
+        for name, value in report.facts.items()
+        for part in (tag("dt", name), tag("dd", escape_control_characters(value)))
+    ]
+    lines = [escape_control_characters(line) for line in report.asked.splitlines()]
     return tag(
         "header",
-        tag("h1", harmless(report.title)),
+        tag("h1", escape_control_characters(report.title)),
         tag("dl", *facts),
         tag("h2", "What it was given"),
         tag("pre", "\n".join(lines), class_="asked"),
@@ -101,7 +114,7 @@ def _chosen(report: AttentionReport) -> Markup:
         tag("h2", f"A closer look: {what}"),
         tag("p", repr(record), class_="route"),
         *([tag("p", record.note, class_="note")] if record.note else []),
-        tag("figure", drawn, tag("figcaption", words, " ", _scale(by_root(values)))),
+        tag("figure", drawn, tag("figcaption", words, " ", _scale(root_scale(values)))),
         *table,
         _code(head_code(record, report.head, LARGE)),
     )
@@ -115,9 +128,9 @@ def _whole(record: Record, values: Tensor) -> str:
     return f"{i} x {j} weights in {rows} x {columns} cells: what the queries of a cell give to its keys."
 
 
-def _scale(scale: Range) -> Markup:
+def _scale(scale: ColourScale) -> Markup:
     """The colours with the numbers at both ends, and in the middle where they do not grow evenly."""
-    ramp = data_uri(map_png(torch.linspace(0, 1, 64)[None], Range(0, 1)))
+    ramp = data_uri(map_png(torch.linspace(0, 1, 64)[None], ColourScale(0, 1)))
     middle = scale.low + (scale.top - scale.low) * 0.5 ** (1 / scale.power)
     return tag(
         "span",
@@ -138,7 +151,7 @@ def _labelled(values: Tensor, rows: list[str] | None, columns: list[str] | None,
     width, height = left + cell * across, top + cell * down
     picture = void_tag(
         "image",
-        href=data_uri(map_png(values, by_root(values))),
+        href=data_uri(map_png(values, root_scale(values))),
         x=str(left),
         y=str(top),
         width=str(cell * across),
@@ -172,12 +185,12 @@ def _relevance(report: AttentionReport) -> Markup:
     return tag("section", tag("h2", "Relevance"), *parts)
 
 
-def _one_relevance(relevance: Relevance) -> list[Markup]:
-    labels, values = strip(relevance)
-    scale = Range(0.0, float(values.max()))
+def _one_relevance(relevance: TokenRelevance) -> list[Markup]:
+    labels, values = relevance_cells(relevance)
+    scale = ColourScale(0.0, float(values.max()))
     tokens = []
     for label, value in zip(labels, values.tolist(), strict=True):
-        background, text = ink(value, scale)
+        background, text = cell_colours(value, scale)
         look = f"background:{background};color:{text}"
         tokens.append(tag("span", label, style=look, title=f"{label}: {value:.4f}"))
     count = min(MOST_RELEVANT, len(relevance.values))
@@ -206,7 +219,7 @@ def _overlays(report: AttentionReport) -> Markup:
     ]
     for each in report.overlays:
         rows, columns = each.values.shape
-        words = join_html([f"{each.title}; {rows} x {columns} cells. ", _scale(evenly(each.values))])
+        words = join_html([f"{each.title}; {rows} x {columns} cells. ", _scale(linear_scale(each.values))])
         laid = pixels_png(overlay(report.image, each.values))
         parts.append(tag("div", _picture(laid, each.title, words), _code(each.code)))
     return tag("section", tag("h2", "On the image"), tag("div", *parts, class_="pictures"))
@@ -224,7 +237,7 @@ def _every_head(report: AttentionReport) -> Markup:
         numbers = range(record.q.shape[1]) if record.heads is None else record.heads
         figures = []
         for number, values in zip(numbers, report.small_maps(name, report.small_cells), strict=True):
-            address = data_uri(map_png(values, by_root(values)))
+            address = data_uri(map_png(values, root_scale(values)))
             picture = void_tag("img", src=address, alt=f"map of {name}, head {number}", class_="crisp", loading="lazy")
             figures.append(tag("figure", picture, tag("figcaption", f"{number}: to {float(values.max()):.4f}")))
         code = f"seen[{name!r}].pooled({cells_of(record, report.small_cells)}).mean(0)  # (head, query cell, key cell)"

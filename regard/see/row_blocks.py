@@ -21,7 +21,7 @@ AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}  # score entries held at a time: wha
 
 
 @dataclass(frozen=True)
-class Slab:
+class RowBlock:
     """Some queries against the keys that any of them may see."""
 
     rows: Int[Tensor, "r"]
@@ -33,7 +33,7 @@ class Slab:
     hidden: Bool[Tensor, "#b #h r s"] | None
 
 
-def slabs(call: Request, rows: Int[Tensor, "r"] | None = None) -> Iterator[Slab]:
+def iterate_row_blocks(call: Request, rows: Int[Tensor, "r"] | None = None) -> Iterator[RowBlock]:
     """All rows, or those asked for, in order, so many at a time as fit the budget."""
     b, h, _, i, j, _, _ = call.sizes
     device = call.q.device
@@ -50,7 +50,7 @@ def slabs(call: Request, rows: Int[Tensor, "r"] | None = None) -> Iterator[Slab]
             yield _slab(call, terms, few, columns, positions)
 
 
-def _slab(call: Request, terms: list[BoundTerm], rows: Tensor, columns: Tensor | slice, positions: Tensor) -> Slab:
+def _slab(call: Request, terms: list[BoundTerm], rows: Tensor, columns: Tensor | slice, positions: Tensor) -> RowBlock:
     b, h, g, _, j, _, _ = call.sizes
     device, exact = call.q.device, torch.promote_types(call.q.dtype, torch.float32)
     q, k = call.q[:, :, rows].to(exact), call.k[:, :, columns].to(exact)
@@ -74,7 +74,7 @@ def _slab(call: Request, terms: list[BoundTerm], rows: Tensor, columns: Tensor |
         seen = call.mask.see(grid)
         hidden = ~seen.expand(*(1,) * (4 - seen.ndim), *seen.shape[:-2], len(rows), len(index))
         scores = scores.masked_fill_(hidden, -math.inf)
-    return Slab(rows, columns, (grid.i - grid.j).abs().to(exact), *_normalised(call, scores), hidden)
+    return RowBlock(rows, columns, (grid.i - grid.j).abs().to(exact), *_normalised(call, scores), hidden)
 
 
 def _normalised(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,7 @@ AT_ONCE = 1 << 26  # numbers held at a time while a map is pooled: 256 MiB
 
 
 @dataclass(frozen=True)
-class Passed:
+class RowStatistics:
     """What the pass gives."""
 
     lse: Float[Tensor, "b h i"]
@@ -41,7 +41,7 @@ class Passed:
     cells: Float[Tensor, "b h rows columns"] | None  # sums over spans of rows and tiles of keys
 
 
-def serves(call: Request) -> bool:
+def is_supported(call: Request) -> bool:
     """Whether the pass can tell these weights."""
     fits = call.q.is_cuda and call.q.dtype != torch.float64 and call.q.shape[-1] <= 256 and 0 not in call.sizes
     plain = not call.terms and not call.steep and isinstance(call.positions.keys, int) and band(call.mask) is not None
@@ -69,7 +69,7 @@ def band(mask: Mask) -> tuple[int | None, int | None] | None:
     return None
 
 
-def forward(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"] | None]:
+def attend_with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"] | None]:
     """The attention, and the log-sum-exp where its kernel gives it along."""
     if call.q.is_cuda and call.plain and not sdpa.refusals(call):
         found = sdpa.with_lse(call)
@@ -78,7 +78,7 @@ def forward(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h
     return kernels.run(call, None), None
 
 
-def passed(call: Request, lse: Float[Tensor, "b h i"] | None) -> Passed:
+def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) -> RowStatistics:
     """The pass, after one for the log-sum-exp where nobody has it yet."""
     from regard.see import triton_kernels  # needs triton
 
@@ -104,10 +104,10 @@ def passed(call: Request, lse: Float[Tensor, "b h i"] | None) -> Passed:
     few = {**known, "BM": 16, "num_warps": 4, "num_stages": 1}
     triton_kernels.locate[(-(-i // 16), b * h)](q, k, best, largest, where, *sizes, *q.stride(), *k.stride(), **few)
     entropy, distance = sums.mul_(torch.tensor([-math.log(2), 1.0], device=device)).unbind(-1)
-    return Passed(lse, entropy, largest, where.long(), distance, received, cells)
+    return RowStatistics(lse, entropy, largest, where.long(), distance, received, cells)
 
 
-def is_exact(found: Passed) -> bool:
+def is_exact(found: RowStatistics) -> bool:
     """Whether every score was a number, and none so large that its difference to the log-sum-exp is lost to rounding.
 
     Kernels differ in what a score that is no number does to a row, and the sums of its tiles are lost.
@@ -116,7 +116,7 @@ def is_exact(found: Passed) -> bool:
     return bool((found.entropy.isfinite() & (awake.abs() < LARGEST)).all())
 
 
-def pooled(call: Request, found: Passed, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
+def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
     """A map: from the sums that the pass left, where none of them belongs to two of its cells, or by a pass for it."""
     from regard.see import triton_kernels
 

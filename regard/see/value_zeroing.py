@@ -8,10 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, UnknownNameError
-from regard.see.arguments import numbers, within
+from regard.see.arguments import check_indices, resolve_indices
 from regard.see.heads import weights_at
 from regard.see.record import Record
-from regard.see.relevance import shared
+from regard.see.relevance import normalise_rows
 from regard.see.watch import Watcher
 
 
@@ -39,11 +39,11 @@ def value_zeroing(
     normalised  rows divided by their sum, as in the paper
     progress    called with the keys done and those there are
     """
-    asked = numbers("keys", keys)
+    asked = check_indices("keys", keys)
     block = _block_of(model, layer) if block is None else block
     whole, record = _output(model, run, layer, block, None)
     j = record.k.shape[2]
-    chosen = range(j) if asked is None else within("keys", asked, j, layer)
+    chosen = range(j) if asked is None else resolve_indices("keys", asked, j, layer)
     columns = []
     for done, key in enumerate(chosen):
         other, _ = _output(model, run, layer, block, key)
@@ -51,7 +51,7 @@ def value_zeroing(
         if progress is not None:
             progress(done + 1, len(chosen))
     found = torch.stack(columns, -1).clamp(min=0) if columns else whole.new_zeros(*whole.shape[:2], 0)
-    return shared(found) if normalised else found
+    return normalise_rows(found) if normalised else found
 
 
 def _output(
@@ -72,7 +72,7 @@ def _output(
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # there nothing between the heads and the layer's end can be reached
     try:
-        with torch.no_grad(), watcher.listening():
+        with torch.no_grad(), watcher.recording():
             run()
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

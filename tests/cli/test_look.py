@@ -27,7 +27,7 @@ from regard.models.saving import load
 from regard.models.transformer import TransformerConfig
 from regard.models.vit import ViTConfig
 from regard.nn.windows import merge
-from regard.see.colormaps import normalised, read_image
+from regard.see.colormaps import normalise_pixels, read_image
 from regard.see.record import Seen
 from regard.see.relevance import encoder_decoder_rollout, patch_map, rollout
 from regard.see.watch import watch
@@ -161,7 +161,7 @@ def test_a_model_that_has_gone_nan_is_told_as_such(tmp_path: Path) -> None:
         model.get_parameter("blocks.1.feedforward.down.weight").fill_(torch.nan)
     model.save(tmp_path / "broken")
     page = tmp_path / "page.html"
-    result = look(str(tmp_path / "broken"), "abcabc", "--html", str(page), "--png", str(tmp_path / "heads.png"))
+    result = look(str(tmp_path / "broken"), "abcabc", "--html", str(page), "--picture", str(tmp_path / "heads.png"))
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
     note = "NaN: 4 of 12 heads have scores that are NaN or inf, first blocks.2.attention, head 0; their numbers tell"
@@ -221,7 +221,7 @@ def test_the_picture_opens(gpt: str, vit: str, picture: str, tmp_path: Path) -> 
         file = tmp_path / "maps.png"
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert look(folder, given, "--png", str(file), "--most", "1").exit_code == 0
+            assert look(folder, given, "--picture", str(file), "--most", "1").exit_code == 0
         with Image.open(file) as image:
             assert image.format == "PNG"
             assert image.width >= 1200
@@ -260,7 +260,7 @@ def test_a_target_begins_with_the_token_that_the_folder_names(tmp_path: Path) ->
 def test_a_vision_transformer_shows_what_its_class_token_owes(vit: str, picture: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     found = told(vit, picture, "--html", str(page))
-    image = normalised(read_image(picture, 20))
+    image = normalise_pixels(read_image(picture, 20))
     seen = seen_in(vit, image)
     truth = patch_map(rollout(seen))[0]
     assert truth.shape == (5, 5)
@@ -281,7 +281,7 @@ def test_a_vision_transformer_shows_what_its_class_token_owes(vit: str, picture:
 def test_pooling_by_the_mean_and_grey_images_are_served(picture: str, tmp_path: Path) -> None:
     folder = saved(tmp_path, ViTConfig(image=12, patch=4, channels=1, width=12, depth=2, heads=2, pool="mean"))
     found = told(folder, picture)
-    seen = seen_in(folder, normalised(read_image(picture, 12, channels=1)))
+    seen = seen_in(folder, normalise_pixels(read_image(picture, 12, channels=1)))
     truth = patch_map(rollout(seen), prefix=0, pool="mean")[0]
     torch.testing.assert_close(torch.tensor(found["overlays"][0]["values"]), truth)
     assert found["overlays"][0]["title"] == "What the mean of the patches owes to each patch (rollout)"
@@ -291,7 +291,7 @@ def test_pooling_by_the_mean_and_grey_images_are_served(picture: str, tmp_path: 
 def test_a_davit_shows_what_positions_are_given_in_their_windows(picture: str, tmp_path: Path) -> None:
     folder = saved(tmp_path, DaViTConfig(classes=5, widths=(8, 12), depths=(1, 1), heads=(2, 3), window=5))
     found = told(folder, picture, "--layer", "stages.1.blocks.0.window.attention", "--head", "2")
-    seen = seen_in(folder, normalised(read_image(picture, 224)))
+    seen = seen_in(folder, normalise_pixels(read_image(picture, 224)))
     received = seen["stages.1.blocks.0.window.attention"].received[:, 2, :, None]
     truth = merge(received, 5, 28, 28)[0, :, :, 0]
     torch.testing.assert_close(torch.tensor(found["overlays"][0]["values"]), truth)
@@ -484,7 +484,9 @@ def test_layers_and_heads_that_are_not_there_are_told_with_those_that_are(gpt: s
     assert (
         refused(gpt, "abc", "--layer", "2", "--head", "4") == "blocks.2.attention has no head 4; there are heads 0 to 3"
     )
-    assert refused(gpt, "abc", "--layers", "blocks.7").startswith("layers='blocks.7' is no module of the model; it has")
+    assert refused(gpt, "abc", "--layers", "blocks.7").startswith(
+        "layers='blocks.7' matches no module of the model; it has"
+    )
     assert refused(gpt, "abc", "--layers", "norm") == (
         "no attention was seen in --layers norm; leave it out to see which layers attend"
     )
@@ -505,8 +507,8 @@ def test_places_that_cannot_be_used_are_told(gpt: str, tmp_path: Path) -> None:
     assert refused(gpt, "abc", "--html", str(nowhere)) == (
         f"{nowhere} cannot be written: there is no folder {nowhere.parent}"
     )
-    assert refused(gpt, "abc", "--png", str(tmp_path / "x.txt")) == (
-        f"--png writes a PNG, and {tmp_path / 'x.txt'} does not end in .png; call it x.png"
+    assert refused(gpt, "abc", "--picture", str(tmp_path / "x.txt")) == (
+        f"--picture {tmp_path / 'x.txt'} has no known picture format; end it in .png, .svg, .pdf"
     )
     result = look(gpt, "abc", "--html", str(tmp_path))
     assert result.exit_code == 2

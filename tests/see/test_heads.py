@@ -12,7 +12,7 @@ from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
 from regard.core.masks import causal, padding
 from regard.core.scores import alibi, shaw, sink, softcap
-from regard.see.heads import Head, HeadTable, heads_of, weights_at
+from regard.see.heads import Head, HeadTable, measure_heads, weights_at
 from regard.see.record import Record, Seen
 from regard.see.watch import watch
 from tests.see.zoo import CASES, ids
@@ -29,7 +29,7 @@ def test_every_column_is_that_of_the_matrix() -> None:
     record = recorded(mask=causal() & padding([9, 6]), scores=[alibi(heads=6), softcap(4.0), shaw(torch.randn(5, 8))])
     tokens = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2, 3], [5, 6, 5, 7, 6, 5, 5, 8, 9]])
     weights = record.weights()
-    for head in heads_of(record, tokens):
+    for head in measure_heads(record, tokens):
         w = weights[:, head.head]
         entropy = torch.special.entr(w).sum(-1)
         most = torch.tensor([[min(i + 1, n) for i in range(9)] for n in (9, 6)]).log()
@@ -77,13 +77,13 @@ def test_heads_that_look_where_their_names_say_stand_on_top() -> None:
 def test_no_matrix_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     record = recorded(mask=causal())
     monkeypatch.setattr(Record, "weights", lambda self: pytest.fail("a matrix was built"))
-    assert len(heads_of(record, torch.zeros(2, 9, dtype=torch.long))) == 6
+    assert len(measure_heads(record, torch.zeros(2, 9, dtype=torch.long))) == 6
 
 
 def test_a_sink_takes_its_share_and_blind_rows_do_not_count() -> None:
     record = recorded(mask=causal() & padding([9, 0]), scores=sink(torch.zeros(6)))
     weights = record.weights()
-    for head in heads_of(record):
+    for head in measure_heads(record):
         w = weights[0, head.head]  # the second sequence sees nothing
         assert head.previous == pytest.approx(float(w.diagonal(-1).mean()), rel=1e-4)
         assert head.induction is None
@@ -101,7 +101,7 @@ def test_single_pairs_weigh_what_they_weigh_in_the_matrix(beta: float) -> None:
 def test_positions_of_a_cache_and_of_chosen_rows_are_respected() -> None:
     record = recorded(i=3, j=7, mask=causal(), positions=Positions(4))
     weights = record.weights()
-    for head in heads_of(record):
+    for head in measure_heads(record):
         assert head.previous == pytest.approx(float(weights[:, head.head, range(3), [3, 4, 5]].mean()), rel=1e-4)
     with watch(rows=[6, 2], heads=[4]) as seen:
         attend(torch.randn(2, 6, 9, 8), torch.randn(2, 6, 9, 8), torch.randn(2, 6, 9, 8), mask=causal())

@@ -16,13 +16,13 @@ from regard.nn.attention import Attention
 from regard.see.record import Record, Seen
 from regard.see.relevance import (
     Roles,
+    assign_roles,
     encoder_decoder_gradient_relevance,
     encoder_decoder_rollout,
     flow,
     gradient_relevance,
-    levelled,
+    normalise_off_identity,
     patch_map,
-    roles,
     rollout,
     value_weighted,
 )
@@ -135,7 +135,7 @@ def torch_transformer() -> Seen:
 
 def test_an_encoder_decoder_of_one_layer_rolls_out_by_hand() -> None:
     seen = torch_transformer()
-    parts = roles(seen)
+    parts = assign_roles(seen)
     one = Roles(parts.encoder[:1], parts.decoder[:1], parts.cross[:1])
     encoder, decoder, cross = (part[0].weights().mean(1) for part in one)
     target, source = encoder_decoder_rollout(one, residual=0.25)
@@ -209,7 +209,7 @@ def test_gradient_relevance_of_an_encoder_decoder_is_that_of_autograd() -> None:
     target, source = torch.eye(5).expand(2, 5, 5), torch.zeros(2, 5, 9)
     for own, cross in ((bars[2], bars[3]), (bars[4], bars[5])):
         target, source = target + own @ target, source + own @ source
-        source = source + levelled(target).mT @ cross @ levelled(memory)
+        source = source + normalise_off_identity(target).mT @ cross @ normalise_off_identity(memory)
     found = encoder_decoder_gradient_relevance(seen)
     torch.testing.assert_close(found.target, target, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(found.source, source, atol=1e-4, rtol=1e-3)
@@ -218,7 +218,7 @@ def test_gradient_relevance_of_an_encoder_decoder_is_that_of_autograd() -> None:
 
 def test_levelled_relevance_has_rows_that_sum_to_two_or_one() -> None:
     relevance = torch.eye(3) + torch.tensor([[1.0, 3, 0], [0, 0, 0], [5, 0, 5]])
-    found = levelled(relevance[None])[0]
+    found = normalise_off_identity(relevance[None])[0]
     assert torch.equal(found.sum(-1), torch.tensor([2.0, 1, 2]))
     assert torch.equal(found[0], torch.tensor([1.25, 0.75, 0]))
 

@@ -15,22 +15,23 @@ from PIL import Image
 from torch import Tensor
 
 from regard.base.errors import ConfigError, UnknownNameError
+from regard.cli.output import save_picture
 from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.see.colormaps import (
-    Range,
-    by_root,
-    coarser,
-    coloured,
-    evenly,
-    ink,
-    levels,
+    ColourScale,
+    apply_colormap,
+    cell_colours,
+    downsample,
+    linear_scale,
     map_png,
-    normalised,
+    normalise_pixels,
     overlay,
     palette,
     pixels_png,
+    quantise,
     read_image,
+    root_scale,
     shades,
 )
 from regard.see.heads import COLUMNS
@@ -38,22 +39,22 @@ from regard.see.record import Seen
 from regard.see.report import (
     AttentionReport,
     Overlay,
-    Relevance,
     Sides,
     TokenLabels,
+    TokenRelevance,
+    build_labelled_table,
     cells_of,
-    harmless,
+    choose_head,
+    escape_control_characters,
     head_map,
-    heads_table,
+    rank_code,
     rank_heads,
-    ranked_code,
-    select_heads,
+    relevance_cells,
     shorten,
-    strip,
     table_code,
 )
-from regard.see.report_figure import save_figure
-from regard.see.report_html import page, written
+from regard.see.report_figure import draw_report
+from regard.see.report_html import render_report, written
 from regard.see.watch import watch
 
 VOID = {"meta", "img", "image"}
@@ -119,8 +120,8 @@ def seen_of(n: int = 7, layers: int = 2, b: int = 1) -> Seen:
 def reported(seen: Seen, labels: list[str], **more: Any) -> AttentionReport:
     words = TokenLabels(tuple(labels))
     sides = {name: Sides(words, words) for name in seen}
-    table = heads_table(seen, sides)
-    head = select_heads(seen, table)
+    table = build_labelled_table(seen, sides)
+    head = choose_head(seen, table)
     settings: dict[str, Any] = {
         "title": "a model",
         "facts": {"weights": "random"},
@@ -129,7 +130,7 @@ def reported(seen: Seen, labels: list[str], **more: Any) -> AttentionReport:
         "seen": seen,
         "sides": sides,
         "table": rank_heads(table, "spread"),
-        "table_code": f"{table_code(seen, sides)}\n{ranked_code('spread')}",
+        "table_code": f"{table_code(seen, sides)}\n{rank_code('spread')}",
         "layer": head.layer,
         "head": head.head,
     }
@@ -146,7 +147,7 @@ def value_of(code: str, namespace: dict[str, Any]) -> Any:
 def test_numbers_and_pictures_of_the_page_are_those_that_its_code_makes() -> None:
     seen = seen_of(7)
     report = reported(seen, list("abcdefg"))
-    reader = Reader(page(report))
+    reader = Reader(render_report(report))
     space: dict[str, Any] = {"given": seen}
     exec(reader.code[0], space)
     table = value_of(reader.code[1], space)
@@ -155,7 +156,7 @@ def test_numbers_and_pictures_of_the_page_are_those_that_its_code_makes() -> Non
     assert len(lines) == 12
     closer = value_of(reader.code[2], space)
     torch.testing.assert_close(closer, seen[report.layer].weights()[0, report.head])
-    assert torch.equal(pixels(reader.sources[0]), coloured(closer, by_root(closer)))
+    assert torch.equal(pixels(reader.sources[0]), apply_colormap(closer, root_scale(closer)))
     weights = reader.rows[2 + len(lines) : 2 + len(lines) + 7]
     assert weights == [
         [letter, *(f"{w:.4f}" for w in row)] for letter, row in zip("abcdefg", closer.tolist(), strict=True)
@@ -163,16 +164,16 @@ def test_numbers_and_pictures_of_the_page_are_those_that_its_code_makes() -> Non
     small = reader.sources[-12:]
     maps = [values for code in reader.code[-2:] for values in value_of(code.partition("  #")[0], space)]
     for address, values in zip(small, maps, strict=True):
-        assert torch.equal(pixels(address), coloured(values, by_root(values)))
+        assert torch.equal(pixels(address), apply_colormap(values, root_scale(values)))
 
 
 def test_the_page_is_whole_in_itself_and_says_what_its_images_show() -> None:
-    reader = Reader(page(reported(seen_of(), list("abcdefg"))))
+    reader = Reader(render_report(reported(seen_of(), list("abcdefg"))))
     assert reader.sources
     assert all(source.startswith("data:image/png;base64,") for source in reader.sources)
     assert not reader.names & {"script", "link", "iframe", "object", "base", "form"}
     assert reader.without_alt == 0
-    text = page(reported(seen_of(), list("abcdefg")))
+    text = render_report(reported(seen_of(), list("abcdefg")))
     assert "http:" not in text
     assert "https:" not in text
     assert "url(" not in text
@@ -183,8 +184,8 @@ def test_the_page_is_whole_in_itself_and_says_what_its_images_show() -> None:
 def test_tokens_are_text_whatever_they_say() -> None:
     seen = seen_of(len(HOSTILE))
     words = TokenLabels(tuple(HOSTILE))
-    relevance = (Relevance("to <b>last</b>", words, torch.rand(len(HOSTILE)), "x = '</code><script>'"),)
-    text = page(
+    relevance = (TokenRelevance("to <b>last</b>", words, torch.rand(len(HOSTILE)), "x = '</code><script>'"),)
+    text = render_report(
         reported(seen, HOSTILE, title="</title><script>", facts={"<i>": "<u>"}, notes=("<s>",), relevance=relevance)
     )
     reader = Reader(text)
@@ -200,8 +201,8 @@ def test_a_page_stays_small_however_long_the_text_is() -> None:
     n = 512
     seen = seen_of(n, layers=4)
     words = TokenLabels(tuple(f"t{number}" for number in range(n)))
-    relevance = (Relevance("long", words, torch.rand(n), "1"),)
-    text = page(reported(seen, list(words.labels), relevance=relevance))
+    relevance = (TokenRelevance("long", words, torch.rand(n), "1"),)
+    text = render_report(reported(seen, list(words.labels), relevance=relevance))
     assert len(text) < 400_000  # 24 maps of 64 x 64 and one of 128 x 128
     sizes = [tuple(pixels(source).shape) for source in Reader(text).sources]
     assert sizes[0] == (128, 128, 3)
@@ -232,7 +233,7 @@ def test_several_sequences_are_told_by_their_mean() -> None:
     seen = seen_of(5, b=3)
     record = seen["attention"]
     torch.testing.assert_close(head_map(record, 1, 128), record.weights()[:, 1].mean(0))
-    assert "The mean over 3 sequences." in Reader(page(reported(seen, list("abcde")))).words
+    assert "The mean over 3 sequences." in Reader(render_report(reported(seen, list("abcde")))).words
 
 
 def test_heads_come_in_the_order_asked_for() -> None:
@@ -250,18 +251,18 @@ def test_heads_come_in_the_order_asked_for() -> None:
 def test_the_chosen_head_is_the_one_asked_for_or_the_sharpest() -> None:
     seen = seen_of()
     table = reported(seen, list("abcdefg")).table
-    assert select_heads(seen, table).spread == min(head.spread for head in table)
-    assert (select_heads(seen, table, "1", 3).layer, select_heads(seen, table, "1", 3).head) == ("attention:2", 3)
-    assert select_heads(seen, table, "attention:2").layer == "attention:2"
-    assert select_heads(seen, table, head=5).head == 5
+    assert choose_head(seen, table).spread == min(head.spread for head in table)
+    assert (choose_head(seen, table, "1", 3).layer, choose_head(seen, table, "1", 3).head) == ("attention:2", 3)
+    assert choose_head(seen, table, "attention:2").layer == "attention:2"
+    assert choose_head(seen, table, head=5).head == 5
     with pytest.raises(
         UnknownNameError, match=r"no layer '2' was seen; take a number from 0 to 1 or a name: attention, "
     ):
-        select_heads(seen, table, "2")
+        choose_head(seen, table, "2")
     with pytest.raises(UnknownNameError, match=r"attention:2 has no head 6; there are heads 0 to 5"):
-        select_heads(seen, table, "1", 6)
+        choose_head(seen, table, "1", 6)
     with pytest.raises(UnknownNameError, match=r"no layer has a head -1; there are heads 0 to 5"):
-        select_heads(seen, table, head=-1)
+        choose_head(seen, table, head=-1)
 
 
 def test_rows_that_were_kept_have_their_own_names() -> None:
@@ -271,7 +272,7 @@ def test_rows_that_were_kept_have_their_own_names() -> None:
     report = reported(seen, list("abcdefghi"))
     assert report.chosen_labels() == (["g", "c"], list("abcdefghi"))
     assert report.chosen_map().shape == (2, 9)
-    Reader(page(report))
+    Reader(render_report(report))
 
 
 def test_induction_is_told_of_the_tokens_a_layer_reads() -> None:
@@ -281,7 +282,7 @@ def test_induction_is_told_of_the_tokens_a_layer_reads() -> None:
         TokenLabels(tuple("hijklmn")),
     )
     sides = {"attention": Sides(source, source), "attention:2": Sides(other, source)}
-    table = heads_table(seen, sides)
+    table = build_labelled_table(seen, sides)
     assert [head.induction is None for head in table] == [False] * 6 + [True] * 6
     space = {"seen": seen, "source": source.ids}
     exec(table_code(seen, sides), space)
@@ -292,12 +293,12 @@ def test_induction_is_told_of_the_tokens_a_layer_reads() -> None:
 def test_a_long_relevance_is_summed_in_cells() -> None:
     values = torch.rand(11)
     words = TokenLabels(tuple("abcdefghijk"))
-    labels, sums = strip(Relevance("r", words, values, "1"), most=4)
+    labels, sums = relevance_cells(TokenRelevance("r", words, values, "1"), most=4)
     assert labels == ["0-2", "3-5", "6-8", "9-10"]
     torch.testing.assert_close(
         sums, torch.stack([values[:3].sum(), values[3:6].sum(), values[6:9].sum(), values[9:].sum()])
     )
-    labels, same = strip(Relevance("r", words, values, "1"), most=11)
+    labels, same = relevance_cells(TokenRelevance("r", words, values, "1"), most=11)
     assert (labels, torch.equal(same, values)) == (list("abcdefghijk"), True)
 
 
@@ -305,27 +306,27 @@ def test_labels_show_blanks_and_cannot_act() -> None:
     assert shorten(" a\n\t") == "␣a↵⇥"
     assert shorten("\x1b]0;x\x07") == "\\x1b]0;x\\x07"
     assert shorten("a" * 20) == "a" * 13 + "…"
-    assert harmless("a b\u202e") == "a b\\u202e"
+    assert escape_control_characters("a b\u202e") == "a b\\u202e"
 
 
 def test_colours_run_from_the_first_number_to_the_last() -> None:
     values = torch.tensor([[0.0, 0.25, 1.0], [0.5, 0.0625, 0.0]])
-    assert levels(values, Range(0, 1)).tolist() == [[0, 64, 255], [128, 16, 0]]
-    assert levels(values, by_root(values)).tolist() == [[0, 128, 255], [180, 64, 0]]
-    assert evenly(values * 2 + 3) == (3.0, 5.0, 1.0)
-    assert levels(torch.full((2, 3), 0.3), evenly(torch.full((2, 3), 0.3))).tolist() == [[0, 0, 0], [0, 0, 0]]
-    assert levels(torch.zeros(2, 3), by_root(torch.zeros(2, 3))).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert quantise(values, ColourScale(0, 1)).tolist() == [[0, 64, 255], [128, 16, 0]]
+    assert quantise(values, root_scale(values)).tolist() == [[0, 128, 255], [180, 64, 0]]
+    assert linear_scale(values * 2 + 3) == (3.0, 5.0, 1.0)
+    assert quantise(torch.full((2, 3), 0.3), linear_scale(torch.full((2, 3), 0.3))).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert quantise(torch.zeros(2, 3), root_scale(torch.zeros(2, 3))).tolist() == [[0, 0, 0], [0, 0, 0]]
     grey = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue in palette()]
     assert all(a <= b + 1.5 for a, b in pairwise(grey)), "brightness must grow, for print"
-    assert ink(0.0, Range(0, 1)) == ("#00224d", "#fff")
-    assert ink(1.0, Range(0, 1))[1] == "#000"
+    assert cell_colours(0.0, ColourScale(0, 1)) == ("#00224d", "#fff")
+    assert cell_colours(1.0, ColourScale(0, 1))[1] == "#000"
 
 
 def test_a_map_as_png_has_one_pixel_for_each_number() -> None:
     values = torch.rand(5, 9)
-    image = Image.open(BytesIO(map_png(values, by_root(values))))
+    image = Image.open(BytesIO(map_png(values, root_scale(values))))
     assert (image.size, image.mode) == ((9, 5), "P")
-    colours = coloured(values, by_root(values))
+    colours = apply_colormap(values, root_scale(values))
     assert image.convert("RGB").getpixel((7, 2)) == tuple(colours[2, 7].tolist())
     again = Image.open(BytesIO(pixels_png(colours)))
     assert again.tobytes() == image.convert("RGB").tobytes()
@@ -333,17 +334,17 @@ def test_a_map_as_png_has_one_pixel_for_each_number() -> None:
 
 def test_shades_grow_with_the_numbers_and_zero_is_blank() -> None:
     values = torch.tensor([[0.0, 0.01, 0.05, 0.2, 0.5, 0.7, 1.0]])
-    assert shades(values, by_root(values), wide=1) == [" ·░▒▓██"]
-    assert shades(torch.tensor([[2.0, 3.0]]), Range(2.0, 3.0)) == ["··██"]
-    assert shades(torch.zeros(2, 1), by_root(torch.zeros(2, 1))) == ["  ", "  "]
+    assert shades(values, root_scale(values), wide=1) == [" ·░▒▓██"]
+    assert shades(torch.tensor([[2.0, 3.0]]), ColourScale(2.0, 3.0)) == ["··██"]
+    assert shades(torch.zeros(2, 1), root_scale(torch.zeros(2, 1))) == ["  ", "  "]
 
 
 def test_a_coarser_grid_keeps_the_mean() -> None:
     values = torch.rand(8, 12)
-    fewer = coarser(values, 4)
+    fewer = downsample(values, 4)
     assert fewer.shape == (4, 4)
     torch.testing.assert_close(fewer[1, 2], values[2:4, 6:9].mean())
-    assert torch.equal(coarser(values, 12), values)
+    assert torch.equal(downsample(values, 12), values)
 
 
 def test_an_overlay_keeps_the_edges_of_its_cells() -> None:
@@ -353,7 +354,7 @@ def test_an_overlay_keeps_the_edges_of_its_cells() -> None:
     assert laid.shape == (8, 6, 3)
     assert (laid[:4, :3] == laid[0, 0]).all()
     assert (laid[4:, 3:] == laid[7, 5]).all()
-    colours = coloured(values, Range(0, 3)).float()
+    colours = apply_colormap(values, ColourScale(0, 3)).float()
     torch.testing.assert_close(laid[0, 5].float(), (0.6 * colours[0, 1] + 40).round())
     assert overlay(grey[..., :1], values).shape == (8, 6, 3)
 
@@ -368,7 +369,7 @@ def test_an_image_is_read_upright_resized_and_scaled(tmp_path: Path) -> None:
     assert upright.shape == (60, 60, 3)
     assert upright[59, 59].tolist() == [255, 0, 0]
     assert upright[0, 0].tolist() == [10, 20, 30]
-    scaled = normalised(upright, (0.0, 0.5, 0.5), (1.0, 0.5, 0.25))
+    scaled = normalise_pixels(upright, (0.0, 0.5, 0.5), (1.0, 0.5, 0.25))
     assert scaled.shape == (1, 3, 60, 60)
     torch.testing.assert_close(scaled[0, :, 0, 0], torch.tensor([10 / 255, 20 / 127.5 - 1, (30 / 255 - 0.5) * 4]))
     assert read_image(tmp_path / "turned.png", 7, channels=1).shape == (7, 7, 1)
@@ -393,7 +394,7 @@ def test_the_image_and_what_lies_over_it_are_on_the_page() -> None:
     image = torch.randint(0, 255, (12, 12, 3), dtype=torch.uint8)
     values = torch.rand(3, 4)
     over = (Overlay("what it owes", values, "owed"),)
-    reader = Reader(page(reported(seen_of(), list("abcdefg"), image=image, overlays=over)))
+    reader = Reader(render_report(reported(seen_of(), list("abcdefg"), image=image, overlays=over)))
     shown = [pixels(source) for source in reader.sources]
     assert any(torch.equal(each, image) for each in shown)
     assert any(torch.equal(each, overlay(image, values)) for each in shown)
@@ -405,8 +406,10 @@ def test_the_figure_opens_and_has_every_part(tmp_path: Path) -> None:
     over = (Overlay("what $it_ owes", torch.rand(3, 4), "owed"),)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        save_figure(reported(seen_of(), [*HOSTILE]), tmp_path / "plain.png")
-        save_figure(reported(seen_of(5), list("a漢c💡e"), image=image, overlays=over), tmp_path / "over.png")
+        save_picture(draw_report(reported(seen_of(), [*HOSTILE])), tmp_path / "plain.png")
+        save_picture(
+            draw_report(reported(seen_of(5), list("a漢c💡e"), image=image, overlays=over)), tmp_path / "over.png"
+        )
     with Image.open(tmp_path / "plain.png") as plain, Image.open(tmp_path / "over.png") as laid:
         assert (plain.format, plain.size, laid.size) == ("PNG", (1200, 720), (1800, 720))
         assert len(set(plain.convert("RGB").get_flattened_data())) > 100

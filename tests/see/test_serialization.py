@@ -102,8 +102,8 @@ def test_a_function_that_cannot_be_written_is_refused_and_nothing_is_left(
     q = torch.randn(2, 6, 9, 8)
     with watch() as seen:
         attend(q, q, q, mask=MASKS["a function"])
-    monkeypatch.setattr(serialization, "LARGEST", 80)
-    with pytest.raises(CheckpointError, match=r"is a function, and its 81 answers are too many to write"):
+    monkeypatch.setattr(serialization, "LARGEST_MASK", 80)
+    with pytest.raises(CheckpointError, match=r"is a function, and its matrix of 81 entries is too large to save"):
         seen.save(tmp_path / "seen.safetensors")
     assert list(tmp_path.iterdir()) == []
 
@@ -135,7 +135,7 @@ def test_a_score_mod_is_written_as_the_scores_it_gave(
     with watch(**choice) as seen:
         attend(q, q, q)
         flex_attention(q, k, v, modified, enable_gqa=True)
-    monkeypatch.setattr(serialization, "AT_ONCE", 2 * 6 * 13 * 5)  # so that rows come in several parts
+    monkeypatch.setattr(serialization, "SCORES_AT_ONCE", 2 * 6 * 13 * 5)  # so that rows come in several parts
     seen.save(tmp_path / "seen.safetensors")
     again = Seen.load(tmp_path / "seen.safetensors")
     for name in ("attention", "attention:2"):
@@ -156,7 +156,7 @@ def test_a_record_that_cannot_be_written_does_not_cost_the_others(
     monkeypatch.setattr(serialization, "LARGEST_SCORES", 1000)
     with watch() as seen:
         flex_attention(q, k, v, lambda s, b, h, i, j: s * 2)
-    words = r"score_mod of attention is a function, and its 1,014 scores are too many to write; watch fewer rows"
+    words = r"score_mod of attention is a function, and its 1,014 scores are too many to save; watch fewer rows"
     with pytest.raises(CheckpointError, match=words):
         seen.save(tmp_path / "seen.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -187,14 +187,14 @@ def test_a_broken_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be written: there is no folder .*none; make it first"):
+    with pytest.raises(CheckpointError, match=r"cannot be written: there is no folder .*none; create it first"):
         Seen().save(tmp_path / "none" / "seen.safetensors")
     assert not (tmp_path / "none").exists()
-    with pytest.raises(CheckpointError, match=r"is not there; seen\.save\(path\) writes such a file"):
+    with pytest.raises(CheckpointError, match=r"there is no file .*nothing; seen\.save\(path\) writes one"):
         Seen.load(tmp_path / "nothing")
     (tmp_path / "broken").write_bytes(b"\x05")
-    with pytest.raises(CheckpointError, match="is not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match="is not a valid safetensors file"):
         Seen.load(tmp_path / "broken")
     save_file(nn.Linear(3, 5).state_dict(), tmp_path / "weights")
-    with pytest.raises(CheckpointError, match="holds no records of attention: its format is None"):
+    with pytest.raises(CheckpointError, match="has no attention records: its format is None"):
         Seen.load(tmp_path / "weights")

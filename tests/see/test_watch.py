@@ -16,7 +16,7 @@ from regard.core.masks.data import DenseMask
 from regard.core.masks.positional import Causal
 from regard.core.scores import alibi
 from regard.nn.attention import Attention
-from regard.see.heads import heads_of
+from regard.see.heads import measure_heads
 from regard.see.record import Record, Seen
 from regard.see.relevance import rollout
 from regard.see.watch import watch
@@ -475,7 +475,7 @@ def test_queries_stand_where_they_do_whatever_the_cache() -> None:
         for record, plain in zip(generated(implementation, cache), grown, strict=True):
             assert record.positions == plain.positions
             for column in ("distance", "previous", "first"):
-                found, expected = ([getattr(head, column) for head in heads_of(each)] for each in (record, plain))
+                found, expected = ([getattr(head, column) for head in measure_heads(each)] for each in (record, plain))
                 assert found == pytest.approx(expected, abs=1e-5), (implementation, column)
 
 
@@ -483,8 +483,8 @@ def test_a_query_that_may_stand_anywhere_has_no_distance_and_says_why(tmp_path: 
     q, k, v = qkv(i=1, j=9)
     record, _ = seen_of(functional.scaled_dot_product_attention, q, k, v, (torch.arange(9) < 7)[None])
     assert record.distance is None
-    assert record.note == "not known where its queries stand: the mask hides the last key and shows no diagonal"
-    (head, *_) = heads_of(record, torch.arange(9).expand(2, -1))
+    assert record.note == "the positions of its queries are unknown: the mask hides the last key and has no diagonal"
+    (head, *_) = measure_heads(record, torch.arange(9).expand(2, -1))
     assert (head.distance, head.previous, head.first, head.induction) == (None, None, None, None)
     assert str(Seen([record]).table()).splitlines()[1].split()[-4:] == ["-", "-", "-", "-"]
     Seen([record]).save(tmp_path / "seen.safetensors")
@@ -518,7 +518,7 @@ def test_one_watch_is_one_block() -> None:
             pass
     with (
         pytest.raises(
-            ConfigError, match=r"this watch was entered before.*: write `with watch\(\.\.\.\) as seen:` anew"
+            ConfigError, match=r"this watch was entered before.*: write `with watch\(\.\.\.\) as seen:` for each"
         ),
         watching,
     ):
@@ -588,7 +588,7 @@ def test_calls_that_cannot_be_kept_are_counted() -> None:
     assert len(seen) == 0
     assert sum(seen.left_out.values()) == 2
     assert "left out 1: calls inside a transform" in repr(seen)
-    assert "tensors without numbers" in repr(seen)
+    assert "meta or fake tensors" in repr(seen)
 
 
 BAD_CHOICES: dict[str, tuple[dict[str, Any], str]] = {
@@ -619,28 +619,28 @@ def test_cuda_is_refused_where_there_is_none() -> None:
 
 def test_whole_numbers_of_any_kind_choose_rows() -> None:
     q, k, v = qkv()
-    with watch(rows=torch.tensor([3, -1]), heads=range(1, 3)) as seen:  # type: ignore[arg-type]
+    with watch(rows=torch.tensor([3, -1]), heads=range(1, 3)) as seen:
         functional.scaled_dot_product_attention(q, k, v)
     assert (seen["attention"].rows_kept, seen["attention"].heads) == ((3, 4), (1, 2))
 
 
 def test_errors_say_what_there_is() -> None:
     model = CASES["by hand"]().model
-    with pytest.raises(ConfigError, match=r"layers='third' is no module of the model; it has first, first\.qkv"):
+    with pytest.raises(ConfigError, match=r"layers='third' matches no module of the model; it has first, first\.qkv"):
         watch(model, layers="third")
     with (
         pytest.raises(ShapeError, match="heads asks for 3, but first has 3 of them; choose from 0 to 2"),
         watch(model, heads=[3]),
     ):
         model(torch.randn(1, 5, 24))
-    with pytest.raises(ConfigError, match="watch takes a model, a function or nothing, not int"), watch(3):  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="watch takes a model, a function or None, not int"), watch(3):
         pass
     with watch(model) as seen:
-        with pytest.raises(UnknownNameError, match="no attention was; run the model inside"):
+        with pytest.raises(UnknownNameError, match="no attention was recorded; run the model inside"):
             seen["first"]
         model(torch.randn(1, 5, 24))
     with pytest.raises(
-        UnknownNameError, match=r"no layer 'frist' was seen; did you mean 'first'\? \(there are: first, se"
+        UnknownNameError, match=r"there is no record of 'frist'; did you mean 'first'\? \(recorded: first, se"
     ):
         seen["frist"]
     assert seen.get("frist") is None

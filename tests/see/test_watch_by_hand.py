@@ -212,7 +212,7 @@ def test_whatever_is_done_to_scores_is_followed_or_kept(name: str) -> None:
 
     record, _ = seen_of(lambda q, k, v: scores(q, k).softmax(-1) @ v, q, k, v)
     torch.testing.assert_close(record.weights(), scores(q, k).softmax(-1))
-    given = [term.name for term in record.terms] == ["given"]
+    given = [term.name for term in record.terms] == ["measured"]
     assert given == (name in KEPT)
     with torch.inference_mode():  # where no tensor counts how often it was written into
         record, _ = seen_of(lambda q, k, v: scores(q, k).softmax(-1) @ v, q, k, v)
@@ -277,33 +277,42 @@ def test_local_attention_with_padding_is_seen_as_it_weighs(side: str) -> None:
 
 
 UNTOLD: dict[str, tuple[Any, str]] = {
-    "values first": (lambda q, k, v: v.mT @ (k @ q.mT).softmax(-2), "a softmax over another axis than the last"),
-    "over queries": (lambda q, k, v: (q @ k.mT).softmax(-2) @ v, "a softmax over another axis than the last"),
-    "values before the weights": (lambda q, k, v: v.mT @ (k @ q.mT).softmax(-1), "values stood before the weights"),
-    "weights turned": (lambda q, k, v: v.mT @ (q @ k.mT).softmax(-1).mT, "by mT of the weights of a softmax, not by"),
-    "log_softmax": (lambda q, k, v: functional.log_softmax(q @ k.mT, -1).exp() @ v, "by log_softmax of a product"),
-    "exp and a sum": (lambda q, k, v: _by_sum((q @ k.mT * 0.3).exp()) @ v, "mixed by exp of a product, attention or"),
-    "centred": (lambda q, k, v: _by_sum(_centred(q @ k.mT).exp_()) @ v, "mixed by exp of a product, attention or"),
+    "values first": (lambda q, k, v: v.mT @ (k @ q.mT).softmax(-2), "by a softmax over another axis"),
+    "over queries": (lambda q, k, v: (q @ k.mT).softmax(-2) @ v, "by a softmax over another axis"),
+    "values before the weights": (
+        lambda q, k, v: v.mT @ (k @ q.mT).softmax(-1),
+        "values were the left factor of a product with softmax weights",
+    ),
+    "weights turned": (lambda q, k, v: v.mT @ (q @ k.mT).softmax(-1).mT, "by mT of softmax weights, not by"),
+    "log_softmax": (lambda q, k, v: functional.log_softmax(q @ k.mT, -1).exp() @ v, "by exp of a product"),
+    "exp and a sum": (
+        lambda q, k, v: _by_sum((q @ k.mT * 0.3).exp()) @ v,
+        "multiplied by exp of a product, which is not a softmax",
+    ),
+    "centred": (
+        lambda q, k, v: _by_sum(_centred(q @ k.mT).exp_()) @ v,
+        "multiplied by exp of a product, which is not a softmax",
+    ),
     "divided at the end": (lambda q, k, v: ((q @ k.mT).exp() @ v) / (q @ k.mT).exp().sum(-1, True), "by exp of a"),
     "einsum": (
         lambda q, k, v: torch.einsum("bhij,bhje->bhie", torch.einsum("bhic,bhjc->bhij", q, k).exp(), v),
-        "mixed by exp of a product",
+        "multiplied by exp of a product",
     ),
     "einsum with weights for keys": (
         lambda q, k, v: torch.einsum("bhij,bhj,bhje->bhie", softmaxed(q, k), k[..., 0], v),
-        "by einsum('bhij,bhj,bhje->bhie'), which has another form",
+        "einsum('bhij,bhj,bhje->bhie') of weights and values is not supported",
     ),
     "einsum with weights for keys at its end": (
         lambda q, k, v: torch.einsum("bhij,bhje,bhj->bhie", softmaxed(q, k), v, k[..., 0]),
-        "by einsum('bhij,bhje,bhj->bhie'), which has another form",
+        "einsum('bhij,bhje,bhj->bhie') of weights and values is not supported",
     ),
     "einsum that sums over heads and projects": (
         lambda q, k, v: torch.einsum("bhij,bhje,ed->bid", softmaxed(q, k), v, q[0, 0, :3, :]),
-        "by einsum('bhij,bhje,ed->bid'), which has another form",
+        "einsum('bhij,bhje,ed->bid') of weights and values is not supported",
     ),
     "einsum that sums over heads": (
         lambda q, k, v: torch.einsum("bhij,bhje->bie", softmaxed(q, k), v),
-        "by einsum('bhij,bhje->bie'), which has another form",
+        "einsum('bhij,bhje->bie') of weights and values is not supported",
     ),
     "einsum of two softmaxes": (
         lambda q, k, v: torch.einsum("bhij,bhij,bhje->bhie", softmaxed(q, k), softmaxed(q, 2 * k), v),
@@ -311,75 +320,78 @@ UNTOLD: dict[str, tuple[Any, str]] = {
     ),
     "one softmax less another": (
         lambda q, k, v: (softmaxed(q, k) - 0.3 * softmaxed(q, 2 * k)) @ v,
-        "by sub of the weights of two softmaxes",
+        "by sub of two softmaxes",
     ),
-    "the mean of heads": (lambda q, k, v: softmaxed(q, k).mean(1, keepdim=True) @ v, "by mean of the weights of a"),
-    "keys left out": (lambda q, k, v: softmaxed(q, k)[..., 1:] @ v[..., 1:, :], "by getitem of the weights of a soft"),
+    "the mean of heads": (lambda q, k, v: softmaxed(q, k).mean(1, keepdim=True) @ v, "by mean of softmax weights"),
+    "keys left out": (lambda q, k, v: softmaxed(q, k)[..., 1:] @ v[..., 1:, :], "by getitem of softmax weights"),
     "other rows": (
         lambda q, k, v: softmaxed(q, k)[:, :, torch.tensor([4, 3, 2, 1, 0])] @ v,
-        "by getitem of the weights of a soft",
+        "by getitem of softmax weights",
     ),
     "padded and cut again": (
         lambda q, k, v: functional.pad(softmaxed(q, k).transpose(0, 1), (0, 2))[..., :7].transpose(0, 1) @ v,
-        "by transpose of the weights of a softmax, not by",
+        "by transpose of softmax weights, not by",
     ),
     "joined with others": (
         lambda q, k, v: torch.cat([softmaxed(q, k), q[..., :2]], -1) @ torch.cat([v, v[..., :2, :]], -2),
-        "by cat of the weights of a softmax, not by",
+        "by cat of softmax weights, not by",
     ),
     "through a linear layer": (
         lambda q, k, v: functional.linear(softmaxed(q, k), v[0, 0].mT),
-        "went into linear, which is not followed",
+        "softmax weights were an argument of linear, which is not supported",
     ),
     "learned queries": (
         lambda q, k, v: (nn.Parameter(q) @ k.mT).sigmoid() @ v,
-        "by sigmoid of a product, attention or not",
+        "by sigmoid of a product, which is not a softmax",
     ),
     "rows as a batch": (
         lambda q, k, v: softmaxed(q, k).flatten(0, 2) @ v[0, 0],
-        "weights (2, 6, 5, 7) of a softmax were mixed with values as (60, 7)",
+        "softmax weights (2, 6, 5, 7) were multiplied with values as (60, 7)",
     ),
     "sigmoid": (
         lambda q, k, v: (q @ k.mT * 0.3).sigmoid() @ v,
-        "by sigmoid of a product, attention or not: it is no softmax, so log-sum-exp and entropy do not apply",
+        "by sigmoid of a product, which is not a softmax over the last axis; it may be attention",
     ),
     "relu, divided by a sum": (
         lambda q, k, v: _by_sum((q @ k.mT).relu() + 0.01) @ v,
-        "by relu of a product, attention or not",
+        "by relu of a product, which is not a softmax",
     ),
     "relu, masked": (lambda q, k, v: (functional.relu(q @ k.mT) * torch.ones(5, 7).tril()) @ v, "by relu of a product"),
-    "relu, squared": (lambda q, k, v: functional.relu(q @ k.mT).square() @ v, "by square of a product, attention or"),
+    "relu, squared": (
+        lambda q, k, v: functional.relu(q @ k.mT).square() @ v,
+        "by square of a product, which is not a softmax",
+    ),
     "sigmoid in an einsum": (
         lambda q, k, v: torch.einsum("bhij,bhje->bhie", torch.einsum("bhic,bhjc->bhij", q, k).sigmoid(), v),
-        "by sigmoid of a product, attention or not",
+        "by sigmoid of a product, which is not a softmax",
     ),
     "sigmoid, a product and a sum": (
         lambda q, k, v: ((q @ k.mT).sigmoid()[..., None] * v[:, :, None]).sum(-2),
-        "by sigmoid of a product, attention",
+        "by sigmoid of a product, which is not a softmax",
     ),
     "exp, a product and a sum": (
         lambda q, k, v: ((q @ k.mT).exp()[..., None] * v[:, :, None]).sum(-2),
-        "by exp of a product, attention or not",
+        "by exp of a product, which is not a softmax",
     ),
     "other values for each query": (
         lambda q, k, v: (softmaxed(q, k)[..., None] * (v[:, :, None] + q[:, :, :, None, :3])).sum(-2),
-        "multiplied by other values for each query",
+        "values that are not one vector for each key",
     ),
     "no value for each key": (
         lambda q, k, v: (softmaxed(q, k)[..., None] * v[:, :, :1, None]).sum(-2),
-        "not one vector for each key",
+        "values that are not one vector for each key",
     ),
     "the mean over keys": (
         lambda q, k, v: (softmaxed(q, k)[..., None] * v[:, :, None]).mean(-2),
-        "and then mean was no sum over keys alone",
+        "mean of weights times values is not a sum over keys alone",
     ),
     "the sum over queries": (
         lambda q, k, v: (softmaxed(q, k)[..., None] * v[:, :, None]).sum(2),
-        "and then sum was no sum over keys alone",
+        "sum of weights times values is not a sum over keys alone",
     ),
     "einsum with values of two axes": (
         lambda q, k, v: torch.einsum("bhij,bhjef->bhief", (q @ k.mT).softmax(-1), v[..., None]),
-        "by einsum('bhij,bhjef->bhief'), which has another form",
+        "einsum('bhij,bhjef->bhief') of weights and values is not supported",
     ),
 }
 
@@ -430,7 +442,7 @@ def test_parts_of_weights_are_left_out_and_never_taken_for_the_whole(name: str, 
     assert len(seen) == 0
     ((reason, times),) = seen.left_out.items()
     assert times == count
-    assert "of the weights of a softmax, not by the weights themselves" in reason
+    assert "of softmax weights, not by the weights themselves" in reason
 
 
 def test_the_only_head_or_sequence_may_be_picked_out() -> None:
@@ -452,7 +464,7 @@ def test_feed_forward_parts_of_experts_are_no_attention() -> None:
     model = Experts()
     with watch(model) as seen:
         model(torch.randn(3, 5, 8))
-    assert repr(seen) == "nothing seen"
+    assert repr(seen) == "nothing recorded"
 
 
 def test_the_weights_of_a_router_are_no_attention() -> None:
@@ -474,7 +486,7 @@ def test_layers_of_a_graph_are_no_attention() -> None:
     with watch() as seen:
         x = torch.relu(links @ x) @ weight
         torch.relu(links @ x)
-    assert repr(seen) == "nothing seen"
+    assert repr(seen) == "nothing recorded"
 
 
 def test_keys_changed_before_the_softmax_do_not_deceive() -> None:
@@ -497,8 +509,8 @@ def test_mixing_that_may_not_be_attention_is_told_but_not_recorded() -> None:
         scores = torch.cat([q @ k.mT, torch.zeros(2, 6, 5, 1)], -1)
         torch.matmul(scores.softmax(-1)[..., :-1], v)
     assert len(seen) == 0
-    assert "by a softmax of numbers that are no product of queries and keys, or none that was seen" in repr(seen)
-    assert "by getitem of the weights of a softmax, not by the weights themselves" in repr(seen)
+    assert "by a softmax of numbers that are not a traced product of queries and keys" in repr(seen)
+    assert "by getitem of softmax weights, not by the weights themselves" in repr(seen)
 
 
 def test_a_sink_of_hugging_face_is_seen() -> None:
@@ -528,7 +540,7 @@ def test_scores_from_out_of_sight_are_kept_as_they_are() -> None:
             return q @ k.mT * 0.4
 
     record, out = seen_of(lambda q, k, v: unseen(q, k).softmax(-1) @ v, q, k, v)
-    assert record.note == "its scores are no product that was seen, so queries and keys are not known"
+    assert record.note == "its scores are not a traced product, so queries and keys are unknown"
     torch.testing.assert_close(record.weights(), softmaxed(q, k, 0.4))
     torch.testing.assert_close(record.statistics.out, out)
 
@@ -549,11 +561,11 @@ def test_additive_attention_is_told_as_what_it_is() -> None:
     with watch(model) as seen:
         model(x, y)
     assert len(seen) == 0
-    assert "no product of queries and keys, or none that was seen, as additive attention has them" in repr(seen)
+    assert "not a traced product of queries and keys, as in additive attention" in repr(seen)
     with watch(model) as seen:
         model(x, x)
     assert seen["Additive"].q.shape == (2, 1, 5, 1)
-    assert seen["Additive"].note.startswith("its scores are no product that was seen")
+    assert seen["Additive"].note.startswith("its scores are not a traced product")
 
 
 def test_scores_overwritten_after_their_softmax_are_left_out() -> None:
@@ -564,7 +576,7 @@ def test_scores_overwritten_after_their_softmax_are_left_out() -> None:
         scores.zero_()
         torch.matmul(weights, v)
     assert len(seen) == 0
-    assert "left out 1: calls that could not be told: RuntimeError: scores were written into" in repr(seen)
+    assert "left out 1: could not be recorded: RuntimeError: scores were written into" in repr(seen)
 
 
 def test_what_happens_to_weights_afterwards_is_told() -> None:
@@ -583,4 +595,4 @@ def test_a_softmax_or_an_exponential_without_values_is_no_attention() -> None:
         (q @ k.mT).exp().amax(-1, keepdim=True) @ v[..., :1, :]
         torch.matmul(k.exp().mT, v)
         torch.randn(3, 5).softmax(-1) @ torch.randn(5, 2)
-    assert repr(seen) == "nothing seen"
+    assert repr(seen) == "nothing recorded"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.see.statistics import statistics
+from regard.see.row_statistics import statistics
 from regard.see.watch import watch
 from tests.see.watching import LOW, agrees, qkv, softmaxed
 from tests.see.zoo import CASES, Case, ids, real
@@ -174,17 +174,18 @@ def test_an_operator_in_which_nothing_is_heard_is_told_by_its_arguments_where_it
         with watch(case.model) as dropped:
             case.model(ids(), use_cache=False)
     assert len(dropped) == 0
-    assert "output dropout changed" in repr(dropped)
+    assert "dropout changed its output" in repr(dropped)
     if late_hidden:
         assert [repr(record.mask) for record in seen.values()] == ["causal()"] * 2
         assert (
-            seen[case.names[0]].note == "told by its arguments, not by what happens inside; 8 rows of its output agree"
+            seen[case.names[0]].note
+            == "recorded by its arguments, not by the operations inside; 8 rows of its output agree"
         )
         assert not seen.left_out
     else:
         assert len(seen) == 0
         assert "left out 2: " in repr(seen)
-        assert "whose output is not what its arguments mean: it has a mask, scale or bias of its own" in repr(seen)
+        assert "its output is not that of its arguments: it has its own mask, scale or bias" in repr(seen)
 
 
 def test_a_registered_function_without_a_mask_is_causal_as_its_module_says() -> None:

@@ -221,12 +221,12 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
 
 def sides_of_theirs(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
     """Whose positions a layer's are, by its name; numbers where it has others than the tokens."""
-    from regard.see.relevance import role_of
+    from regard.see.relevance import attention_role
     from regard.see.report import Sides, TokenLabels
 
     first, last = next(iter(words.values())), list(words.values())[-1]
     sides = {"encoder": (first, first), "decoder": (last, last), "cross": (last, first)}
-    queries, keys = sides[role_of(record.name.partition(":")[0])]
+    queries, keys = sides[attention_role(record.name.partition(":")[0])]
     i = record.q.shape[2] if record.rows_kept is None else len(queries.labels)
     if (len(queries.labels), len(keys.labels)) == (i, record.k.shape[2]):
         return Sides(queries, keys)
@@ -288,7 +288,7 @@ def labels_of(words: "Tokenizer", tokens: list[int]) -> tuple[str, ...]:
 
 def image_question(opened: Opened, path: str, device: str) -> ModelQuestion:
     """An image as pixels of the size that the model was made for."""
-    from regard.see.colormaps import normalised, read_image
+    from regard.see.colormaps import normalise_pixels, read_image
 
     if not is_there(path):
         raise ConfigError(f"{opened.name} looks at images, but there is no file {path!r}; give a png or jpeg")
@@ -302,11 +302,11 @@ def image_question(opened: Opened, path: str, device: str) -> ModelQuestion:
     options = ("" if channels == 3 else f", channels={channels}") + ("" if resample == 2 else f", resample={resample}")
     dtype = next(model.parameters()).dtype
     return ModelQuestion(
-        inputs=(normalised(pixels, mean, std).to(device, dtype),),
+        inputs=(normalise_pixels(pixels, mean, std).to(device, dtype),),
         asked=path,
         size=f"an image of {side} x {side} pixels",
-        imports=("from regard.see.colormaps import normalised, read_image",),
-        code=f"pixels = read_image({path!r}, {side}{options})\nimage = normalised(pixels, {numbers})",
+        imports=("from regard.see.colormaps import normalise_pixels, read_image",),
+        code=f"pixels = read_image({path!r}, {side}{options})\nimage = normalise_pixels(pixels, {numbers})",
         call=f"model(image{on})" if str(dtype) == "torch.float32" else f"model(image{on}.to({dtype}))",
         sides=patches_of(opened),
         pixels=pixels,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from regard.cli.looking.inputs import Opened
     from regard.see.heads import Head, HeadTable
     from regard.see.record import Seen
-    from regard.see.report import Overlay, Relevance, Sides
+    from regard.see.report import Overlay, Sides
 
 ROLLOUT = "from regard.see.relevance import rollout\n\n"
 
@@ -51,13 +51,15 @@ def owed(
 def text(kind: str, seen: "Seen", sides: "Mapping[str, Sides]") -> Owed:
     """Rollout to the token that the answer is read from: the last of a GPT, the first of a BERT."""
     from regard.see.relevance import rollout
-    from regard.see.report import Relevance
+    from regard.see.report import TokenRelevance
 
     row, where = (0, "first") if kind == "BERT" else (-1, "last")
     words = next(iter(sides.values())).keys
     values = rollout(seen, rows=[row])[0, 0].cpu()
     code = f"{ROLLOUT}rollout(seen, rows=[{row}])[0, 0]"
-    return Owed((Relevance(f"What the output of the {where} token owes to each token (rollout)", words, values, code),))
+    return Owed(
+        (TokenRelevance(f"What the output of the {where} token owes to each token (rollout)", words, values, code),)
+    )
 
 
 def of_theirs(opened: "Opened", seen: "Seen", sides: "Mapping[str, Sides]") -> Owed:
@@ -75,15 +77,15 @@ def of_theirs(opened: "Opened", seen: "Seen", sides: "Mapping[str, Sides]") -> O
 
 def pair(seen: "Seen", sides: "Mapping[str, Sides]") -> Owed:
     """Rollout to the last target token, along the source and along the target."""
-    from regard.see.relevance import encoder_decoder_rollout, role_of
-    from regard.see.report import Relevance
+    from regard.see.relevance import attention_role, encoder_decoder_rollout
+    from regard.see.report import TokenRelevance
 
     both = encoder_decoder_rollout(seen)
-    crossing = next(each for name, each in sides.items() if role_of(name) == "cross")
+    crossing = next(each for name, each in sides.items() if attention_role(name) == "cross")
     code = "from regard.see.relevance import encoder_decoder_rollout\n\nencoder_decoder_rollout(seen)"
     return Owed(
         tuple(
-            Relevance(
+            TokenRelevance(
                 f"What the output of the last target token owes to each {name} token (rollout)",
                 words,
                 values[0, -1].cpu(),

@@ -9,18 +9,24 @@ from rich.text import Text
 from regard.cli.output import show
 
 if TYPE_CHECKING:
-    from regard.see.report import AttentionReport, Overlay, Relevance
+    from regard.see.report import AttentionReport, Overlay, TokenRelevance
 
 MOST_CELLS = 64  # a side, however wide the terminal is
 
 
 def show_report(report: "AttentionReport", most: int) -> None:
     """Print the heads, the chosen map and what the answer owes."""
-    from regard.see.report import harmless
+    from regard.see.report import escape_control_characters
 
     width = Console().width
-    facts = [f"{name}: {harmless(value)}" for name, value in report.facts.items()]
-    show(Text(harmless(report.title), style="bold"), *map(Text, facts), Text(), heads(report, most), Text())
+    facts = [f"{name}: {escape_control_characters(value)}" for name, value in report.facts.items()]
+    show(
+        Text(escape_control_characters(report.title), style="bold"),
+        *map(Text, facts),
+        Text(),
+        heads(report, most),
+        Text(),
+    )
     show(*chosen(report, width))
     for relevance in report.relevance:
         show(Text(), *strip(relevance, width))
@@ -51,7 +57,7 @@ def heads(report: "AttentionReport", most: int) -> Table:
 
 def chosen(report: "AttentionReport", width: int) -> list[Text]:
     """The map of the chosen head with the names of its queries."""
-    from regard.see.colormaps import by_root, shades
+    from regard.see.colormaps import root_scale, shades
     from regard.see.report import query_labels, shorten
 
     record, sides = report.seen[report.layer], report.sides[report.layer]
@@ -66,16 +72,16 @@ def chosen(report: "AttentionReport", width: int) -> list[Text]:
     if rows < i:  # a cell is called by its first query
         labels = [labels[-(-row * i // rows)] for row in range(rows)]
     size = "" if (i, j) == (rows, columns) else f", {i} x {j} weights in {rows} x {columns} cells"
-    drawn = shades(values, by_root(values), wide)
+    drawn = shades(values, root_scale(values), wide)
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, drawn, strict=True)]
     if sides.queries is not sides.keys:
         lines.append(Text("keys: " + " ".join(shorten(label) for label in sides.keys.labels)))
-    top = by_root(values).top
+    top = root_scale(values).top
     parts = " ".join(f"{shade} from {top * step * step / 25:.3f}" for step, shade in enumerate("·░▒▓█"))
     return [Text(f"{report.layer}, head {report.head}{size}", style="bold"), *lines, Text(f"{parts} to {top:.3f}")]
 
 
-def strip(relevance: "Relevance", width: int) -> list[Text]:
+def strip(relevance: "TokenRelevance", width: int) -> list[Text]:
     """The tokens that weigh most, with a bar each."""
     from regard.see.report import MOST_RELEVANT, shorten
 
@@ -95,9 +101,9 @@ def strip(relevance: "Relevance", width: int) -> list[Text]:
 
 def grid(laid: "Overlay", width: int) -> list[Text]:
     """Numbers over an image as shades."""
-    from regard.see.colormaps import coarser, evenly, shades
+    from regard.see.colormaps import downsample, linear_scale, shades
 
-    values = coarser(laid.values, max(1, min(MOST_CELLS, width // 2)))
-    scale = evenly(values)
+    values = downsample(laid.values, max(1, min(MOST_CELLS, width // 2)))
+    scale = linear_scale(values)
     title = f"{laid.title}, {scale.low:.4f} to {scale.top:.4f}"
     return [Text(title, style="bold"), *map(Text, shades(values, scale))]

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -61,8 +60,8 @@ for _kernel in (flex, sdpa, blocked, eager, _Reference):
     KERNELS.add(_kernel.__name__.rpartition(".")[2].strip("_").lower())(cast(Kernel, _kernel))
 
 Observer = Callable[[str, Request, Tensor], None]
-_observers: list[Observer] = []
-_inside: ContextVar[bool] = ContextVar("inside", default=False)
+Context = Callable[[], AbstractContextManager[None]]
+_observers: list[tuple[Observer, Context]] = []
 
 
 def choose(call: Request) -> str:
@@ -97,19 +96,13 @@ def run(call: Request, name: str | None) -> Tensor:
         raise kernel_refused(name, reasons, [choose(call)] if others else [])
     if torch.compiler.is_compiling() or not _observers:
         return KERNELS[name].run(call)
-    before = _inside.set(True)
-    try:
+    with ExitStack() as stack:
+        for _, context in _observers:
+            stack.enter_context(context())
         out = KERNELS[name].run(call)
-    finally:
-        _inside.reset(before)
-    for observer in _observers:
+    for observer, _ in _observers:
         observer(name, call, out)
     return out
-
-
-def running() -> bool:
-    """Whether an observed kernel of ours is at work, so that what it calls is not taken for a call of its own."""
-    return _inside.get()
 
 
 @contextmanager
@@ -121,13 +114,17 @@ def recording() -> Iterator[list[str]]:
 
 
 @contextmanager
-def observe_requests(observer: Observer) -> Iterator[None]:
-    """Hand every call that ran inside to the observer: the name of its kernel, the call and the output."""
-    _observers.append(observer)
+def observe_requests(observer: Observer, context: Context = nullcontext) -> Iterator[None]:
+    """Call the observer after every attention call inside, with the name of the kernel, the request and the output.
+
+    context  makes a context manager in which each kernel runs
+    """
+    entry = (observer, context)
+    _observers.append(entry)
     try:
         yield
     finally:
-        _observers[:] = [other for other in _observers if other is not observer]
+        _observers[:] = [other for other in _observers if other is not entry]
 
 
 @dataclass(frozen=True)

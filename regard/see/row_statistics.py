@@ -20,8 +20,8 @@ from regard.core.kernels.request import Request
 from regard.core.masks.algebra import Mask
 from regard.core.scores import ScoreTerm
 from regard.see import triton_statistics
-from regard.see.row_blocks import slabs
-from regard.see.triton_statistics import Passed
+from regard.see.row_blocks import iterate_row_blocks
+from regard.see.triton_statistics import RowStatistics
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Statistics:
     def _pool(self, rows: int, columns: int) -> Tensor:
         b, h, _, i, j, _, _ = self._call.sizes
         if self._lines.cells is not None:
-            return triton_statistics.pooled(self._call, self._lines, rows, columns)
+            return triton_statistics.pool_map(self._call, self._lines, rows, columns)
         device, exact = self._call.q.device, torch.promote_types(self._call.q.dtype, torch.float32)
         row_cell, key_cell = (
             torch.arange(n, device=device) * cells // max(n, 1) for n, cells in ((i, rows), (j, columns))
@@ -149,7 +149,7 @@ class Statistics:
         sums = torch.zeros(b, h, rows, columns, device=device, dtype=exact)
         inside = torch.nn.functional.one_hot(key_cell, columns).to(exact)
         with torch.no_grad():
-            for slab in slabs(self._call):
+            for slab in iterate_row_blocks(self._call):
                 sums.index_add_(2, row_cell[slab.rows], slab.weights @ inside[slab.columns])
         counts = row_cell.bincount(minlength=rows).clamp(min=1)
         return sums / counts[:, None]
@@ -160,7 +160,7 @@ class Statistics:
         count = check_integer("top(count)", count, 1, "keys")
         found: list[tuple[Tensor, ...]] = []
         with torch.no_grad():
-            for slab in slabs(self._call, self._chosen(rows)):
+            for slab in iterate_row_blocks(self._call, self._chosen(rows)):
                 weights = slab.weights
                 kept = min(count, weights.shape[-1])
                 more = min(count + 1, weights.shape[-1])
@@ -206,7 +206,7 @@ class Statistics:
         exact = torch.promote_types(self._call.q.dtype, torch.float32)
         total = torch.zeros(b, h, j, device=self._call.q.device, dtype=exact)
         with torch.no_grad():
-            for slab in slabs(self._call):
+            for slab in iterate_row_blocks(self._call):
                 part = (x[:, :, slab.rows].to(exact)[:, :, None] @ slab.weights)[:, :, 0]
                 total[:, :, slab.columns] += part
         return total
@@ -217,7 +217,7 @@ class Statistics:
         found = torch.zeros(b, h, len(rows), j, device=self._call.q.device, dtype=exact)
         start = 0
         with torch.no_grad():
-            for slab in slabs(self._call, rows):
+            for slab in iterate_row_blocks(self._call, rows):
                 stop = start + len(slab.rows)
                 found[:, :, start:stop, slab.columns] = slab.weights
                 start = stop
@@ -238,23 +238,25 @@ class Statistics:
     def _forward(self) -> tuple[Tensor, Tensor | None]:
         """The output, and the log-sum-exp where the kernel gives it along."""
         with torch.no_grad():
-            return triton_statistics.forward(self._call)
+            return triton_statistics.attend_with_lse(self._call)
 
     @cached_property
-    def _lines(self) -> Passed:
+    def _lines(self) -> RowStatistics:
         with torch.no_grad():
-            if triton_statistics.serves(self._call):
-                found = triton_statistics.passed(self._call, None if self.v is None else self._forward[1])
+            if triton_statistics.is_supported(self._call):
+                found = triton_statistics.compute_row_statistics(
+                    self._call, None if self.v is None else self._forward[1]
+                )
                 if triton_statistics.is_exact(found):
                     return found
             return self._by_rows()
 
-    def _by_rows(self) -> Passed:
+    def _by_rows(self) -> RowStatistics:
         b, h, _, _, j, _, _ = self._call.sizes
         device, exact = self._call.q.device, torch.promote_types(self._call.q.dtype, torch.float32)
         received = torch.zeros(b, h, j, device=device, dtype=exact)
         parts: list[tuple[Tensor, ...]] = []
-        for slab in slabs(self._call):
+        for slab in iterate_row_blocks(self._call):
             weights = slab.weights
             total = weights.sum(-1)
             received[:, :, slab.columns] += weights.sum(-2)
@@ -267,9 +269,9 @@ class Statistics:
             parts.append((slab.lse, slab.entropy, largest, at, far))
         if not parts:
             empty = torch.zeros(b, h, 0, device=device, dtype=exact)
-            return Passed(empty, empty, empty, empty.long(), empty, received, None)
+            return RowStatistics(empty, empty, empty, empty.long(), empty, received, None)
         lse, entropy, largest, where, distance = (torch.cat(lines, 2) for lines in zip(*parts, strict=True))
-        return Passed(lse, entropy, largest, where, distance, received, None)
+        return RowStatistics(lse, entropy, largest, where, distance, received, None)
 
 
 def statistics(

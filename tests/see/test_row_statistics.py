@@ -29,7 +29,7 @@ from regard import (
 )
 from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.see import row_blocks as by_rows, triton_statistics
-from regard.see.statistics import Statistics, statistics
+from regard.see.row_statistics import Statistics, statistics
 
 B, H, G, N, J, C = 2, 6, 3, 37, 53, 7
 
@@ -218,7 +218,10 @@ def test_keys_that_nobody_sees_may_hold_nan() -> None:
 def test_a_fused_pass_is_kept_only_where_it_is_exact(lse: float, entropy: float, exact: bool) -> None:
     line = torch.tensor([1.0, 0.0]).expand(1, 1, 2)
     lines = [torch.stack([line[..., 0], torch.full((1, 1), value)], -1) for value in (lse, entropy)]
-    assert triton_statistics.is_exact(triton_statistics.Passed(*lines, line, line.long(), line, line, None)) == exact
+    assert (
+        triton_statistics.is_exact(triton_statistics.RowStatistics(*lines, line, line.long(), line, line, None))
+        == exact
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -247,10 +250,13 @@ def test_scores_that_are_no_numbers_make_their_rows_nan_and_no_others(
 def test_no_slab_is_larger_than_the_budget_and_hidden_blocks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(by_rows.AT_ONCE, "cpu", 1 << 14)
     q, k = (torch.randn(1, 2, 2000, 8) for _ in range(2))
-    sizes = [slab.weights.numel() for slab in by_rows.slabs(statistics(q, k)._call)]
+    sizes = [slab.weights.numel() for slab in by_rows.iterate_row_blocks(statistics(q, k)._call)]
     assert max(sizes) <= 1 << 14
     assert sum(sizes) == 2 * 2000 * 2000
-    near = [slab.weights.shape[-1] for slab in by_rows.slabs(statistics(q, k, mask=causal() & window(before=99))._call)]
+    near = [
+        slab.weights.shape[-1]
+        for slab in by_rows.iterate_row_blocks(statistics(q, k, mask=causal() & window(before=99))._call)
+    ]
     assert max(near) <= 2 * by_rows.BLOCK
 
 
