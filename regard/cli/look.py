@@ -12,7 +12,7 @@ from regard.cli.generate import read_prompt
 from regard.cli.looking.inputs import ModelQuestion, Opened, asked_of, opened
 from regard.cli.looking.relevance import owed
 from regard.cli.looking.terminal import show_report
-from regard.cli.output import PictureOption, check_folder, save_picture, show_json, tell, write_file
+from regard.cli.output import PictureOption, check_folder, check_picture, save_picture, show_json, tell, write_file
 
 if TYPE_CHECKING:
     from regard.see.heads import HeadTable
@@ -37,9 +37,7 @@ def command(
     rows: Annotated[
         str | None, typer.Option(help="Keep only these queries: numbers and ranges, as 0,5,8:12,-1")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(callback=check_folder, help="Write an HTML report that needs no network")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML report that needs no network")] = None,
     picture: PictureOption = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json; the folder's own unless given, else bytes")
@@ -48,6 +46,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The heads and what was chosen as JSON")] = False,
 ) -> None:
     """See where a model looks: its heads, maps and relevance."""
+    check_folder(html)
+    check_picture(picture)
     kept = numbers(rows)
     from regard.see.heads import check_column
 

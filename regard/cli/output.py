@@ -36,24 +36,22 @@ def tell(words: str) -> None:
     print(words, file=sys.stderr)
 
 
-def check_folder(path: Path | None) -> Path | None:
+def check_folder(path: Path | None) -> None:
     """Check that the folder of an output file exists, before anything is computed."""
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
-    return path
 
 
-def check_picture(path: Path | None) -> Path | None:
+def check_picture(path: Path | None) -> None:
     """Check the folder and the suffix of a picture file."""
     if path is not None and path.suffix.lower() not in PICTURE_FORMATS:
         raise ConfigError(f"--picture {path} has no known picture format; end it in {', '.join(PICTURE_FORMATS)}")
-    return check_folder(path)
+    check_folder(path)
 
 
 PictureOption = Annotated[
-    Path | None,
-    typer.Option("--picture", metavar="PATH", callback=check_picture, help="Write a picture: .png, .svg or .pdf"),
-]
+    Path | None, typer.Option("--picture", metavar="PATH", help="Write a picture: .png, .svg or .pdf")
+]  # a command calls check_picture first and save_picture at its end
 
 
 def save_picture(figure: "Figure", path: Path) -> None:

@@ -76,7 +76,8 @@ def _classes() -> dict[str, type]:
     """The dataclasses that a file may name."""
 
     def subclasses(kind: type) -> list[type]:
-        return [kind, *(each for sub in kind.__subclasses__() for each in subclasses(sub))]
+        below: list[type] = kind.__subclasses__()
+        return [kind, *(each for child in below for each in subclasses(child))]
 
     found = [Record, Positions, *subclasses(Mask), *subclasses(ScoreTerm)]
     return {kind.__name__: kind for kind in found if is_dataclass(kind)}

@@ -18,7 +18,7 @@ ROLLOUT = "from regard.see.relevance import rollout\n\n"
 class Owed:
     """Relevance along texts, numbers over the image, and why something is missing."""
 
-    relevance: "tuple[Relevance, ...]" = ()
+    relevance: "tuple[TokenRelevance, ...]" = ()
     overlays: "tuple[Overlay, ...]" = ()
     notes: tuple[str, ...] = ()
 
