@@ -1,17 +1,18 @@
-"""What a claim is: a question, a run that measures, and a verdict that the numbers decide.
+"""Claims of the lab: a question, a run that measures, and a verdict computed from the numbers.
 
-A file of the lab has
+The file of a claim has
 
     a docstring     the question in its first line, then Claim:, Measures:, Budget:, Source:
-    MATHS           the formula, in the little TeX that `regard.lab.formula` reads
+    MATHS           the formula in LaTeX, as `regard.base.formulas.parse_latex` reads it
     Setup           a frozen dataclass whose defaults finish within the budget; `seed` is one of its fields
     SMOKE           a Setup that finishes in three seconds
-    run             (setup, attention=attend) -> plain numbers by name
-    verdict         numbers -> Verdict on the claim; they are finite, for any other number refutes it unasked
-    SHEET           wrong answers of the source sheets, each with the verdict on it and what is right
+    run             (setup, attention=attend) -> numbers by name
+    verdict         numbers -> Verdict on the claim
+    WRONG_ANSWERS   optional: wrong answers of the course sheets, each with its verdict and the correct answer
     draw            numbers -> a matplotlib figure
 
-`attention` is what the run asks for attention, so that a broken one can be handed in: every verdict can flip.
+`attention` is the attention function under test: tests pass broken ones, and the verdict must become "refuted". A
+number that is inf or NaN refutes every claim.
 """
 
 import math
@@ -35,7 +36,7 @@ from regard.lab.seeds_interval import Estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Numbers = dict[str, Any]  # floats, whole numbers, texts and lists of them: what JSON can hold
+Numbers = dict[str, Any]  # values that JSON can hold: numbers, text, lists and dictionaries
 Attention = Callable[..., Tensor]
 CHAPTERS = {"attention": "Attention", "heads": "Heads and self-attention", "transformers": "Transformers"}
 SUPPORTED, REFUTED, UNCLEAR = "supported", "refuted", "unclear"
@@ -43,9 +44,9 @@ SUPPORTED, REFUTED, UNCLEAR = "supported", "refuted", "unclear"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the numbers say of a statement: supported, refuted or unclear, and a sentence with the numbers in it."""
+    """A verdict on a statement, and a sentence with the numbers that decide it."""
 
-    word: str
+    word: str  # "supported", "refuted" or "unclear"
     sentence: str
 
     def __post_init__(self) -> None:
@@ -53,34 +54,38 @@ class Verdict:
             raise ConfigError(f"a verdict is {SUPPORTED}, {REFUTED} or {UNCLEAR}, not {self.word!r}")
 
 
-def judged(holds: bool, sentence: str) -> Verdict:
-    """Supported or refuted."""
-    return Verdict(SUPPORTED if holds else REFUTED, sentence)
+def decide(holds: bool, sentence: str, margins: Iterable[Estimate] = ()) -> Verdict:
+    """Return the verdict: supported, refuted, or unclear where an interval over seeds includes zero.
 
-
-def weighed(holds: bool, margins: Iterable[Estimate], sentence: str) -> Verdict:
-    """Supported, refuted, or unclear where an interval over seeds is too wide to tell.
-
-    holds    whatever is no mean over seeds: counted, exact, or the worst of them all
-    margins  by how much each mean is on the side that the claim says
+    holds     what is exact or counted, or the worst case over seeds
+    sentence  the reason, with its numbers
+    margins   by how much each mean over seeds is on the side the claim predicts
     """
-    given = list(margins)
-    if not holds or any(margin.below for margin in given):
+    estimates = list(margins)
+    if not holds or any(margin.below for margin in estimates):
         return Verdict(REFUTED, sentence)
-    return Verdict(SUPPORTED if all(margin.above for margin in given) else UNCLEAR, sentence)
+    return Verdict(SUPPORTED if all(margin.above for margin in estimates) else UNCLEAR, sentence)
 
 
-def finite(verdict: Callable[[Numbers], Verdict], numbers: Numbers) -> Verdict:
-    """What a verdict says of numbers; where one is not finite it is not asked, for NaN is neither small nor large."""
-    odd = next(_not_finite(numbers), None)
-    if odd is None:
+def judge_finite(verdict: Callable[[Numbers], Verdict], numbers: Numbers) -> Verdict:
+    """Apply a verdict function; refute without calling it if any number is inf or NaN."""
+    found = next(_not_finite(numbers), None)
+    if found is None:
         return verdict(numbers)
-    where, value = odd
-    return Verdict(REFUTED, f"The number {where} is {value}, where every number of a run is to be finite.")
+    where, value = found
+    return Verdict(REFUTED, f"The number {where} is {value}, but every number of a run must be finite.")
+
+
+def join_numbers(values: Iterable[float]) -> str:
+    """Write numbers as in a sentence: "1, 12 and 4,096", or one number if all are equal."""
+    shown = [f"{value:,}" if isinstance(value, int) else f"{value:g}" for value in values]
+    if len(set(shown)) == 1:
+        return shown[0]
+    return " and ".join(part for part in (", ".join(shown[:-1]), *shown[-1:]) if part)
 
 
 def _not_finite(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
-    """Where inf and NaN are, and which of them."""
+    """Find values that are inf or NaN, with their positions."""
     if isinstance(value, float) and not math.isfinite(value):
         yield where, value
     elif isinstance(value, dict):
@@ -92,8 +97,8 @@ def _not_finite(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """A wrong answer of a source sheet: what it says, the verdict on it, and what is right."""
+class WrongAnswer:
+    """A wrong answer of a course sheet: what it says, the verdict on it, and the correct answer."""
 
     source: str
     says: str
@@ -101,13 +106,13 @@ class Sheet:
     right: str
 
     def judge(self, numbers: Numbers) -> Verdict:
-        """What the numbers of a run say of that answer."""
-        return finite(self.verdict, numbers)
+        """Return the verdict of a run's numbers on this answer."""
+        return judge_finite(self.verdict, numbers)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One file of the lab, read."""
+    """A claim of the lab, parsed from its module."""
 
     id: str
     chapter: str
@@ -120,26 +125,37 @@ class Claim:
 
     @property
     def maths(self) -> str:
+        """The formula in LaTeX."""
         return str(self.module.MATHS)
 
     @property
-    def sheet(self) -> tuple[Sheet, ...]:
-        return tuple(getattr(self.module, "SHEET", ()))
+    def wrong_answers(self) -> tuple[WrongAnswer, ...]:
+        return tuple(getattr(self.module, "WRONG_ANSWERS", ()))
 
     def setup(self, settings: Mapping[str, Any] | None = None, *, seed: int | None = None, smoke: bool = False) -> Any:
-        """The setup of a run, with settings changed by name."""
-        made = override(self.module.SMOKE if smoke else self.module.Setup(), settings or {})
-        return made if seed is None else replace(made, seed=seed)
+        """Return the setup of a run.
 
-    def run(self, setup: Any, **rest: Any) -> "Outcome":
+        settings  settings to change, by name
+        seed      the random seed; default the setup's own
+        smoke     start from the quick setup
+        """
+        setup = override(self.module.SMOKE if smoke else self.module.Setup(), settings or {})
+        return setup if seed is None else replace(setup, seed=seed)
+
+    def run(self, setup: Any, **parts: Any) -> "Outcome":
+        """Run the claim.
+
+        setup  from `setup()`
+        parts  functions or models to replace, such as attention=my_attention
+        """
         start = time.perf_counter()
-        numbers = self.module.run(setup, **rest)
+        numbers = self.module.run(setup, **parts)
         seconds = time.perf_counter() - start
         return Outcome(self, setup, numbers, self.judge(numbers), seconds)
 
     def judge(self, numbers: Numbers) -> Verdict:
-        """What the numbers of a run say of the claim."""
-        return finite(self.module.verdict, numbers)
+        """Return the verdict of a run's numbers on the claim."""
+        return judge_finite(self.module.verdict, numbers)
 
     def draw(self, numbers: Numbers) -> "Figure":
         figure: Figure = self.module.draw(numbers)
@@ -148,7 +164,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run and what came out of it."""
+    """The numbers and the verdict of one run."""
 
     claim: Claim
     setup: Any
@@ -157,18 +173,19 @@ class Outcome:
     seconds: float
 
     @property
-    def sheet(self) -> list[tuple[Sheet, Verdict]]:
-        return [(sheet, sheet.judge(self.numbers)) for sheet in self.claim.sheet]
+    def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
+        """The sheets' wrong answers with their verdicts."""
+        return [(answer, answer.judge(self.numbers)) for answer in self.claim.wrong_answers]
 
 
 @cache
 def claims() -> Registry[Claim]:
-    """Every claim by its id, in the order of chapters and then of names."""
+    """Return every claim by its id, sorted by chapter and then by name."""
     found: Registry[Claim] = Registry("claim")
     for chapter in CHAPTERS:
         package = import_module(f"regard.lab.{chapter}")
         for entry in iter_modules(package.__path__):
-            claim = _read(chapter, import_module(f"regard.lab.{chapter}.{entry.name}"))
+            claim = _parse_claim(chapter, import_module(f"regard.lab.{chapter}.{entry.name}"))
             found.add(claim.id)(claim)
     return found
 
@@ -176,24 +193,25 @@ def claims() -> Registry[Claim]:
 _FIELDS = ("Claim", "Measures", "Budget", "Source")
 
 
-def _read(chapter: str, module: ModuleType) -> Claim:
-    text = module.__doc__ or ""
-    question, _, rest = text.partition("\n")
+def _parse_claim(chapter: str, module: ModuleType) -> Claim:
+    question, _, rest = (module.__doc__ or "").partition("\n")
     fields = dict(re.findall(rf"^({'|'.join(_FIELDS)}): (.*?)(?=^\w+: |\Z)", rest, re.S | re.M))
-    missing = [name for name in _FIELDS if name not in fields]
-    if missing or not question.endswith("?"):
-        raise ConfigError(f"{module.__name__} has no {', '.join(missing) or 'question in its first line'}")
-    told = {name: " ".join(value.split()) for name, value in fields.items()}
-    budget = re.fullmatch(r"([\d.]+) seconds?", told["Budget"])
+    fields = {name: " ".join(value.split()) for name, value in fields.items()}
+    missing = [f"{name}: in its docstring" for name in _FIELDS if name not in fields]
+    missing += ["question in the first line of its docstring"] * (not question.endswith("?"))
+    missing += [name for name in ("MATHS", "Setup", "SMOKE", "run", "verdict", "draw") if not hasattr(module, name)]
+    if missing:
+        raise ConfigError(f"{module.__name__} has no {', no '.join(missing)}")
+    budget = re.fullmatch(r"([\d.]+) seconds?", fields["Budget"])
     if budget is None:
-        raise ConfigError(f"{module.__name__} has the budget {told['Budget']!r}, but a number of seconds is expected")
+        raise ConfigError(f"{module.__name__} has the budget {fields['Budget']!r}; expected a number of seconds")
     return Claim(
         id=module.__name__.rpartition(".")[2].replace("_", "-"),
         chapter=chapter,
         question=question,
-        claim=told["Claim"],
-        measures=told["Measures"],
+        claim=fields["Claim"],
+        measures=fields["Measures"],
         budget=float(budget[1]),
-        source=told["Source"],
+        source=fields["Source"],
         module=module,
     )

@@ -12,7 +12,7 @@ from regard.base.seeds import make_generator
 from regard.data.digits import read_digits
 from regard.lab.fitting import fit
 
-SIDE, CLASSES, TO_LEARN = 8, 10, 1397
+SIDE, CLASSES, TRAIN_IMAGES = 8, 10, 1397
 
 
 class Digits(NamedTuple):
@@ -31,16 +31,16 @@ class Digits(NamedTuple):
 
 
 @cache
-def digits() -> tuple[Digits, Digits]:
+def load_digit_images() -> tuple[Digits, Digits]:
     """Those to train on and those to test on, the same ones always: pixels go from -1 to 1."""
     pixels, labels = read_digits()
     images = pixels[:, None] / 8 - 1
     both = Digits(images, labels)
     order = torch.randperm(len(images), generator=make_generator(0))  # writers follow one another in the file
-    return both.some(order[:TO_LEARN]), both.some(order[TO_LEARN:])
+    return both.some(order[:TRAIN_IMAGES]), both.some(order[TRAIN_IMAGES:])
 
 
-def learn(model: Any, given: Digits, *, steps: int, batch: int, rate: float, seed: int) -> None:
+def train_classifier(model: Any, given: Digits, *, steps: int, batch: int, rate: float, seed: int) -> None:
     """Train a classifier on these images, in batches drawn at random."""
     draws = make_generator(seed)
 
@@ -53,6 +53,6 @@ def learn(model: Any, given: Digits, *, steps: int, batch: int, rate: float, see
 
 
 @torch.no_grad()
-def share_right(model: Any, given: Digits) -> float:
+def accuracy(model: Any, given: Digits) -> float:
     """How many of these images a classifier tells right."""
     return float((model(given.images).argmax(-1) == given.labels).double().mean())

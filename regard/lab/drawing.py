@@ -13,7 +13,9 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", ":", "-.")
 
 
-def figure(columns: int = 1, rows: int = 1, *, width: float = 4.2, height: float = 3.2) -> "tuple[Figure, list[Axes]]":
+def make_figure(
+    columns: int = 1, rows: int = 1, *, width: float = 4.2, height: float = 3.2
+) -> "tuple[Figure, list[Axes]]":
     """A figure and its axes in reading order. No window and no global state, so that any thread may draw."""
     from matplotlib.figure import Figure
 
@@ -24,7 +26,7 @@ def figure(columns: int = 1, rows: int = 1, *, width: float = 4.2, height: float
     return made, list(axes.flat)
 
 
-def lines(
+def plot_lines(
     axes: "Axes",
     x: Sequence[float],
     curves: Mapping[str, Sequence[float]],
@@ -48,14 +50,14 @@ def lines(
         axes.legend(frameon=False)
 
 
-def bars(axes: "Axes", values: Mapping[str, float], *, colour: str = COLOURS[0]) -> None:
+def plot_bars(axes: "Axes", values: Mapping[str, float], *, colour: str = COLOURS[0]) -> None:
     """One bar a name, with its number above."""
     drawn = axes.bar(list(values), list(values.values()), color=colour)
     axes.bar_label(drawn, fmt="%.3g")
     axes.margins(y=0.1)
 
 
-def shares(
+def plot_shares(
     axes: "Axes", values: Mapping[str, float], halves: Sequence[float], *, colours: str | Sequence[str] = COLOURS[0]
 ) -> None:
     """Shares as bars, with intervals that end where shares do, at 0 and 1, and the number above them."""
@@ -67,7 +69,9 @@ def shares(
     axes.set_ylim(0, 1.2)
 
 
-def heat(axes: "Axes", matrix: Sequence[Sequence[float]], *, low: float = 0.0, high: float | None = None) -> None:
+def plot_heatmap(
+    axes: "Axes", matrix: Sequence[Sequence[float]], *, low: float = 0.0, high: float | None = None
+) -> None:
     """A matrix in shades that grow evenly, also in grey."""
     picture = axes.imshow(matrix, cmap="cividis", vmin=low, vmax=high, aspect="auto")
     axes.figure.colorbar(picture, ax=axes, shrink=0.8)

@@ -1,15 +1,15 @@
-"""The sheets' wrong answers: what each says, the numbers that refute it, and what is right."""
+"""Errata: the sheets' wrong answers, the numbers that refute each, and the correct answer."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from regard.lab.claim import REFUTED, Claim
+from regard.lab.claim import REFUTED
 from regard.lab.results import Result
 
 
 @dataclass(frozen=True)
 class Erratum:
-    """One wrong answer. `verdict` is what a run said of it: were it not refuted, it would be no erratum."""
+    """One wrong answer and the verdict of a run on it; an erratum must be refuted."""
 
     id: str
     question: str
@@ -21,23 +21,23 @@ class Erratum:
     command: str
 
     @property
-    def stands(self) -> bool:
+    def refuted(self) -> bool:
         return self.verdict == REFUTED
 
 
-def errata(found: Iterable[tuple[Claim, Result]]) -> list[Erratum]:
-    """Every wrong answer that these claims are about, judged by the numbers of these runs."""
+def errata(results: Iterable[Result]) -> list[Erratum]:
+    """Judge every wrong answer of the claims with the numbers of these results."""
     return [
         Erratum(
-            id=claim.id,
-            question=claim.question,
-            source=sheet.source,
-            says=sheet.says,
+            id=result.id,
+            question=result.claim.question,
+            source=answer.source,
+            says=answer.says,
             verdict=verdict.word,
             counter_example=verdict.sentence,
-            right=sheet.right,
+            right=answer.right,
             command=result.command,
         )
-        for claim, result in found
-        for sheet, verdict in result.sheet(claim)
+        for result in results
+        for answer, verdict in result.wrong_answers
     ]

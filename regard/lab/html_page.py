@@ -1,8 +1,4 @@
-"""The lab as one HTML page that needs nothing else: no script, no network, no second file.
-
-Every claim stands there with its question, its formula as MathML, its verdict as a word and a colour, its figure as
-SVG, and a table of its numbers, each beside the Python that makes it.
-"""
+"""The lab as one HTML page: questions, formulas, verdicts, figures, and numbers with the Python that computes them."""
 
 import io
 import re
@@ -11,63 +7,61 @@ from typing import Any
 
 import regard
 from regard.base.html import Markup, join_html, render_page, tag
-from regard.lab.claim import CHAPTERS, Claim, Numbers, Sheet, Verdict
-from regard.lab.errata import Erratum
+from regard.lab.claim import CHAPTERS, Claim, Numbers
+from regard.lab.errata import Erratum, errata
 from regard.lab.formula import mathml
-from regard.lab.results import AGAIN, NOT_RUN, Result, verdict_word
+from regard.lab.results import NOT_RUN, OUTDATED, Result, verdict_word
 
 IMPORT = "from regard.lab.claim import claims"
-LONG = 24  # values of a list that stand in the table; more are folded away
-Found = tuple[Claim, Result | None]
+MOST_VALUES = 24  # longer lists are folded
+ClaimResult = tuple[Claim, Result | None]
 
 
-def svg(claim: Claim, numbers: Numbers) -> str:
-    """The claim's figure as an SVG file; the same numbers give the same text."""
+def figure_svg(claim: Claim, numbers: Numbers) -> str:
+    """Return the claim's figure as SVG; the same numbers give the same text."""
     import matplotlib
 
     file = io.StringIO()
-    # letters as outlines: the page looks the same where a font is missing
+    # draw letters as paths, so that no font is needed
     with matplotlib.rc_context({"svg.hashsalt": claim.id, "svg.fonttype": "path"}):
         claim.draw(numbers).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return file.getvalue()
 
 
 def inline_svg(claim: Claim, numbers: Numbers) -> Markup:
-    """The claim's figure as an element of a page, with words for those who do not see it."""
-    text = svg(claim, numbers)
+    """Return the claim's figure as an <svg> element with a title for screen readers."""
+    text = figure_svg(claim, numbers)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", text, flags=re.S)
-    # several figures share a page: every name gets its claim in front, so that none means another's, and names that
-    # nothing refers to go, since two pictures alike share one
+    # ids must be unique in a page with several figures: prefix those in use with the claim, remove the others
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     text = re.sub(r'\sid="([^"]*)"', lambda name: f' id="{claim.id}-{name[1]}"' if name[1] in used else "", text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{claim.id}-", text).replace("xlink:href", "href")
     opening, rest = text.split(">", 1)
     opening = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", opening)
-    label = f"Figure: {claim.question}"
     look = 'role="img" stroke-linejoin="round" stroke-linecap="butt"'
-    return Markup(f"{opening} {look}>{tag('title', label)}{rest}")
+    return Markup(f"{opening} {look}>{tag('title', f'Figure: {claim.question}')}{rest}")
 
 
-def page(found: Sequence[Found], title: str = "The lab") -> str:
-    """Claims with what came of them, as one page."""
+def claims_page(found: Sequence[ClaimResult], title: str = "The lab") -> str:
+    """Return one HTML page with these claims and their results."""
     chapters = {chapter: [each for each in found if each[0].chapter == chapter] for chapter in CHAPTERS}
-    sections = [_chapter(chapter, several) for chapter, several in chapters.items() if several]
-    counted = [verdict_word(claim, result) for claim, result in found]
-    tally = ", ".join(f"{counted.count(each)} {each}" for each in dict.fromkeys(counted))
-    opening = tag(
+    words = [verdict_word(result) for _, result in found]
+    counts = ", ".join(f"{words.count(each)} {each}" for each in dict.fromkeys(words))
+    header = tag(
         "header",
         tag("h1", title),
-        tag("p", f"{len(found)} claims: {tally}. regard {regard.__version__}."),
-        tag("p", "Every number stands beside the Python that makes it; it begins with"),
+        tag("p", f"{len(found)} claims: {counts}. regard {regard.__version__}."),
+        tag("p", "Next to every number is the Python that computes it. It starts with"),
         tag("pre", tag("code", IMPORT)),
         _contents(chapters),
     )
-    return render_page(title, opening, *sections)
+    sections = (_chapter(chapter, several) for chapter, several in chapters.items() if several)
+    return render_page(title, header, *sections)
 
 
 def errata_page(found: Sequence[Erratum]) -> str:
-    """The sheets' wrong answers as one page."""
+    """Return one HTML page with the sheets' wrong answers."""
     return render_page(
         "Errata",
         tag("h1", "Errata"),
@@ -76,25 +70,24 @@ def errata_page(found: Sequence[Erratum]) -> str:
     )
 
 
-def _contents(chapters: dict[str, list[Found]]) -> Markup:
+def _contents(chapters: dict[str, list[ClaimResult]]) -> Markup:
     parts = []
     for chapter, several in chapters.items():
         lines = [
-            tag("li", tag("a", claim.question, href=f"#{claim.id}"), " ", _badge(verdict_word(claim, result)))
+            tag("li", tag("a", claim.question, href=f"#{claim.id}"), " ", _badge(verdict_word(result)))
             for claim, result in several
         ]
-        parts += (
-            [tag("h3", tag("a", CHAPTERS[chapter], href=f"#chapter-{chapter}")), tag("ol", *lines)] if lines else []
-        )
+        if lines:
+            parts += [tag("h3", tag("a", CHAPTERS[chapter], href=f"#chapter-{chapter}")), tag("ol", *lines)]
     return tag("nav", tag("h2", "Contents"), *parts)
 
 
-def _chapter(chapter: str, several: list[Found]) -> Markup:
+def _chapter(chapter: str, several: list[ClaimResult]) -> Markup:
     return tag("section", tag("h2", CHAPTERS[chapter], id=f"chapter-{chapter}"), *(_claim(*each) for each in several))
 
 
 def _claim(claim: Claim, result: Result | None) -> Markup:
-    now = verdict_word(claim, result)
+    now = verdict_word(result)
     facts = {"claim": claim.claim, "measures": claim.measures, "source": claim.source}
     parts: list[Markup] = [
         tag("h3", claim.question, " ", _badge(now)),
@@ -103,8 +96,8 @@ def _claim(claim: Claim, result: Result | None) -> Markup:
     ]
     if result is None:
         parts.append(tag("p", f"Not run yet: regard lab run {claim.id}", class_="note"))
-    elif now == AGAIN:
-        words = f"Its file has changed since it was run. To be run again: regard lab run {claim.id}"
+    elif now == OUTDATED:
+        words = f"Its code has changed since it was run. Run it again: regard lab run {claim.id}"
         parts.append(tag("p", words, class_="note"))
     else:
         parts += _outcome(claim, result)
@@ -112,40 +105,32 @@ def _claim(claim: Claim, result: Result | None) -> Markup:
 
 
 def _outcome(claim: Claim, result: Result) -> list[Markup]:
-    how = f"{result.seconds:.1f} s with {result.threads} threads, torch {result.torch_version}, {result.made}"
+    how = f"{result.seconds:.1f} s with {result.threads} threads, torch {result.torch_version}, {result.created}"
     return [
         tag("p", result.verdict.sentence, class_=f"verdict {result.verdict.word}"),
         tag("figure", inline_svg(claim, result.numbers)),
-        *(_sheet(*each) for each in result.sheet(claim)),
+        *(_wrong_answer(each) for each in errata([result])),
         _numbers(result),
         tag("p", tag("code", result.command), f" took {how}.", class_="made"),
     ]
 
 
-def _sheet(sheet: Sheet, verdict: Verdict) -> Markup:
-    return _wrong(sheet.source, sheet.says, verdict.word, verdict.sentence, sheet.right)
-
-
 def _erratum(found: Erratum) -> Markup:
-    return tag(
-        "article",
-        tag("h3", found.question),
-        _wrong(found.source, found.says, found.verdict, found.counter_example, found.right),
-        tag("p", tag("code", found.command), class_="made"),
-    )
+    command = tag("p", tag("code", found.command), class_="made")
+    return tag("article", tag("h3", found.question), _wrong_answer(found), command)
 
 
-def _wrong(source: str, says: str, verdict: str, counter_example: str, right: str) -> Markup:
+def _wrong_answer(found: Erratum) -> Markup:
     return tag(
         "aside",
-        tag("p", tag("strong", f"Sheet {source} says: "), tag("q", says), " ", _badge(verdict)),
-        tag("p", counter_example),
-        tag("p", tag("strong", "Right is: "), right),
+        tag("p", tag("strong", f"Sheet {found.source} says: "), tag("q", found.says), " ", _badge(found.verdict)),
+        tag("p", found.counter_example),
+        tag("p", tag("strong", "Correct: "), found.right),
     )
 
 
 def _badge(now: str) -> Markup:
-    kind = "none" if now in (NOT_RUN, AGAIN) else now
+    kind = "none" if now in (NOT_RUN, OUTDATED) else now
     return tag("span", now, class_=f"badge {kind}")
 
 
@@ -153,27 +138,27 @@ def _numbers(result: Result) -> Markup:
     rows = []
     for name, value in result.numbers.items():
         code = tag("code", number_call(result, name))
-        rows.append(tag("tr", tag("th", name, scope="row"), tag("td", written(value)), tag("td", code)))
-    header = tag("tr", *(tag("th", name, scope="col") for name in ("number", "value", "made by")))
+        rows.append(tag("tr", tag("th", name, scope="row"), tag("td", value_html(value)), tag("td", code)))
+    header = tag("tr", *(tag("th", name, scope="col") for name in ("number", "value", "Python")))
     return tag("table", tag("thead", header), tag("tbody", *rows))
 
 
 def number_call(result: Result, name: str) -> str:
-    """The Python that makes one number, whole."""
+    """Return the Python that computes one number."""
     quoted = '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"{IMPORT}; {result.call}.numbers[{quoted}]"
 
 
-def written(value: Any) -> Markup:
-    """A number, a list or a table of them. What is shown short tells all its digits on hovering."""
+def value_html(value: Any) -> Markup:
+    """Write a number, a list or a table; a rounded number has all its digits in its tooltip."""
     if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
-        lines = [tag("tr", *(tag("td", written(item)) for item in row)) for row in value]
+        lines = [tag("tr", *(tag("td", value_html(item)) for item in row)) for row in value]
         return _folded(tag("table", *lines, class_="values"), f"{len(value)} rows", sum(map(len, value)))
     if isinstance(value, list):
-        parts = [part for item in value for part in (Markup(", "), written(item))][1:]
+        parts = [part for item in value for part in (Markup(", "), value_html(item))][1:]
         return _folded(join_html(parts), f"{len(value)} values", len(value))
     if isinstance(value, dict):
-        parts = [part for name, item in value.items() for part in (tag("dt", name), tag("dd", written(item)))]
+        parts = [part for name, item in value.items() for part in (tag("dt", name), tag("dd", value_html(item)))]
         return _folded(tag("dl", *parts), f"{len(value)} names", len(value))
     if isinstance(value, float):
         short = f"{value:.6g}"
@@ -182,4 +167,4 @@ def written(value: Any) -> Markup:
 
 
 def _folded(inside: Markup, summary: str, size: int) -> Markup:
-    return inside if size <= LONG else tag("details", tag("summary", summary), inside)
+    return inside if size <= MOST_VALUES else tag("details", tag("summary", summary), inside)

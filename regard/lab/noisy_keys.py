@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.lab.drawing import COLOURS, figure
+from regard.lab.drawing import COLOURS, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noisy:
+class NoisyKeysSetup:
     """How many keys, the scale s of queries, the variances of the noise and of the length, and how many draws."""
 
     keys: int = 10
@@ -61,9 +61,11 @@ class Noisy:
         return shares
 
 
-def histograms(filled: dict[str, list[float]], outlined: dict[str, list[float]], xlabel: str, title: str) -> "Figure":
+def plot_histograms(
+    filled: dict[str, list[float]], outlined: dict[str, list[float]], xlabel: str, title: str
+) -> "Figure":
     """A histogram of weights, and another one over it."""
-    made, (axes,) = figure()
+    made, (axes,) = make_figure()
     for number, (named, fill) in enumerate(((filled, True), (outlined, False))):
         for name, shares in named.items():
             edges = [at / len(shares) for at in range(len(shares) + 1)]

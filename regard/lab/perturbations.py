@@ -14,7 +14,7 @@ from regard.lab.claim import Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nudging:
+class PerturbationSetup:
     """Sizes, standard deviations of the entries of eps from large to small, and how many inputs to take medians of."""
 
     queries: int = 5
@@ -50,22 +50,22 @@ class Inputs(NamedTuple):
     one_hot: Float[Tensor, "b 1 j j"]
 
 
-def length(change: Float[Tensor, "b 1 i e"]) -> Float[Tensor, "b"]:
+def change_norm(change: Float[Tensor, "b 1 i e"]) -> Float[Tensor, "b"]:
     """The length of each input's change."""
     return change.square().flatten(1).sum(1).sqrt()
 
 
-def first_order(
+def first_order_error(
     sizes: tuple[float, ...],
     moved: Callable[[float], Float[Tensor, "b 1 i e"]],
     slope: Float[Tensor, "b 1 i e"],
 ) -> Numbers:
     """How far size times slope is off the change that moved(size) makes, in medians, and how that grows with size."""
-    errors = {size: length(moved(size) - size * slope) for size in sizes}
+    errors = {size: change_norm(moved(size) - size * slope) for size in sizes}
     smaller, smallest = sizes[-2:]
     order = (errors[smaller] / errors[smallest]).log() / math.log(smaller / smallest)
     return {
         "sizes": list(sizes),
-        "relative error": [(errors[size] / length(size * slope)).median().item() for size in sizes],
+        "relative error": [(errors[size] / change_norm(size * slope)).median().item() for size in sizes],
         "order of the error": order.median().item(),
     }

@@ -1,16 +1,19 @@
-"""What came of runs, as it is kept: one JSON file a claim in the user's cache folder, and one with the package.
+"""Results of claims: one JSON file per claim in the user's cache folder, and the results shipped with the package.
 
-A result names the run that made it, as a command and as a call, and the source file of its claim by its hash: once that
-file has changed, the result is one of another claim, to be made again.
+A result stores the numbers of a run, the settings that reproduce it and a fingerprint of the code that ran. The verdict
+is computed from the numbers when it is shown. A result whose fingerprint differs from the claim's is out of date.
 """
 
+import ast
+import builtins
 import dataclasses
 import hashlib
 import json
 import math
 import os
 import shlex
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -20,112 +23,156 @@ from typing import Any
 import torch
 
 import regard
+from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError
-from regard.lab.claim import Claim, Numbers, Outcome, Sheet, Verdict
+from regard.lab.claim import Claim, Numbers, Outcome, Verdict, WrongAnswer, claims
 
-FORMAT = "regard-lab-1"
+FORMAT = "regard-lab-2"
 SHIPPED = Path(__file__).parent / "results.json"
-NOT_RUN, AGAIN = "not run yet", "to be run again"
+NOT_RUN, OUTDATED = "not run yet", "to be run again"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The outcome of a run with all it takes to make it again."""
+    """The numbers of one run and what reproduces them."""
 
     id: str
-    verdict: Verdict
     numbers: Numbers
-    setup: dict[str, Any]
     seconds: float
-    command: str
-    call: str  # Python that gives the outcome, once `claims` is imported
-    source: str  # hash of the claim's file
+    fingerprint: str  # of the code that ran
+    smoke: bool = False  # whether the settings start from the quick setup
+    settings: dict[str, Any] = field(default_factory=dict)  # what differs from the claim's setup
     version: str = regard.__version__
     torch_version: str = torch.__version__
     threads: int = field(default_factory=torch.get_num_threads)
-    made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     figure: str | None = None
 
-    def fresh(self, claim: Claim) -> bool:
-        """Whether the claim is still the one that was run."""
-        return self.source == fingerprint(claim)
+    @property
+    def claim(self) -> Claim:
+        return claims()[self.id]
 
     @property
-    def smoke(self) -> bool:
-        """Whether the run was a quick one."""
-        return "--smoke" in shlex.split(self.command)
+    def current(self) -> bool:
+        """Whether the claim's code is still the code that ran."""
+        return self.fingerprint == fingerprint(self.claim)
 
-    def sheet(self, claim: Claim) -> list[tuple[Sheet, Verdict]]:
-        """The sheets' wrong answers with what these numbers say of them."""
-        return [(sheet, sheet.judge(self.numbers)) for sheet in claim.sheet]
+    @property
+    def verdict(self) -> Verdict:
+        return self.claim.judge(self.numbers)
+
+    @property
+    def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
+        """The sheets' wrong answers with the verdicts of these numbers."""
+        return [(answer, answer.judge(self.numbers)) for answer in self.claim.wrong_answers]
+
+    @property
+    def setup(self) -> Any:
+        """The setup of the run."""
+        return self.claim.setup(self.settings, smoke=self.smoke)
+
+    @property
+    def command(self) -> str:
+        """The command line that reproduces the run."""
+        words = ["regard", "lab", "run", self.id] + ["--smoke"] * self.smoke
+        for name, value in self.settings.items():
+            words += ["--seed", str(value)] if name == "seed" else ["--set", f"{name}={format_setting(value)}"]
+        return shlex.join(words)
+
+    @property
+    def call(self) -> str:
+        """The Python that returns the outcome, once `claims` is imported."""
+        changed = {name: value for name, value in self.settings.items() if name != "seed"}
+        inside = [_code(changed)] if changed else []
+        inside += [f"seed={self.settings['seed']}"] if "seed" in self.settings else []
+        inside += ["smoke=True"] if self.smoke else []
+        claim = f"claims()[{_code(self.id)}]"
+        return f"{claim}.run({claim}.setup({', '.join(inside)}))"
 
 
-@cache  # of the file that was loaded: one that is edited during a run is another claim
-def fingerprint(claim: Claim) -> str:
-    """The hash of the file a claim is written in."""
-    return hashlib.sha256(Path(str(claim.module.__file__)).read_text(encoding="utf-8").encode()).hexdigest()
+def make_result(outcome: Outcome, figure: Path | None = None) -> Result:
+    """Make the result to save from a run.
 
-
-def result_of(outcome: Outcome, figure: Path | None = None) -> Result:
-    """The outcome as it is kept."""
-    claim, setup = outcome.claim, outcome.setup
-    numbers = _plain(outcome.numbers, f"the numbers of {claim.id}")
+    figure  the file its figure was drawn to
+    """
+    claim = outcome.claim
+    quick, full = (_changes(start, outcome.setup) for start in (claim.module.SMOKE, claim.module.Setup()))
+    smoke = len(quick) < len(full)
     return Result(
         id=claim.id,
-        verdict=outcome.verdict,
-        numbers=numbers,
-        setup=_plain(dataclasses.asdict(setup), f"the setup of {claim.id}"),
+        numbers=_to_json(outcome.numbers, f"the numbers of {claim.id}"),
         seconds=outcome.seconds,
-        command=command(claim, setup),
-        call=call(claim, setup),
-        source=fingerprint(claim),
+        fingerprint=fingerprint(claim),
+        smoke=smoke,
+        settings=_to_json(quick if smoke else full, f"the setup of {claim.id}"),
         figure=None if figure is None else str(figure.absolute()),
     )
 
 
-def changes(default: Any, setup: Any, prefix: str = "") -> dict[str, Any]:
-    """What a setup has otherwise than another, by name; a dotted name reaches into a nested one."""
-    found: dict[str, Any] = {}
-    for each in dataclasses.fields(setup):
-        one, other = getattr(default, each.name), getattr(setup, each.name)
-        if dataclasses.is_dataclass(other) and type(one) is type(other):
-            found |= changes(one, other, f"{prefix}{each.name}.")
-        elif one != other:
-            found[prefix + each.name] = other
-    return found
+def _changes(default: Any, setup: Any) -> dict[str, Any]:
+    pairs = {each.name: (getattr(default, each.name), getattr(setup, each.name)) for each in dataclasses.fields(setup)}
+    return {name: new for name, (old, new) in pairs.items() if old != new}
 
 
-def _asked(claim: Claim, setup: Any) -> tuple[bool, dict[str, Any]]:
-    """Whether the setup is the quick one, and what else was changed: the shortest way to ask for it."""
-    quick = changes(claim.module.SMOKE, setup)
-    slow = changes(claim.module.Setup(), setup)
-    return (True, quick) if len(quick) < len(slow) else (False, slow)
+@cache  # once per process: the code that runs is the code that was imported
+def fingerprint(claim: Claim) -> str:
+    """Hash the code that computes a claim's numbers."""
+    defaults = repr(dataclasses.astuple(claim.module.Setup()))  # a setup may inherit its defaults
+    source = Path(str(claim.module.__file__)).read_text(encoding="utf-8")
+    return hashlib.sha256((defaults + hash_input(source)).encode()).hexdigest()[:16]
 
 
-def command(claim: Claim, setup: Any) -> str:
-    """The command that runs the claim with this setup."""
-    smoke, changed = _asked(claim, setup)
-    words = ["regard", "lab", "run", claim.id] + ["--smoke"] * smoke
-    for name, value in changed.items():
-        words += ["--seed", str(value)] if name == "seed" else ["--set", f"{name}={spelled(value)}"]
-    return shlex.join(words)
+def hash_input(source: str) -> str:
+    """Return the structure of `run`, `Setup` and everything in the file that they use.
+
+    Docstrings, comments, formatting, annotations and error messages are left out. Identifiers that are not names of
+    Python or torch are numbered in the order of their first use, so renaming them changes nothing.
+    """
+    defined: dict[str, ast.AST] = {}
+    for node in ast.parse(source).body:
+        for each in ast.walk(node) if isinstance(node, ast.Assign | ast.AnnAssign) else (node,):
+            name = each.id if isinstance(each, ast.Name) else getattr(each, "name", None)
+            if isinstance(name, str):
+                defined.setdefault(name, node)
+    queue, used = ["run", "Setup"], dict[str, ast.AST]()
+    for name in queue:
+        if name in defined and name not in used:
+            used[name] = defined[name]
+            queue += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
+    numbers: dict[str, str] = {}
+    return " ".join(part for node in used.values() for part in _structure(node, numbers))
 
 
-def call(claim: Claim, setup: Any) -> str:
-    """The Python that gives the outcome, once `claims` is imported."""
-    smoke, changed = _asked(claim, setup)
-    seed = changed.pop("seed", None)
-    inside = [_code(changed)] if changed else []
-    inside += [f"seed={seed}"] if seed is not None else []
-    inside += ["smoke=True"] if smoke else []
-    one = f"claims()[{_code(claim.id)}]"
-    return f"{one}.run({one}.setup({', '.join(inside)}))"
+_LIBRARIES = (
+    *(builtins, math, statistics, torch, torch.Tensor, torch.nn, torch.nn.functional, torch.linalg, torch.special),
+    *(torch.optim, torch.autograd, str, list, dict, set, tuple, int, float, dataclasses),
+)
+_LIBRARY_NAMES = frozenset(name for library in _LIBRARIES for name in dir(library))
+_IGNORED_FIELDS = {"annotation", "returns", "ctx", "exc", "type_comment", "kind"}
+_IDENTIFIER_FIELDS = {"id", "arg", "attr", "name", "asname"}
 
 
-def spelled(value: Any) -> str:
-    """A setting as `--set name=...` reads it."""
+def _structure(value: Any, numbers: dict[str, str]) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _structure(item, numbers)
+    elif isinstance(value, ast.Expr) and isinstance(value.value, ast.Constant):
+        return  # a docstring
+    elif isinstance(value, ast.AST):
+        yield type(value).__name__
+        for name, item in ast.iter_fields(value):
+            if name in _IDENTIFIER_FIELDS and isinstance(item, str):
+                yield item if item in _LIBRARY_NAMES else numbers.setdefault(item, f"#{len(numbers)}")
+            elif name not in _IGNORED_FIELDS:
+                yield from _structure(item, numbers)
+    else:
+        yield repr(value)
+
+
+def format_setting(value: Any) -> str:
+    """Write a setting the way `--set name=...` reads it."""
     if isinstance(value, tuple | list):
-        return ",".join(map(spelled, value)) if value else "()"
+        return ",".join(map(format_setting, value)) if value else "()"
     return str(value)
 
 
@@ -135,130 +182,115 @@ def _code(value: Any) -> str:
             return f'float("{value}")'
         case str():
             return json.dumps(value, ensure_ascii=False)
-        case tuple():
+        case list():
             return f"({', '.join(map(_code, value))}{',' * (len(value) == 1)})"
         case dict():
             return "{" + ", ".join(f"{_code(name)}: {_code(item)}" for name, item in value.items()) + "}"
     return repr(value)
 
 
-def _plain(value: Any, where: str) -> Any:
-    """The value in terms of JSON, or an error that names the place of what is not."""
+def _to_json(value: Any, where: str) -> Any:
+    """Convert to lists and dictionaries, or raise an error that names what JSON cannot hold."""
     match value:
         case None | bool() | int() | float() | str():
             return value
         case list() | tuple():
-            return [_plain(item, f"{where}[{at}]") for at, item in enumerate(value)]
-        case dict():
-            odd = [name for name in value if not isinstance(name, str)]
-            if odd:
-                raise ConfigError(f"{where} are kept as JSON, where names are text, but one is {odd[0]!r}")
-            return {name: _plain(item, f"{where}[{name!r}]") for name, item in value.items()}
-    raise ConfigError(f"{where} cannot be kept as JSON: it is of type {type(value).__name__}; use plain numbers")
+            return [_to_json(item, f"{where}[{at}]") for at, item in enumerate(value)]
+        case dict() if all(isinstance(name, str) for name in value):
+            return {name: _to_json(item, f"{where}[{name!r}]") for name, item in value.items()}
+    raise ConfigError(f"{where} cannot be saved as JSON: {value!r}; use plain numbers, and text as names")
 
 
-def jsonable(value: Any) -> Any:
-    """The value with numbers that JSON lacks, inf and nan, as {"float": "inf"}."""
+def encode_floats(value: Any) -> Any:
+    """Replace inf and nan, which JSON lacks, by {"float": "inf"}."""
     if isinstance(value, dict):
-        return {name: jsonable(item) for name, item in value.items()}
+        return {name: encode_floats(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(item) for item in value]
+        return [encode_floats(item) for item in value]
     return {"float": str(value)} if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _numbers(found: dict[str, Any]) -> Any:
+def decode_floats(found: dict[str, Any]) -> Any:
+    """Undo `encode_floats` for one JSON object."""
     return float(found["float"]) if set(found) == {"float"} and isinstance(found["float"], str) else found
 
 
 def default_folder() -> Path:
-    """Where results are kept unless told otherwise."""
-    told = os.environ.get("XDG_CACHE_HOME", "")
-    # the standard behind that name says: what is no absolute path is to be ignored
-    return (Path(told) if Path(told).is_absolute() else Path.home() / ".cache") / "regard" / "lab"
+    """Return the folder of results: regard/lab in the user's cache folder."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # the XDG standard: a path that is not absolute is ignored
+    return (base if base.is_absolute() else Path.home() / ".cache") / "regard" / "lab"
 
 
-def open_result(folder: Path) -> Path:
-    """The folder, made if it was not there; an error, before anything is run, where that cannot be."""
+def make_folder(folder: Path) -> Path:
+    """Create the folder of results, or raise an error before anything runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"results cannot be kept in {folder}: {reason}; choose another with --results") from None
+        raise ConfigError(f"results cannot be saved in {folder}: {error.strerror or error}") from None
     return folder
 
 
 def save_result(result: Result, folder: Path) -> Path:
-    """Write a result into the folder; the file is there as a whole or not at all."""
-    path = open_result(folder) / f"{result.id}.json"
-    _write(path, {"format": FORMAT, **dataclasses.asdict(result)})
+    """Write a result into the folder, atomically."""
+    path = make_folder(folder) / f"{result.id}.json"
+    _write(path, [result])
     return path
 
 
-def keep_shipped(results: Mapping[str, Result], ids: set[str]) -> None:
-    """Write results into the file that comes with the package; of `ids`, those not made now stay as they are."""
-    merged = {name: result for name, result in shipped_results().items() if name in ids} | dict(results)
-    told = {name: dataclasses.asdict(merged[name]) | {"figure": None} for name in sorted(merged)}
-    _write(SHIPPED, {"format": FORMAT, "results": told})
+def save_shipped_results(results: Mapping[str, Result]) -> None:
+    """Update the results shipped with the package; results of claims that no longer exist are removed."""
+    merged = {name: result for name, result in shipped_results().items() if name in claims()} | dict(results)
+    _write(SHIPPED, [dataclasses.replace(merged[name], figure=None) for name in sorted(merged)])
 
 
-def _write(path: Path, value: Any) -> None:
-    text = json.dumps(jsonable(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    part = path.with_suffix(f".{os.getpid()}.part")
+def _write(path: Path, results: list[Result]) -> None:
+    """Write results, one per line."""
+    lines = [json.dumps(encode_floats(dataclasses.asdict(each)), ensure_ascii=False) for each in results]
+    text = f'{{"format": "{FORMAT}", "results": [\n' + ",\n".join(lines) + "\n]}\n"
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def kept(claim: Claim, folder: Path) -> Result | None:
-    """The latest result of a run here, if there was one."""
+def load_result(claim: Claim, folder: Path) -> Result | None:
+    """Return the latest result of a run on this machine, or None."""
     path = folder / f"{claim.id}.json"
-    return _result(_read(path), path) if path.is_file() else None
+    return _read(path).get(claim.id) if path.is_file() else None
 
 
 def shipped_results() -> dict[str, Result]:
-    """The results that come with the package."""
-    if not SHIPPED.is_file():
-        return {}
-    return {name: _result(found, SHIPPED) for name, found in _read(SHIPPED).get("results", {}).items()}
+    """Return the results shipped with the package, by claim."""
+    return _read(SHIPPED) if SHIPPED.is_file() else {}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Result]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_hook=_numbers)
-    except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from None
-    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
-        raise _damaged(path, f"its format is not {FORMAT}")
-    return found
+        found = json.loads(path.read_text(encoding="utf-8"), object_hook=decode_floats)
+        if found["format"] != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        results = [Result(**each) for each in found["results"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} is not a result of the lab: {error}; delete it and run its claim again"
+        ) from None
+    return {each.id: each for each in results}
 
 
-def _result(found: dict[str, Any], path: Path) -> Result:
-    try:
-        return Result(**{**found, "verdict": Verdict(**found["verdict"])})
-    except (TypeError, KeyError, ConfigError) as error:
-        raise _damaged(path, str(error)) from None
+def latest_result(claim: Claim, folder: Path, shipped: Mapping[str, Result]) -> Result | None:
+    """Return the result to show: the last run on this machine, or the shipped one.
 
-
-def _damaged(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"{path} is no result of the lab: {reason}; delete it, and run its claim again")
-
-
-def latest_result(claim: Claim, folder: Path, with_package: Mapping[str, Result]) -> Result | None:
-    """The result to show: the last run here, unless the package's is of the claim as it is now and that one is not.
-
-    A quick run here says less than the package's full one and does not stand in its place.
+    The shipped result is shown if it is up to date and the local one is out of date or from a quick run.
     """
-    here, there = kept(claim, folder), with_package.get(claim.id)
-    if here is None or (there is not None and there.fresh(claim) and (here.smoke or not here.fresh(claim))):
+    here, there = load_result(claim, folder), shipped.get(claim.id)
+    if here is None or (there is not None and there.current and (here.smoke or not here.current)):
         return there
     return here
 
 
-def verdict_word(claim: Claim, result: Result | None) -> str:
-    """The verdict of the latest result, or why there is none."""
+def verdict_word(result: Result | None) -> str:
+    """Return the verdict of a result, or why there is none."""
     if result is None:
         return NOT_RUN
-    return result.verdict.word if result.fresh(claim) else AGAIN
+    return result.verdict.word if result.current else OUTDATED

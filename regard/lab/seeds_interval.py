@@ -8,7 +8,7 @@ from statistics import stdev
 from regard.base.confidence import student_t_quantile
 
 
-def interval(values: Sequence[float]) -> float:
+def interval_half_width(values: Sequence[float]) -> float:
     """Half of a 95 % interval of the mean, by Student's t."""
     return student_t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 

@@ -16,7 +16,7 @@ from regard.base.errors import ConfigError
 from regard.base.validation import check_integer
 from regard.lab.claim import Claim, Outcome, claims
 from regard.lab.formula import formula_text
-from regard.lab.results import command
+from regard.lab.results import make_result
 from regard.work import quiz_attention, quiz_heads, quiz_transformers
 from regard.work.quiz_question import KINDS, Kind, Posed
 
@@ -117,9 +117,9 @@ class Revealed:
         lines = [] if how is None else [f"How to get it: {how(outcome.numbers)}"]
         lines += [f"The run: {outcome.verdict.sentence}", f"The claim: {question.claim.claim}"]
         lines.append(f"The maths: {formula_text(question.claim.maths)}")
-        for sheet, verdict in outcome.sheet:
+        for sheet, verdict in outcome.wrong_answers:
             lines.append(f'A wrong answer that is about: "{sheet.says}" ({verdict.word}) Right is: {sheet.right}')
-        return [*lines, f"Run it again: {command(question.claim, outcome.setup)}"]
+        return [*lines, f"Run it again: {make_result(outcome).command}"]
 
     def __str__(self) -> str:
         said = "Not answered" if self.given is None else "Right" if self.ok else "Not so"

@@ -79,7 +79,7 @@ def kind(name: str, claim: str) -> Callable[[Callable[[Random], Posed]], Callabl
 
 def said(claim: str, at: int = 0) -> Choice:
     """A wrong answer of a source sheet as a choice. It would hold if the run did not refute it."""
-    sheet = claims()[claim].sheet[at]
+    sheet = claims()[claim].wrong_answers[at]
     return Choice(sheet.says, lambda numbers: sheet.verdict(numbers).word == SUPPORTED)
 
 

@@ -34,8 +34,8 @@ Source: 009 9.{name}
 
 from dataclasses import dataclass
 
-from regard.lab.claim import Sheet, Verdict, judged
-from regard.lab.drawing import bars, figure
+from regard.lab.claim import Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_bars
 
 MATHS = r"x = \\frac{{1}}{{2}}"
 
@@ -59,16 +59,16 @@ def verdict(numbers):
 
 
 def _seven(numbers):
-    return judged(numbers["size"] == 7, f"It is {{numbers['size']:g}}.")
+    return decide(numbers["size"] == 7, f"It is {{numbers['size']:g}}.")
 
 
-SHEET = (Sheet("009 9.{name}", "The size is 7.", _seven, "It is 5."),)
+WRONG_ANSWERS = (WrongAnswer("009 9.{name}", "The size is 7.", _seven, "It is 5."),)
 
 
 def draw(numbers):
-    made, (axes,) = figure()
-    bars(axes, {{"size": numbers["size"]}})
-    return made
+    figure, (axes,) = make_figure()
+    plot_bars(axes, {{"size": numbers["size"]}})
+    return figure
 '''
 
 
@@ -82,12 +82,12 @@ def planted(folder: Path, name: str, word: str, divisor: int, patch: pytest.Monk
     module = importlib.util.module_from_spec(spec)
     patch.setitem(sys.modules, name, module)  # where a dataclass looks up its own module
     spec.loader.exec_module(module)
-    return frame._read("heads", module)
+    return frame._parse_claim("heads", module)
 
 
 @pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place of its own to work in, with nothing run and nothing shipped."""
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder: nothing was run and nothing is shipped."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(results, "SHIPPED", tmp_path / "shipped.json")
@@ -107,7 +107,8 @@ def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Claim]:
         ("doubtful", "unclear", 1),
     ):
         known.add(name)(planted(folder, name, word, divisor, monkeypatch))
-    monkeypatch.setattr(frame, "claims", lambda: known)
+    for module in (frame, results):
+        monkeypatch.setattr(module, "claims", lambda: known)
     return known
 
 
@@ -163,14 +164,14 @@ def test_the_list_as_json_has_question_source_and_verdict(four: Registry[Claim])
     assert found[1]["sentence"] is found[1]["command"] is None
 
 
-def test_the_list_says_with_which_options_a_verdict_came_and_when_it_is_old(four: Registry[Claim]) -> None:
+def test_the_list_shows_the_options_of_a_run_and_what_is_out_of_date(four: Registry[Claim]) -> None:
     ran("run", "holding", "--smoke", "--seed", "4")
     listed = flat(ran().stdout)
     assert "Heads and self-attention" in listed
     assert "with --smoke --seed 4" in listed
     assert '4 claims: 1 supported, 3 not run yet (1 from quick or changed settings, marked "with").' in listed
     path = Path(str(four["holding"].module.__file__))
-    path.write_text(path.read_text() + "\n")
+    path.write_text(path.read_text().replace("setup.size", "2 * setup.size"))
     results.fingerprint.cache_clear()  # as in another process
     assert as_json()[0]["verdict"] == "to be run again"
     assert "to be run again" in ran().stdout
@@ -179,16 +180,17 @@ def test_the_list_says_with_which_options_a_verdict_came_and_when_it_is_old(four
     assert "regard lab run holding" in shown
 
 
-def test_a_real_claim_runs_and_is_kept(tmp_path: Path) -> None:
+def test_a_real_claim_runs_and_its_result_is_saved(tmp_path: Path) -> None:
     done = ran("run", "beta", "--smoke")
     assert done.exit_code == 0
     assert done.stdout.startswith("supported  beta (")
     assert 'refuted sheet 000 1.1b, "A small beta makes the weights one-hot."' in flat(done.stdout)
     assert done.stderr == "running beta (1 of 1)\n"
-    kept = json.loads((tmp_path / "cache/regard/lab/beta.json").read_text("utf-8"))
-    assert kept["command"] == "regard lab run beta --smoke"
-    assert kept["verdict"]["word"] == "supported"
-    assert {"numbers", "setup", "seconds", "version", "source", "call"} <= set(kept)
+    (saved,) = json.loads((tmp_path / "cache/regard/lab/beta.json").read_text("utf-8"))["results"]
+    assert {"numbers", "seconds", "version", "fingerprint", "settings"} <= set(saved)
+    shown = as_json("show", "beta")
+    assert (shown["verdict"], shown["command"]) == ("supported", "regard lab run beta --smoke")
+    assert {"setup", "call"} <= set(shown["result"])
 
 
 def test_settings_and_seed_reach_the_run(four: Registry[Claim]) -> None:
@@ -196,38 +198,38 @@ def test_settings_and_seed_reach_the_run(four: Registry[Claim]) -> None:
     assert found["result"]["numbers"] == {"size": 41.0, "seed": 9, "word": "12"}
     assert found["result"]["setup"] == {"size": 41, "seed": 9, "word": "12"}
     assert found["command"] == "regard lab run holding --set size=41 --set word=12 --seed 9"
-    (sheet,) = found["sheet"]
-    assert sheet == {
+    (answer,) = found["wrong_answers"]
+    assert answer == {
         "source": "009 9.holding", "says": "The size is 7.", "word": "refuted", "sentence": "It is 41.",
         "right": "It is 5.",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "error"),
     [
         (["run", "holdin"], "unknown claim 'holdin'; did you mean 'holding'?"),
         (["run", "xyzzy"], "(regard lab lists them)"),
-        (["run", "holding", "all"], "all stands for every claim and goes alone, but holding is named beside it"),
-        (["run", "three-tokens"], "three-tokens is a worked example and no claim of the lab; see regard work"),
+        (["run", "holding", "all"], "all means every claim, but holding is named too"),
+        (["run", "three-tokens"], "three-tokens is a worked example, not a claim of the lab; see regard work"),
         (["show", "udl-12-1"], "see regard work udl-12-1"),
         (["show", "holdin"], "unknown claim 'holdin'; did you mean 'holding'?"),
         (["run", "holding", "--set", "sise=3"], "Setup has no setting 'sise'; did you mean 'size'?"),
         (["run", "holding", "--set", "size=big"], "Setup.size takes a whole number, not 'big'"),
         (["run", "holding", "--set", "size"], "--set takes name=value, as in --set seed=1, not 'size'"),
-        (["run", "all", "--smoke", "--save-shipped"], "--save-shipped keeps what every user sees"),
+        (["run", "all", "--smoke", "--save-shipped"], "--save-shipped works with the default setups only"),
         (["run", "holding", "--html", "no/such/page.html"], "there is no folder no/such"),
-        (["run", "holding", "--results", "planted/holding.py"], "choose another with --results"),
-        (["run", "holding", "--figures", "planted/holding.py"], "figures cannot be drawn into planted/holding.py"),
-        (["show", "holding", "--figures", "figures"], "no numbers to draw; run it first: regard lab run holding"),
+        (["run", "holding", "--results", "planted/holding.py"], "results cannot be saved in planted/holding.py"),
+        (["run", "holding", "--figures", "planted/holding.py"], "figures cannot be saved in planted/holding.py"),
+        (["show", "holding", "--figures", "figures"], "no result to draw; run the claim first: regard lab run holding"),
         (["--json", "run", "holding"], "--json goes after the command: regard lab run ... --json"),
         (["errata", "--html", "no/such/page.html"], "there is no folder no/such"),
     ],
 )
-def test_usage_errors_are_one_line_and_exit_code_2(words: list[str], told: str, four: Registry[Claim]) -> None:
+def test_usage_errors_are_one_line_and_exit_code_2(words: list[str], error: str, four: Registry[Claim]) -> None:
     done = ran(*words)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert told in done.stderr
+    assert error in done.stderr
     assert done.stderr.startswith("regard: ")
     assert done.stderr.count("\n") == 1, "nothing was run before"
 
@@ -258,7 +260,7 @@ def test_run_all_goes_on_after_a_claim_that_fails_and_says_so_at_the_end(four: R
     assert found[-1] == {"id": "broken", "error": "ZeroDivisionError: division by zero"}
 
 
-def test_a_file_edited_during_its_run_has_not_been_run(four: Registry[Claim], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_edited_during_its_run_is_out_of_date(four: Registry[Claim], monkeypatch: pytest.MonkeyPatch) -> None:
     module = four["holding"].module
     original = module.run
 
@@ -276,7 +278,7 @@ def test_a_claim_named_twice_runs_once(four: Registry[Claim]) -> None:
     assert ran("run", "holding", "failing", "holding").stderr.count("running holding") == 1
 
 
-def test_results_can_be_kept_elsewhere(four: Registry[Claim], tmp_path: Path) -> None:
+def test_results_can_be_saved_in_another_folder(four: Registry[Claim], tmp_path: Path) -> None:
     ran("run", "holding", "--results", "mine/too")
     assert (tmp_path / "mine/too/holding.json").is_file()
     assert not (tmp_path / "cache").exists()
@@ -284,9 +286,10 @@ def test_results_can_be_kept_elsewhere(four: Registry[Claim], tmp_path: Path) ->
     assert as_json()[0]["verdict"] == "not run yet"
 
 
-def test_what_is_shipped_is_shown_until_it_is_run_here(four: Registry[Claim], tmp_path: Path) -> None:
+def test_the_shipped_result_is_shown_until_the_claim_runs_here(four: Registry[Claim], tmp_path: Path) -> None:
     assert ran("run", "all", "--save-shipped", "--results", "a").exit_code == 1
-    assert sorted(json.loads((tmp_path / "shipped.json").read_text())["results"]) == ["doubtful", "failing", "holding"]
+    saved = json.loads((tmp_path / "shipped.json").read_text())["results"]
+    assert [each["id"] for each in saved] == ["doubtful", "failing", "holding"]
     assert as_json()[0]["verdict"] == "supported"
     ran("run", "holding", "--set", "size=7")
     assert as_json()[0]["command"] == "regard lab run holding --set size=7"
@@ -310,7 +313,7 @@ def test_pages_and_figures_are_written(four: Registry[Claim], tmp_path: Path) ->
     assert "4 claims: 1 supported, 2 not run yet, 1 refuted." in (tmp_path / "every.html").read_text("utf-8")
 
 
-def test_show_tells_all_of_a_claim() -> None:
+def test_show_prints_a_claim_in_full() -> None:
     ran("run", "beta", "--smoke")
     beta = claims()["beta"]
     done = ran("show", "beta")
@@ -327,8 +330,8 @@ def test_show_tells_all_of_a_claim() -> None:
         assert flat(wanted) in words
     assert inspect.getsource(beta.module.run) in done.stdout, "the code, neither wrapped nor cut"
     assert "verdict supported" in words
-    assert "made by regard lab run beta --smoke, " in words
-    assert "figure not drawn; --figures FOLDER draws it" in words
+    assert "run regard lab run beta --smoke, " in words
+    assert "figure not drawn; use --figures FOLDER" in words
     assert "number width: 64" in words
     found = as_json("show", "beta")
     assert found["maths"]["tex"] == beta.maths
@@ -358,28 +361,31 @@ def test_show_of_a_claim_that_was_not_run_says_how_to() -> None:
     assert as_json("show", "beta")["result"] is None
 
 
-def test_long_lists_are_shown_by_their_first(four: Registry[Claim]) -> None:
+def test_long_lists_are_shortened(four: Registry[Claim]) -> None:
     assert lab.shortened([0.5, [1, 2]]) == "[0.5, [1, 2]]"
     assert lab.shortened(list(range(9))) == "[0, 1, 2, 3, 4, 5, 6, 7, ...] (9 in all)"
     assert lab.shortened({"a": 1 / 3}) == "a 0.333333"
 
 
-def test_errata_tell_the_answer_its_counter_example_and_what_is_right(four: Registry[Claim], tmp_path: Path) -> None:
+def test_errata_show_the_wrong_answer_its_counter_example_and_the_correct_answer(
+    four: Registry[Claim], tmp_path: Path
+) -> None:
     ran("run", "holding")
     done = ran("errata", "--html", "errata.html")
     assert done.exit_code == 1, "one of the claims cannot be run"
     assert "failed: broken: ZeroDivisionError" in done.stderr
     assert (
-        "sheet 009 9.holding (holding) says The size is 7. refuted It is 5. right It is 5. from regard lab run holding "
+        "sheet 009 9.holding (holding) says The size is 7. refuted It is 5. correct It is 5. from "
+        "regard lab run holding "
     ) in flat(done.stdout)
     assert "sheet 009 9.failing (failing) says The size is 7. refuted It is 3." in flat(done.stdout), "a quick run"
     assert "running failing (quick setup)" in done.stderr
     assert "running holding" not in done.stderr, "what was run is not run again"
-    assert as_json()[2]["verdict"] == "not run yet", "telling errata keeps nothing"
+    assert as_json()[2]["verdict"] == "not run yet", "errata saves nothing"
     assert (tmp_path / "errata.html").read_text("utf-8").count("<article>") == 3
 
 
-def test_errata_rest_on_claims_with_their_own_settings(four: Registry[Claim]) -> None:
+def test_errata_use_runs_with_default_settings_only(four: Registry[Claim]) -> None:
     ran("run", "holding", "--set", "size=7")
     found = as_json("errata")
     assert [(each["id"], each["verdict"], each["command"]) for each in found] == [
@@ -390,8 +396,8 @@ def test_errata_rest_on_claims_with_their_own_settings(four: Registry[Claim]) ->
     }  # fmt: skip
 
 
-def test_an_answer_that_turns_out_right_is_told(four: Registry[Claim], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(four["broken"].module, "SHEET", ())
+def test_an_answer_that_is_not_refuted_is_reported(four: Registry[Claim], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(four["broken"].module, "WRONG_ANSWERS", ())
     assert ran("errata").exit_code == 0
     module = four["holding"].module
     monkeypatch.setattr(module, "SMOKE", module.Setup(size=7))
@@ -403,7 +409,7 @@ def test_an_answer_that_turns_out_right_is_told(four: Registry[Claim], monkeypat
 @pytest.mark.parametrize(
     ("setting", "words"), [("pairs=-1", "pairs is -1, but must be at least 2"), ("betas=", "betas are finite, above 0")]
 )
-def test_settings_without_sense_are_told_in_a_line(setting: str, words: str) -> None:
+def test_invalid_settings_are_one_line_errors(setting: str, words: str) -> None:
     done = ran("run", "beta", "--set", setting)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("regard: ")

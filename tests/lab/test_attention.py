@@ -129,7 +129,7 @@ def test_the_verdict_does_not_hang_on_the_seed(name):
     for seed in (1, 2):
         came = claim.run(claim.setup(seed=seed, smoke=True))
         assert came.verdict.word == SUPPORTED, came.verdict.sentence
-        assert all(verdict.word == REFUTED for _, verdict in came.sheet)
+        assert all(verdict.word == REFUTED for _, verdict in came.wrong_answers)
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ IF_RIGHT: dict[str, tuple[Numbers, ...]] = {
 
 
 def test_every_wrong_answer_of_a_sheet_is_asked():
-    asked = {name: len(claims()[name].sheet) for name in NAMES if claims()[name].sheet}
+    asked = {name: len(claims()[name].wrong_answers) for name in NAMES if claims()[name].wrong_answers}
     assert asked == {name: len(patches) for name, patches in IF_RIGHT.items()}
 
 
 @pytest.mark.parametrize(("name", "at"), [(name, at) for name in IF_RIGHT for at in range(len(IF_RIGHT[name]))])
 def test_what_a_sheet_says_could_have_been_right(name, at):
-    sheet, _ = outcome(name).sheet[at]
+    sheet, _ = outcome(name).wrong_answers[at]
     assert sheet.verdict(numbers(name) | IF_RIGHT[name][at]).word == SUPPORTED
 
 
@@ -205,7 +205,7 @@ def shares_among_positive_scores(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -
 )
 def test_an_attention_of_which_the_sheet_is_right_supports_it(name, at, attention):
     claim = claims()[name]
-    _, verdict = claim.run(claim.setup(smoke=True), attention=attention).sheet[at]
+    _, verdict = claim.run(claim.setup(smoke=True), attention=attention).wrong_answers[at]
     assert verdict.word == SUPPORTED, verdict.sentence
 
 

@@ -122,7 +122,7 @@ def test_these_claims_repeat_over_seeds_and_no_others(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_every_wrong_answer_of_the_sheets_is_refuted(name: str) -> None:
-    found = outcome(name).sheet
+    found = outcome(name).wrong_answers
     assert [verdict.word for _, verdict in found] == [REFUTED] * CLAIMS[name]
     assert all(sheet.source.split()[0] in claims()[name].source for sheet, _ in found)
     assert all(sheet.says and sheet.right for sheet, _ in found)
@@ -130,7 +130,7 @@ def test_every_wrong_answer_of_the_sheets_is_refuted(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_sentences_have_no_lists_of_python_in_them(name: str) -> None:
-    sentences = [outcome(name).verdict.sentence, *(verdict.sentence for _, verdict in outcome(name).sheet)]
+    sentences = [outcome(name).verdict.sentence, *(verdict.sentence for _, verdict in outcome(name).wrong_answers)]
     assert [found for told in sentences for found in re.findall(r"\[[^a-zA-Z]*\]|\{|0e\+00", told)] == []
 
 
@@ -201,7 +201,7 @@ def test_the_full_run_comes_out_as_the_short_one_within_its_budget(name: str) ->
     came = claim.run(claim.setup())
     assert time.process_time() - start < 2 * claim.budget <= 240, "budgets are of two cores, and two minutes at most"
     assert came.verdict.word == SUPPORTED, came.verdict.sentence
-    assert all(verdict.word == REFUTED for _, verdict in came.sheet)
+    assert all(verdict.word == REFUTED for _, verdict in came.wrong_answers)
 
 
 def test_what_comes_with_the_package_is_of_these_very_claims_and_supports_them() -> None:

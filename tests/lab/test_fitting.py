@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.lab.digits import digits, learn, share_right
+from regard.lab.digits import accuracy, load_digit_images, train_classifier
 from regard.lab.fitting import fit
 from regard.models.mlp import MLP, MLPConfig
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_trained_is_refused(settings: dict[str, int], words: str)
 
 
 def test_digits_are_split_once_and_no_image_is_on_both_sides() -> None:
-    given, others = digits()
+    given, others = load_digit_images()
     assert (len(given.labels), len(others.labels)) == (1397, 400)
     assert (given.images.min(), given.images.max()) == (-1.0, 1.0)
     assert set(given.labels.tolist()) == set(others.labels.tolist()) == set(range(10))
@@ -71,9 +71,9 @@ def test_digits_are_split_once_and_no_image_is_on_both_sides() -> None:
 
 
 def test_a_perceptron_learns_digits() -> None:
-    given, others = digits()
+    given, others = load_digit_images()
     model = MLP(MLPConfig(image=8, channels=1, classes=10, widths=(32,)))
-    before = share_right(model, others)
-    learn(model, given, steps=60, batch=32, rate=0.01, seed=3)
+    before = accuracy(model, others)
+    train_classifier(model, given, steps=60, batch=32, rate=0.01, seed=3)
     assert not model.training
-    assert share_right(model, others) > max(before, 0.1) + 0.5
+    assert accuracy(model, others) > max(before, 0.1) + 0.5

@@ -18,22 +18,20 @@ from matplotlib.collections import LineCollection
 from regard.base.errors import CheckpointError, ConfigError
 from regard.cli.settings import read_settings, read_value
 from regard.lab import results
-from regard.lab.claim import Claim, Outcome, Sheet, Verdict, claims, judged
-from regard.lab.drawing import figure, shares
+from regard.lab.claim import Claim, Outcome, Verdict, WrongAnswer, claims, decide, join_numbers
+from regard.lab.drawing import make_figure, plot_shares
 from regard.lab.errata import errata
 from regard.lab.formula import COMMANDS, formula_text, mathml
-from regard.lab.html_page import errata_page, inline_svg, number_call, page, svg, written
+from regard.lab.html_page import claims_page, errata_page, figure_svg, inline_svg, number_call, value_html
 from regard.lab.results import (
-    AGAIN,
     NOT_RUN,
+    OUTDATED,
     Result,
-    call,
-    command,
-    keep_shipped,
-    kept,
     latest_result,
-    result_of,
+    load_result,
+    make_result,
     save_result,
+    save_shipped_results,
     verdict_word,
 )
 
@@ -48,7 +46,7 @@ def beta() -> Claim:
 
 @pytest.fixture(scope="module")
 def result(beta: Claim) -> Result:
-    return result_of(beta.run(beta.setup({"pairs": 301}, seed=5)))
+    return make_result(beta.run(beta.setup({"pairs": 301}, seed=5)))
 
 
 @pytest.fixture(autouse=True)
@@ -173,8 +171,8 @@ def setups(claim: Claim) -> list[Any]:
     return [default, quick, replace(default, seed=7), replace(quick, seed=11)]
 
 
-class Asking:
-    """Claims that tell the setup they would be run with."""
+class SetupOnly:
+    """A claim whose run returns its setup."""
 
     def __init__(self, claim: Claim) -> None:
         self.setup = claim.setup
@@ -187,23 +185,26 @@ class Asking:
 def test_the_command_and_the_call_of_a_result_give_its_setup(name: str) -> None:
     claim = claims()[name]
     for setup in setups(claim):
-        words = shlex.split(command(claim, setup))
+        result = make_result(Outcome(claim, setup, {}, Verdict("supported", "."), 0.1))
+        words = shlex.split(result.command)
         assert words[:4] == ["regard", "lab", "run", name]
         changed = [words[at + 1] for at, each in enumerate(words) if each == "--set"]
         seed = int(words[words.index("--seed") + 1]) if "--seed" in words else None
         assert claim.setup(read_settings(changed, claim.module.Setup), seed=seed, smoke="--smoke" in words) == setup
-        assert eval(call(claim, setup), {"claims": lambda: {name: Asking(claim)}}) == setup
+        assert eval(result.call, {"claims": lambda: {name: SetupOnly(claim)}}) == result.setup == setup
 
 
-def test_odd_settings_are_spelled_so_that_they_can_be_read(beta: Claim) -> None:
+def test_settings_in_commands_and_calls_can_be_read_again(beta: Claim) -> None:
     setup = replace(beta.module.Setup(), scores=(3.0,), seed=13)
-    assert command(beta, setup) == "regard lab run beta --set scores=3.0 --seed 13"
-    assert call(beta, setup) == 'claims()["beta"].run(claims()["beta"].setup({"scores": (3.0,)}, seed=13))'
+    result = make_result(Outcome(beta, setup, {}, Verdict("supported", "."), 0.1))
+    assert result.command == "regard lab run beta --set scores=3.0 --seed 13"
+    assert result.call == 'claims()["beta"].run(claims()["beta"].setup({"scores": (3.0,)}, seed=13))'
     four = claims()["four-kinds"]
     infinite = replace(four.module.Setup(), betas=(0.5, math.inf))
-    assert command(four, infinite) == "regard lab run four-kinds --set betas=0.5,inf"
-    told = 'claims()["four-kinds"].setup({"betas": (0.5, float("inf"))})'
-    assert call(four, infinite) == f'claims()["four-kinds"].run({told})'
+    result = make_result(Outcome(four, infinite, {}, Verdict("supported", "."), 0.1))
+    assert result.command == "regard lab run four-kinds --set betas=0.5,inf"
+    setup_call = 'claims()["four-kinds"].setup({"betas": (0.5, float("inf"))})'
+    assert result.call == f'claims()["four-kinds"].run({setup_call})'
 
 
 @pytest.mark.parametrize(
@@ -237,15 +238,15 @@ def test_a_result_comes_back_as_it_was_kept(tmp_path: Path, beta: Claim, result:
     result = replace(result, numbers=odd, figure="f.svg")
     path = save_result(result, tmp_path / "new" / "folder")
     assert path.name == "beta.json"
-    assert kept(beta, path.parent) == result
+    assert load_result(beta, path.parent) == result
     json.loads(path.read_text("utf-8"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert math.isnan(results._numbers(results.jsonable(math.nan)))
+    assert math.isnan(results.decode_floats(results.encode_floats(math.nan)))
 
 
 def test_a_result_tells_the_run_that_made_it(beta: Claim, result: Result) -> None:
     assert result.command == "regard lab run beta --set pairs=301 --seed 5"
-    assert result.setup["pairs"] == 301
-    assert (result.threads, result.fresh(beta)) == (1, True)
+    assert result.setup.pairs == 301
+    assert (result.threads, result.current) == (1, True)
     again = eval(result.call, {"claims": claims})
     assert isinstance(again, Outcome)
     assert again.numbers == result.numbers
@@ -262,7 +263,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(ConfigError, match=r"beta.json cannot be written: No space left on device"):
         save_result(replace(result, seconds=9.0), tmp_path)
-    assert kept(beta, tmp_path) == result
+    assert load_result(beta, tmp_path) == result
     assert [path.name for path in tmp_path.iterdir()] == ["beta.json"]
 
 
@@ -270,29 +271,29 @@ def test_a_write_that_fails_leaves_what_was_there(
     ("text", "words"),
     [
         ("{", "Expecting property name"),
-        ("[]", "its format is not regard-lab-1"),
-        ('{"format": "regard-lab-0"}', "its format is not regard-lab-1"),
-        ('{"format": "regard-lab-1", "id": "beta"}', "'verdict'"),
-        ('{"format": "regard-lab-1", "verdict": {"word": "true", "sentence": ""}}', "a verdict is supported"),
+        ("[]", "list indices"),
+        ('{"format": "regard-lab-0"}', "its format is not regard-lab-2"),
+        ('{"format": "regard-lab-2"}', "'results'"),
+        ('{"format": "regard-lab-2", "results": [{"id": "beta"}]}', "'numbers'"),
     ],
 )
-def test_a_damaged_result_is_told_with_what_to_do(tmp_path: Path, beta: Claim, text: str, words: str) -> None:
+def test_a_damaged_result_is_reported_with_what_to_do(tmp_path: Path, beta: Claim, text: str, words: str) -> None:
     (tmp_path / "beta.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"beta.json is no result of the lab: .*; delete it") as raised:
-        kept(beta, tmp_path)
+    with pytest.raises(CheckpointError, match=r"beta.json is not a result of the lab: .*; delete it") as raised:
+        load_result(beta, tmp_path)
     assert words in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ({"a": {3: 1.0}}, "the numbers of beta['a'] are kept as JSON, where names are text, but one is 3"),
-        ({"a": [1.0, {2}]}, "the numbers of beta['a'][1] cannot be kept as JSON: it is of type set"),
+        ({"a": {3: 1.0}}, "the numbers of beta['a'] cannot be saved as JSON: {3: 1.0}"),
+        ({"a": [1.0, {2}]}, "the numbers of beta['a'][1] cannot be saved as JSON: {2}"),
     ],
 )
 def test_numbers_that_json_cannot_hold_are_named(beta: Claim, numbers: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
-        result_of(Outcome(beta, beta.module.SMOKE, numbers, Verdict("supported", "."), 0.1))
+        make_result(Outcome(beta, beta.module.SMOKE, numbers, Verdict("supported", "."), 0.1))
 
 
 def test_the_latest_result_is_the_last_run_here_unless_only_the_packages_is_of_this_claim(
@@ -303,16 +304,16 @@ def test_the_latest_result_is_the_last_run_here_unless_only_the_packages_is_of_t
     assert latest_result(beta, tmp_path, {"beta": there}) == there
     save_result(here, tmp_path)
     assert latest_result(beta, tmp_path, {"beta": there}) == here
-    old = replace(here, source="of an older file")
+    old = replace(here, fingerprint="of older code")
     save_result(old, tmp_path)
     assert latest_result(beta, tmp_path, {"beta": there}) == there
-    assert latest_result(beta, tmp_path, {"beta": replace(there, source="older still")}) == old
+    assert latest_result(beta, tmp_path, {"beta": replace(there, fingerprint="older still")}) == old
 
 
-def test_the_word_is_the_verdict_or_why_there_is_none(beta: Claim, result: Result) -> None:
-    assert verdict_word(beta, None) == NOT_RUN
-    assert verdict_word(beta, replace(result, verdict=Verdict("unclear", "."))) == "unclear"
-    assert verdict_word(beta, replace(result, source="of an older file")) == AGAIN
+def test_the_verdict_word_says_why_there_is_no_verdict(beta: Claim, result: Result) -> None:
+    assert verdict_word(None) == NOT_RUN
+    assert verdict_word(result) == "supported"
+    assert verdict_word(replace(result, fingerprint="of older code")) == OUTDATED
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
@@ -321,41 +322,92 @@ def test_a_number_that_is_not_finite_refutes_claim_and_sheet_and_is_named(
 ) -> None:
     """Though the verdict by itself compares it with nothing."""
     numbers = result.numbers | {"more": {"tables": [[1.0, 2.0], [3.0, odd]]}}
-    told = f'The number "more", tables[1][1] is {odd}, where every number of a run is to be finite.'
+    sentence = f'The number "more", tables[1][1] is {odd}, but every number of a run must be finite.'
     assert beta.judge(result.numbers).word == "supported"
-    assert beta.judge(numbers) == Verdict("refuted", told)
-    assert [verdict for _, verdict in replace(result, numbers=numbers).sheet(beta)] == [Verdict("refuted", told)]
+    assert beta.judge(numbers) == Verdict("refuted", sentence)
+    assert [verdict for _, verdict in replace(result, numbers=numbers).wrong_answers] == [Verdict("refuted", sentence)]
 
 
-def test_a_result_ages_with_the_file_of_its_claim(tmp_path: Path, beta: Claim) -> None:
+CODE = """
+from regard.lab.drawing import plot_lines
+
+@dataclass(frozen=True)
+class Setup:
+    size: int = 3
+
+def run(setup, attention=attend):
+    return {"size": _total(setup.size).sum()}
+
+def _total(size):
+    return torch.ones(size) * 2
+
+def verdict(numbers):
+    return decide(numbers["size"] > 0, "It is so.")
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("def run", "# a comment\\ndef run"),
+        ("torch.ones(size) * 2", "(\\n        torch.ones( size )*2\\n    )"),
+        ("def _total(size):", 'def _total(size: int) -> Tensor:\\n    """Return the total."""'),
+        ("_total", "_sum_of_ones"),
+        ("attention=attend", "attention=regard_attend"),
+        ("It is so.", "It is larger."),
+        ("> 0", "> 1"),
+        ("import plot_lines", "import plot_bars"),
+    ],
+)
+def test_formatting_names_and_verdicts_do_not_change_the_fingerprint(old: str, new: str) -> None:
+    assert results.hash_input(CODE.replace(old, new.replace("\\n", "\n"))) == results.hash_input(CODE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("= 3", "= 4"),
+        ("* 2", "* 3"),
+        ("* 2", "+ 2"),
+        (".sum()", ".mean()"),
+        ('{"size"', '{"length"'),
+        ("ones", "zeros"),
+    ],
+)
+def test_changed_code_of_a_run_changes_the_fingerprint(old: str, new: str) -> None:
+    assert results.hash_input(CODE.replace(old, new)) != results.hash_input(CODE)
+
+
+def test_the_fingerprint_is_that_of_the_code_that_was_imported(tmp_path: Path, beta: Claim) -> None:
     file = tmp_path / "claim.py"
-    file.write_text("a = 1\n")
+    file.write_text(CODE)
     moved = replace(beta, module=type(beta.module)("moved"))
     moved.module.__file__ = str(file)
+    moved.module.Setup = beta.module.Setup  # type: ignore[attr-defined]
     before = results.fingerprint(moved)
-    assert results.fingerprint(moved) == before
-    file.write_text("a = 2\n")
-    assert results.fingerprint(moved) == before, "what runs here is what was loaded"
+    file.write_text(CODE.replace("* 2", "* 5"))
+    assert results.fingerprint(moved) == before, "the file changed after its import"
     results.fingerprint.cache_clear()  # as in another process
     assert results.fingerprint(moved) != before
 
 
-def test_the_file_of_the_package_keeps_what_was_not_made_now_and_forgets_what_is_no_claim(
-    result: Result, nothing_shipped: Path
+def test_saving_shipped_results_keeps_others_and_removes_unknown_claims(
+    result: Result, nothing_shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert results.shipped_results() == {}
-    keep_shipped({"a": replace(result, id="a", figure="here.svg"), "b": replace(result, id="b")}, {"a", "b"})
-    assert results.shipped_results()["a"] == replace(result, id="a"), "a figure on somebody's disk is not shipped"
-    keep_shipped({"b": replace(result, id="b", seconds=3.0)}, {"b"})
-    assert list(results.shipped_results()) == ["b"]
-    assert results.shipped_results()["b"].seconds == 3.0
+    save_shipped_results({"beta": replace(result, figure="here.svg"), "gone": replace(result, id="gone")})
+    assert results.shipped_results()["beta"] == result, "the path of a local figure is not shipped"
+    diffuse = replace(result, id="diffuse", seconds=3.0)
+    save_shipped_results({"diffuse": diffuse})
+    assert results.shipped_results() == {"beta": result, "diffuse": diffuse}
 
 
 def test_shipped_results_if_there_are_any_are_of_claims_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for name, result in results.shipped_results().items():
         assert name in EVERY
-        assert result.command == f"regard lab run {name}", "what is shipped is the claim's own setup"
+        assert result.command == f"regard lab run {name}", "shipped results use the default setup"
 
 
 @pytest.mark.parametrize(
@@ -403,7 +455,7 @@ class Reader(HTMLParser):
 
 
 def test_a_page_needs_nothing_else(beta: Claim, result: Result) -> None:
-    text = page([(beta, result), (claims()["diffuse"], None)])
+    text = claims_page([(beta, result), (claims()["diffuse"], None)])
     read = Reader(text)
     assert "://" not in text, "neither a remote address nor the name of one"
     assert not {"script", "link", "iframe", "object"} & {name for name, _ in read.elements}
@@ -418,7 +470,7 @@ def test_a_page_needs_nothing_else(beta: Claim, result: Result) -> None:
 
 def test_links_and_references_of_a_page_lead_to_one_place(beta: Claim, result: Result) -> None:
     maps = claims()["four-kinds"]  # whose scales of colours are one picture, four times
-    text = page([(beta, result), (maps, result_of(maps.run(maps.module.SMOKE)))])
+    text = claims_page([(beta, result), (maps, make_result(maps.run(maps.module.SMOKE)))])
     read = Reader(text)
     names = Counter(attributes["id"] for _, attributes in read.elements if "id" in attributes)
     assert max(names.values()) == 1, names.most_common(3)
@@ -429,11 +481,11 @@ def test_links_and_references_of_a_page_lead_to_one_place(beta: Claim, result: R
 
 
 def test_a_page_shows_a_claim_with_all_that_came_of_it(beta: Claim, result: Result) -> None:
-    text = page([(beta, result)])
+    text = claims_page([(beta, result)])
     read = Reader(text)
     words = " ".join(read.words)
-    (sheet,) = beta.sheet
-    for wanted in (beta.question, beta.claim, beta.measures, result.verdict.sentence, sheet.says, sheet.right):
+    (answer,) = beta.wrong_answers
+    for wanted in (beta.question, beta.claim, beta.measures, result.verdict.sentence, answer.says, answer.right):
         assert wanted in words
     assert mathml(beta.maths) in text
     assert {"class": "badge supported"} in read.named("span")
@@ -445,7 +497,7 @@ def test_a_page_shows_a_claim_with_all_that_came_of_it(beta: Claim, result: Resu
 
 
 def test_every_number_of_a_page_is_made_by_the_python_beside_it(beta: Claim, result: Result) -> None:
-    codes = [code for code in Reader(page([(beta, result)])).codes if ".numbers[" in code]
+    codes = [code for code in Reader(claims_page([(beta, result)])).codes if ".numbers[" in code]
     assert len(codes) == len(result.numbers)
     for code, (name, value) in zip(codes, result.numbers.items(), strict=True):
         assert code == number_call(result, name)
@@ -456,25 +508,25 @@ def test_every_number_of_a_page_is_made_by_the_python_beside_it(beta: Claim, res
 
 
 def test_a_page_says_what_was_not_run_and_what_is_old(beta: Claim, result: Result) -> None:
-    unrun = " ".join(Reader(page([(beta, None)])).words)
+    unrun = " ".join(Reader(claims_page([(beta, None)])).words)
     assert "1 claims: 1 not run yet." in unrun
     assert "Not run yet: regard lab run beta" in unrun
-    old = page([(beta, replace(result, source="of an older file"))])
-    assert "To be run again: regard lab run beta" in old
+    old = claims_page([(beta, replace(result, fingerprint="of older code"))])
+    assert "Run it again: regard lab run beta" in old
     assert result.verdict.sentence not in old, "a verdict on another claim is no verdict on this one"
     assert "<svg" not in old
 
 
 @pytest.mark.slow
-def test_every_claim_can_be_kept_and_stands_on_the_page(tmp_path: Path) -> None:
+def test_every_claim_can_be_saved_and_shown_on_a_page(tmp_path: Path) -> None:
     found = []
     for name in EVERY:
         claim = claims()[name]
-        result = result_of(claim.run(claim.module.SMOKE))
+        result = make_result(claim.run(claim.module.SMOKE))
         save_result(result, tmp_path)
-        assert kept(claim, tmp_path) == result
+        assert load_result(claim, tmp_path) == result
         found.append((claim, result))
-    text = page(found)
+    text = claims_page(found)
     assert len(Reader(text).named("math")) == len(EVERY) == text.count("<svg")
     assert "://" not in text
 
@@ -487,37 +539,36 @@ def test_no_text_of_a_claim_is_taken_for_markup(beta: Claim, result: Result) -> 
     hostile = replace(
         result,
         numbers={**result.numbers, HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}},
-        verdict=Verdict("supported", HOSTILE),
-        command=HOSTILE,
+        settings={HOSTILE: HOSTILE},
     )
-    read = Reader(page([(claim, hostile)], title=HOSTILE))
+    read = Reader(claims_page([(claim, hostile)], title=HOSTILE))
     assert not read.named("script")
-    assert read.words.count(HOSTILE) >= 8
+    assert read.words.count(HOSTILE) >= 6
     assert number_call(hostile, 'a "b" \\').endswith('.numbers["a \\"b\\" \\\\"]')
 
 
 def test_numbers_are_written_short_with_all_digits_at_hand() -> None:
-    assert written(1234567) == "1,234,567"
-    assert written(True) == "True"
-    assert written(0.1) == "<span>0.1</span>"
-    assert written(1 / 3) == '<span title="0.3333333333333333">0.333333</span>'
-    assert written([1, "a"]) == "1, a"
-    assert written([]) == ""
-    assert written([[1, 2], [3, 4]]).count("<tr>") == 2
-    assert written(list(range(25))).startswith("<details><summary>25 values</summary>0, 1, ")
-    assert written({"a": 5}) == "<dl><dt>a</dt><dd>5</dd></dl>"
+    assert value_html(1234567) == "1,234,567"
+    assert value_html(True) == "True"
+    assert value_html(0.1) == "<span>0.1</span>"
+    assert value_html(1 / 3) == '<span title="0.3333333333333333">0.333333</span>'
+    assert value_html([1, "a"]) == "1, a"
+    assert value_html([]) == ""
+    assert value_html([[1, 2], [3, 4]]).count("<tr>") == 2
+    assert value_html(list(range(25))).startswith("<details><summary>25 values</summary>0, 1, ")
+    assert value_html({"a": 5}) == "<dl><dt>a</dt><dd>5</dd></dl>"
 
 
 def test_a_figure_is_the_same_text_for_the_same_numbers(beta: Claim, result: Result) -> None:
-    first, second = (svg(beta, result.numbers) for _ in range(2))
+    first, second = (figure_svg(beta, result.numbers) for _ in range(2))
     assert first == second
     assert ElementTree.fromstring(first).tag.endswith("svg")
     assert "<style" not in inline_svg(beta, result.numbers), "a figure's style would reach the whole page"
 
 
 def test_errata_carry_the_counter_example_of_a_run(beta: Claim, result: Result) -> None:
-    (found,) = errata([(beta, result)])
-    assert found.stands
+    (found,) = errata([result])
+    assert found.refuted
     assert (found.id, found.source, found.command) == ("beta", "000 1.1b", result.command)
     assert "the largest weight is 0.254, not 1" in found.counter_example
     assert found.right.startswith("A large beta makes them one-hot")
@@ -527,16 +578,18 @@ def test_errata_carry_the_counter_example_of_a_run(beta: Claim, result: Result) 
     assert all(part in words for part in (found.says, found.counter_example, found.right, found.command))
 
 
-def test_an_answer_that_is_right_is_no_erratum(beta: Claim, result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Sheet("000 9", "The width is 64.", lambda numbers: judged(numbers["width"] == 64, "It is 64."), "64.")
-    monkeypatch.setattr(beta.module, "SHEET", (right,))
-    (found,) = errata([(beta, result)])
-    assert (found.verdict, found.stands) == ("supported", False)
+def test_an_answer_that_is_right_is_not_an_erratum(
+    beta: Claim, result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = WrongAnswer("000 9", "The width is 64.", lambda numbers: decide(numbers["width"] == 64, "It is 64."), "64.")
+    monkeypatch.setattr(beta.module, "WRONG_ANSWERS", (right,))
+    (found,) = errata([result])
+    assert (found.verdict, found.refuted) == ("supported", False)
 
 
 def test_intervals_of_shares_end_where_shares_do() -> None:
-    _, (axes,) = figure()
-    shares(axes, {"sure": 0.97, "seldom": 0.01}, [0.2, 0.2])
+    _, (axes,) = make_figure()
+    plot_shares(axes, {"sure": 0.97, "seldom": 0.01}, [0.2, 0.2])
     (whiskers,) = (each for each in axes.collections if isinstance(each, LineCollection))
     ends = [segment[:, 1].tolist() for segment in whiskers.get_segments()]
     assert ends == [pytest.approx([0.77, 1.0]), pytest.approx([0.0, 0.21])]
@@ -552,3 +605,18 @@ def test_panels_of_a_heat_map_use_all_of_their_shades() -> None:
         shown = picture.get_array()
         assert shown is not None
         assert picture.get_clim() == (shown.min(), shown.max())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([], ""),
+        ([4], "4"),
+        ([0.5, 2.0], "0.5 and 2"),
+        ([1, 12, 4096], "1, 12 and 4,096"),
+        ([262_144, 262_144, 262_144], "262,144"),
+        ([7, 7, 9], "7, 7 and 9"),
+    ],
+)
+def test_numbers_are_joined_as_in_a_sentence(values: list[float], words: str) -> None:
+    assert join_numbers(values) == words

@@ -205,10 +205,10 @@ def test_a_sheet_that_were_right_would_be_supported() -> None:
         "sparse-patterns": {"pairs": {"global tokens, then all pairs": [1024, 4096]}},
         "positions": {"weight far": 0.1},
     }
-    assert set(turned) == {name for name in claims() if claim(name).chapter == "heads" and claim(name).sheet}
+    assert set(turned) == {name for name in claims() if claim(name).chapter == "heads" and claim(name).wrong_answers}
     for name, numbers in turned.items():
         changed = outcome(name).numbers | numbers
-        assert {sheet.verdict(changed).word for sheet in claim(name).sheet} == {SUPPORTED}, name
+        assert {sheet.verdict(changed).word for sheet in claim(name).wrong_answers} == {SUPPORTED}, name
 
 
 def test_heads_that_keep_their_width_cost_more_or_the_claim_falls() -> None:
@@ -222,7 +222,7 @@ def test_a_projection_has_262144_weights_for_any_number_of_heads() -> None:
     numbers = outcome("head-width").numbers
     assert numbers["width"] == 512
     assert set(numbers["weights"]) == {262_144}
-    assert "32,768" in claim("head-width").sheet[0].verdict(numbers).sentence
+    assert "32,768" in claim("head-width").wrong_answers[0].verdict(numbers).sentence
 
 
 def test_permuted_outputs_agree_to_rounding() -> None:

@@ -97,7 +97,7 @@ def test_a_fault_refutes_the_claim(name: str, fault: dict[str, Callable[..., Any
 def test_a_sheet_that_were_right_would_be_supported() -> None:
     numbers = outcome("bert-tasks").numbers
     changed = numbers | {"right": numbers["right"] | {"logic": 0.9}}
-    assert [sheet.verdict(changed).word for sheet in claim("bert-tasks").sheet] == [SUPPORTED]
+    assert [sheet.verdict(changed).word for sheet in claim("bert-tasks").wrong_answers] == [SUPPORTED]
 
 
 def test_pairs_are_merged_from_the_left_without_overlap() -> None:

@@ -4,12 +4,12 @@ from dataclasses import astuple
 
 import pytest
 
-from regard.lab.claim import REFUTED, SUPPORTED, UNCLEAR, weighed
-from regard.lab.seeds_interval import Estimate, estimates, interval
+from regard.lab.claim import REFUTED, SUPPORTED, UNCLEAR, decide
+from regard.lab.seeds_interval import Estimate, estimates, interval_half_width
 
 
 def test_the_interval_of_three_values_is_that_of_students_t() -> None:
-    assert interval([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / 3**0.5)
+    assert interval_half_width([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / 3**0.5)
 
 
 def test_a_difference_is_as_uncertain_as_both_sides_are() -> None:
@@ -44,4 +44,4 @@ def test_a_share_is_never_told_below_0_or_above_100_percent() -> None:
 def test_a_verdict_is_unclear_where_an_interval_spans_the_threshold(
     holds: bool, margins: list[Estimate], word: str
 ) -> None:
-    assert weighed(holds, margins, "so it is").word == word
+    assert decide(holds, "so it is", margins).word == word

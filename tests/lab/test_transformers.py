@@ -311,7 +311,7 @@ def test_a_sheet_that_were_right_would_be_supported() -> None:
     }
     for name, numbers in turned.items():
         changed = outcome(name).numbers | numbers
-        assert {sheet.verdict(changed).word for sheet in claim(name).sheet} == {SUPPORTED}, name
+        assert {sheet.verdict(changed).word for sheet in claim(name).wrong_answers} == {SUPPORTED}, name
 
 
 def test_replacing_token_3_leaves_every_other_output_the_same_to_the_bit() -> None:

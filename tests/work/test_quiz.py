@@ -102,8 +102,8 @@ def test_the_answer_is_what_the_run_says_not_what_was_typed(name: str) -> None:
     setup = question.claim.setup(question.posed.settings, seed=question.seed, smoke=True)
     broken = question.claim.run(setup, attention=sharper_is_flatter)
     true = [choice.text for choice in question.posed.choices if choice.holds(broken.numbers)]
-    assert true[:1] == [question.claim.sheet[0].says], "with such an attention the sheet would be right"
-    assert question.letters[str(question.right)] != question.claim.sheet[0].says
+    assert true[:1] == [question.claim.wrong_answers[0].says], "with such an attention the sheet would be right"
+    assert question.letters[str(question.right)] != question.claim.wrong_answers[0].says
 
 
 def test_a_number_comes_from_the_run_too() -> None:
@@ -118,7 +118,7 @@ def test_wrong_answers_of_the_sheets_are_choices_and_never_right() -> None:
     sheets = 0
     for name in KINDS:
         question = asked(name)
-        says = [sheet.says for sheet in question.claim.sheet]
+        says = [sheet.says for sheet in question.claim.wrong_answers]
         found = [letter for letter, text in question.letters.items() if text in says]
         sheets += len(found)
         assert not found or question.right not in found

@@ -17,8 +17,8 @@ import torch
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,7 +74,7 @@ def verdict(numbers: Numbers) -> Verdict:
     formula = max(abs(got - want) for got, want in pairs) < 1e-12
     near = numbers["off the mean of two"][-1] < 1e-6
     at = numbers["sizes"].index(10.0) if 10.0 in numbers["sizes"] else -1
-    return judged(
+    return decide(
         formula and near,
         f"With {numbers['keys']} keys and s={numbers['sizes'][at]:g} the two weigh {numbers['weight of a'][at]:.5f} "
         f"and {numbers['weight of b'][at]:.5f}, and the output is {numbers['off the mean of two'][at]:.0g} from their "
@@ -89,7 +89,7 @@ def _others_are_opposite(numbers: Numbers) -> Verdict:
         numbers["lowest score of the others"][-1],
         numbers["lead over the others"][-1],
     )
-    return judged(
+    return decide(
         lowest < -0.5 * s and lead > 1.5 * s,
         f"At s={s:g} the lowest score of another key is {abs(lowest):.0g}, and its weight is e^{lead:.1f} times "
         f"smaller than that of the two: e^s times, as for a score of 0. Opposite keys would score -{s:g} and weigh "
@@ -97,8 +97,8 @@ def _others_are_opposite(numbers: Numbers) -> Verdict:
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="001 1b",
         says="The query and the other keys are opposite.",
         verdict=_others_are_opposite,
@@ -108,8 +108,8 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
-    lines(axes, numbers["sizes"], {"weight of a": numbers["weight of a"]}, linestyle="none")
+    made, (axes,) = make_figure()
+    plot_lines(axes, numbers["sizes"], {"weight of a": numbers["weight of a"]}, linestyle="none")
     axes.plot(numbers["sizes"], numbers["by formula"], color="#000000", linestyle="--", label="by formula")
     axes.legend(frameon=False)
     axes.set(xlabel="s", ylabel="weight", title=f"Half and half, from {numbers['keys']} orthonormal keys")

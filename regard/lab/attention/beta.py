@@ -19,8 +19,8 @@ from torch import Tensor
 from regard.base.errors import ConfigError
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def verdict(numbers: Numbers) -> Verdict:
     even = max(abs(w - 1 / len(flat)) for w in flat) < 0.01
     holds = off < 1e-12 and sharper and even and sharp[best] > 0.999 and variances
     shown = ", ".join(f"{w:.3f}" for w in flat)
-    return judged(
+    return decide(
         holds,
         f"At beta={numbers['betas'][0]:g} the weights are {shown}; at beta={numbers['betas'][-1]:g} the largest score "
         f"has {sharp[best]:.3f}. All are within {off:.0g} of the formula. The variance of scores of width "
@@ -104,11 +104,11 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _small_is_one_hot(numbers: Numbers) -> Verdict:
     largest = max(numbers["weights"][0])
-    return judged(largest > 0.99, f"At beta={numbers['betas'][0]:g} the largest weight is {largest:.3f}, not 1.")
+    return decide(largest > 0.99, f"At beta={numbers['betas'][0]:g} the largest weight is {largest:.3f}, not 1.")
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.1b",
         says="A small beta makes the weights one-hot.",
         verdict=_small_is_one_hot,
@@ -118,8 +118,8 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
+    made, (axes,) = make_figure()
     columns = zip(numbers["scores"], zip(*numbers["weights"], strict=True), strict=True)
-    lines(axes, numbers["betas"], {f"score {score:g}": weights for score, weights in columns})
+    plot_lines(axes, numbers["betas"], {f"score {score:g}": weights for score, weights in columns})
     axes.set(xscale="log", xlabel="beta", ylabel="weight", title="Larger beta, sharper weights")
     return made

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import COLOURS, MARKS, figure
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import COLOURS, MARKS, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,7 +113,7 @@ def verdict(numbers: Numbers) -> Verdict:
     same &= numbers["equal queries off the identity"] > 0.9
     identity = numbers["different queries off the identity"] < 1e-9
     shown = ", ".join(f"{score:g}" for score in numbers["scores"])
-    return judged(
+    return decide(
         bounded and copies and same and identity,
         f"Scores {shown} copy but for {numbers['lost']:.1e}, with any constant added too. At a lead of ln((n - 1) / "
         f"eps) the error is {min(ratios):.2f} to {max(ratios):.2f} eps; {numbers['short']:g} below it, at least "
@@ -126,7 +126,7 @@ def verdict(numbers: Numbers) -> Verdict:
 def _others_must_oppose(numbers: Numbers) -> Verdict:
     least, copied, opposed = min(numbers["scores"]), numbers["copied"], numbers["copied when opposed"]
     needed = least < 0 or copied < 0.99
-    return judged(
+    return decide(
         needed and opposed > 0.99,
         f"With every score at least {least:g} the first value is copied with a weight of {copied:.6f}; with all others "
         f"opposed but no lead it has only {opposed:.3f}.",
@@ -135,19 +135,19 @@ def _others_must_oppose(numbers: Numbers) -> Verdict:
 
 def _large_beta_is_identity(numbers: Numbers) -> Verdict:
     off = numbers["equal queries off the identity"]
-    return judged(
+    return decide(
         off < 0.01, f"At beta={numbers['beta']:g} three equal queries have weights {off:.2f} off the identity matrix."
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="001 1a",
         says="All keys but one must oppose the query.",
         verdict=_others_must_oppose,
         right="One score must lead the others by about ln((n - 1) / eps); their signs do not matter.",
     ),
-    Sheet(
+    WrongAnswer(
         source="000 1.1c",
         says="Weights that are one-hot make A the identity matrix.",
         verdict=_large_beta_is_identity,
@@ -157,7 +157,7 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
+    made, (axes,) = make_figure()
     lost = numbers["lost at the bound"]
     for at, (n, leads) in enumerate(zip(numbers["keys"], numbers["bounds"], strict=True)):
         axes.plot(leads, lost[at], label=f"{n} keys", color=COLOURS[at % 7], marker=MARKS[at % 7])

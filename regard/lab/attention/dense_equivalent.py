@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import bars, figure
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,7 +93,7 @@ def verdict(numbers: Numbers) -> Verdict:
     equal = all(numbers[name] < 1e-12 for name in ("copy off", "average off", "same input off"))
     follows = numbers["attention after the move off"] < 1e-12 and numbers["dense after the move off"] > 0.01
     tied = numbers["dense parameters"] == n**2 and numbers["dense inputs"] == n
-    return judged(
+    return decide(
         equal and follows and tied and numbers["queries answered at the longer"] == n,
         f"Identity weights copy within {numbers['copy off']:.0g}, 1/{n} averages within {numbers['average off']:.0g}. "
         f"When tokens move, attention's output changes by {numbers['attention after the move off']:.0g} and that of "
@@ -104,8 +104,8 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
-    bars(
+    made, (axes,) = make_figure()
+    plot_bars(
         axes,
         {
             "attention": numbers["attention after the move off"],

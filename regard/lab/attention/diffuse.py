@@ -18,8 +18,8 @@ import torch
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import causal
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +66,7 @@ def verdict(numbers: Numbers) -> Verdict:
     *_, nearly, at_zero = off = numbers["off uniform"]
     falls = all(more >= less for more, less in pairwise(off)) and off[0] > 0.1
     exact = at_zero < 1e-15 and numbers["off the mean"] < 1e-14 and numbers["off the mean so far"] < 1e-14
-    return judged(
+    return decide(
         falls and exact and nearly < 1e-2,
         f"With {numbers['keys']} keys no weight is farther from 1/{numbers['keys']} than {nearly:.0g} at "
         f"beta={small:g} and {at_zero:.0g} at 0, where the output is the mean of the values within "
@@ -77,14 +77,14 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _very_big_beta_spreads(numbers: Numbers) -> Verdict:
     beta, off, largest = numbers["betas"][0], numbers["off uniform"][0], numbers["largest weight"][0]
-    return judged(
+    return decide(
         off < 0.01,
         f"At beta={beta:g} the largest weight of a query is {largest:.3f} on average, not 1/{numbers['keys']}.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.1d",
         says="Attention spreads when beta is very big.",
         verdict=_very_big_beta_spreads,
@@ -94,8 +94,8 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
-    lines(axes, numbers["betas"][:-1], {"entropy of the weights": numbers["entropy"][:-1]})  # no 0 on a log axis
+    made, (axes,) = make_figure()
+    plot_lines(axes, numbers["betas"][:-1], {"entropy of the weights": numbers["entropy"][:-1]})  # no 0 on a log axis
     axes.axhline(math.log(numbers["keys"]), color="#000000", linestyle="--", label=f"ln {numbers['keys']}: uniform")
     axes.legend(frameon=False)
     axes.set(xscale="log", xlabel="beta", ylabel="entropy (nats)", title="The smaller beta, the wider the spread")

@@ -17,8 +17,8 @@ import torch
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.softargmax import softargmax
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import figure, heat
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_heatmap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +66,7 @@ def verdict(numbers: Numbers) -> Verdict:
     (_, n), (_, m), (t, _) = numbers["size of Q, K, V"]
     sizes = numbers["size of A"] == [m, n] and numbers["size of H"] == [t, n]
     exact = all(numbers[name] < 1e-12 for name in ("difference of A", "difference of H", "column sums off one by"))
-    return judged(
+    return decide(
         sizes and exact,
         f"With {n} queries, {m} keys and values {t} wide, A is {' x '.join(map(str, numbers['size of A']))} and H is "
         f"{' x '.join(map(str, numbers['size of H']))}. Rows differ from transposed columns by "
@@ -76,10 +76,10 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(columns=2)
-    heat(left, numbers["A"], high=1.0)
+    made, (left, right) = make_figure(columns=2)
+    plot_heatmap(left, numbers["A"], high=1.0)
     left.set(xlabel="query", ylabel="key", title=f"A, {' x '.join(map(str, numbers['size of A']))}: columns sum to 1")
-    heat(right, numbers["H"], low=min(map(min, numbers["H"])))
+    plot_heatmap(right, numbers["H"], low=min(map(min, numbers["H"])))
     right.set(yticks=range(len(numbers["H"])))
     right.set(xlabel="query", ylabel="entry", title=f"H = VA, {' x '.join(map(str, numbers['size of H']))}")
     return made

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import figure, heat
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_heatmap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,14 +95,14 @@ def verdict(numbers: Numbers) -> Verdict:
         f"{min(numbers[kind]['nearest value']):.2g} to {max(numbers[kind]['nearest value']):.2g} from the nearest value"
         for kind in numbers["kinds"]
     )
-    return judged(
+    return decide(
         holds, f"{told}. At beta={numbers['betas'][-1]:g} soft is {numbers['soft off hard'][-1]:.0g} from hard."
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, panels = figure(columns=2, rows=2)
+    made, panels = make_figure(columns=2, rows=2)
     for axes, kind in zip(panels, numbers["kinds"], strict=True):
-        heat(axes, numbers[kind]["weights"], high=1.0)
+        plot_heatmap(axes, numbers[kind]["weights"], high=1.0)
         axes.set(xlabel="key", ylabel="query", title=f"{kind.split()[0]}, {kind.split()[1]}")
     return made

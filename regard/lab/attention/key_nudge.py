@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
-from regard.lab.perturbations import Nudging, first_order, length
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.perturbations import PerturbationSetup, change_norm, first_order_error
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ MATHS = r"k_1 \to k_1 + \epsilon: \Delta h_i = \beta a_{1i} (v_1 - h_i)(\epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup(Nudging):
+class Setup(PerturbationSetup):
     """Inputs and nudges; it is the first key that moves."""
 
 
@@ -50,12 +50,12 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     # additive weights would be those of the keys plus those of a set of keys that holds the nudge alone
     added = a + attention(q, large * nudge, one_hot)
     return {
-        **first_order(setup.sizes, moved, slope),
+        **first_order_error(setup.sizes, moved, slope),
         "columns": setup.queries,
         "columns moved": int((moved(small).abs().amax(-1) > 0).sum(2).min()),
         "weights": setup.queries * setup.keys,
         "weights moved": int((shift.abs() > 0).flatten(1).sum(1).min()),
-        "off twice the change": (length(moved(2 * large) - 2 * moved(large)) / length(moved(2 * large)))
+        "off twice the change": (change_norm(moved(2 * large) - 2 * moved(large)) / change_norm(moved(2 * large)))
         .median()
         .item(),
         "sum of weights": attention(q, k + large * nudge, one_hot).sum(-1).mean().item(),
@@ -69,7 +69,7 @@ def verdict(numbers: Numbers) -> Verdict:
     everywhere = (
         numbers["columns moved"] == numbers["columns"] and numbers["weights moved"] >= 0.98 * numbers["weights"]
     )
-    return judged(
+    return decide(
         error < 1e-4 and abs(order - 2) < 0.05 and everywhere,
         f"With eps of size {numbers['sizes'][-1]:g} the prediction is off by {error:.0g} of the change, and its error "
         f"grows as eps to the power {order:.2f}. {numbers['columns moved']} of {numbers['columns']} columns and "
@@ -79,7 +79,7 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _change_is_linear(numbers: Numbers) -> Verdict:
     off = numbers["off twice the change"]
-    return judged(
+    return decide(
         off < 1e-6,
         f"What twice an eps of size {numbers['sizes'][0]:g} changes is {off:.0%} away from twice what it changes once.",
     )
@@ -87,21 +87,21 @@ def _change_is_linear(numbers: Numbers) -> Verdict:
 
 def _softargmax_is_additive(numbers: Numbers) -> Verdict:
     off, total = numbers["off the added weights"], numbers["sum of added weights"]
-    return judged(
+    return decide(
         off < 1e-6,
         f"Weights of summed scores differ from summed weights by up to {off:.2f}: they sum to "
         f"{numbers['sum of weights']:.2f}, the others to {total:.2f}.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.1e",
         says="The output changes linearly with the perturbation.",
         verdict=_change_is_linear,
         right="Only to first order; what is left grows with the square of eps.",
     ),
-    Sheet(
+    WrongAnswer(
         source="000 1.1e",
         says="Softargmax is additive: the weights of k + eps are those of k plus those of eps.",
         verdict=_softargmax_is_additive,
@@ -111,8 +111,8 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
-    lines(axes, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
+    made, (axes,) = make_figure()
+    plot_lines(axes, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
     axes.set(
         xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title="A nudged key: first order"
     )

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +80,7 @@ def verdict(numbers: Numbers) -> Verdict:
     towards, against, across = numbers["towards"], numbers["against"], numbers["at a right angle"]
     ends = towards[-1] > 1 - 1e-9 and against[-1] < 1e-9 and max(across) - min(across) < 1e-12
     outputs = numbers["towards: off its value"] < 1e-9 and numbers["against: off the others"] < 1e-9
-    return judged(
+    return decide(
         ends and outputs and numbers["share by sign"] > 0.97,
         f"At alpha={numbers['alphas'][-1]:g} the weight goes from {towards[0]:.3f} to {towards[-1]:.3f} where k . q > "
         f"0, from {against[0]:.3f} to {against[-1]:.3f} where it is negative, and stays {across[-1]:.3f} where it is "
@@ -90,12 +90,12 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
+    made, (axes,) = make_figure()
     curves = {
         "k . q > 0": numbers["towards"],
         "k . q = 0": numbers["at a right angle"],
         "k . q < 0": numbers["against"],
     }
-    lines(axes, numbers["alphas"], curves)
+    plot_lines(axes, numbers["alphas"], curves)
     axes.set(xscale="log", xlabel="alpha", ylabel="weight of the stretched key", title="A longer key, by sign")
     return made

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def verdict(numbers: Numbers) -> Verdict:
     never = min(numbers["off u_b with u_d"] + numbers["off u_b with u_c"])
     itself = numbers["tokens: c2 off u_a"]
     second, first = numbers["matrices: c2 off u_b"], numbers["matrices: c1 off u_b - u_c"]
-    return judged(
+    return decide(
         itself < 1e-9 and numbers["tokens: c off x"] < 1e-9 and never > 1 and second < 1e-9 and first < 1e-9,
         f"With the tokens themselves c2 is u_a within {itself:.0g} of its length, and never nearer to u_b than "
         f"{never:.2f} lengths whatever is added. With the three matrices c2 is u_b within {second:.0g} and c1 is u_b - "
@@ -87,9 +87,9 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
+    made, (axes,) = make_figure()
     curves = {"u_d added to x2": numbers["off u_b with u_d"], "u_c added to x2": numbers["off u_b with u_c"]}
-    lines(axes, numbers["multiples"], curves, over=True)
+    plot_lines(axes, numbers["multiples"], curves, over=True)
     axes.axhline(numbers["matrices: c2 off u_b"], color="#000000", linestyle="--", label="with Q, K and V")
     axes.legend(frameon=False)
     axes.set(

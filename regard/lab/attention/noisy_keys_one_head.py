@@ -18,8 +18,8 @@ import torch
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.noisy_keys import Noisy, histograms
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.noisy_keys import NoisyKeysSetup, plot_histograms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ MATHS = r"k_a = \gamma \mu_a, \gamma \sim N(1, \frac{1}{2}): a_a = \frac{1}{1 + 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup(Noisy):
+class Setup(NoisyKeysSetup):
     """Keys, the scale s of the query that asks for two of them, and how many draws."""
 
 
@@ -65,7 +65,7 @@ def verdict(numbers: Numbers) -> Verdict:
     law = numbers["by the normal law"]
     margin = 5 / numbers["draws"]  # lengths are drawn evenly: a share is off by few of them
     jumps = law > 0.25 and all(abs(numbers[near] - law) < margin for near in ("near a", "near b"))
-    return judged(
+    return decide(
         steady and jumps and numbers["off the formula"] < 1e-3,
         f"With tiny noise both weights stay within {numbers['steady: off one half']:.0g} of one half. With a varying "
         f"length and s={numbers['size']:g} the output is within 1 % of v_a in {numbers['near a']:.1%} and of v_b in "
@@ -75,7 +75,7 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    return histograms(
+    return plot_histograms(
         {"length of k_a varies": numbers["histogram"]},
         {"tiny noise": numbers["steady histogram"]},
         xlabel="weight of a",

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.noisy_keys import Noisy, histograms
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.noisy_keys import NoisyKeysSetup, plot_histograms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ MATHS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup(Noisy):
+class Setup(NoisyKeysSetup):
     """Keys, the scale s of the queries, and how many draws."""
 
 
@@ -87,7 +87,7 @@ def verdict(numbers: Numbers) -> Verdict:
     margin = 5 / numbers["draws"]  # lengths are drawn evenly: a share is off by few of them
     steady = numbers["c2 off v_b"] < 1e-6 and two < one / 4
     alike = abs(numbers["spread of c, two equal heads"] - one) < 1e-9  # averaging by itself steadies nothing
-    return judged(
+    return decide(
         steady and alike and abs(near - law) < margin and numbers["off the formula"] < 1e-3,
         f"With s={numbers['size']:g} and {numbers['keys']} keys, c1 is within 1 % of v_a in {near:.1%} of the draws "
         f"where k_a points its way, {law:.1%} by the normal law ({numbers['c1 near v_a, all draws']:.1%} of all), and "
@@ -99,15 +99,15 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _averaging_steadies(numbers: Numbers) -> Verdict:
     one, equal = numbers["spread of c, one head"], numbers["spread of c, two equal heads"]
-    return judged(
+    return decide(
         equal < 0.75 * one,
         f"Two heads that each ask for both keys, averaged, spread by {equal:.3f}, as much as one such head "
         f"({one:.3f}); and c1, averaged with nothing, spreads by {numbers['spread of c1 alone']:.3f} only.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="001 1d",
         says="The output is steady because averaging the two heads evens out the length of the key.",
         verdict=_averaging_steadies,
@@ -117,7 +117,7 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    return histograms(
+    return plot_histograms(
         {"two heads, a key each": numbers["histogram"]},
         {"one head, both keys": numbers["histogram of one head"]},
         xlabel="weight of a in c",

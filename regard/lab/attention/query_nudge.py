@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import figure, lines
-from regard.lab.perturbations import Nudging, first_order
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.perturbations import PerturbationSetup, first_order_error
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ MATHS = r"q_i \to q_i + \epsilon: \Delta h_i = \beta \sum_j a_{ji} (v_j - h_i)(k
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup(Nudging):
+class Setup(PerturbationSetup):
     """Inputs and nudges, and which query moves."""
 
     query: int = 2
@@ -52,7 +52,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     by_key[:, :, :1] += setup.sizes[0] * direction
     others = torch.arange(setup.queries) != setup.query
     return {
-        **first_order(setup.sizes, lambda size: moved(size)[:, :, own], slope),
+        **first_order_error(setup.sizes, lambda size: moved(size)[:, :, own], slope),
         "columns": setup.queries,
         "own change": change[:, :, own].abs().amax((1, 2, 3)).median().item(),
         "change of other columns": change[:, :, others].abs().max().item(),
@@ -65,7 +65,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 def verdict(numbers: Numbers) -> Verdict:
     error, order = numbers["relative error"][-1], numbers["order of the error"]
     alone = numbers["change of other columns"] < 1e-12 < numbers["own change"]
-    return judged(
+    return decide(
         error < 1e-4 and abs(order - 2) < 0.05 and alone and numbers["columns moved by a key"] == numbers["columns"],
         f"A nudge of size {numbers['sizes'][0]:g} moves the query's own column by {numbers['own change']:.2f} and the "
         f"others by {numbers['change of other columns']:.0g}; a key moves {numbers['columns moved by a key']} of "
@@ -75,11 +75,11 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(columns=2)
-    lines(left, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
+    made, (left, right) = make_figure(columns=2)
+    plot_lines(left, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
     left.set(xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title="First order")
     columns = list(range(numbers["columns"]))
     curves = {"a query nudged": numbers["change by column"], "a key nudged": numbers["change by column, a key"]}
-    lines(right, columns, curves, linestyle="none")
+    plot_lines(right, columns, curves, linestyle="none")
     right.set(xlabel="column of H", ylabel="change", title="Which columns move", xticks=columns)
     return made

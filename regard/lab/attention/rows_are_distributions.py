@@ -15,9 +15,8 @@ import torch
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import figure, heat
-from regard.lab.words import listed
+from regard.lab.claim import Attention, Numbers, Verdict, decide, join_numbers
+from regard.lab.drawing import make_figure, plot_heatmap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +81,7 @@ def verdict(numbers: Numbers) -> Verdict:
     alone = numbers["rows changed by a query"] == [numbers["changed"]] and numbers["rows in the order of scores"] == n
     lowest, highest = numbers["score rows sum to"]
     found = sum(seen == at for seen, at in zip(numbers["seen along rows"], numbers["looks at"], strict=True))
-    return judged(
+    return decide(
         raw and rows and read and alone,
         f"Rows of scores sum to between {lowest:.1f} and {highest:.1f}, with {numbers['negative scores']} negative "
         f"entries; rows of weights to 1 within {numbers['rows off one by']:.0g}, with {numbers['negative weights']}. "
@@ -93,15 +92,17 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def _rows(changed: list[int]) -> str:
-    return "no row" if not changed else f"row{'s' * (len(changed) > 1)} {listed(changed)}"
+    return "no row" if not changed else f"row{'s' * (len(changed) > 1)} {join_numbers(changed)}"
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, middle, right) = figure(columns=3)
-    heat(left, numbers["scores"], low=min(map(min, numbers["scores"])))
+    made, (left, middle, right) = make_figure(columns=3)
+    plot_heatmap(left, numbers["scores"], low=min(map(min, numbers["scores"])))
     left.set(xlabel="key token j", ylabel="query token i", title="Scores: any sign, any sum")
-    heat(middle, numbers["weights"])
+    plot_heatmap(middle, numbers["weights"])
     middle.set(xlabel="key token j", ylabel="query token i", title="Weights: each row sums to 1")
-    heat(right, numbers["looking"], high=1.0)
-    right.set(xlabel="key token j", ylabel="query token i", title=f"Made to look at {listed(numbers['looks at'])}")
+    plot_heatmap(right, numbers["looking"], high=1.0)
+    right.set(
+        xlabel="key token j", ylabel="query token i", title=f"Made to look at {join_numbers(numbers['looks at'])}"
+    )
     return made

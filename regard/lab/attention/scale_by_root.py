@@ -20,8 +20,8 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def verdict(numbers: Numbers) -> Verdict:
     # undivided scores that exp cannot hold come out right all the same
     beyond = numbers["overflow: largest score"] > numbers["overflow: exp holds up to"]
     no_overflow = beyond and numbers["overflow: share finite"] == 1 and numbers["overflow: off float64"] < 1e-2
-    return judged(
+    return decide(
         is_width and is_one and saturates and vanishes and no_overflow,
         f"At width {last} the variance of scores is {numbers['variance, plain'][-1]:.0f}, divided by the root "
         f"{numbers['variance, scaled'][-1]:.2f}. From width {widths[0]} to {last} the largest weight goes from "
@@ -106,7 +106,7 @@ def verdict(numbers: Numbers) -> Verdict:
 def _clips_against_explosion(numbers: Numbers) -> Verdict:
     plain, scaled, last = numbers["gradient, plain"], numbers["gradient, scaled"], numbers["widths"][-1]
     to_q, mean = numbers["gradient of q, plain"], numbers["mean gradient of q, plain"]
-    return judged(
+    return decide(
         plain[-1] > scaled[-1] and to_q[-1] > to_q[0],
         f"Undivided, the median gradient at the scores is {plain[-1]:.0g} at width {last}, divided {scaled[-1]:.0g}; "
         f"undivided at q it falls from {to_q[0]:.1e} to {to_q[-1]:.1e}: for most queries it vanishes, while the few "
@@ -118,21 +118,21 @@ def _clips_against_explosion(numbers: Numbers) -> Verdict:
 def _prevents_overflow(numbers: Numbers) -> Verdict:
     largest, holds = numbers["overflow: largest score"], numbers["overflow: exp holds up to"]
     finite, off = numbers["overflow: share finite"], numbers["overflow: off float64"]
-    return judged(
+    return decide(
         largest > holds and (finite < 1 or off > 1e-2),
         f"At undivided scores up to {largest:.0f}, where exp in float32 holds up to {holds:.0f}, {finite:.0%} of "
         f"outputs are finite and at most {off:.0g} from float64: the largest score is subtracted first.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="001 review",
         says="Dividing clips the scores, so that gradients do not explode.",
         verdict=_clips_against_explosion,
         right="Dividing keeps the variance at 1 and bounds nothing; without it, most gradients vanish.",
     ),
-    Sheet(
+    WrongAnswer(
         source="004 2a",
         says="Without dividing, the exponentials of the softmax grow too large for stable numbers.",
         verdict=_prevents_overflow,
@@ -142,10 +142,10 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(columns=2)
+    made, (left, right) = make_figure(columns=2)
     forms = {"undivided": "plain", "divided by the root": "scaled"}
-    lines(left, numbers["widths"], {name: numbers[f"largest weight, {form}"] for name, form in forms.items()})
+    plot_lines(left, numbers["widths"], {name: numbers[f"largest weight, {form}"] for name, form in forms.items()})
     left.set(xscale="log", xlabel="d_k", ylabel="largest weight", title="Saturation")
-    lines(right, numbers["widths"], {name: numbers[f"gradient, {form}"] for name, form in forms.items()})
+    plot_lines(right, numbers["widths"], {name: numbers[f"gradient, {form}"] for name, form in forms.items()})
     right.set(xscale="log", yscale="log", xlabel="d_k", ylabel="median gradient at the scores", title="Gradient")
     return made

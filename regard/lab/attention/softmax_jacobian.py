@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, heat
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_heatmap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ def verdict(numbers: Numbers) -> Verdict:
     formula = abs(largest / gap - 1) < 0.01 and numbers["off the formula"] < 1e-12 * gap
     cancelled = numbers["y (1 - y) of the winner in floats"] == 0 < numbers["derivative of the winner"] < 2 * gap
     awake = numbers["largest derivative, divided"] > 0.1
-    return judged(
+    return decide(
         formula and cancelled and awake and numbers["largest change after a step"] < 1e-40,
         f"The largest of the 25 derivatives is {largest:.1e}, e to the gap of the two largest inputs {gap:.1e}. For "
         f"the winner floats give y (1 - y) = {numbers['y (1 - y) of the winner in floats']:g}, where the others sum to "
@@ -94,14 +94,14 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _very_sensitive(numbers: Numbers) -> Verdict:
     change = numbers["largest change after a step"]
-    return judged(
+    return decide(
         change > 0.01,
         f"A step of {numbers['step']:g} in any input changes no output by more than {change:.0g}: that is insensitive.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="003 12.4",
         says="Since all derivatives are near zero, the softmax is very sensitive to its inputs.",
         verdict=_very_sensitive,
@@ -111,13 +111,15 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, panels = figure(columns=2)
+    made, panels = make_figure(columns=2)
     shown = ", ".join(f"{z:g}" for z in numbers["inputs"])
     for axes, matrix, title in (
         (panels[0], numbers["derivatives"], f"z = {shown}"),
         (panels[1], numbers["derivatives, divided"], f"z / {numbers['divided by']:g}"),
     ):
         exponents = [[math.log10(max(abs(entry), 1e-99)) for entry in row] for row in matrix]
-        heat(axes, exponents, low=min(map(min, exponents)), high=max(map(max, exponents)))  # each its own shades
+        plot_heatmap(
+            axes, exponents, low=min(map(min, exponents)), high=max(map(max, exponents))
+        )  # each its own shades
         axes.set(xlabel="input j", ylabel="output i", title=f"log10 of derivatives, {title}")
     return made

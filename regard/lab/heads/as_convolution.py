@@ -24,8 +24,8 @@ from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
 from regard.core.positions import grid_positions
 from regard.core.scores import shaw
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import bars, figure
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,7 +117,7 @@ def _off(a: Tensor, b: Tensor) -> float:
 def verdict(numbers: Numbers) -> Verdict:
     exact = numbers["error of conv1d"] == 0 and numbers["error of conv2d"] == 0
     needed = numbers["with one head less"] > 1 and numbers["with one head less on a grid"] > 1
-    return judged(
+    return decide(
         exact and needed,
         f"{numbers['heads on a line']} heads differ from conv1d by {numbers['error of conv1d']:g} and "
         f"{numbers['heads on a grid']} heads from conv2d by {numbers['error of conv2d']:g}, over outputs up to "
@@ -127,9 +127,9 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure(width=5.4)
+    made, (axes,) = make_figure(width=5.4)
     line, grid = numbers["heads on a line"], numbers["heads on a grid"]
-    bars(
+    plot_bars(
         axes,
         {
             f"conv1d,\n{line} heads": numbers["error of conv1d"],

@@ -21,8 +21,8 @@ from regard.base.counting import count_flops
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.channel import channel_attend
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import bars, figure
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_bars
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.channel import ChannelAttention
 from regard.nn.windows import partition
@@ -100,7 +100,7 @@ def verdict(numbers: Numbers) -> Verdict:
     # what attention itself costs inside a layer: two products, each by its share of tokens or channels
     windows = 2 * n * numbers["windows"] ** 2 * d
     grouped = less == (4 * n * d * d + windows, 4 * n * d * d + 2 * n * d * (d // numbers["groups"]))
-    return judged(
+    return decide(
         exact and grouped and whole == (4 * n * d * d + 2 * n * n * d, 6 * n * d * d),
         f"Scores between {n} patches of width {d} take {between[0]:,} multiply-adds and between channels "
         f"{between[1]:,}, {between[1] / max(between[0], 1):g} times as many; with projections it is {whole[0]:,} and "
@@ -110,10 +110,10 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
-    bars(left, {name: numbers[f"scores between {name}"] / 1e6 for name in ("patches", "channels")})
+    made, (left, right) = make_figure(2)
+    plot_bars(left, {name: numbers[f"scores between {name}"] / 1e6 for name in ("patches", "channels")})
     left.set(ylabel="million multiply-adds", title="Scores alone")
     names = ("patches", "channels", "windows", "groups")
-    bars(right, {name: numbers[f"{name} with projections"] / 1e6 for name in names})
+    plot_bars(right, {name: numbers[f"{name} with projections"] / 1e6 for name in names})
     right.set(ylabel="million multiply-adds", title="Whole layers")
     return made

@@ -24,8 +24,8 @@ from torch.nn import functional
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import bars, figure
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_bars
 from regard.nn.attention import check_heads, merge_heads, split_heads
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def verdict(numbers: Numbers) -> Verdict:
     share = numbers["width"] // numbers["heads"]
     exact = max(numbers["error"], numbers["error before W_o"]) < 1e-12
     alike = numbers["channels read by a head"] == numbers["channels read with a group a head"] == share
-    return judged(
+    return decide(
         exact and alike and numbers["smallest error with a group a channel"] > 0.1,
         f"With groups={numbers['heads']}, the number of heads, and a 1 x 1 convolution for W_o the outputs differ by "
         f"{numbers['error']:.0g}. A head's channel reads {numbers['channels read by a head']} channels, as one of such "
@@ -124,13 +124,13 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _a_group_a_channel(numbers: Numbers) -> Verdict:
     left = numbers["smallest error with a group a channel"]
-    return judged(
+    return decide(
         left < 1e-9, f"The best convolution with groups={numbers['width']} misses {left:.0%} of the output of heads."
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.2b",
         says="Heads are like groups = in_channels.",
         verdict=_a_group_a_channel,
@@ -140,11 +140,11 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2, width=4.6)
+    made, (left, right) = make_figure(2, width=4.6)
     kinds = ("by a head", "with a group a head", "with a group a channel")
-    bars(left, {kind.replace(" a ", "\na ", 1): float(numbers[f"channels read {kind}"]) for kind in kinds})
+    plot_bars(left, {kind.replace(" a ", "\na ", 1): float(numbers[f"channels read {kind}"]) for kind in kinds})
     left.set(ylabel="channels read by one channel", title="Which channels meet")
     left_over = numbers["smallest error with a group a channel"]
-    bars(right, {"groups = heads": numbers["error before W_o"], "groups = channels": left_over})
+    plot_bars(right, {"groups = heads": numbers["error before W_o"], "groups = channels": left_over})
     right.set(ylabel="difference from heads", title="How near a convolution comes")
     return made

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard.base.counting import count_flops
-from regard.lab.claim import Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
-from regard.lab.words import listed
+from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide, join_numbers
+from regard.lab.drawing import make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer
 
 if TYPE_CHECKING:
@@ -71,26 +70,26 @@ def verdict(numbers: Numbers) -> Verdict:
     steady = set(numbers["weights"]) == {width**2} and set(numbers["multiply-adds"]) == {cost}
     grows = numbers["weights at full width"] == [heads * width**2 for heads in numbers["heads"]]
     grows &= numbers["multiply-adds at full width"] == [heads * cost for heads in numbers["heads"]]
-    return judged(
+    return decide(
         steady and grows,
-        f"With {listed(numbers['heads'])} heads of width {width}/H a projection has {listed(numbers['weights'])} "
-        f"weights, and {length} tokens cost {listed(numbers['multiply-adds'])} multiply-adds. With heads that keep "
-        f"width {width} it has {listed(numbers['weights at full width'])} and they cost "
-        f"{listed(numbers['multiply-adds at full width'])}.",
+        f"With {join_numbers(numbers['heads'])} heads of width {width}/H a projection has "
+        f"{join_numbers(numbers['weights'])} weights, and {length} tokens need "
+        f"{join_numbers(numbers['multiply-adds'])} multiply-adds. If every head has width {width}, it has {join_numbers(numbers['weights at full width'])} "
+        f"weights and needs {join_numbers(numbers['multiply-adds at full width'])} multiply-adds.",
     )
 
 
 def _fewer(numbers: Numbers) -> Verdict:
     said = [heads * (numbers["width"] // heads) ** 2 for heads in numbers["heads"]]
-    return judged(
+    return decide(
         numbers["weights"] == said,
-        f"With {listed(numbers['heads'])} heads that would be {listed(said)} weights; there are "
-        f"{listed(numbers['weights'])}.",
+        f"With {join_numbers(numbers['heads'])} heads that would be {join_numbers(said)} weights; there are "
+        f"{join_numbers(numbers['weights'])}.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="003 12.5",
         says="H heads of width D/H have H (D/H)^2 = D^2/H weights.",
         verdict=_fewer,
@@ -100,9 +99,9 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
+    made, (left, right) = make_figure(2)
     for axes, what in ((left, "weights"), (right, "multiply-adds")):
-        lines(axes, numbers["heads"], {"width D/H": numbers[what], "width D": numbers[f"{what} at full width"]})
+        plot_lines(axes, numbers["heads"], {"width D/H": numbers[what], "width D": numbers[f"{what} at full width"]})
         axes.set(xscale="log", yscale="log", xlabel="heads H", ylabel=what)
         axes.set_xticks(numbers["heads"], [str(heads) for heads in numbers["heads"]])
     left.set_title("One projection")

@@ -21,8 +21,8 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import bars, figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_bars, plot_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,7 +99,7 @@ def verdict(numbers: Numbers) -> Verdict:
     shared = numbers["difference if two share a key"] > 1e-3 and numbers["error if two share a key"] == 0
     own = numbers["own weight of orthonormal tokens"]
     others = shared and own < 0.99 and abs(own - numbers["own weight by formula"]) < 1e-12
-    return judged(
+    return decide(
         holds and others and numbers["distance to the mean at zero scores"] < 1e-12,
         f"With positions as keys the error is {errors[0]:.2f} at beta={numbers['betas'][0]} and {errors[-1]:g} at beta="
         f"{numbers['betas'][-1]}, {numbers['error of permutation']:g} for a permutation, and "
@@ -111,22 +111,22 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _orthonormal(numbers: Numbers) -> Verdict:
     own = numbers["own weight of orthonormal tokens"]
-    return judged(own > 0.99, f"Each of {numbers['length']} orthonormal tokens gives itself {own:.3f}, not 1.")
+    return decide(own > 0.99, f"Each of {numbers['length']} orthonormal tokens gives itself {own:.3f}, not 1.")
 
 
 def _zero_permutes(numbers: Numbers) -> Verdict:
     rows, n = numbers["different rows at zero scores"], numbers["length"]
-    return judged(rows == n, f"At zero scores {n} outputs have {rows} different value; a permutation has {n}.")
+    return decide(rows == n, f"At zero scores {n} outputs have {rows} different value; a permutation has {n}.")
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.3c",
         says="With orthonormal X and Q = K = V = X the weights are the identity.",
         verdict=_orthonormal,
         right="The scores are the identity, the weights softmax of it; only a large beta makes them one-hot.",
     ),
-    Sheet(
+    WrongAnswer(
         source="000 1.3c",
         says="Scores that are all zero permute the tokens.",
         verdict=_zero_permutes,
@@ -136,12 +136,12 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
+    made, (left, right) = make_figure(2)
     finite = [beta for beta in numbers["betas"] if not isinstance(beta, str)]
     # a zero has no place on a logarithmic axis
-    lines(left, finite, {"error": [max(error, 1e-17) for error in numbers["errors"][: len(finite)]]})
+    plot_lines(left, finite, {"error": [max(error, 1e-17) for error in numbers["errors"][: len(finite)]]})
     left.set(xscale="log", yscale="log", xlabel="beta", ylabel="distance to the identity", title="Positions as keys")
-    bars(
+    plot_bars(
         right,
         {
             "orthonormal\ntokens": numbers["own weight of orthonormal tokens"],

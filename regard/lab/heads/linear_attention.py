@@ -27,8 +27,8 @@ from regard.base.counting import count_flops
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.linear import Elementwise, FeatureMap, elu_plus_one, linear_attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,7 +160,7 @@ def verdict(numbers: Numbers) -> Verdict:
     formed = numbers["largest tensor"] < n * n and numbers["error"] < 1e-12
     same = numbers["error of softmax"] < 1e-5  # in float32
     signs = numbers["least weight"] >= 0 > numbers["least weight with g(x) = x"]
-    return judged(
+    return decide(
         counts and grows and features and formed and same and signs,
         f"At N={n}, D={d} softmax takes {numbers['softmax'] / 1e6:.1f} M multiply-adds and the sums "
         f"{numbers['linear'] / 1e6:.2f} M, with the same outputs to {numbers['error']:.0g} as with all weights formed "
@@ -172,26 +172,26 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _linear_in_width(numbers: Numbers) -> Verdict:
     factor = numbers["linear at twice D"] / numbers["linear"]
-    return judged(factor < 2.5, f"Twice the D makes it {factor:.2f} times as much; O(N D) would double.")
+    return decide(factor < 2.5, f"Twice the D makes it {factor:.2f} times as much; O(N D) would double.")
 
 
 def _weights_cheaper(numbers: Numbers) -> Verdict:
     asked, usual = numbers["weights by linear"], numbers["softmax"]
-    return judged(
+    return decide(
         asked < usual / 2,
         f"All {numbers['length'] ** 2:,} weights cost {asked / 1e6:.1f} M multiply-adds by features, and softmax with "
         f"its outputs {usual / 1e6:.1f} M; the outputs alone cost {numbers['linear'] / 1e6:.2f} M.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="003 12.10",
         says="The cost falls from O(N^2 D) to O(N D).",
         verdict=_linear_in_width,
         right="To O(N D D_g), with D_g features: the sum of g(k) v' is a matrix of D_g x D.",
     ),
-    Sheet(
+    WrongAnswer(
         source="003 12.10",
         says="The attention weights become cheaper.",
         verdict=_weights_cheaper,
@@ -201,9 +201,9 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
+    made, (left, right) = make_figure(2)
     for axes, suffix, what in ((left, "{} by length", "multiply-adds"), (right, "seconds of {}", "seconds")):
-        lines(axes, numbers["lengths"], {name: numbers[suffix.format(name)] for name in ("softmax", "linear")})
+        plot_lines(axes, numbers["lengths"], {name: numbers[suffix.format(name)] for name in ("softmax", "linear")})
         axes.set_xscale("log", base=2)
         axes.set(yscale="log", xlabel="tokens N", ylabel=what)
     left.set_title("Counted")

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import bars, figure
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_bars
 from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
 from regard.nn.init import fan_in, init_parameters, normal
 
@@ -80,7 +80,7 @@ def verdict(numbers: Numbers) -> Verdict:
     width, heads = numbers["width"], numbers["heads"]
     exact = max(numbers["error"], numbers["error of heads one by one"]) < 1e-12
     parallel = numbers["other heads moved"] == 0 and numbers["channels moved before W_o"] == width // heads
-    return judged(
+    return decide(
         exact and parallel and numbers["channels moved after W_o"] == width,
         f"Done part by part the layer comes out to {numbers['error']:.0g}, head by head to "
         f"{numbers['error of heads one by one']:.0g}. Other values in one head move {numbers['other heads moved']} "
@@ -91,22 +91,22 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _no_projection(numbers: Numbers) -> Verdict:
     off = numbers["difference without W_o"]
-    return judged(off < 1e-9, f"Without W_o the output is off by {off:.2f}, with it by {numbers['error']:.0g}.")
+    return decide(off < 1e-9, f"Without W_o the output is off by {off:.2f}, with it by {numbers['error']:.0g}.")
 
 
 def _stacked(numbers: Numbers) -> Verdict:
     moved, later = numbers["other heads moved"], numbers["heads"] - 1
-    return judged(moved == later, f"A change of the first head moves {moved} of the {later} others.")
+    return decide(moved == later, f"A change of the first head moves {moved} of the {later} others.")
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.2a",
         says="The heads put on top of each other are the output.",
         verdict=_no_projection,
         right="One more projection, W_o, takes the heads put together to the output; it alone mixes them.",
     ),
-    Sheet(
+    WrongAnswer(
         source="001",
         says="Heads are layers stacked one on the other.",
         verdict=_stacked,
@@ -116,8 +116,8 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
-    bars(axes, {f"{when} W_o": float(numbers[f"channels moved {when} W_o"]) for when in ("before", "after")})
+    made, (axes,) = make_figure()
+    plot_bars(axes, {f"{when} W_o": float(numbers[f"channels moved {when} W_o"]) for when in ("before", "after")})
     axes.axhline(numbers["width"], color="#000000", linewidth=0.8, linestyle=":")
     axes.set(xlabel="where one looks", ylabel=f"channels moved, of {numbers['width']}", title="What one head reaches")
     return made

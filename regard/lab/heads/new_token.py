@@ -24,8 +24,8 @@ from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
 from regard.core.cache import DynamicCache
 from regard.core.masks import causal
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def verdict(numbers: Numbers) -> Verdict:
     kept = numbers["cache bytes"] == [2 * n * d * 4 for n in lengths]
     still = numbers["change of earlier rows"] == 0 and numbers["difference to N tokens alone"] < 1e-12
     felt = numbers["change of the new row"] > 1e-3 and numbers["error of the step"] < 1e-12
-    return judged(
+    return decide(
         steps and anew and kept and still and felt,
         f"Another new token changes earlier rows by {numbers['change of earlier rows']:g}; its own row comes from one "
         f"query to {numbers['error of the step']:.0g}. After {lengths[-1]} tokens a step takes "
@@ -120,26 +120,26 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _all_queries(numbers: Numbers) -> Verdict:
     moved = numbers["change of earlier rows"]
-    return judged(moved > 0, f"Whatever the new token is, earlier outputs change by {moved:g}.")
+    return decide(moved > 0, f"Whatever the new token is, earlier outputs change by {moved:g}.")
 
 
 def _recompute(numbers: Numbers) -> Verdict:
     off, cost = numbers["error of the step"], numbers["multiply-adds of a step"][-1]
-    return judged(
+    return decide(
         off > 1e-9,
         f"One query and {cost:,} multiply-adds give the new row to {off:.0g}; {numbers['multiply-adds anew'][-1]:,} "
         "would be needed to make all rows anew.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="003 12.7",
         says="The new key meets the queries of all tokens.",
         verdict=_all_queries,
         right="The mask hides it from every earlier query; the new query meets all keys.",
     ),
-    Sheet(
+    WrongAnswer(
         source="003 12.7",
         says="Weights and outputs of all tokens have to be computed again.",
         verdict=_recompute,
@@ -149,9 +149,11 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
+    made, (left, right) = make_figure(2)
     for axes, what in ((left, "multiply-adds"), (right, "seconds")):
-        lines(axes, numbers["lengths"], {"one step": numbers[f"{what} of a step"], "anew": numbers[f"{what} anew"]})
+        plot_lines(
+            axes, numbers["lengths"], {"one step": numbers[f"{what} of a step"], "anew": numbers[f"{what} anew"]}
+        )
         axes.set(xscale="log", yscale="log", xlabel="tokens before the new one", ylabel=what)
     left.set_title("Attention alone")
     right.set_title("The whole layer on the clock")

@@ -17,9 +17,8 @@ import torch
 from torch import nn
 
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
-from regard.lab.words import listed
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide, join_numbers
+from regard.lab.drawing import make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer, split_heads
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def verdict(numbers: Numbers) -> Verdict:
         "dense biases": [d * n for d, n in pairs],
     }
     (d, n), last = pairs[-1], {name: numbers[name][-1] for name in expected}
-    return judged(
+    return decide(
         all(numbers[name] == counts for name, counts in expected.items())
         and max(numbers["rows of weights off one by"]) < 1e-5,
         f"At D={d} and N={n} queries, keys and values have {last['weights']:,} weights and {last['biases']:,} biases, "
@@ -86,27 +85,29 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _three_biases(numbers: Numbers) -> Verdict:
     came, widths = numbers["biases"], numbers["widths"]
-    return judged(
-        all(count == 3 for count in came), f"Layers of width {listed(widths)} have {listed(came)} biases, not 3."
+    return decide(
+        all(count == 3 for count in came),
+        f"Layers of width {join_numbers(widths)} have {join_numbers(came)} biases, not 3.",
     )
 
 
 def _square_biases(numbers: Numbers) -> Verdict:
     came, squares = numbers["dense biases"], [n * n for n in numbers["lengths"]]
-    return judged(
+    return decide(
         came == squares,
-        f"For N of {listed(numbers['lengths'])} the dense layers have {listed(came)} biases, not {listed(squares)}.",
+        f"For N = {join_numbers(numbers['lengths'])} the dense layers have {join_numbers(came)} biases, not "
+        f"{join_numbers(squares)}.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="003 12.1",
         says="Queries, keys and values have 3 biases.",
         verdict=_three_biases,
         right="Each of the three biases is a vector of D numbers: 3 D.",
     ),
-    Sheet(
+    WrongAnswer(
         source="003 12.1",
         says="The fully connected network has N^2 biases.",
         verdict=_square_biases,
@@ -116,12 +117,12 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure(width=5.0)
+    made, (axes,) = make_figure(width=5.0)
     names = [f"{d}, {n}" for d, n in zip(numbers["widths"], numbers["lengths"], strict=True)]
     at = list(range(len(names)))
     attention = [a + b for a, b in zip(numbers["weights"], numbers["biases"], strict=True)]
     dense = [a + b for a, b in zip(numbers["dense weights"], numbers["dense biases"], strict=True)]
-    lines(axes, at, {"queries, keys and values": attention, "dense": dense})
+    plot_lines(axes, at, {"queries, keys and values": attention, "dense": dense})
     axes.set_xticks(at, names)
     axes.set(yscale="log", xlabel="D, N", ylabel="parameters", title="Parameters by width and length")
     return made

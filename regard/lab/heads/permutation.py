@@ -18,8 +18,8 @@ from torch import Tensor
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.positions import sinusoidal
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import bars, figure
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ def _off(a: Tensor, b: Tensor) -> float:
 
 def verdict(numbers: Numbers) -> Verdict:
     exact = max(numbers[name] for name in ("error", "error of weights", "error of the sums of columns"))
-    return judged(
+    return decide(
         exact < 1e-13 and numbers["difference with positions"] > 1e-3,
         f"Sa[XP] and Sa[X]P differ by {numbers['error']:.0g}, softmax[P'SP] and P' softmax[S] P by "
         f"{numbers['error of weights']:.0g}; with positions added the outputs differ by "
@@ -92,7 +92,7 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _same_weights(numbers: Numbers) -> Verdict:
     off = numbers["difference of weights"]
-    return judged(
+    return decide(
         max(off, numbers["difference by the sheet"]) < 1e-9,
         f"The weights of XP differ from those of X by up to {off:.2f}, and VP softmax[K'Q] from the outputs by up to "
         f"{numbers['difference by the sheet']:.2f}.",
@@ -101,19 +101,19 @@ def _same_weights(numbers: Numbers) -> Verdict:
 
 def _rows(numbers: Numbers) -> Verdict:
     off = numbers["difference of rows"]
-    return judged(
+    return decide(
         off < 1e-9, f"When the rows of X change places the outputs differ by up to {off:.2f} from rows moved."
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="003 12.3",
         says="The two permutations inside the softmax cancel, so the weights of XP are those of X.",
         verdict=_same_weights,
         right="They become P' softmax[S] P; it is the P of VP that meets P' and cancels, and one P is left.",
     ),
-    Sheet(
+    WrongAnswer(
         source="003 12.3",
         says="Projections act on the rows of X, so it is rows that may change places.",
         verdict=_rows,
@@ -123,14 +123,14 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure(width=5.4)
+    made, (axes,) = make_figure(width=5.4)
     shown = {
         "columns": numbers["error"],
         "columns,\nwith positions": numbers["difference with positions"],
         "rows": numbers["difference of rows"],
     }
     # a zero has no place on a logarithmic axis
-    bars(axes, {name: max(value, 1e-17) for name, value in shown.items()})
+    plot_bars(axes, {name: max(value, 1e-17) for name, value in shown.items()})
     axes.set(
         yscale="log", xlabel="what changes places", ylabel="largest difference", title="Outputs change places alike"
     )

@@ -29,10 +29,10 @@ from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.core.positions import Rotary
 from regard.core.scores import alibi
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged, weighed
-from regard.lab.drawing import COLOURS, MARKS, figure
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import COLOURS, MARKS, make_figure
 from regard.lab.fitting import fit
-from regard.lab.seeds_interval import Estimate, interval
+from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from regard.nn.init import constant, fan_in, init_parameters, normal
@@ -95,7 +95,8 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
             task: {scheme: [fmean(at) for at in rows] for scheme, rows in shares[task].items()} for task in TASKS
         },
         "interval": {
-            task: {name: [interval(at) for at in rows] for name, rows in shares[task].items()} for task in TASKS
+            task: {name: [interval_half_width(at) for at in rows] for name, rows in shares[task].items()}
+            for task in TASKS
         },
         "weight near": _matching(1, attention),
         "weight far": _matching(999, attention),
@@ -213,28 +214,28 @@ def verdict(numbers: Numbers) -> Verdict:
         for task in TASKS
     ]
     widest = max(max(rows) for task in TASKS for rows in numbers["interval"][task].values())
-    return weighed(
+    return decide(
         alike,
-        [*blind, *carried, *lost, *partly, *named, *cannot],
         f"Share of right guesses at the trained length {numbers['trained on']} and at new places up to {long} (chance "
         f"{numbers['chance']:.2f}, {numbers['repeats']} seeds, at most ± {widest:.2f}). {'; '.join(told)}. Without "
         f"positions a matching key weighs {numbers['weight near']:.3f} next to the query and "
         f"{numbers['weight far']:.3f} 999 places off.",
+        [*blind, *carried, *lost, *partly, *named, *cannot],
     )
 
 
 def _long_range(numbers: Numbers) -> Verdict:
     near, far = numbers["weight near"], numbers["weight far"]
     faded = numbers["weight near with alibi"], numbers["weight far with alibi"]
-    return judged(
+    return decide(
         far < 0.9 * near,
         f"Without any positions a matching key weighs {near:.3f} one place off and {far:.3f} 999 places off; alibi, a "
         f"position scheme, makes that {faded[0]:.3f} and {faded[1]:.3f}.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.3b",
         says="Positions carry the long-range dependencies.",
         verdict=_long_range,
@@ -244,7 +245,7 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, panels = figure(2, width=4.8)
+    made, panels = make_figure(2, width=4.8)
     for axes, task in zip(panels, TASKS, strict=True):
         for number, scheme in enumerate(SCHEMES):
             # moved a little sideways, so that schemes that do alike are all seen

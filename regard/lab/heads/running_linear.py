@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import bars, figure
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def verdict(numbers: Numbers) -> Verdict:
-    return judged(
+    return decide(
         numbers["error"] == 0 and numbers["largest output"] > 0 and numbers["change of weights by a bias of 1"] < 1e-12,
         f"With A = I attention and conv1d of kernel 1 differ by {numbers['error']:g}, over outputs up to "
         f"{numbers['largest output']:g}. A bias of 1 on every score changes the weights by "
@@ -72,11 +72,11 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _biases(numbers: Numbers) -> Verdict:
     off = numbers["difference with biases of 1"]
-    return judged(off < 1e-9, f"With every score 1 the outputs are off by up to {off:.0f}: they are all the mean.")
+    return decide(off < 1e-9, f"With every score 1 the outputs are off by up to {off:.0f}: they are all the mean.")
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.3d",
         says="It is one when the biases of attention are all 1.",
         verdict=_biases,
@@ -86,7 +86,7 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
-    bars(axes, {"A = I": numbers["error"], "all scores 1": numbers["difference with biases of 1"]})
+    made, (axes,) = make_figure()
+    plot_bars(axes, {"A = I": numbers["error"], "all scores 1": numbers["difference with biases of 1"]})
     axes.set(xlabel="weights", ylabel="largest difference from conv1d", title="A convolution of kernel 1")
     return made

@@ -23,9 +23,8 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import blocks, dilated, full, global_tokens, window
 from regard.core.masks.algebra import Mask
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
-from regard.lab.words import listed
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide, join_numbers
+from regard.lab.drawing import make_figure, plot_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,26 +136,26 @@ def verdict(numbers: Numbers) -> Verdict:
     same = numbers["pairs at the small N"] == numbers["pairs that attention sees there"]
     shown = "; ".join(f"{name} {pairs[name][-1]:,} (N^{growth[name]:.2f})" for name in pairs)
     clock = ", ".join(f"{name} {taken[-1] * 1e3:.1f}" for name, taken in numbers["seconds"].items())
-    return judged(
+    return decide(
         exact and linear and ways and same and abs(growth["blocks, then strides"] - 1.5) < 0.01,
         f"Visible pairs at N={n}: {shown}. At N={numbers['small']} attention gives weight to "
-        f"{listed(numbers['pairs that attention sees there'].values())} pairs, where the masks have "
-        f"{listed(numbers['pairs at the small N'].values())}. Milliseconds: {clock}.",
+        f"{join_numbers(numbers['pairs that attention sees there'].values())} pairs, where the masks have "
+        f"{join_numbers(numbers['pairs at the small N'].values())}. Milliseconds: {clock}.",
     )
 
 
 def _second_stage(numbers: Numbers) -> Verdict:
     name = "global tokens, then all pairs"
     n, pairs, growth = numbers["lengths"][-1], numbers["pairs"][name][-1], _growth(numbers, name)
-    return judged(
+    return decide(
         growth < 1.9,
         f"Global tokens first and then all other patches make {pairs:,} pairs at N={n}, where all pairs are "
         f"{n * n:,}, and grow as N^{growth:.2f}.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="003 12.8",
         says="Patches that attend to global tokens first, and then to the other patches, make fewer pairs.",
         verdict=_second_stage,
@@ -166,9 +165,9 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2, width=5.0, height=4.0)
+    made, (left, right) = make_figure(2, width=5.0, height=4.0)
     for axes, what in ((left, "pairs"), (right, "seconds")):
-        lines(axes, numbers["lengths"], numbers[what], over=True, legend=False)
+        plot_lines(axes, numbers["lengths"], numbers[what], over=True, legend=False)
         axes.set_xscale("log", base=2)
         axes.set(yscale="log", xlabel="patches N", ylabel=what)
     left.set_title("Visible pairs, counted")

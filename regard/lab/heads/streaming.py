@@ -24,9 +24,8 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.masks import chunks, full, window
 from regard.core.masks.algebra import Mask
-from regard.lab.claim import Numbers, Verdict, judged
-from regard.lab.drawing import figure, lines
-from regard.lab.words import listed
+from regard.lab.claim import Numbers, Verdict, decide, join_numbers
+from regard.lab.drawing import make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.blocks import Block, BlockStream
 from regard.nn.feedforward import FeedForward
@@ -175,20 +174,20 @@ def verdict(numbers: Numbers) -> Verdict:
     needed = {name: [wait - 1 for wait in counts] for name, counts in waits.items()}
     reached = all(needed[name] == numbers["reaches"][name] for name in waits if name != "everything")
     bounded = numbers["kept after half"] == numbers["kept after all"]
-    return judged(
+    return decide(
         waits == expected and reached and bounded and numbers["error"] < 1e-12,
-        f"With chunks of {chunk} a row waits for {listed(waits['chunks'])} tokens at depths {listed(depths)}, with a "
-        f"look-ahead of {ahead} for {listed(waits['chunks with look-ahead'])}; a window that slides with look-ahead "
-        f"{ahead} makes it {listed(waits['sliding look-ahead'])}, and no bound {listed(waits['everything'])} of "
-        f"{numbers['length']}. Streamed rows equal one pass to {numbers['error']:.0g}, and "
-        f"{numbers['kept after all']:,} numbers are kept however long it is.",
+        f"At depths {join_numbers(depths)} a row waits for {join_numbers(waits['chunks'])} tokens with chunks of "
+        f"{chunk}, for {join_numbers(waits['chunks with look-ahead'])} with a look-ahead of {ahead} as well, for "
+        f"{join_numbers(waits['sliding look-ahead'])} with a sliding window that looks {ahead} ahead, and for "
+        f"{join_numbers(waits['everything'])} of {numbers['length']} without a mask. Streamed rows equal one "
+        f"pass up to {numbers['error']:.0g}, and the caches hold {numbers['kept after all']:,} numbers for any length.",
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure(width=5.2)
+    made, (axes,) = make_figure(width=5.2)
     bounded = {name: waits for name, waits in numbers["waits"].items() if name != "everything"}
-    lines(axes, numbers["depths"], bounded)
+    plot_lines(axes, numbers["depths"], bounded)
     axes.set_xticks(numbers["depths"])
     axes.set(
         ylim=(0, None), xlabel="layers", ylabel="tokens a row waits for", title="Only a sliding look-ahead adds up"

@@ -27,10 +27,10 @@ from regard.core.attend import attend
 from regard.core.kernels import observe_requests
 from regard.core.kernels.request import Request
 from regard.core.masks import window
-from regard.lab.claim import Attention, Numbers, Verdict, weighed
-from regard.lab.drawing import COLOURS, figure
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import COLOURS, make_figure
 from regard.lab.fitting import fit
-from regard.lab.seeds_interval import estimates, interval
+from regard.lab.seeds_interval import estimates, interval_half_width
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.init import constant, fan_in, init_parameters, normal
 from regard.nn.synthesizer import Synthesizer
@@ -94,7 +94,7 @@ def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] =
         "repeats": setup.repeats,
         "chance": 1 / setup.values,
         "right": {part: fmean(shares) for part, shares in right.items()},
-        "interval": {part: interval(shares) for part, shares in right.items()},
+        "interval": {part: interval_half_width(shares) for part, shares in right.items()},
         "right by the commonest value": fmean(commonest),
         "weights moved by other tokens": moved,
         "weights made": made,
@@ -168,18 +168,18 @@ def verdict(numbers: Numbers) -> Verdict:
     cannot = [guess + 0.1 - right[part] for part in ("dense", "random")]
     square = all(count == n * n for count in numbers["weights made"].values())
     told = ", ".join(f"{part} {right[part].share()}" for part in PARTS)
-    return weighed(
+    return decide(
         blind and square,
-        [*cannot, right["dot"] - 0.9],
         f"Partners told right: {told}, by the commonest value {guess:.0%} ({numbers['repeats']} seeds, chance "
         f"{numbers['chance']:.0%}). Other tokens move a row's weights by {moved['dot']:.2f} (dot), {moved['dense']:g} "
         f"(dense) and {moved['random']:g} (random); each makes {numbers['weights made']['dense']} weights for {n} "
         "tokens.",
+        [*cannot, right["dot"] - 0.9],
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
+    made, (axes,) = make_figure()
     drawn = axes.bar(
         list(PARTS),
         [numbers["right"][part] for part in PARTS],

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.seeds import make_generator
-from regard.lab.claim import Numbers, Verdict, judged
-from regard.lab.drawing import figure, lines
-from regard.lab.words import listed
+from regard.lab.claim import Numbers, Verdict, decide, join_numbers
+from regard.lab.drawing import make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.init import fan_in, init_parameters, normal
 
@@ -96,20 +95,23 @@ def verdict(numbers: Numbers) -> Verdict:
     width, outputs = numbers["width"], numbers["outputs"]
     fits = [output == width for output in outputs]
     if numbers["own output"] != width:
-        return judged(False, f"A layer of width {width} gives out {numbers['own output']}: it cannot be stacked.")
+        return decide(False, f"A layer of width {width} gives out {numbers['own output']}: it cannot be stacked.")
     only = numbers["adds"] == fits and numbers["stacks"] == fits and any(fits)
     kept, lost = numbers["gradient with sums"], numbers["gradient without"]
     added, taken = ([at for at, fit in zip(outputs, numbers[by], strict=True) if fit] for by in ("adds", "stacks"))
-    return judged(
+    return decide(
         only and kept[-1] > 0.5 * kept[0] and lost[-1] < 1e-3 * lost[0],
-        f"A layer of width {width} gives out {numbers['own output']}. Of the output widths {listed(outputs)} the sum "
-        f"takes {listed(added) or 'none'} and the next layer {listed(taken) or 'none'}. Through "
-        f"{numbers['depths'][-1]} layers the gradient is {kept[-1]:.2g} with sums and {lost[-1]:.2g} without.",
+        f"A layer of width {width} has outputs of width {numbers['own output']}. Of the output widths "
+        f"{join_numbers(outputs)} the residual sum accepts {join_numbers(added) or 'none'} and the next layer "
+        f"{join_numbers(taken) or 'none'}. Through {numbers['depths'][-1]} layers the gradient is {kept[-1]:.2g} with "
+        f"residual sums and {lost[-1]:.2g} without.",
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
-    lines(axes, numbers["depths"], {"x + f(x)": numbers["gradient with sums"], "f(x)": numbers["gradient without"]})
+    made, (axes,) = make_figure()
+    plot_lines(
+        axes, numbers["depths"], {"x + f(x)": numbers["gradient with sums"], "f(x)": numbers["gradient without"]}
+    )
     axes.set(xscale="log", yscale="log", xlabel="layers", ylabel="gradient at the input", title="What the sum is for")
     return made

@@ -21,8 +21,8 @@ from torch import Tensor
 from regard.base.errors import ConfigError, ShapeError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import bars, figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_bars, plot_lines
 from regard.models.mlp import MLP, MLPConfig
 from regard.models.vit import ViT, ViTConfig
 
@@ -132,7 +132,7 @@ def verdict(numbers: Numbers) -> Verdict:
     )
     taken = [numbers[f"sizes taken by {kind}"] for kind in ("transformer", "perceptron")]
     moved, fixed = numbers["attention weights between inputs"], numbers["slopes of perceptron between inputs"]
-    return judged(
+    return decide(
         same
         and per_place
         and taken == [[sizes] * sizes, [1] * sizes]
@@ -148,10 +148,10 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
+    made, (left, right) = make_figure(2)
     kinds = {"perceptron": "perceptron", "Transformer": "transformer"}
-    lines(left, numbers["pixels"], {shown: numbers[f"parameters of {kind}"] for shown, kind in kinds.items()})
+    plot_lines(left, numbers["pixels"], {shown: numbers[f"parameters of {kind}"] for shown, kind in kinds.items()})
     left.set(xscale="log", yscale="log", xlabel="pixels", ylabel="parameters", title="Parameters by size of input")
-    bars(right, {shown: min(numbers[f"sizes taken by {kind}"]) for shown, kind in kinds.items()})
+    plot_bars(right, {shown: min(numbers[f"sizes taken by {kind}"]) for shown, kind in kinds.items()})
     right.set(ylabel=f"of {len(numbers['pixels'])} sizes of images", title="Sizes that one model takes")
     return made

@@ -29,10 +29,10 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged, weighed
-from regard.lab.drawing import COLOURS, MARKS, figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import COLOURS, MARKS, make_figure, plot_lines
 from regard.lab.fitting import fit
-from regard.lab.seeds_interval import Estimate, interval
+from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.models.rnn import LSTM, RNN, RNNConfig, RNNState
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
@@ -128,7 +128,7 @@ def run(
         "seconds": {kind: [each[1] for each in several] for kind, several in layers.items()},
         "parameters": parameters,
         "right": {kind: [fmean(shares) for shares in right[kind]] for kind in KINDS},
-        "interval": {kind: [interval(shares) for shares in right[kind]] for kind in KINDS},
+        "interval": {kind: [interval_half_width(shares) for shares in right[kind]] for kind in KINDS},
         "attention calls": {kind: min(calls for calls, _ in several) for kind, several in looked.items()},
         "weight of the token to tell": {
             kind: fmean(weight for _, weight in several) for kind, several in looked.items()
@@ -322,14 +322,14 @@ def verdict(numbers: Numbers) -> Verdict:
     bridged = far["recurrent with attention"] - far["recurrent"] - 0.2
     told = "; ".join(f"{kind} {near[kind].share()} and {far[kind].share()}" for kind in KINDS)
     ways = {kind: f"{several[0]} and {several[-1]}" for kind, several in short.items()}
-    return weighed(
+    return decide(
         same and grows and reached and costs and alike and taken["attention"] < taken["recurrent"],
-        [*learned, forgot, bridged],
         f"Between the first token and the last output of {lengths[0]} and {lengths[-1]} tokens stand "
         f"{ways['attention']} operations with attention, {ways['recurrent']} in a recurrent layer; of width {d} they "
         f"take {taken['attention'] * 1e3:.2f} and {taken['recurrent'] * 1e3:.2f} ms for all lengths. A token told "
         f"after {distances[0]} and after {distances[-1]} others (chance {chance:.0%}, {numbers['repeats']} seeds): "
         f"{told}.",
+        [*learned, forgot, bridged],
     )
 
 
@@ -340,7 +340,7 @@ def _new_with_transformers(numbers: Numbers) -> Verdict:
         f"and all that decoder knows of the source is its encoding: given another source's, it is {gap:g} off what it "
         "says of that one."
     )
-    return judged(True, sentence) if gap > 1e-6 else weighed(True, [numbers["chance"] + 0.2 - near], sentence)
+    return decide(True, sentence) if gap > 1e-6 else decide(True, sentence, [numbers["chance"] + 0.2 - near])
 
 
 def _without_attention(numbers: Numbers) -> Verdict:
@@ -353,17 +353,17 @@ def _without_attention(numbers: Numbers) -> Verdict:
         f"{weight:.2f}, and tells {with_it.share()} right after {numbers['distances'][-1]} tokens of noise; without "
         f"attention it is {without.share()}."
     )
-    return judged(True, sentence) if calls == 0 else weighed(True, [without + 0.1 - with_it], sentence)
+    return decide(True, sentence) if calls == 0 else decide(True, sentence, [without + 0.1 - with_it])
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.4a",
         says="What sets the Transformer apart is that it has an encoder and a decoder.",
         verdict=_new_with_transformers,
         right="Recurrent networks had both before; new is that attention takes the place of recurrence within each.",
     ),
-    Sheet(
+    WrongAnswer(
         source="004 1b",
         says="Recurrent networks have no attention.",
         verdict=_without_attention,
@@ -373,10 +373,10 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, middle, right) = figure(3)
-    lines(left, numbers["lengths"], numbers["shortest way"])
+    made, (left, middle, right) = make_figure(3)
+    plot_lines(left, numbers["lengths"], numbers["shortest way"])
     left.set(xscale="log", yscale="log", xlabel="tokens", ylabel="operations", title="From last output to first token")
-    lines(middle, numbers["lengths"], numbers["seconds"])
+    plot_lines(middle, numbers["lengths"], numbers["seconds"])
     middle.set(xscale="log", yscale="log", xlabel="tokens", ylabel="seconds", title="One layer on the clock")
     for number, kind in enumerate(KINDS):
         right.errorbar(

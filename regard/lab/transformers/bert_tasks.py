@@ -24,10 +24,10 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Sheet, Verdict, weighed
-from regard.lab.drawing import COLOURS, figure
+from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import COLOURS, make_figure
 from regard.lab.fitting import fit
-from regard.lab.seeds_interval import Estimate, estimates, interval
+from regard.lab.seeds_interval import Estimate, estimates, interval_half_width
 from regard.models.bert import BERT, BERTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
 
@@ -111,7 +111,7 @@ def run(setup: Setup, bert: Callable[[BERTConfig], Any] = BERT) -> Numbers:
         "words": setup.words,
         "repeats": setup.repeats,
         "right": {task: fmean(shares) for task, shares in right.items()},
-        "interval": {task: interval(shares) for task, shares in right.items()},
+        "interval": {task: interval_half_width(shares) for task, shares in right.items()},
         "right by one answer": {task: fmean(shares) for task, shares in same.items()},
         "choices": {task: setup.words if task == WORDS else 2 for task in TASKS},
     }
@@ -217,25 +217,25 @@ def verdict(numbers: Numbers) -> Verdict:
     nothing = [right[UNLABELLED] - 0.4, 0.6 - right[UNLABELLED]]
     generative = [task for task in TASKS if numbers["choices"][task] == numbers["words"]]
     told = ", ".join(f"{task} {right[task].share()} against {same[task]:.0%}" for task in TASKS)
-    return weighed(
+    return decide(
         generative == [WORDS],
-        [*learned, *nothing],
         f"Right on fresh text, and with one answer for all: {told}; {numbers['repeats']} seeds. Hidden words are "
         f"chosen out of {numbers['words']}, the other answers out of 2.",
+        [*learned, *nothing],
     )
 
 
 def _logic_without_labels(numbers: Numbers) -> Verdict:
     right = Estimate(numbers["right"][UNLABELLED], numbers["interval"][UNLABELLED])
-    return weighed(
+    return decide(
         True,
-        [right - 0.6],
         f"With the answers that a text without labels has, logic is told right in {right.share()} of pairs.",
+        [right - 0.6],
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="003 12.6",
         says="Telling whether one sentence follows from another by logic is a task to pre-train on.",
         verdict=_logic_without_labels,
@@ -246,7 +246,7 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure(width=6.4)
+    made, (axes,) = make_figure(width=6.4)
     places = range(len(TASKS))
     axes.bar(
         places,

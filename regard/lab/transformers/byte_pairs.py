@@ -20,8 +20,8 @@ import torch
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -207,7 +207,7 @@ def verdict(numbers: Numbers) -> Verdict:
     exact = [before - after for before, after in pairwise(tokens)] == saved
     falling = saved == sorted(saved, reverse=True)
     rate = numbers["bytes a token"]
-    return judged(
+    return decide(
         same and coded == kept == texts and exact and falling and rate["learned from"] > rate["another rhyme"] > 1,
         f"{merges} merges, of which the library makes {numbers['merges as the library']} too, take {tokens[0]} tokens "
         f"to {tokens[-1]} ({numbers['words']} words): {saved[0]} fewer with the first and {saved[-1]} with the last. "
@@ -217,13 +217,13 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
-    lines(left, numbers["vocabulary"], {"tokens": numbers["tokens"]}, markevery=10)
+    made, (left, right) = make_figure(2)
+    plot_lines(left, numbers["vocabulary"], {"tokens": numbers["tokens"]}, markevery=10)
     left.axhline(numbers["words"], color="grey", linestyle="--", label="words")
     left.legend(frameon=False)
     left.set(
         xlabel="vocabulary", ylabel="tokens of the text", title="A larger vocabulary, fewer tokens", ylim=(0, None)
     )
-    lines(right, range(1, len(numbers["pairs merged"]) + 1), {"pairs": numbers["pairs merged"]}, markevery=10)
+    plot_lines(right, range(1, len(numbers["pairs merged"]) + 1), {"pairs": numbers["pairs merged"]}, markevery=10)
     right.set(xlabel="merge", ylabel="pairs merged", title="The first merges save most")
     return made

@@ -24,8 +24,8 @@ from torch.nn import functional
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, judged
-from regard.lab.drawing import COLOURS, figure, lines
+from regard.lab.claim import Numbers, Verdict, decide
+from regard.lab.drawing import COLOURS, make_figure, plot_lines
 from regard.lab.fitting import fit
 from regard.models.generation import GeneratedText, beam, generate, greedy, kth_largest, sample
 from regard.models.gpt import GPT, GPTConfig
@@ -274,7 +274,7 @@ def verdict(numbers: Numbers) -> Verdict:
     mean, expected = numbers["log-probability by sampling"], numbers["expected log-probability"]
     steady = abs(mean["sampling"] - expected) < 4 * numbers["its standard error"]
     biased = all(numbers["distance from the model's shares"][name] > 2 * chance[name] for name in ("top-k", "nucleus"))
-    return judged(
+    return decide(
         searched and better and fair and steady and biased,
         f"Of {numbers['prompts']} prompts with {numbers['texts']:,} texts each, the likeliest text is found for "
         f"{by_greedy:.0%} by greedy and for {', '.join(f'{share:.0%}' for share in found)} by beams of "
@@ -287,8 +287,8 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
-    lines(left, numbers["beam widths"], {"beam": numbers["likeliest found by beams"]})
+    made, (left, right) = make_figure(2)
+    plot_lines(left, numbers["beam widths"], {"beam": numbers["likeliest found by beams"]})
     left.axhline(numbers["likeliest found by greedy"], color=COLOURS[1], linestyle="--", label="greedy")
     left.legend(frameon=False)
     left.set(xscale="log", ylim=(0, 1.05), xlabel="beam width", ylabel="likeliest text found")

@@ -22,10 +22,10 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, weighed
-from regard.lab.drawing import figure, heat
+from regard.lab.claim import Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_heatmap
 from regard.lab.fitting import fit
-from regard.lab.seeds_interval import Estimate, interval
+from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.see.watch import watch
 
@@ -96,12 +96,12 @@ def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transfor
         "earlier logits moved by the last target token": max(each["earlier logits moved"] for each in before + after),
         "cross mass on the reversed order before": fmean(each[order] for each in before),
         "cross mass on the reversed order": fmean(reversed_mass),
-        "interval": interval(reversed_mass),
+        "interval": interval_half_width(reversed_mass),
         "gained by training": fmean(gained),
-        "interval of gain": interval(gained),
+        "interval of gain": interval_half_width(gained),
         "rows whose largest cross weight is there": fmean(each["rows at the reversed order"] for each in after),
-        "interval of rows": interval([each["rows at the reversed order"] for each in after]),
-        "interval of right": interval([each["right"] for each in after]),
+        "interval of rows": interval_half_width([each["rows at the reversed order"] for each in after]),
+        "interval of right": interval_half_width([each["right"] for each in after]),
         "maps": after[0]["maps"],
     }
 
@@ -179,22 +179,22 @@ def verdict(numbers: Numbers) -> Verdict:
     rows = Estimate(numbers["rows whose largest cross weight is there"], numbers["interval of rows"])
     right = Estimate(numbers["right"], numbers["interval of right"])
     shown = {name: " or ".join(map(str, found)) for name, found in pairs.items()}
-    return weighed(
+    return decide(
         all_seen and reached and masked,
-        [gained - 0.2, mass - 0.5, rows - 0.9, right - 0.95],
         f"Of {n * n} pairs the encoder uses {shown['encoder']} and the decoder {shown['decoder']}; at least "
         f"{above['encoder'][0]:.2f} of the encoder's mass lies above the diagonal and at most {above['decoder'][1]:g} "
         f"of the decoder's. The last source token moves the encoder's first row by {moved:.2g} or more, the last "
         f"target token earlier logits by {later:g}. The reversed order has {first:.0%} of the cross attention before "
         f"training and {mass.share()} after ({numbers['repeats']} seeds), the largest weight in {rows.share()} of "
         f"rows, and {right.share()} of tokens are right.",
+        [gained - 0.2, mass - 0.5, rows - 0.9, right - 0.95],
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, panels = figure(3)
+    made, panels = make_figure(3)
     axes_of = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("source", "target")}
     for axes, (name, (keys, queries)) in zip(panels, axes_of.items(), strict=True):
-        heat(axes, numbers["maps"][name], high=1.0)
+        plot_heatmap(axes, numbers["maps"][name], high=1.0)
         axes.set(xlabel=f"key, place in the {keys}", ylabel=f"query, place in the {queries}", title=name.capitalize())
     return made

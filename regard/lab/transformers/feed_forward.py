@@ -20,8 +20,8 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_lines
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import fan_in, init_parameters, normal
 
@@ -94,7 +94,7 @@ def verdict(numbers: Numbers) -> Verdict:
     own, others = numbers["changes"][numbers["token"]], max(_others(numbers, "changes"))
     attended = min(_others(numbers, "changes in attention"))
     alike = max(numbers["difference alone"], numbers["difference in another order"])
-    return judged(
+    return decide(
         own > 1e-3 and others == 0 and attended > 1e-6 and alike < 1e-12,
         f"Token {_place(numbers)} replaced, its own output moves by {own:.2f} and the others by {others:g} at most; in "
         f"self-attention every other one moves, by {attended:.1e} at least. Alone or in another order tokens come out "
@@ -105,14 +105,14 @@ def verdict(numbers: Numbers) -> Verdict:
 def _neighbours(numbers: Numbers) -> Verdict:
     at = numbers["token"]
     near = [change for place, change in enumerate(numbers["changes"]) if abs(place - at) == 1]
-    return judged(
+    return decide(
         max(near) > 0,
         f"Token {_place(numbers)} replaced, the outputs of its neighbours move by {max(near):g}.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.4d",
         says="The feed-forward part captures local patterns between neighbouring tokens.",
         verdict=_neighbours,
@@ -122,9 +122,9 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure(width=5.0)
+    made, (axes,) = make_figure(width=5.0)
     curves = {"feed-forward": numbers["changes"], "self-attention": numbers["changes in attention"]}
-    lines(axes, list(range(1, len(numbers["changes"]) + 1)), curves)
+    plot_lines(axes, list(range(1, len(numbers["changes"]) + 1)), curves)
     # zeros have a place on this axis, next to changes that are small
     axes.set_yscale("symlog", linthresh=1e-4)
     axes.set(xlabel="token", ylabel="change of its output", title=f"What replacing token {numbers['token'] + 1} moves")

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, judged
-from regard.lab.drawing import figure, lines
-from regard.lab.words import listed
+from regard.lab.claim import Numbers, Verdict, decide, join_numbers
+from regard.lab.drawing import make_figure, plot_lines
 from regard.nn.init import constant, fan_in, init_parameters
 from regard.nn.norms import norm
 
@@ -147,24 +146,24 @@ def verdict(numbers: Numbers) -> Verdict:
         for gain, row in zip(gains, what, strict=True)
     )
     shown = [f"{row[-1]:.1e}" for row in lost[1]], [f"{row[-1]:.2f}" for row in kept[1]]
-    return judged(
+    return decide(
         per_token and alone and same and divided and across and held and gone,
         f"Every token has mean 0 to {numbers['largest mean']:.0g} and variance 1 to "
         f"{numbers['largest error of variance']:.0g}, others move by {numbers['change of other tokens']:g} when one is "
         f"replaced, and there are {numbers['parameters']} parameters for width {d}. Input times {factor:g} divides the "
-        f"gradient by {numbers['gradient divided by']:.3f}. Through {depth} layers of gains {listed(gains)} the "
+        f"gradient by {numbers['gradient divided by']:.3f}. Through {depth} layers of gains {join_numbers(gains)} the "
         f"gradient comes to {', '.join(shown[0])} without norms and to {', '.join(shown[1])} with them.",
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, panels = figure(2)
+    made, panels = make_figure(2)
     for axes, what in zip(panels, ("activations", "gradients"), strict=True):
         curves = {
             f"gain {gain:g} {how}": row
             for how in ("without", "with norms")
             for gain, row in zip(numbers["gains"], numbers[f"{what} {how}"], strict=True)
         }
-        lines(axes, numbers["depths"], curves)
+        plot_lines(axes, numbers["depths"], curves)
         axes.set(xscale="log", yscale="log", xlabel="layers", ylabel="root mean square", title=what.capitalize())
     return made

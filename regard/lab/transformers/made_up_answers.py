@@ -28,9 +28,9 @@ from regard.data.synthetic_biographies import (
     biographies,
     most_frequent_place,
 )
-from regard.lab.claim import Numbers, Verdict, weighed
-from regard.lab.drawing import COLOURS, figure, lines, shares
-from regard.lab.seeds_interval import Estimate, interval
+from regard.lab.claim import Numbers, Verdict, decide
+from regard.lab.drawing import COLOURS, make_figure, plot_lines, plot_shares
+from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.lab.transformers.pretraining_knowledge import Reader, Training
 from regard.models.generation import GeneratedText, generate
 from regard.models.gpt import GPT, GPTConfig
@@ -114,7 +114,7 @@ def run(
         "repeats": setup.repeats,
         "telling": setup.telling,
         **{name: fmean(row[name] for row in rows) for name in rows[0]},
-        "interval": {name: interval([row[name] for row in rows]) for name in rows[0]},
+        "interval": {name: interval_half_width([row[name] for row in rows]) for name in rows[0]},
         "coverages": list(COVERAGES),
         "accuracy by coverage": [fmean(column) for column in zip(*curves, strict=True)],
     }
@@ -187,8 +187,14 @@ def verdict(numbers: Numbers) -> Verdict:
     sure, unsure = told("confidence with known"), told("confidence with strangers")
     surer, gained = told("right is surer than wrong"), told("gained by silence")
     few, every = numbers["accuracy by coverage"][FEW], numbers["accuracy by coverage"][-1]
-    return weighed(
+    return decide(
         True,
+        f"Strangers get a place in {answered.share()} of answers, right in {strange.share()}, and people read of in "
+        f"{known.share()}; {by_form.share()} fit the ending of the name ({chance:.0%} by chance), "
+        f"{numbers['strangers given the commonest place']:.0%} are the commonest place. Confidence is "
+        f"{unsure.share()} with strangers and {sure.share()} with the others; a right answer is surer than a wrong one "
+        f"in {surer.share()}. All answered, {every:.0%} are right; of the surest {numbers['coverages'][FEW]:.0%}, "
+        f"{few:.0%} ({numbers['repeats']} seeds).",
         [
             answered - 0.5,
             by_form - chance,
@@ -199,31 +205,25 @@ def verdict(numbers: Numbers) -> Verdict:
             surer - 0.5,
             gained,
         ],
-        f"Strangers get a place in {answered.share()} of answers, right in {strange.share()}, and people read of in "
-        f"{known.share()}; {by_form.share()} fit the ending of the name ({chance:.0%} by chance), "
-        f"{numbers['strangers given the commonest place']:.0%} are the commonest place. Confidence is "
-        f"{unsure.share()} with strangers and {sure.share()} with the others; a right answer is surer than a wrong one "
-        f"in {surer.share()}. All answered, {every:.0%} are right; of the surest {numbers['coverages'][FEW]:.0%}, "
-        f"{few:.0%} ({numbers['repeats']} seeds).",
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2, width=4.8)
+    made, (left, right) = make_figure(2, width=4.8)
     names = {
         "right,\nread of": "known right",
         "right,\nstrangers": "strangers right",
         "confidence,\nread of": "confidence with known",
         "confidence,\nstrangers": "confidence with strangers",
     }
-    shares(
+    plot_shares(
         left,
         {shown: numbers[name] for shown, name in names.items()},
         [numbers["interval"][name] for name in names.values()],
         colours=(COLOURS[0], COLOURS[0], COLOURS[1], COLOURS[1]),
     )
     left.set(xlabel="people", ylabel="share", title="Surer than right")
-    lines(right, numbers["coverages"], {"right": numbers["accuracy by coverage"]})
+    plot_lines(right, numbers["coverages"], {"right": numbers["accuracy by coverage"]})
     right.set(ylim=(0, 1.05), xlabel="share of questions answered, the surest first", ylabel="right answers")
     right.set_title("Coverage against accuracy")
     return made

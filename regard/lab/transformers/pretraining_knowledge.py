@@ -26,10 +26,10 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer, check_number
 from regard.data.span_corruption import IGNORED, PHRASE, MaskedText, alphabet, batch, corrupt_spans, encode_question
 from regard.data.synthetic_biographies import Biographies, BiographyQuestion, biographies
-from regard.lab.claim import Numbers, Verdict, weighed
-from regard.lab.drawing import figure, shares
+from regard.lab.claim import Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_shares
 from regard.lab.fitting import fit
-from regard.lab.seeds_interval import estimates, interval
+from regard.lab.seeds_interval import estimates, interval_half_width
 from regard.models.gpt import GPT, GPTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
 
@@ -123,9 +123,9 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
         "people": setup.people,
         "repeats": setup.repeats,
         "right": {name: fmean(shares) for name, shares in right.items()},
-        "interval": {name: interval(shares) for name, shares in right.items()},
+        "interval": {name: interval_half_width(shares) for name, shares in right.items()},
         "right in training": {name: fmean(shares) for name, shares in trained_on.items()},
-        "interval in training": {name: interval(shares) for name, shares in trained_on.items()},
+        "interval in training": {name: interval_half_width(shares) for name, shares in trained_on.items()},
         "facts in texts alone": fmean(only_in_texts),
     }
 
@@ -232,20 +232,20 @@ def verdict(numbers: Numbers) -> Verdict:
     guessed = right["commonest"] + 0.2 - right["not read"]
     unknown = right["read"] - right["strangers"] - 0.2
     told = {name: share.share() for name, share in right.items()}
-    return weighed(
+    return decide(
         numbers["facts in texts alone"] == 1.0,
-        [*known, guessed, unknown, *(share - 0.8 for share in by_heart.values())],
         f"Questions about people never asked about in training are answered right for {told['read']} after reading and "
         f"{told['not read']} without ({numbers['repeats']} seeds), though those of training are for "
         f"{by_heart['read'].mean:.0%} and {by_heart['not read'].mean:.0%}; the commonest place is right for "
         f"{told['commonest']}. About strangers the reader is right for {told['strangers']}.",
+        [*known, guessed, unknown, *(share - 0.8 for share in by_heart.values())],
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = figure()
+    made, (axes,) = make_figure()
     names = {"read": "read", "not read": "not read", "strangers": "read,\nstrangers", "commonest": "commonest\nplace"}
-    shares(
+    plot_shares(
         axes,
         {shown: numbers["right"][name] for name, shown in names.items()},
         [numbers["interval"][name] for name in names],

@@ -26,8 +26,8 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer, split_heads
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def verdict(numbers: Numbers) -> Verdict:
     clock = {part: "nowhere" if at is None else f"n={at:.0f}" for part, at in numbers["crossings in seconds"].items()}
     shown = {part: "nowhere" if at is None else f"n={at:.0f}" for part, at in found.items()}
     first = {part: taken[0] for part, taken in numbers["seconds"].items()}
-    return judged(
+    return decide(
         exact and met and first["attention"] < first["recurrent"] and numbers["last moved by first"] > 1e-9,
         f"At D={d} attention takes more multiply-adds than a recurrent layer from {shown['recurrent']} on, and than "
         f"its own projections from {shown['projections']} on; on the clock of this machine, up to n={lengths[-1]}, "
@@ -151,9 +151,9 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, panels = figure(2)
+    made, panels = make_figure(2)
     for axes, what in zip(panels, ("multiply-adds", "seconds"), strict=True):
-        lines(axes, numbers["lengths"], numbers[what])
+        plot_lines(axes, numbers["lengths"], numbers[what])
         axes.axvline(numbers["width"], color="grey", linestyle=":")
         axes.set(xscale="log", yscale="log", xlabel="tokens; dotted: D", ylabel=what, title=f"{what.capitalize()} by n")
         axes.set_xticks(numbers["lengths"], [str(n) for n in numbers["lengths"]])

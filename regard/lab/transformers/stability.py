@@ -26,10 +26,10 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, weighed
-from regard.lab.drawing import COLOURS, figure, lines
+from regard.lab.claim import Numbers, Verdict, decide
+from regard.lab.drawing import COLOURS, make_figure, plot_lines
 from regard.lab.fitting import fit
-from regard.lab.seeds_interval import Estimate, estimates, interval
+from regard.lab.seeds_interval import Estimate, estimates, interval_half_width
 from regard.nn.attention import Attention
 from regard.nn.blocks import Block, run_blocks
 from regard.nn.embeddings import LearnedPositions, TokenEmbedding
@@ -136,13 +136,13 @@ def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[...
         "tokens alike": {name: fmean(start["alike"] for start in several) for name, several in starts.items()},
         "largest weight": {name: fmean(start["largest"] for start in several) for name, several in starts.items()},
         "loss": {name: fmean(several) for name, several in losses.items()},
-        "interval": {name: interval(several) for name, several in losses.items()},
+        "interval": {name: interval_half_width(several) for name, several in losses.items()},
         # seed by seed: how many times that of a whole design, of which losses differ by orders of magnitude
         "logarithm of times the loss": {
             whole: {name: fmean(several) for name, several in times[whole].items()} for whole in WHOLE
         },
         "interval of logarithm": {
-            whole: {name: interval(several) for name, several in times[whole].items()} for whole in WHOLE
+            whole: {name: interval_half_width(several) for name, several in times[whole].items()} for whole in WHOLE
         },
         # seed by seed: how much worse than with all four, at the least
         "loss added, at least": {
@@ -255,9 +255,8 @@ def verdict(numbers: Numbers) -> Verdict:
         f"{name} {numbers['loss'][name]:.2f}" + (f" ({_span(times['all four'][name])})" if name in LACKING else "")
         for name in TRAINED
     )
-    return weighed(
+    return decide(
         start and worse,
-        [many for whole in WHOLE for many in times[whole].values()],
         f"Loss after {numbers['steps']} steps of {numbers['depth']} blocks ({numbers['repeats']} seeds, a guess has "
         f"{numbers['loss of a guess']:.2f}; in brackets how many times that with all four): {told}. At the "
         f"start of {numbers['deep']} blocks the largest gradient of one is {usual:.1f} with all four and {grown:.0f} "
@@ -266,6 +265,7 @@ def verdict(numbers: Numbers) -> Verdict:
         f"{alike['no sums']:.3f}; the largest weight of a row is {largest['all four']:.2f}, without scale "
         f"{largest['no scale']:.2f}. With the norm first the mean gradient of a block is "
         f"{fmean(gradients['norm first']):.1f}, after each sum {fmean(gradients['all four']):.1f}.",
+        [many for whole in WHOLE for many in times[whole].values()],
     )
 
 
@@ -275,8 +275,8 @@ def _span(logarithm: Estimate) -> str:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2, width=5.4)
-    lines(left, list(range(1, numbers["deep"] + 1)), numbers["gradients"], legend=False)
+    made, (left, right) = make_figure(2, width=5.4)
+    plot_lines(left, list(range(1, numbers["deep"] + 1)), numbers["gradients"], legend=False)
     left.set(yscale="log", xlabel="block", ylabel="norm of its gradient", title="Gradients at the start")
     made.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower left", ncols=3)
     names = list(numbers["loss"])

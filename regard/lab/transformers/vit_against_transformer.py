@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.seeds import make_generator
-from regard.lab.claim import Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import COLOURS, figure
+from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import COLOURS, make_figure
 from regard.models.transformer import PRESETS as TRANSFORMERS, Transformer, TransformerConfig
 from regard.models.vit import PRESETS as VITS, ViT, ViTConfig
 
@@ -164,7 +164,7 @@ def verdict(numbers: Numbers) -> Verdict:
     ratio = all(hidden[name] == 4 * width for name, width in numbers["widths"].items())
     near = all(abs(millions[name] / published - 1) < 0.03 for name, published in PUBLISHED.items())
     shown = ", ".join(f"{millions[name]:.1f} ({published})" for name, published in PUBLISHED.items())
-    return judged(
+    return decide(
         alone and seen and order and gelu and extras and ratio and near,
         f"ViT has {crossings[0]} blocks that look at a memory ({crossings[1]} in the Transformer), {tokens[0]} token "
         f"more than patches, {learned[0]} parameters for positions ({learned[1]}), and {active[0]:.3f} for an "
@@ -179,15 +179,15 @@ def _smaller(numbers: Numbers) -> Verdict:
     hidden, widths = numbers["feed-forward widths"], numbers["widths"]
     ours, theirs = "vit-b/16", "transformer-base"
     ratios = [hidden[name] / widths[name] for name in (ours, theirs)]
-    return judged(
+    return decide(
         hidden[ours] < hidden[theirs] or ratios[0] < ratios[1],
         f"ViT-B has {hidden[ours]} for tokens of {widths[ours]}, the Transformer {hidden[theirs]} for {widths[theirs]}"
         f": {ratios[0]:g} and {ratios[1]:g} times as wide.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.5b",
         says="ViT has smaller feed-forward networks than the original Transformer.",
         verdict=_smaller,
@@ -197,7 +197,7 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2, width=5.6)
+    made, (left, right) = make_figure(2, width=5.6)
     names = {name: name.replace("transformer-", "transformer\n") for name in PUBLISHED}
     counted = left.bar(list(names.values()), [numbers["millions"][name] for name in names], color=COLOURS[0])
     left.bar_label(counted, fmt="%.0f", label_type="center", color="white")

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from regard.base.seeds import make_generator
-from regard.lab.claim import Numbers, Verdict, judged
-from regard.lab.drawing import figure, lines
+from regard.lab.claim import Numbers, Verdict, decide
+from regard.lab.drawing import make_figure, plot_lines
 from regard.models.vit import ViT, ViTConfig
 from regard.nn.blocks import run_blocks
 from regard.nn.init import constant, init_parameters, normal
@@ -157,7 +157,7 @@ def verdict(numbers: Numbers) -> Verdict:
     outside, moved = numbers["class token between images, coming out"], min(numbers["class token moved by each patch"])
     heads = numbers["head parameters"] == [d * d + d + d * many + many, d * few + few]
     trunk, tokens = numbers["parts that differ before the head"], numbers["tokens"]
-    return judged(
+    return decide(
         error < 1e-12
         and numbers["difference without the norm"] > 1e-3
         and one
@@ -177,12 +177,12 @@ def verdict(numbers: Numbers) -> Verdict:
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
+    made, (left, right) = make_figure(2)
     gradients = numbers["gradients"]
     curves = {"class token": gradients["linear"], "mean pooling": [float("nan"), *gradients["mean"]]}
-    lines(left, list(range(len(gradients["linear"]))), curves)
+    plot_lines(left, list(range(len(gradients["linear"]))), curves)
     left.set(xlabel="token; 0 is the class token", ylabel="gradient of the logits", title="What the head reads")
     moved = numbers["class token moved by each patch"]
-    lines(right, list(range(1, len(moved) + 1)), {"class token": moved})
+    plot_lines(right, list(range(1, len(moved) + 1)), {"class token": moved})
     right.set(xlabel="patch that is changed", ylabel="change of the class token", title="What the class token gathers")
     return made

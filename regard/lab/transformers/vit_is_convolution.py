@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Sheet, Verdict, judged
-from regard.lab.drawing import bars, figure, lines
+from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import make_figure, plot_bars, plot_lines
 from regard.nn.embeddings import PatchEmbedding
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def verdict(numbers: Numbers) -> Verdict:
     same = numbers["parameters"] == numbers["parameters of the matrix"]
     by_patch, by_pixel = numbers["change if moved by a patch"], numbers["change if moved by a pixel"]
     p = numbers["patch"]
-    return judged(
+    return decide(
         errors == [0.0, 0.0] and rounding < 1e-10 and same and by_patch < 1e-10 and by_pixel > 1e-3,
         f"On whole numbers the patch embedding differs from a matrix on flattened patches by {errors[0]:g} and from a "
         f"convolution of kernel and stride {p} by {errors[1]:g}, on random ones by {rounding:.0g}; each has "
@@ -106,15 +106,15 @@ def verdict(numbers: Numbers) -> Verdict:
 
 def _no_convolution(numbers: Numbers) -> Verdict:
     apart = numbers["convolution against matrix on whole numbers"]
-    return judged(
+    return decide(
         apart > 0,
         f"A convolution of kernel and stride {numbers['patch']} and the projection of flattened patches are "
         f"{apart:g} apart: they are one and the same.",
     )
 
 
-SHEET = (
-    Sheet(
+WRONG_ANSWERS = (
+    WrongAnswer(
         source="000 1.5a",
         says="ViT has no convolution, only a linear projection of flattened patches.",
         verdict=_no_convolution,
@@ -124,11 +124,11 @@ SHEET = (
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
+    made, (left, right) = make_figure(2)
     ways = numbers["features of a patch"]
-    lines(left, range(len(ways["convolution"])), ways, over=True, legend=False)
+    plot_lines(left, range(len(ways["convolution"])), ways, over=True, legend=False)
     made.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower left", ncols=3)
     left.set(xlabel="feature of a patch", ylabel="value", title="Three names of one operation")
-    bars(right, {name: numbers[f"change if moved by {name}"] for name in ("a patch", "a pixel")})
+    plot_bars(right, {name: numbers[f"change if moved by {name}"] for name in ("a patch", "a pixel")})
     right.set(ylabel="distance to patches moved by one", title="An image moved by")
     return made

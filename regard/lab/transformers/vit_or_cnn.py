@@ -20,10 +20,10 @@ import torch
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, weighed
-from regard.lab.digits import CLASSES, SIDE, TO_LEARN, Digits, digits, learn, share_right
-from regard.lab.drawing import COLOURS, MARKS, figure
-from regard.lab.seeds_interval import Estimate, interval
+from regard.lab.claim import Numbers, Verdict, decide
+from regard.lab.digits import CLASSES, SIDE, TRAIN_IMAGES, Digits, accuracy, load_digit_images, train_classifier
+from regard.lab.drawing import COLOURS, MARKS, make_figure
+from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.models.cnn import CNN, CNNConfig
 from regard.models.vit import ViT, ViTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
@@ -56,8 +56,8 @@ class Setup:
         check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
         if len(self.sizes) < 2 or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
             raise ConfigError(f"sizes are two or more numbers of images that grow: sizes={self.sizes}")
-        if self.sizes[-1] > TO_LEARN:
-            raise ConfigError(f"there are {TO_LEARN} images to learn from, but sizes asks for {self.sizes[-1]}")
+        if self.sizes[-1] > TRAIN_IMAGES:
+            raise ConfigError(f"there are {TRAIN_IMAGES} images to learn from, but sizes asks for {self.sizes[-1]}")
 
 
 SMOKE = Setup(sizes=(60, 1397), heads=4, depth=1, widths=(12, 24, 32), steps=60, rate=0.02, repeats=4)
@@ -72,7 +72,7 @@ def run(
     make = {"vit": lambda seed: _transformer(setup, vit, seed), "cnn": lambda seed: _network(setup, cnn, seed)}
     right: dict[str, list[list[float]]] = {kind: [[] for _ in setup.sizes] for kind in KINDS}
     scattered: list[float] = []
-    given, others = digits()
+    given, others = load_digit_images()
     for number in range(setup.repeats):
         seed = 1000 * setup.seed + number
         order = torch.randperm(len(given.labels), generator=make_generator(seed))
@@ -98,19 +98,19 @@ def run(
         "repeats": setup.repeats,
         "parameters": {kind: sum(each.numel() for each in make[kind](0).parameters()) for kind in KINDS},
         "right": {kind: [fmean(shares) for shares in right[kind]] for kind in KINDS},
-        "interval": {kind: [interval(shares) for shares in right[kind]] for kind in KINDS},
+        "interval": {kind: [interval_half_width(shares) for shares in right[kind]] for kind in KINDS},
         "ahead": [fmean(several) for several in ahead],
-        "interval of ahead": [interval(several) for several in ahead],
+        "interval of ahead": [interval_half_width(several) for several in ahead],
         "right, pixels scattered": fmean(scattered),
-        "interval, pixels scattered": interval(scattered),
+        "interval, pixels scattered": interval_half_width(scattered),
         **{name: fmean(several) for name, several in compared.items()},
-        "interval of differences": {name: interval(several) for name, several in compared.items()},
+        "interval of differences": {name: interval_half_width(several) for name, several in compared.items()},
     }
 
 
 def _learnt(model: Any, setup: Setup, given: Digits, others: Digits, seed: int) -> float:
-    learn(model, given, steps=setup.steps, batch=setup.batch, rate=setup.rate, seed=seed)
-    return share_right(model, others)
+    train_classifier(model, given, steps=setup.steps, batch=setup.batch, rate=setup.rate, seed=seed)
+    return accuracy(model, others)
 
 
 def _transformer(setup: Setup, vit: Callable[[ViTConfig], Any], seed: int) -> Any:
@@ -146,19 +146,19 @@ def verdict(numbers: Numbers) -> Verdict:
     alike = max(counts.values()) < 1.25 * min(counts.values())
     learnt = Estimate(few["vit"], numbers["interval"]["vit"][0]) - 0.15
     more, lost, kept = (Estimate(numbers[name], half) for name, half in numbers["interval of differences"].items())
-    return weighed(
+    return decide(
         alike,
-        [learnt, more - 0.1, Estimate(ahead[0], spread[0]) - 0.1, lost - 0.05, kept],
         f"From {sizes[0]} images the convolutional network ({counts['cnn']:,} parameters) tells {few['cnn']:.1%} right "
         f"and the Vision Transformer ({counts['vit']:,}) {few['vit']:.1%}: {ahead[0]:.2f} ± {spread[0]:.2f} ahead; "
         f"from {sizes[-1]} they tell {many['cnn']:.1%} and {many['vit']:.1%}: {ahead[-1]:.2f} ± {spread[-1]:.2f} "
         f"({numbers['repeats']} seeds). From {sizes[0]} images with their pixels scattered the network tells "
         f"{scattered:.1%} ± {numbers['interval, pixels scattered']:.1%}.",
+        [learnt, more - 0.1, Estimate(ahead[0], spread[0]) - 0.1, lost - 0.05, kept],
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
+    made, (left, right) = make_figure(2)
     for number, (kind, shown) in enumerate(KINDS.items()):
         left.errorbar(
             numbers["sizes"],

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, weighed
-from regard.lab.digits import CLASSES, SIDE, digits, learn, share_right
-from regard.lab.drawing import COLOURS, figure, lines, shares
-from regard.lab.seeds_interval import Estimate, estimates, interval
+from regard.lab.claim import Numbers, Verdict, decide
+from regard.lab.digits import CLASSES, SIDE, accuracy, load_digit_images, train_classifier
+from regard.lab.drawing import COLOURS, make_figure, plot_lines, plot_shares
+from regard.lab.seeds_interval import Estimate, estimates, interval_half_width
 from regard.models.vit import ViT, ViTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
 
@@ -60,7 +60,7 @@ SMOKE = Setup(classes=3, width=16, heads=1, batch=16, steps=100, rate=0.04, repe
 
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
     """vit  makes the model: vit(config)"""
-    given, others = (every.some((every.labels < setup.classes).nonzero()[:, 0]) for every in digits())
+    given, others = (every.some((every.labels < setup.classes).nonzero()[:, 0]) for every in load_digit_images())
     cosines: dict[str, list[list[float]]] = {"before": [], "after": []}
     right: dict[str, list[float]] = {positions: [] for positions in ("learned", "none")}
     moved: dict[str, list[float]] = {positions: [] for positions in right}
@@ -72,11 +72,11 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
             model = _made(setup, vit, positions, seed)
             if positions == "learned":
                 cosines["before"].append(_by_distance(model))
-            learn(model, given, steps=setup.steps, batch=setup.batch, rate=setup.rate, seed=seed)
-            right[positions].append(share_right(model, others))
+            train_classifier(model, given, steps=setup.steps, batch=setup.batch, rate=setup.rate, seed=seed)
+            right[positions].append(accuracy(model, others))
             if positions == "learned":
                 cosines["after"].append(_by_distance(model))
-                shuffled.append(share_right(model, mixed))
+                shuffled.append(accuracy(model, mixed))
             with torch.no_grad():
                 model.double()
                 change = model(mixed.images[:16].double()) - model(others.images[:16].double())
@@ -95,12 +95,12 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
             when: [fmean(column) for column in zip(*several, strict=True)] for when, several in cosines.items()
         },
         "neighbours lead by": {when: fmean(several) for when, several in lead.items()},
-        "interval of lead": {when: interval(several) for when, several in lead.items()},
+        "interval of lead": {when: interval_half_width(several) for when, several in lead.items()},
         "right": {positions: fmean(shares) for positions, shares in right.items()},
-        "interval": {positions: interval(shares) for positions, shares in right.items()},
+        "interval": {positions: interval_half_width(shares) for positions, shares in right.items()},
         "right when shuffled": fmean(shuffled),
         **{name: fmean(several) for name, several in lost.items()},
-        "interval of loss": {name: interval(several) for name, several in lost.items()},
+        "interval of loss": {name: interval_half_width(several) for name, several in lost.items()},
         "logits moved by shuffling": {"learned": min(moved["learned"]), "none": max(moved["none"])},
     }
 
@@ -147,26 +147,26 @@ def verdict(numbers: Numbers) -> Verdict:
     ]
     bag = moved["none"] < 1e-9 and moved["learned"] > 1e-3
     needed = [Estimate(numbers[name], half) - 0.05 for name, half in numbers["interval of loss"].items()]
-    return weighed(
+    return decide(
         bag,
-        [*ordered, *needed],
         f"Rows of neighbours have a cosine of {near['before'][0]:.2f} before training and {near['after'][0]:.2f} "
         f"after, {lead['before'].mean:.2f} ± {lead['before'].half:.2f} and {lead['after'].mean:.2f} ± "
         f"{lead['after'].half:.2f} above those {FAR} and more apart ({numbers['repeats']} seeds). With positions "
         f"{right['learned'].share()} of images are told right, {numbers['right when shuffled']:.0%} once their patches "
         f"are shuffled, and without positions {right['none'].share()}. Shuffling moves logits "
         f"by {moved['learned']:.2g} with positions and by {moved['none']:.0g} without.",
+        [*ordered, *needed],
     )
 
 
 def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = figure(2)
+    made, (left, right) = make_figure(2)
     curves = {f"{when} training": numbers["cosines"][when] for when in ("before", "after")}
-    lines(left, numbers["distances"], curves)
+    plot_lines(left, numbers["distances"], curves)
     left.axhline(0, color="grey", linewidth=0.8)
     left.set(xlabel="distance of two patches", ylabel="cosine of their rows", title="Positions that were learned")
     shown = {"learned": "learned positions", "none": "no positions"}
-    shares(
+    plot_shares(
         right,
         {words: numbers["right"][name] for name, words in shown.items()},
         [numbers["interval"][name] for name in shown],
