@@ -74,8 +74,9 @@ def verdict(numbers: Numbers) -> Verdict:
         steady and grows,
         f"With {join_numbers(numbers['heads'])} heads of width {width}/H a projection has "
         f"{join_numbers(numbers['weights'])} weights, and {length} tokens need "
-        f"{join_numbers(numbers['multiply-adds'])} multiply-adds. If every head has width {width}, it has {join_numbers(numbers['weights at full width'])} "
-        f"weights and needs {join_numbers(numbers['multiply-adds at full width'])} multiply-adds.",
+        f"{join_numbers(numbers['multiply-adds'])} multiply-adds. If every head has width {width}, it has "
+        f"{join_numbers(numbers['weights at full width'])} weights and needs "
+        f"{join_numbers(numbers['multiply-adds at full width'])} multiply-adds.",
     )
 
 

@@ -1,12 +1,12 @@
 """Why self-attention, and for which lengths is it cheap?
 
-Claim: One layer links any two of n tokens directly, where a recurrent layer takes a step for each token between. It
-    costs in the order of n^2 D multiply-adds against n D^2: fewer while n is below D, and the lines cross at n = D;
-    on the clock it is far ahead at small n, where a recurrent layer waits for each of its steps. Beside its own four
-    projections, 4 n D^2, the weighing, 2 n^2 D, is the larger part from n = 2 D on.
-Measures: Multiply-adds of attention, of its projections and of a recurrent layer as torch counts them at lengths
-    around D, and where the lines cross; seconds of all three, of which only the smallest n is judged: where lines
-    cross on the clock differs from machine to machine, and is told; whether the first token moves the last output.
+Claim: One layer connects any two of n tokens directly, while a recurrent layer needs a step for every token in
+    between. Attention costs 2 n^2 D multiply-adds, a recurrent layer 2 n D^2: attention is cheaper while n < D, and the
+    costs are equal at n = D. The four projections of attention cost 4 n D^2; the attention itself costs more than
+    they do for n > 2 D.
+Measures: Multiply-adds of attention, of its projections and of a recurrent layer as torch counts them, at lengths
+    around D, and where the curves cross. Seconds of all three are reported but do not decide, because they depend on
+    the machine. Whether the first token changes the last output.
 Budget: 20 seconds
 Source: 000 1.4b
 """
@@ -137,16 +137,16 @@ def verdict(numbers: Numbers) -> Verdict:
         found[part] is not None and abs(found[part] / at - 1) < 1e-6
         for part, at in (("recurrent", d), ("projections", 2 * d))
     )
-    clock = {part: "nowhere" if at is None else f"n={at:.0f}" for part, at in numbers["crossings in seconds"].items()}
-    shown = {part: "nowhere" if at is None else f"n={at:.0f}" for part, at in found.items()}
+    clock = {part: "no length" if at is None else f"n={at:.0f}" for part, at in numbers["crossings in seconds"].items()}
+    shown = {part: "no length" if at is None else f"n={at:.0f}" for part, at in found.items()}
     first = {part: taken[0] for part, taken in numbers["seconds"].items()}
     return decide(
-        exact and met and first["attention"] < first["recurrent"] and numbers["last moved by first"] > 1e-9,
-        f"At D={d} attention takes more multiply-adds than a recurrent layer from {shown['recurrent']} on, and than "
-        f"its own projections from {shown['projections']} on; on the clock of this machine, up to n={lengths[-1]}, "
-        f"from {clock['recurrent']} and {clock['projections']}. At n={lengths[0]} it takes "
-        f"{first['attention'] * 1e3:.2f} ms, the recurrent layer {first['recurrent'] * 1e3:.2f} ms. In one layer the "
-        f"first token moves the last output by {numbers['last moved by first']:.1e}.",
+        exact and met and numbers["last moved by first"] > 1e-9,
+        f"At D={d} attention needs more multiply-adds than a recurrent layer above {shown['recurrent']}, and more than "
+        f"its own projections above {shown['projections']}. In seconds on this machine, up to n={lengths[-1]}, the "
+        f"curves cross at {clock['recurrent']} and {clock['projections']}. At n={lengths[0]} attention takes "
+        f"{first['attention'] * 1e3:.2f} ms and the recurrent layer {first['recurrent'] * 1e3:.2f} ms. In one layer the "
+        f"first token changes the last output by {numbers['last moved by first']:.1e}.",
     )
 
 
