@@ -145,7 +145,7 @@ def verdict(numbers: Numbers) -> Verdict:
         f"At D={d} attention needs more multiply-adds than a recurrent layer above {shown['recurrent']}, and more than "
         f"its own projections above {shown['projections']}. In seconds on this machine, up to n={lengths[-1]}, the "
         f"curves cross at {clock['recurrent']} and {clock['projections']}. At n={lengths[0]} attention takes "
-        f"{first['attention'] * 1e3:.2f} ms and the recurrent layer {first['recurrent'] * 1e3:.2f} ms. In one layer the "
+        f"{first['attention'] * 1e3:.2f} ms, the recurrent layer {first['recurrent'] * 1e3:.2f} ms. In one layer the "
         f"first token changes the last output by {numbers['last moved by first']:.1e}.",
     )
 
