@@ -43,7 +43,6 @@ from regard.core.attend import prepare_request
 from regard.core.kernels import flex
 from regard.core.kernels.request import Request
 from regard.core.masks.plan_cache import Memo
-from regard.core.scores import ScoreTerm
 
 B, H, G, C, E = 2, 4, 2, 16, 24
 
@@ -235,16 +234,16 @@ def test_divisible_lengths_are_told_to_the_compiler(i, j):
     assert plan.options["IS_DIVISIBLE"] == (i % 128 == j % 128 == 0)
 
 
-TERMS: dict[str, Callable[[int, int], ScoreTerm]] = {
+TERMS: dict[str, Callable[[int, int], Any]] = {
     "alibi": lambda i, j: alibi(slopes=torch.rand(H)),
     "t5": lambda i, j: t5_buckets(torch.randn(12, H), reach=50),
     "t5 one way": lambda i, j: t5_buckets(torch.randn(12, H), reach=50, both_ways=False),
     "shaw": lambda i, j: shaw(torch.randn(11, C)),
     "softcap": lambda i, j: softcap(1.5),
     "sink": lambda i, j: sink(torch.randn(H)),
-    "added (i j)": lambda i, j: additive(torch.randn(i, j)),
-    "added (b h i j)": lambda i, j: additive(torch.randn(B, H, i, j)),
-    "added (h 1 j)": lambda i, j: additive(torch.randn(H, 1, j)),
+    "added (i j)": lambda i, j: [additive(torch.randn(i, j)), softcap(9.0)],
+    "added (b h i j)": lambda i, j: [additive(torch.randn(B, H, i, j)), softcap(9.0)],
+    "added (h 1 j)": lambda i, j: [additive(torch.randn(H, 1, j)), softcap(9.0)],
 }
 
 

@@ -65,6 +65,9 @@ def refusals(call: Request) -> list[str]:
         reasons.append("beta=inf is hard attention, and it knows only softmax")
     if call.q.dtype == torch.float32 and torch.is_grad_enabled() and _learned_terms(call):
         reasons.append("it adds up a learned term's gradient in no fixed order, too inexact for float32")
+    sums = all(term.additive or term.name == "sink" for term in call.terms)
+    if sums and any(isinstance(term, Additive) for term in call.terms):
+        reasons.append("it cannot centre a dense bias by row, so a large one would round the scores away; sdpa can")
     if has_matrix(call.mask):
         reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
     if torch.compiler.is_compiling():
@@ -137,7 +140,6 @@ def run(call: Request) -> Float[Tensor, "b h i e"]:
             k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
     guard = None
     training = _training(call)
-    call = _raised(call) if training else call
     cheap = training and can_steer(call.q) and guarded_by_rows(call.q, call.beta)
     if training and can_steer(call.q) and not cheap:
         learned = "the score terms are learned" if _learned_terms(call) else ""
@@ -184,22 +186,6 @@ def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None
         return None
     unseen = (values == -math.inf).all(-2)
     return (unseen if unseen.shape[1] == 1 else unseen.unflatten(1, (g, -1)).all(2))[..., None]
-
-
-def _raised(call: Request) -> Request:
-    """The call with added rows that are very negative throughout raised to 0, as rows of a padded text are.
-
-    Only differences within a row count, unless a cap or a sink sees the scores themselves.
-    """
-    if not all(term.additive for term in call.terms):
-        return call
-    terms = []
-    for term in call.terms:
-        if isinstance(term, Additive) and term.values.shape[-1] > 1:
-            top = term.values.detach().amax(-1, keepdim=True)
-            term = Additive(term.values - top.masked_fill((top > -1e3) | (top == -math.inf), 0))
-        terms.append(term)
-    return replace(call, terms=tuple(terms))
 
 
 def _usual(call: Request) -> bool:

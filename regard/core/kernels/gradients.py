@@ -199,7 +199,7 @@ class _Passed(torch.autograd.Function):
 
 
 def guarded_by_rows(q: Tensor, beta: float) -> bool:
-    """Whether a call on a GPU is guarded by `poison_large_rows` alone: half precision and an ordinary beta.
+    """Whether a call on a GPU is guarded by `poison_saved_lse` alone: half precision and an ordinary beta.
 
     Not under saved-tensor hooks such as those of torch.utils.checkpoint: reading a saved tensor in the forward pass
     would run them.
@@ -216,12 +216,36 @@ def saved_lse(out: Tensor) -> Tensor | None:
     return lse
 
 
-def poison_large_rows(out: Tensor, lse: Tensor | None) -> None:
+def poison_saved_lse(out: Tensor) -> None:
+    """Set the log-sum-exp that a fused kernel has saved to NaN where it is too large, and with it these gradients."""
+    lse = saved_lse(out)
+    if lse is not None:
+        rows = lse.data  # does not count as a change of a saved tensor, which autograd would refuse
+        rows.masked_fill_(rows.abs() > WRONG, math.nan)
+
+
+def poison_large_rows(out: Tensor, lse: Tensor) -> None:
     """Register a hook that sets the gradient of rows to NaN where |log-sum-exp| > WRONG."""
-    if lse is None:
-        return
-    rows = lse.flatten(2)[:, :, : out.shape[2], None]  # torch's memory-efficient kernel keeps some more
-    out.register_hook(lambda grad: grad.masked_fill(rows.abs() > WRONG, math.nan))
+    out.register_hook(lambda grad: grad.masked_fill(lse[..., None].abs() > WRONG, math.nan))
+
+
+def keep_layout(out: Tensor) -> None:
+    """Register a hook that gives the gradient the strides of the output, if the kernel is cuDNN's.
+
+    torch keeps cuDNN's backward plans by the shapes and strides of q, k and v, not of the gradient: with a gradient of
+    other strides it reads wrong numbers (torch 2.11, measured; see docs/log.md).
+    """
+    node = out.grad_fn
+    if node is not None and "Cudnn" in node.name():
+        strides = out.stride()
+        out.register_hook(lambda grad: with_strides(grad, strides))
+
+
+def with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The tensor with these strides, copied only if it has others."""
+    return (
+        x if x.stride() == strides else torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    )
 
 
 def bound(q: Tensor, k: Tensor, beta: float) -> Tensor:
@@ -245,9 +269,10 @@ class _Poisoned(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.strides = inputs[0].stride()
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (wrong,) = ctx.saved_tensors
-        return grad.masked_fill(wrong, math.nan), None
+        return with_strides(grad.masked_fill(wrong, math.nan), ctx.strides), None

@@ -21,10 +21,10 @@ from regard.core.kernels.gradients import (
     dense_rows,
     flash_on_cpu,
     guarded_by_rows,
+    keep_layout,
     needs_gradient,
-    poison_large_rows,
+    poison_saved_lse,
     poisoned,
-    saved_lse,
 )
 from regard.core.kernels.request import Request, centred_bias, in_transform, seen_keys, summed
 from regard.core.masks.algebra import Full
@@ -173,6 +173,9 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
     grouped, learning, guard, passed = q.shape[1] != k.shape[1], needs_gradient(q, k, v), None, (q, k, v)
+    if added is not None and added.dtype == torch.bool:
+        # torch fills in -65504 for cuDNN, which scores below it would lose to
+        added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
     steered = learning and can_steer(q)
     cheap = steered and guarded_by_rows(q, beta)
     if steered and not cheap:
@@ -182,10 +185,13 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
     with _cudnn_first() if _hopper(q.device.index or 0) else nullcontext():
         out = scaled_dot_product_attention(*passed, added, dropout, causal, scale=beta, enable_gqa=grouped)
     if cheap:
-        poison_large_rows(out, saved_lse(out))
+        poison_saved_lse(out)
+        keep_layout(out)
     elif learning and not is_meta_or_fake(q):
         largest = bound(q, k, beta)
         out = poisoned(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
+        if guard is not None:
+            keep_layout(out)
     return out
 
 
