@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard import additive, attend, causal, window
+from regard.base.errors import KernelRefusedError
 
 LARGE = 1e6  # of beta: fused kernels have lost all digits of the weights
 
@@ -106,6 +107,39 @@ def test_a_learned_bias_is_exact_at_large_scores_too():
         grads[kernel] = torch.autograd.grad(out.square().sum(), (*x, added))
     for own, other in zip(*grads.values(), strict=True):
         assert torch.allclose(own, other, atol=1e-5)
+
+
+def layouts(x: Tensor) -> dict[str, Tensor]:
+    """The same numbers with other strides."""
+    return {
+        "contiguous": x,
+        "heads inside": x.transpose(1, 2).contiguous().transpose(1, 2),
+        "part of a larger tensor": torch.cat([x, x], 1)[:, : x.shape[1]],
+        "expanded": x[:, :, :1, :1].expand(x.shape),
+    }
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask", [None, window(before=20)], ids=str)
+def test_strides_of_the_incoming_gradient_change_nothing(device, dtype, mask):
+    """On a GPU, torch reuses cuDNN's backward plan for a gradient of other strides."""
+    grad = torch.randn(1, 2, 256, 16, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    for kernel in ("sdpa",) if mask is None else ("sdpa", "blocked"):
+        for name, own in layouts(grad).items():
+            x = draw(256, dtype, device)
+            try:
+                found = torch.autograd.grad(attend(*x, mask=mask, kernel=kernel), x, own)
+            except KernelRefusedError:
+                continue  # float32 on a GPU
+            truth = torch.autograd.grad(
+                attend(*(y.double() for y in x), mask=mask, kernel="reference"), x, own.double()
+            )
+            for one, other in zip(found, truth, strict=True):
+                assert torch.allclose(one.double(), other.double(), rtol=0.03, atol=0.03), f"{kernel}, {name}"
 
 
 @pytest.mark.cuda

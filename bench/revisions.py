@@ -1,0 +1,85 @@
+"""Compare the speed of ordinary attention calls with an earlier revision: `python -m bench.revisions REV`."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parent.parent
+# runs in both trees, so it uses only names that both have: medians of milliseconds, forward and with the gradient
+SCRIPT = """
+import json, time, torch
+from regard import alibi, attend, causal, window
+gpu = torch.cuda.is_available()
+device, half = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
+cases = {
+    "causal 64": ((2, 4, 64, 32), half, dict(mask=causal())),
+    "causal 128": ((4, 8, 128, 64), half, dict(mask=causal())),
+    "causal 512": ((1, 8, 512, 64), half, dict(mask=causal())),
+    "alibi 512": ((1, 8, 512, 64), half, dict(mask=causal(), scores=alibi(heads=8))),
+    "window 4096": ((1, 2, 4096, 64), half, dict(mask=causal() & window(before=255))),
+}
+if gpu:
+    cases |= {
+        "causal 4096": ((4, 16, 4096, 128), half, dict(mask=causal())),
+        "window 16384": ((1, 8, 16384, 64), half, dict(mask=causal() & window(before=255))),
+        "causal 1024 float32": ((2, 8, 1024, 64), torch.float32, dict(mask=causal())),
+    }
+def typical(call, repeats):
+    times = []
+    for _ in range(repeats + 3):
+        start = time.perf_counter()
+        call()
+        if gpu: torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 1e3 * sorted(times[3:])[repeats // 2]
+for name, (shape, dtype, rest) in cases.items():
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
+    with torch.no_grad():
+        forward = typical(lambda: attend(q, k, v, **rest), 30)
+    for x in (q, k, v): x.requires_grad_()
+    training = typical(lambda: torch.autograd.grad(attend(q, k, v, **rest).sum(), (q, k, v)), 15)
+    print(json.dumps([name, forward, training]), flush=True)
+"""
+
+
+def measure(tree: Path) -> dict[str, tuple[float, float]]:
+    """Milliseconds of each case in one tree: forward, and forward and backward."""
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], cwd=tree, env=environment, capture_output=True)
+    if run.returncode:
+        raise SystemExit(run.stderr.decode()[-2000:])
+    return {name: (forward, training) for name, forward, training in map(json.loads, run.stdout.splitlines())}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("revision", help="the earlier revision, such as v0.1.0, or a folder that holds its tree")
+    options.add_argument("--rounds", type=int, default=5, help="times that both are measured, in turns")
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        old = Path(chosen.revision).resolve()
+        if not old.is_dir():
+            old = Path(folder)
+            tree = subprocess.run(
+                ["git", "archive", chosen.revision, "regard"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+            )
+            subprocess.run(["tar", "-x", "-C", old], input=tree.stdout, check=True)
+        rounds = [(measure(old), measure(ROOT)) for _ in range(chosen.rounds)]
+    print(
+        f"| case | forward | forward and backward |  (times as fast as {chosen.revision}: median, range)\n|---|---|---|"
+    )
+    for name in rounds[0][1]:
+        cells = []
+        for which in (0, 1):
+            ratios = sorted(before[name][which] / now[name][which] for before, now in rounds)
+            cells.append(f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        print(f"| {name} | {cells[0]} | {cells[1]} |")
+
+
+if __name__ == "__main__":
+    main()
