@@ -1,21 +1,39 @@
-"""Formulas as trees: written once, shown as terminal text, LaTeX or MathML.
+# ruff: noqa: RUF001 (mathematical signs that look like letters)
+"""Formulas as trees, written as terminal text, LaTeX or MathML; `parse_latex` reads a subset of LaTeX.
 
-A tree holds numbers, symbols and what is done with them; nothing in it is computed. How many decimals a rounded
-number shows is asked for when it is written, so one tree serves every precision.
+A tree holds numbers, symbols and operations and computes nothing. The number of decimals is chosen when a tree is
+written.
 """
 
 import html
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fractions import Fraction
 
-DIGITS = 6  # decimals of a rounded number, unless told otherwise
-LONGEST = 100_000  # a fraction with a larger numerator or denominator is shown as a decimal, a whole number never
+from regard.base.errors import ConfigError
 
-_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-_GREEK = {"Ω": r"\Omega", "β": r"\beta"}
-_MINUS, _TIMES, _TURNED, _APPLIED = "\u2212", "\u00d7", "\u22a4", "\u2061"
+DIGITS = 6  # default number of decimals of a rounded number
+LONGEST = 100_000  # a fraction with a larger numerator or denominator is written as a decimal
+
+_COMMANDS = {
+    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "eta": "η", "mu": "μ", "sigma": "σ",
+    "Delta": "Δ", "Omega": "Ω", "partial": "∂", "infty": "∞", "top": "⊤", "dots": "…", "sum": "∑", "prod": "∏",
+    "cdot": "·", "times": "×", "le": "≤", "ge": "≥", "neq": "≠", "approx": "≈", "sim": "∼", "in": "∈", "to": "→",
+    "|": "‖",
+}  # fmt: skip
+_LATEX = {character: f"\\{name}" for name, character in _COMMANDS.items()}
+_FUNCTIONS = ("exp", "log", "ln", "max", "min", "argmax", "cos", "sin", "tanh")
+_SUBSCRIPTS = dict(zip("0123456789+-=()aehijklmnoprstuvxβγρφχ", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓᵦᵧᵨᵩᵪ", strict=True))
+_SUPERSCRIPTS = dict(
+    zip(
+        "0123456789+-=()abcdefghijklmnoprstuvwxyzABDEGHIJKLMNOPRTUVW⊤",
+        "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻᴬᴮᴰᴱᴳᴴᴵᴶᴷᴸᴹᴺᴼᴾᴿᵀᵁⱽᵂᵀ",
+        strict=True,
+    )
+)
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -24,19 +42,18 @@ _SPECIAL = {
     "^": r"\textasciicircum{}",
     **{each: f"\\{each}" for each in "$&#_%"},
 }
-_RELATIONS = {"=": "=", "≈": r"\approx", "≠": r"\neq", "<": "<", ">": ">"}
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number: a fraction is shown as one while it is short, a float is rounded where it is shown."""
+    """A number: a short fraction is written as a fraction, a float is rounded when it is written."""
 
     value: int | Fraction | float
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A letter, perhaps with a name below it and a head's number above it: W_Q of head 2."""
+    """A letter with an optional subscript and an optional head number above: W_Q of head 2."""
 
     letter: str
     below: str = ""
@@ -52,7 +69,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a matrix: Q[1,3], counted from 1."""
+    """One entry of a matrix, counted from 1: Q[1,3]."""
 
     of: Symbol
     places: tuple[int, ...]
@@ -60,7 +77,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sum:
-    """Terms added up; there is at least one."""
+    """A sum of at least one term."""
 
     terms: tuple["Expression", ...]
 
@@ -71,7 +88,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first less the second."""
+    """The first minus the second."""
 
     first: "Expression"
     second: "Expression"
@@ -79,7 +96,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Product:
-    """Factors side by side; with a dot between them where they are numbers."""
+    """A product, with or without a dot between the factors."""
 
     factors: tuple["Expression", ...]
     dot: bool = True
@@ -87,7 +104,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Quotient:
-    """The top over the bottom."""
+    """A fraction of two expressions."""
 
     top: "Expression"
     bottom: "Expression"
@@ -95,14 +112,14 @@ class Quotient:
 
 @dataclass(frozen=True)
 class Root:
-    """The square root."""
+    """A square root."""
 
     inside: "Expression"
 
 
 @dataclass(frozen=True)
 class Power:
-    """The base to the exponent."""
+    """A power."""
 
     base: "Expression"
     exponent: "Expression"
@@ -110,14 +127,14 @@ class Power:
 
 @dataclass(frozen=True)
 class Transpose:
-    """Rows for columns."""
+    """The transpose of a matrix."""
 
     of: "Expression"
 
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A named function of its arguments."""
+    """A function call."""
 
     name: str
     arguments: tuple["Expression", ...]
@@ -125,14 +142,14 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class MatrixLiteral:
-    """Numbers in rows and columns."""
+    """A matrix written out in rows and columns."""
 
     rows: tuple[tuple["Expression", ...], ...]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Sides joined by relations: a = b ≈ c. One relation stands before each side but the first."""
+    """Sides joined by relations: a = b ≈ c. There is one relation fewer than sides."""
 
     sides: tuple["Expression", ...]
     relations: tuple[str, ...]
@@ -140,6 +157,29 @@ class Chain:
     def __post_init__(self) -> None:
         if len(self.sides) != len(self.relations) + 1:
             raise ValueError(f"{len(self.sides)} sides take {len(self.sides) - 1} relations, not {self.relations}")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator, relation, bracket or comma of a parsed formula, or the space between two of its parts."""
+
+    sign: str
+
+
+@dataclass(frozen=True)
+class Script:
+    """An expression with a subscript, a superscript or both."""
+
+    base: "Expression"
+    below: "Expression | None"
+    above: "Expression | None"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Parts of a parsed formula side by side, with its operators and spaces among them."""
+
+    parts: tuple["Expression", ...]
 
 
 Expression = (
@@ -157,22 +197,29 @@ Expression = (
     | FunctionCall
     | MatrixLiteral
     | Chain
+    | Operator
+    | Script
+    | Row
 )
 
 
-def format_exactly(value: int | Fraction | float, digits: int = DIGITS) -> bool:
-    """Whether what is shown of a number is the number itself."""
+SPACE, WIDE_SPACE = Operator(" "), Operator("   ")
+_MINUS = "\u2212"
+
+
+def is_written_exactly(value: int | Fraction | float, digits: int = DIGITS) -> bool:
+    """Whether the number is written without rounding."""
     if isinstance(value, float):
         return math.isinf(value)
     return _is_short(Fraction(value)) or Fraction(value) * 10**digits % 1 == 0
 
 
 def decimal(value: int | Fraction | float, digits: int = DIGITS) -> str:
-    """The number rounded to so many decimals; in powers of ten where they would show too little of it."""
+    """Write a number with this many decimals, in scientific notation if it is very small or very large."""
     number = float(value)
     if math.isinf(number):
         return "-∞" if number < 0 else "∞"
-    # of a smaller one fewer than four digits would be left, and steps would not follow from what is shown
+    # keep at least four digits of a small number, so that the next step follows from what is written
     if number and not 10.0 ** min(-1, 3 - digits) <= abs(number) < 1e9:
         return f"{number:.{digits}e}"
     rounded = f"{number:.{digits}f}"
@@ -183,8 +230,8 @@ def _is_short(value: Fraction) -> bool:
     return value.denominator == 1 or (abs(value.numerator) <= LONGEST and value.denominator <= LONGEST)
 
 
-def _parts(value: int | Fraction | float, digits: int) -> tuple[bool, str, str]:
-    """Whether it is negative, its numerator or decimals, and its denominator where there is one."""
+def _split_number(value: int | Fraction | float, digits: int) -> tuple[bool, str, str]:
+    """Return whether a number is negative, its numerator or decimals, and its denominator or an empty string."""
     if isinstance(value, float) or not _is_short(Fraction(value)):
         shown = decimal(value, digits)
         return shown.startswith("-"), shown.removeprefix("-"), ""
@@ -192,34 +239,36 @@ def _parts(value: int | Fraction | float, digits: int) -> tuple[bool, str, str]:
     return exact < 0, str(abs(exact.numerator)), "" if exact.denominator == 1 else str(exact.denominator)
 
 
-# how tightly an expression holds together; one inside another that holds tighter stands in brackets
-_LOOSE, _ADDED, _MULTIPLIED, _TIGHT = range(4)
+# precedence: an expression inside one of higher precedence is written in brackets
+_LOWEST, _SUM, _PRODUCT, _ATOM = range(4)
 
 
-def _hold(each: Expression, flat: bool) -> int:
+def _precedence(each: Expression, flat: bool) -> int:
     match each:
         case Chain():
-            return _LOOSE
+            return _LOWEST
         case Sum() | Difference():
-            return _ADDED
+            return _SUM
         case Number(value):
             if value < 0:
-                return _ADDED
-            return _MULTIPLIED if flat and isinstance(value, Fraction) and value.denominator != 1 else _TIGHT
+                return _SUM
+            return _PRODUCT if flat and isinstance(value, Fraction) and value.denominator != 1 else _ATOM
         case Product():
-            return _MULTIPLIED
+            return _PRODUCT
         case Quotient(Number(value)) if value < 0:
-            return _ADDED
+            return _SUM
         case Quotient():
-            return _MULTIPLIED if flat else _TIGHT
+            return _PRODUCT if flat else _ATOM
         case Power():
-            return _MULTIPLIED
-    return _TIGHT
+            return _PRODUCT
+        case Row(parts) if SPACE in parts:
+            return _LOWEST
+    return _ATOM
 
 
 @dataclass(frozen=True)
 class _Box:
-    """Lines of text of one length, and which of them a formula's line goes through."""
+    """Lines of text of equal length; `middle` is the line aligned with the rest of the formula."""
 
     lines: tuple[str, ...]
     middle: int = 0
@@ -235,7 +284,7 @@ class _Box:
         return _Box(tuple(left + right for left, right in zip(*pieces, strict=True)), above)
 
 
-def _row(parts: "Sequence[_Box | str]") -> _Box:
+def _join_boxes(parts: "Sequence[_Box | str]") -> _Box:
     whole = _Box(("",))
     for part in parts:
         whole = whole.beside(_Box((part,)) if isinstance(part, str) else part)
@@ -243,72 +292,101 @@ def _row(parts: "Sequence[_Box | str]") -> _Box:
 
 
 def text(expression: Expression, digits: int = DIGITS) -> str:
-    """For a terminal: one line, or several where there is a matrix."""
+    """Write a formula for a terminal: one line, or several if it has a matrix."""
     return "\n".join(line.rstrip() for line in _box(expression, digits).lines)
 
 
 def _box(expression: Expression, digits: int) -> _Box:
     match expression:
         case Number(value):
-            negative, top, bottom = _parts(value, digits)
+            negative, top, bottom = _split_number(value, digits)
             return _Box((f"{'-' if negative else ''}{top}{bottom and '/'}{bottom}",))
         case Symbol(letter, below, above):
-            raised = "" if above is None else f"⁽{str(above).translate(_RAISED)}⁾"
+            raised = "" if above is None else "".join(_SUPERSCRIPTS[each] for each in f"({above})")
             return _Box((f"{letter}{below and '_'}{below}{raised}",))
         case Word(words):
             return _Box((words,))
         case Entry(of, places):
-            return _row([_boxed(of, _LOOSE, digits), f"[{','.join(map(str, places))}]"])
+            return _join_boxes([_text_part(of, _LOWEST, digits), f"[{','.join(map(str, places))}]"])
         case Sum(terms):
-            parts = [part for sign, term in _signed(terms) for part in (f" {sign} ", _boxed(term, _ADDED, digits))]
-            return _row(parts[1:])
+            parts = [
+                part for sign, term in _with_signs(terms) for part in (f" {sign} ", _text_part(term, _SUM, digits))
+            ]
+            return _join_boxes(parts[1:])
         case Difference(first, second):
-            return _row([_boxed(first, _ADDED, digits), " - ", _boxed(second, _MULTIPLIED, digits)])
+            return _join_boxes([_text_part(first, _SUM, digits), " - ", _text_part(second, _PRODUCT, digits)])
         case Product(factors, dot):
-            shown = [_boxed(each, _TIGHT if dot else _MULTIPLIED, digits) for each in factors]
+            shown = [_text_part(each, _ATOM if dot else _PRODUCT, digits) for each in factors]
             touching = isinstance(factors[0], Number) and isinstance(factors[-1], Root)  # 2√2
-            return _row(_between(shown, "·" if dot else "" if touching else " "))
+            return _join_boxes(_interleave(shown, "·" if dot else "" if touching else " "))
         case Quotient(top, bottom):
             plain = isinstance(top, Number) and float(top.value).is_integer()  # -5/√2 needs no brackets
-            return _row([_boxed(top, _LOOSE if plain else _TIGHT, digits), "/", _boxed(bottom, _TIGHT, digits)])
+            return _join_boxes(
+                [_text_part(top, _LOWEST if plain else _ATOM, digits), "/", _text_part(bottom, _ATOM, digits)]
+            )
         case Root(inside):
-            return _row(["√", _boxed(inside, _TIGHT, digits)])
+            return _join_boxes(["√", _text_part(inside, _ATOM, digits)])
         case Power(base, exponent):
-            return _row([_boxed(base, _TIGHT, digits), "^", _boxed(exponent, _TIGHT, digits)])
+            return _join_boxes([_text_part(base, _ATOM, digits), "^", _text_part(exponent, _ATOM, digits)])
         case Transpose(of):
-            return _row([_boxed(of, _TIGHT, digits), "ᵀ"])
+            return _join_boxes([_text_part(of, _ATOM, digits), "ᵀ"])
         case FunctionCall(name, arguments):
-            return _row([name, "(", *_between([_boxed(each, _LOOSE, digits) for each in arguments], ", "), ")"])
+            return _join_boxes(
+                [name, "(", *_interleave([_text_part(each, _LOWEST, digits) for each in arguments], ", "), ")"]
+            )
         case MatrixLiteral(rows):
-            return _bracketed([[text(each, digits) for each in row] for row in rows])
+            return _matrix_box([[text(each, digits) for each in row] for row in rows])
         case Chain(sides, relations):
-            parts = [_boxed(sides[0], _LOOSE, digits)]
+            parts = [_text_part(sides[0], _LOWEST, digits)]
             for relation, side in zip(relations, sides[1:], strict=True):
-                parts += [_Box((f" {relation} ",)), _boxed(side, _LOOSE, digits)]
-            return _row(parts)
+                parts += [_Box((f" {relation} ",)), _text_part(side, _LOWEST, digits)]
+            return _join_boxes(parts)
+        case Operator(sign):
+            return _Box(({"∑": "Σ", "∏": "Π"}.get(sign, sign),))
+        case Script(base, below_part, above_part):
+            small = _small(below_part, _SUBSCRIPTS, "_") + _small(above_part, _SUPERSCRIPTS, "^")
+            return _join_boxes([_text_part(base, _ATOM, digits), small])
+        case Row(row):
+            return _join_boxes([_text_part(each, _row_precedence(row, at), digits) for at, each in enumerate(row)])
 
 
-def _boxed(each: Expression, least: int, digits: int) -> _Box:
+def _row_precedence(row: Sequence[Expression], at: int) -> int:
+    """A fraction next to a factor needs brackets in text."""
+    near = [*[each for each in row[:at] if each != SPACE][-1:], *[each for each in row[at + 1 :] if each != SPACE][:1]]
+    factor = any(not isinstance(each, Operator) for each in near)
+    return _ATOM if isinstance(row[at], Quotient) and factor else _LOWEST
+
+
+def _small(each: Expression | None, characters: dict[str, str], mark: str) -> str:
+    """Write a subscript or superscript with small characters, or after _ or ^ if one of them does not exist."""
+    shown = "" if each is None else text(each)
+    packed = shown.replace(" ", "")
+    if all(character in characters for character in packed):
+        return "".join(characters[character] for character in packed)
+    return mark + (shown if len(shown) == 1 or isinstance(each, Word) else f"({shown})")
+
+
+def _text_part(each: Expression, least: int, digits: int) -> _Box:
     box = _box(each, digits)
-    return box if _hold(each, flat=True) >= least else _row(["(", box, ")"])
+    return box if _precedence(each, flat=True) >= least else _join_boxes(["(", box, ")"])
 
 
-def _signed(terms: Sequence[Expression]) -> list[tuple[str, Expression]]:
-    """Terms with the sign before each; a negative number after the first is subtracted."""
+def _with_signs(terms: Sequence[Expression]) -> list[tuple[str, Expression]]:
+    """Pair each term with its sign; a negative number after the first is subtracted."""
     later = [
         ("-", Number(-term.value)) if isinstance(term, Number) and term.value < 0 else ("+", term) for term in terms[1:]
     ]
     return [("+", terms[0]), *later]
 
 
-def _between(parts: Sequence[_Box], mark: str) -> list[_Box | str]:
+def _interleave(parts: Sequence[_Box], mark: str) -> list[_Box | str]:
     spread: list[_Box | str] = []
     for part in parts:
         spread += [mark, part] if spread else [part]
     return spread
 
 
-def _bracketed(cells: Sequence[Sequence[str]]) -> _Box:
+def _matrix_box(cells: Sequence[Sequence[str]]) -> _Box:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rows = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
     if len(rows) == 1:
@@ -319,16 +397,15 @@ def _bracketed(cells: Sequence[Sequence[str]]) -> _Box:
 
 
 def escape_latex(words: str) -> str:
-    """Plain text as LaTeX takes it."""
+    """Escape plain text for LaTeX."""
     return "".join(_SPECIAL.get(each, each) for each in words)
 
 
 def latex(expression: Expression, digits: int = DIGITS) -> str:
-    """For LaTeX with amsmath, without the dollar signs."""
-
+    """Write a formula for LaTeX with amsmath, without dollar signs."""
     match expression:
         case Number(value):
-            negative, top, bottom = _parts(value, digits)
+            negative, top, bottom = _split_number(value, digits)
             sign = "-" if negative else ""
             if bottom:
                 return rf"{sign}\tfrac{{{top}}}{{{bottom}}}"
@@ -339,51 +416,61 @@ def latex(expression: Expression, digits: int = DIGITS) -> str:
         case Symbol(letter, below, above):
             under = f"_{{{escape_latex(below)}}}" if below else ""
             over = f"^{{({above})}}" if above is not None else ""
-            return f"{_GREEK.get(letter, escape_latex(letter))}{under}{over}"
+            return f"{_LATEX.get(letter, escape_latex(letter))}{under}{over}"
         case Word(words):
             return rf"\text{{{escape_latex(words)}}}"
         case Entry(of, places):
             below = ",".join([*([of.below] if of.below else []), *map(str, places)])
             return latex(Symbol(of.letter, below, of.above), digits)
         case Sum(terms):
-            return "".join(f" {sign} {_braced(term, _ADDED, digits)}" for sign, term in _signed(terms)).removeprefix(
-                " + "
-            )
+            return "".join(
+                f" {sign} {_latex_part(term, _SUM, digits)}" for sign, term in _with_signs(terms)
+            ).removeprefix(" + ")
         case Difference(first, second):
-            return f"{_braced(first, _ADDED, digits)} - {_braced(second, _MULTIPLIED, digits)}"
+            return f"{_latex_part(first, _SUM, digits)} - {_latex_part(second, _PRODUCT, digits)}"
         case Product(factors, dot):
             mark = r" \cdot " if dot else r"\,"
-            return mark.join(_braced(each, _TIGHT if dot else _MULTIPLIED, digits) for each in factors)
+            return mark.join(_latex_part(each, _ATOM if dot else _PRODUCT, digits) for each in factors)
         case Quotient(top_part, bottom_part):
-            return rf"\frac{{{_braced(top_part, _LOOSE, digits)}}}{{{_braced(bottom_part, _LOOSE, digits)}}}"
+            return rf"\frac{{{_latex_part(top_part, _LOWEST, digits)}}}{{{_latex_part(bottom_part, _LOWEST, digits)}}}"
         case Root(inside):
-            return rf"\sqrt{{{_braced(inside, _LOOSE, digits)}}}"
+            return rf"\sqrt{{{_latex_part(inside, _LOWEST, digits)}}}"
         case Power(base, exponent_part):
-            return f"{_braced(base, _TIGHT, digits)}^{{{_braced(exponent_part, _LOOSE, digits)}}}"
+            return latex(Script(base, None, exponent_part), digits)
         case Transpose(of_part):
-            return rf"{{{_braced(of_part, _TIGHT, digits)}}}^{{\top}}"
+            return rf"{{{_latex_part(of_part, _ATOM, digits)}}}^{{\top}}"
         case FunctionCall(name, arguments):
-            listed = ", ".join(_braced(each, _LOOSE, digits) for each in arguments)
+            listed = ", ".join(_latex_part(each, _LOWEST, digits) for each in arguments)
             return rf"\operatorname{{{escape_latex(name)}}}\left({listed}\right)"
         case MatrixLiteral(rows):
-            body = r" \\ ".join(" & ".join(_braced(each, _LOOSE, digits) for each in row) for row in rows)
+            body = r" \\ ".join(" & ".join(_latex_part(each, _LOWEST, digits) for each in row) for row in rows)
             return rf"\begin{{bmatrix}} {body} \end{{bmatrix}}"
         case Chain(sides, relations):
-            shown = _braced(sides[0], _LOOSE, digits)
+            shown = _latex_part(sides[0], _LOWEST, digits)
             for relation, side in zip(relations, sides[1:], strict=True):
-                shown += f" {_RELATIONS[relation]} {_braced(side, _LOOSE, digits)}"
+                shown += f" {_LATEX.get(relation, relation)} {_latex_part(side, _LOWEST, digits)}"
             return shown
+        case Operator(sign):
+            return r" \quad " if sign == WIDE_SPACE.sign else _LATEX.get(sign, sign)
+        case Script(base, below_part, above_part):
+            scripts = [
+                f"{mark}{{{latex(each, digits)}}}" for mark, each in (("_", below_part), ("^", above_part)) if each
+            ]
+            return _latex_part(base, _ATOM, digits) + "".join(scripts)
+        case Row(row):
+            shown = "".join(f"{latex(each, digits)}\0" for each in row)
+            return re.sub(r"(\\[A-Za-z]+)\0(?=[A-Za-z])", r"\1 ", shown).replace("\0", "")
 
 
-def _braced(each: Expression, least: int, digits: int) -> str:
+def _latex_part(each: Expression, least: int, digits: int) -> str:
     shown = latex(each, digits)
-    return shown if _hold(each, flat=False) >= least else rf"\left({shown}\right)"
+    return shown if _precedence(each, flat=False) >= least else rf"\left({shown}\right)"
 
 
 def mathml(expression: Expression, digits: int = DIGITS, *, block: bool = True) -> str:
-    """A `math` element for a page, on lines of its own or inside one."""
+    """Write a formula as a <math> element, as a block or inline."""
     display = ' display="block"' if block else ""
-    return f'<math xmlns="http://www.w3.org/1998/Math/MathML"{display}>{_ml(expression, digits)}</math>'
+    return f"<math{display}>{_mathml(expression, digits)}</math>"
 
 
 def _tag(name: str, *inside: str) -> str:
@@ -394,18 +481,18 @@ def _mo(sign: str) -> str:
     return _tag("mo", html.escape(sign))
 
 
-def _ml(expression: Expression, digits: int) -> str:
+def _mathml(expression: Expression, digits: int) -> str:
     match expression:
         case Number(value):
-            negative, top, bottom = _parts(value, digits)
+            negative, top, bottom = _split_number(value, digits)
             mantissa, power, exponent = top.partition("e")
             shown = _tag("mfrac", _tag("mn", top), _tag("mn", bottom)) if bottom else _tag("mn", mantissa)
             if power:
-                ten = _tag("msup", _tag("mn", "10"), _ml(Number(int(exponent)), digits))
-                shown = _tag("mrow", shown, _mo(_TIMES), ten)
+                ten = _tag("msup", _tag("mn", "10"), _mathml(Number(int(exponent)), digits))
+                shown = _tag("mrow", shown, _mo("×"), ten)
             return _tag("mrow", _mo(_MINUS), shown) if negative else shown
         case Symbol(letter, below, above):
-            shown = _tag("mi", html.escape(letter))
+            shown = _tag("mn" if letter[0].isdigit() else "mi", html.escape(letter))
             if below and above is not None:
                 return _tag("msubsup", shown, _tag("mi", html.escape(below)), _tag("mtext", f"({above})"))
             if below:
@@ -415,37 +502,138 @@ def _ml(expression: Expression, digits: int) -> str:
             return _tag("mtext", html.escape(words))
         case Entry(of, places):
             below = ",".join([*([of.below] if of.below else []), *map(str, places)])
-            return _ml(Symbol(of.letter, below, of.above), digits)
+            return _mathml(Symbol(of.letter, below, of.above), digits)
         case Sum(terms):
             signs = {"+": _mo("+"), "-": _mo(_MINUS)}
-            parts = [part for sign, term in _signed(terms) for part in (signs[sign], _rowed(term, _ADDED, digits))]
+            parts = [
+                part for sign, term in _with_signs(terms) for part in (signs[sign], _mathml_part(term, _SUM, digits))
+            ]
             return _tag("mrow", *parts[1:])
         case Difference(first, second):
-            return _tag("mrow", _rowed(first, _ADDED, digits), _mo(_MINUS), _rowed(second, _MULTIPLIED, digits))
+            return _tag("mrow", _mathml_part(first, _SUM, digits), _mo(_MINUS), _mathml_part(second, _PRODUCT, digits))
         case Product(factors, dot):
             mark = _mo("⋅") if dot else '<mspace width="0.17em"/>'
-            return _tag("mrow", mark.join(_rowed(each, _TIGHT if dot else _MULTIPLIED, digits) for each in factors))
+            return _tag("mrow", mark.join(_mathml_part(each, _ATOM if dot else _PRODUCT, digits) for each in factors))
         case Quotient(top_part, bottom_part):
-            return _tag("mfrac", _rowed(top_part, _LOOSE, digits), _rowed(bottom_part, _LOOSE, digits))
+            return _tag("mfrac", _mathml_part(top_part, _LOWEST, digits), _mathml_part(bottom_part, _LOWEST, digits))
         case Root(inside):
-            return _tag("msqrt", _rowed(inside, _LOOSE, digits))
+            return _tag("msqrt", _mathml_part(inside, _LOWEST, digits))
         case Power(base, exponent_part):
-            return _tag("msup", _rowed(base, _TIGHT, digits), _rowed(exponent_part, _LOOSE, digits))
+            return _mathml(Script(base, None, exponent_part), digits)
         case Transpose(of_part):
-            return _tag("msup", _rowed(of_part, _TIGHT, digits), _tag("mi", _TURNED))
+            return _mathml(Script(of_part, None, Symbol("⊤")), digits)
         case FunctionCall(name, arguments):
-            listed = _mo(",").join(_rowed(each, _LOOSE, digits) for each in arguments)
-            return _tag("mrow", _tag("mi", html.escape(name)), _mo(_APPLIED), _mo("("), listed, _mo(")"))
+            listed = _mo(",").join(_mathml_part(each, _LOWEST, digits) for each in arguments)
+            return _tag("mrow", _tag("mi", html.escape(name)), _mo("\u2061"), _mo("("), listed, _mo(")"))
         case MatrixLiteral(rows):
-            body = [_tag("mtr", *(_tag("mtd", _rowed(each, _LOOSE, digits)) for each in row)) for row in rows]
+            body = [_tag("mtr", *(_tag("mtd", _mathml_part(each, _LOWEST, digits)) for each in row)) for row in rows]
             return _tag("mrow", _mo("["), _tag("mtable", *body), _mo("]"))
         case Chain(sides, relations):
-            parts = [_rowed(sides[0], _LOOSE, digits)]
+            parts = [_mathml_part(sides[0], _LOWEST, digits)]
             for relation, side in zip(relations, sides[1:], strict=True):
-                parts += [_mo(relation), _rowed(side, _LOOSE, digits)]
+                parts += [_mo(relation), _mathml_part(side, _LOWEST, digits)]
             return _tag("mrow", *parts)
+        case Operator(sign):
+            return (
+                f'<mspace width="{0.2 if sign == " " else 1}em"/>' if sign.isspace() else _mo(sign.replace("-", _MINUS))
+            )
+        case Script(base, below_part, above_part):
+            kind = ("munder", "mover") if isinstance(base, Operator) and base.sign in "∑∏" else ("msub", "msup")
+            given = {name: each for name, each in zip(kind, (below_part, above_part), strict=True) if each}
+            name = "".join(given) if len(given) == 1 else f"{kind[0]}{kind[1][1:]}"
+            return _tag(name, _mathml_part(base, _ATOM, digits), *(_mathml(each, digits) for each in given.values()))
+        case Row(row):
+            return _tag("mrow", *(_mathml(each, digits) for each in row))
 
 
-def _rowed(each: Expression, least: int, digits: int) -> str:
-    shown = _ml(each, digits)
-    return shown if _hold(each, flat=False) >= least else _tag("mrow", _mo("("), shown, _mo(")"))
+def _mathml_part(each: Expression, least: int, digits: int) -> str:
+    shown = _mathml(each, digits)
+    return shown if _precedence(each, flat=False) >= least else _tag("mrow", _mo("("), shown, _mo(")"))
+
+
+_TOKEN = re.compile(r"\s*\\quad\s*|\\(?:partial|Delta)\s*|\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\s+|.", re.S)
+_BRACKETS = {"(": ")", "[": "]"}
+
+
+def parse_latex(source: str) -> Expression:
+    r"""Parse a formula in a subset of LaTeX.
+
+    source  letters, numbers, operators, brackets, _ and ^, \frac, \sqrt, \mathrm, \quad, functions such as \exp, Greek
+            letters and common signs; spaces are kept in text. Anything else raises a `ConfigError`.
+
+    >>> text(parse_latex(r"a_j = \frac{\exp(s_j)}{\sum_l \exp(s_l)}"))
+    'aⱼ = exp(sⱼ)/(Σₗ exp(sₗ))'
+    """
+    tokens = _TOKEN.findall(source.strip())[::-1]
+    try:
+        return _parse_row(tokens, "")
+    except ValueError as error:
+        raise ConfigError(f"{error} in the formula {source}") from None
+
+
+def _parse_row(tokens: list[str], end: str) -> Expression:
+    """Parse up to the token `end` and remove it; an empty `end` is the end of the formula."""
+    parts: list[Expression] = []
+    while tokens and tokens[-1] != end:
+        token = tokens.pop()
+        if token not in ("_", "^"):
+            parts.append(_parse_token(token, tokens))
+            continue
+        base = parts.pop() if parts else Row(())
+        below, above = (base.below, base.above) if isinstance(base, Script) else (None, None)
+        if (below if token == "_" else above) is not None:
+            raise ValueError(f"two {token} follow each other; use braces")
+        inner = base.base if isinstance(base, Script) else base
+        argument = _parse_argument(tokens)
+        parts.append(Script(inner, argument, above) if token == "_" else Script(inner, below, argument))
+    if end and not tokens:
+        raise ValueError(f"{end} is missing at the end")
+    if end:
+        tokens.pop()
+    return parts[0] if len(parts) == 1 else Row(tuple(parts))
+
+
+def _parse_argument(tokens: list[str]) -> Expression:
+    while tokens and tokens[-1].isspace():
+        tokens.pop()
+    if not tokens:
+        raise ValueError("an argument is missing at the end")
+    if tokens[-1].isdecimal() and len(tokens[-1]) > 1:
+        raise ValueError(f"LaTeX takes only the first digit of {tokens[-1]}; use braces")
+    return _parse_token(tokens.pop(), tokens)
+
+
+def _parse_token(token: str, tokens: list[str]) -> Expression:
+    name = token.strip().removeprefix("\\")
+    if token.isspace():
+        return SPACE
+    if token in _BRACKETS:
+        return Row((Operator(token), _parse_row(tokens, _BRACKETS[token]), Operator(_BRACKETS[token])))
+    if token == "{":
+        return _parse_row(tokens, "}")
+    if name == token and (token.isalpha() or token[0].isdigit()):
+        return Symbol(token)
+    if name == token and token in "+-*/=<>,;:|!":
+        return Operator(token)
+    if name == "quad":
+        return WIDE_SPACE
+    if name == "frac":
+        top = _parse_argument(tokens)
+        return Quotient(top, _parse_argument(tokens))
+    if name == "sqrt":
+        return Root(_parse_argument(tokens))
+    if name in ("mathrm", "text"):
+        words = []
+        while tokens and tokens[-1] != "}":
+            words.append(tokens.pop())
+        if not tokens or words[:1] != ["{"]:
+            raise ValueError(f"\\{name} needs text in braces")
+        tokens.pop()
+        return Word("".join(words[1:]))
+    if name in _FUNCTIONS:
+        return Word(name)
+    if name != token.strip() and name in _COMMANDS:
+        character = _COMMANDS[name]
+        return Symbol(character) if character.isalpha() else Operator(character)
+    near = get_close_matches(name, (*_COMMANDS, *_FUNCTIONS, "frac", "sqrt", "mathrm", "quad"), n=1)
+    raise ValueError(f"unknown {token}" + (f"; did you mean \\{near[0]}?" if near else ""))

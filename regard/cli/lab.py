@@ -144,7 +144,7 @@ def show_one(
     """Show one claim in full: question, formula, code, result, figure."""
     import inspect
 
-    from regard.lab.formula import formula_text, mathml
+    from regard.base.formulas import mathml, text
 
     check_writable(html)
     (claim,) = chosen_claims([name])
@@ -152,11 +152,11 @@ def show_one(
     figure = figure_path(claim, result, figures)
     code = inspect.getsource(claim.module.run)
     if json:
-        maths = {"tex": claim.maths, "text": formula_text(claim.maths), "mathml": mathml(claim.maths)}
+        maths = {"tex": claim.maths, "text": text(claim.formula), "mathml": mathml(claim.formula)}
         more = {"maths": maths, "claim": claim.claim, "measures": claim.measures, "budget": claim.budget, "code": code}
         show_json({**claim_as_json(claim, result), **more, "figure": figure})
     else:
-        show_claim(claim, result, formula_text(claim.maths), code, figure)
+        show_claim(claim, result, text(claim.formula), code, figure)
     write_page(html, [(claim, result)])
 
 

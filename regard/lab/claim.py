@@ -30,6 +30,7 @@ from torch import Tensor
 
 from regard.base.config import override
 from regard.base.errors import ConfigError
+from regard.base.formulas import Expression, parse_latex
 from regard.base.registry import Registry
 from regard.lab.seeds_interval import Estimate
 
@@ -127,6 +128,11 @@ class Claim:
     def maths(self) -> str:
         """The formula in LaTeX."""
         return str(self.module.MATHS)
+
+    @property
+    def formula(self) -> Expression:
+        """The formula as a tree."""
+        return parse_latex(self.maths)
 
     @property
     def wrong_answers(self) -> tuple[WrongAnswer, ...]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import regard
+from regard.base.formulas import mathml
 from regard.base.html import Markup, join_html, render_page, tag
 from regard.lab.claim import CHAPTERS, Claim, Numbers
 from regard.lab.errata import Erratum, errata
-from regard.lab.formula import mathml
 from regard.lab.results import NOT_RUN, OUTDATED, Result, verdict_word
 
 IMPORT = "from regard.lab.claim import claims"
@@ -91,7 +91,7 @@ def _claim(claim: Claim, result: Result | None) -> Markup:
     facts = {"claim": claim.claim, "measures": claim.measures, "source": claim.source}
     parts: list[Markup] = [
         tag("h3", claim.question, " ", _badge(now)),
-        Markup(mathml(claim.maths)),
+        Markup(mathml(claim.formula)),
         tag("dl", *(part for name, words in facts.items() for part in (tag("dt", name), tag("dd", words)))),
     ]
     if result is None:

@@ -12,10 +12,10 @@ from random import Random
 from string import ascii_lowercase
 from typing import Any
 
+from regard.base import formulas
 from regard.base.errors import ConfigError
 from regard.base.validation import check_integer
 from regard.lab.claim import Claim, Outcome, claims
-from regard.lab.formula import formula_text
 from regard.lab.results import make_result
 from regard.work import quiz_attention, quiz_heads, quiz_transformers
 from regard.work.quiz_question import KINDS, Kind, Posed
@@ -116,7 +116,7 @@ class Revealed:
         how = question.posed.how
         lines = [] if how is None else [f"How to get it: {how(outcome.numbers)}"]
         lines += [f"The run: {outcome.verdict.sentence}", f"The claim: {question.claim.claim}"]
-        lines.append(f"The maths: {formula_text(question.claim.maths)}")
+        lines.append(f"The maths: {formulas.text(question.claim.formula)}")
         for sheet, verdict in outcome.wrong_answers:
             lines.append(f'A wrong answer that is about: "{sheet.says}" ({verdict.word}) Right is: {sheet.right}')
         return [*lines, f"Run it again: {make_result(outcome).command}"]

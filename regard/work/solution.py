@@ -22,7 +22,7 @@ from regard.base.formulas import (
     Symbol,
     Transpose,
     Word,
-    format_exactly,
+    is_written_exactly,
 )
 from regard.base.validation import LARGEST_FLOAT
 from regard.core.attend import attend
@@ -364,7 +364,7 @@ def _raised(value: Value, top: Value) -> Expression | None:
     shift = less(value, top)
     near = Number(shift if isinstance(shift, Fraction) else float(shift))
     sides = (Difference(format_value(value), format_value(top)), near)
-    return Chain(tuple(Power(Symbol("e"), side) for side in sides), ("=" if format_exactly(near.value) else "≈",))
+    return Chain(tuple(Power(Symbol("e"), side) for side in sides), ("=" if is_written_exactly(near.value) else "≈",))
 
 
 def _joined(problem: Problem, outputs: list[Step]) -> Step:

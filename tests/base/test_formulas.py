@@ -1,6 +1,8 @@
+# ruff: noqa: RUF001 (mathematical signs that look like letters)
 """Formulas as trees: text, LaTeX and MathML of the same thing."""
 
 import math
+import re
 from fractions import Fraction
 from xml.etree import ElementTree
 
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from regard.base import formulas
+from regard.base.errors import ConfigError
 from regard.base.formulas import (
     Chain,
     Difference,
@@ -24,6 +27,9 @@ from regard.base.formulas import (
     Symbol,
     Transpose,
     Word,
+    mathml,
+    parse_latex,
+    text,
 )
 
 HALF = Number(Fraction(-1, 2))
@@ -31,7 +37,7 @@ X = Symbol("X")
 
 
 @pytest.mark.parametrize(
-    ("tree", "text", "latex"),
+    ("tree", "shown", "latex"),
     [
         (Number(3), "3", "3"),
         (HALF, "-1/2", r"-\tfrac{1}{2}"),
@@ -55,8 +61,8 @@ X = Symbol("X")
         (Word("50% of a_b"), "50% of a_b", r"\text{50\% of a\_b}"),
     ],
 )
-def test_a_tree_is_written_in_text_and_latex(tree: Expression, text: str, latex: str | None) -> None:
-    assert formulas.text(tree) == text
+def test_a_tree_is_written_in_text_and_latex(tree: Expression, shown: str, latex: str | None) -> None:
+    assert formulas.text(tree) == shown
     if latex is not None:
         assert formulas.latex(tree) == latex
     ElementTree.fromstring(formulas.mathml(tree))
@@ -106,7 +112,7 @@ def test_a_whole_number_stays_whole_however_large() -> None:
     [(3, True), (-(10**7), True), (Fraction(1, 3), True), (0.5, False), (Fraction(1, 10**6 + 3), False)],
 )
 def test_what_is_rounded_is_known(value: int | Fraction | float, exact: bool) -> None:
-    assert formulas.format_exactly(value) is exact
+    assert formulas.is_written_exactly(value) is exact
 
 
 def test_a_tree_that_means_nothing_cannot_be_made() -> None:
@@ -174,3 +180,65 @@ def worth(tree: Expression) -> Fraction:
 def test_brackets_stand_where_they_change_the_worth(tree: Expression) -> None:
     spelled = formulas.text(tree).replace("·", "*")
     assert eval(spelled) == pytest.approx(float(worth(tree)), abs=1e-9)
+
+
+CHILDREN = {"mfrac": 2, "msub": 2, "msup": 2, "msubsup": 3, "munder": 2, "mover": 2, "munderover": 3, "msqrt": 1}
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (r"a_j = \frac{\exp(\beta s_j)}{\sum_l \exp(\beta s_l)}", "aⱼ = exp(β sⱼ)/(Σₗ exp(β sₗ))"),
+        (r"H = V \mathrm{softargmax}_\beta(K^\top Q)", "H = V softargmaxᵦ(Kᵀ Q)"),
+        (r"\frac{\partial y_i}{\partial z_j} = y_i(\delta_{ij} - y_j)", "∂yᵢ/∂zⱼ = yᵢ(δᵢⱼ - yⱼ)"),
+        (r"QK^\top/\sqrt{d_k}", "QKᵀ/√dₖ"),
+        (r"\sqrt{a + b} \neq \sqrt c", "√(a + b) ≠ √c"),
+        (r"W_Q X_{QK}^{n \times d}", "W_Q X_(QK)^(n × d)"),
+        (r"\sum_{j=1}^{n} a_{ij} v_j", "Σⱼ₌₁ⁿ aᵢⱼ vⱼ"),
+        ("x = -1, -x + (-2.5)", "x = -1, -x + (-2.5)"),
+        (r"\frac{1}{2} x \to \frac{x}{2}", "(1/2) x → x/2"),
+        (r"\frac{a b}{c d}", "(a b)/(c d)"),
+        (r"(\frac{a}{b})^2", "(a/b)²"),
+        (r"\| x \| \text{ if small}", "‖ x ‖  if small"),
+        (r"(\Delta h)\Delta x", "(Δh)Δx"),
+        (r"a = b, \quad c = d", "a = b,   c = d"),
+        (r"\mathrm{for large} \beta: f \to [0, 1]", "for large β: f → [0, 1]"),
+    ],
+)
+def test_latex_is_parsed_and_written_as_text_and_mathml(source: str, shown: str) -> None:
+    tree = parse_latex(source)
+    assert text(tree) == shown
+    for part in ElementTree.fromstring(mathml(tree)).iter():
+        assert len(part) == CHILDREN.get(part.tag, len(part)), ElementTree.tostring(part)
+    assert text(parse_latex(formulas.latex(tree))) == shown, "what is written as LaTeX can be parsed again"
+
+
+def test_a_parsed_formula_as_mathml() -> None:
+    shown = mathml(parse_latex(r"a_j^2 = -\frac{\exp(x)}{\sum_{l}^n \sqrt{b}}"))
+    assert "<msubsup><mi>a</mi><mi>j</mi><mn>2</mn></msubsup>" in shown
+    assert "<mo>\u2212</mo><mfrac>" in shown
+    assert "<mtext>exp</mtext><mrow><mo>(</mo><mi>x</mi><mo>)</mo></mrow>" in shown
+    assert "<munderover><mo>∑</mo><mi>l</mi><mi>n</mi></munderover>" in shown
+    assert "<msqrt><mi>b</mi></msqrt>" in shown
+    assert "<mtext>&lt;b&gt;</mtext>" in mathml(parse_latex(r"\text{<b>}"))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (r"\bta x", r"unknown \bta; did you mean \beta? in the formula \bta x"),
+        (r"\zzzzzz", r"unknown \zzzzzz in the formula"),
+        ("x^23", "LaTeX takes only the first digit of 23; use braces"),
+        ("{a", "} is missing at the end"),
+        ("(a", ") is missing at the end"),
+        ("a}", "unknown }"),
+        ("a)", "unknown )"),
+        ("a_b_c", "two _ follow each other; use braces"),
+        (r"\frac{a}", "an argument is missing at the end"),
+        (r"\mathrm a", r"\mathrm needs text in braces"),
+        ("x ~ y", "unknown ~"),
+    ],
+)
+def test_latex_that_cannot_be_parsed_is_an_error(source: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        parse_latex(source)

@@ -15,11 +15,11 @@ import typer
 from click.testing import Result as Done
 from typer.testing import CliRunner
 
+from regard.base.formulas import text
 from regard.base.registry import Registry
 from regard.cli import lab
 from regard.lab import claim as frame, results
 from regard.lab.claim import Claim, claims
-from regard.lab.formula import formula_text
 
 app = typer.Typer()
 app.add_typer(lab.app, name="lab")
@@ -325,7 +325,7 @@ def test_show_prints_a_claim_in_full() -> None:
         beta.measures,
         beta.source,
         "5 seconds on two cores",
-        formula_text(beta.maths),
+        text(beta.formula),
     ):
         assert flat(wanted) in words
     assert inspect.getsource(beta.module.run) in done.stdout, "the code, neither wrapped nor cut"

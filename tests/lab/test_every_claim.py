@@ -7,10 +7,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from matplotlib.figure import Figure
 
+from regard.base.formulas import mathml, text
 from regard.lab.claim import REFUTED, SUPPORTED, UNCLEAR, claims
 from regard.lab.results import shipped_results
 from tests.lab import test_attention, test_heads, test_language_claims, test_transformers
@@ -94,6 +96,12 @@ def test_the_lab_has_these_claims_and_no_others() -> None:
 def test_every_claim_has_a_fault_that_turns_its_verdict() -> None:
     """The chapters' own files run them."""
     assert set(CLAIMS) == BROKEN
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_formula_can_be_parsed(name: str) -> None:
+    assert not re.search(r"[\\\\{}]|\s{4}", text(claims()[name].formula))
+    ElementTree.fromstring(mathml(claims()[name].formula))
 
 
 @pytest.mark.parametrize("name", CLAIMS)

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 (signs of mathematics that look like letters)
 """The frame of the lab: formulas, kept results, pages and errata, whatever claims there are."""
 
 import json
@@ -16,12 +15,12 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from regard.base.errors import CheckpointError, ConfigError
+from regard.base.formulas import mathml
 from regard.cli.settings import read_settings, read_value
 from regard.lab import results
 from regard.lab.claim import Claim, Outcome, Verdict, WrongAnswer, claims, decide, join_numbers
 from regard.lab.drawing import make_figure, plot_shares
 from regard.lab.errata import errata
-from regard.lab.formula import COMMANDS, formula_text, mathml
 from regard.lab.html_page import claims_page, errata_page, figure_svg, inline_svg, number_call, value_html
 from regard.lab.results import (
     NOT_RUN,
@@ -36,7 +35,6 @@ from regard.lab.results import (
 )
 
 EVERY = list(claims())
-CHILDREN = {"mfrac": 2, "msub": 2, "msup": 2, "msubsup": 3, "munder": 2, "mover": 2, "munderover": 3, "mroot": 2}
 
 
 @pytest.fixture(scope="module")
@@ -53,117 +51,6 @@ def result(beta: Claim) -> Result:
 def nothing_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(results, "SHIPPED", tmp_path / "with the package.json")
     return results.SHIPPED
-
-
-def well_formed(element: str) -> ElementTree.Element:
-    """The element, every part of which has as many children as MathML says."""
-    tree = ElementTree.fromstring(element)
-    for part in tree.iter():
-        assert len(part) == CHILDREN.get(part.tag, len(part)), ElementTree.tostring(part)
-    return tree
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_every_formula_of_the_lab_is_drawn_and_written(name: str) -> None:
-    maths = claims()[name].maths
-    text = formula_text(maths)
-    assert not re.search(r"\\|\s\s\s\s\s", text), text
-    assert well_formed(mathml(maths)).get("alttext") == text
-
-
-@pytest.mark.parametrize(
-    ("tex", "text"),
-    [
-        (r"a_j = \frac{\exp(\beta s_j)}{\sum_l \exp(\beta s_l)}", "aⱼ = exp(β sⱼ) / (Σₗ exp(β sₗ))"),
-        (r"H = V \, \mathrm{softargmax}_\beta(K^\top Q)", "H = V softargmaxᵦ(Kᵀ Q)"),
-        (r"\frac{\partial y_i}{\partial z_j} = y_i(\delta_{ij} - y_j)", "∂yᵢ / ∂zⱼ = yᵢ(δᵢⱼ - yⱼ)"),
-        (r"QK^\top/\sqrt{d_k}", "QKᵀ/√dₖ"),
-        (r"\sqrt{a + b} \ne \sqrt[3]{c}", "√(a + b) ≠ ³√c"),
-        (r"W_Q X", "W_Q X"),
-        (r"W_{QK}X^{n \times d}", "W_(QK) X^(n × d)"),
-        (r"\sum_{j=1}^{n} a_{ij} v_j", "Σⱼ₌₁ⁿ aᵢⱼ vⱼ"),
-        (r"x = -1, -x + (-2)", "x = -1, -x + (-2)"),
-        (r"\frac{1}{2} x \to \frac{x}{2}", "(1/2) x → x/2"),
-        (r"\frac{a b}{c d}", "a b / (c d)"),
-        (r"\left(\frac{a}{b}\right)^2", "(a/b)²"),
-        (r"f'(x) \in \mathbb{R}, \hat{y} \le \infty", "f′(x) ∈ ℝ, ŷ ≤ ∞"),
-        (r"\begin{pmatrix} a & b \\ c & -d \end{pmatrix}", "(a  b; c  -d)"),
-        (r"a = b \\ c = d", "a = b\nc = d"),
-        (r"\| x \| \text{ if small}", "‖ x ‖ if small"),
-        (r"(\Delta h)\Delta x", "(Δh)Δx"),
-        (r"H \cdot \frac{D}{H}", "H · (D/H)"),
-        (r"\mathrm{for large} \beta: f \to 0", "for large β: f → 0"),
-    ],
-)
-def test_a_formula_as_text(tex: str, text: str) -> None:
-    assert formula_text(tex) == text
-    well_formed(mathml(tex))
-
-
-def test_a_formula_as_mathml() -> None:
-    tree = well_formed(mathml(r"a_j^2 = -\frac{\exp(x)}{\sum_{l}^n \sqrt{b}}"))
-    shown = ElementTree.tostring(tree, encoding="unicode")
-    assert tree.get("display") == "block"
-    assert "<msubsup><mi>a</mi><mi>j</mi><mn>2</mn></msubsup><mo>=</mo>" in shown
-    assert '<mo form="prefix">−</mo><mfrac>' in shown
-    assert "<mi>exp</mi><mo>\u2061</mo>" in shown, "a function is applied, not multiplied"
-    assert "<munderover><mo>∑</mo><mi>l</mi><mi>n</mi></munderover>" in shown
-    assert "<msqrt><mi>b</mi></msqrt>" in shown
-
-
-def test_words_and_equations_stand_apart_in_mathml() -> None:
-    gap, wide = '<mspace width="0.2em"></mspace>', '<mspace width="1.0em"></mspace>'
-    assert f"<mi>β</mi>{gap}<mi>Cov</mi>" in mathml(r"\beta\mathrm{Cov}(v, k)")
-    assert f"<mi>ln</mi><mo>&#x2061;</mo>{gap}<mi>n</mi>" in mathml(r"\ln n")
-    assert mathml("a = f(b, c), d = e").count(wide) == 1, "equations are moved apart, arguments are not"
-    assert wide in mathml("a = b, c = d \\\\ e")
-
-
-def test_a_formula_cannot_carry_markup() -> None:
-    assert "<mtext>&lt;b&gt;</mtext>" in mathml(r"\text{<b>} < 1")
-    assert "<mo>&lt;</mo>" in mathml("a < b")
-
-
-@pytest.mark.parametrize(
-    ("tex", "words"),
-    [
-        (r"\bta x", r"unknown command \bta; did you mean \beta? in the formula \bta x"),
-        (r"\zzzzzz", r"unknown command \zzzzzz in the formula"),
-        ("x^23", "TeX would take only the first digit of 23: put it in braces"),
-        ("{a", "} is missing at the end"),
-        ("a}", "} has no meaning here"),
-        (r"\left( a", r"\right is missing at the end"),
-        (r"a \right)", r"\right stands where nothing was begun"),
-        (r"\left a b \right)", "a is no bracket"),
-        ("a_b_c", "two _ follow each other; put the first part in braces"),
-        (r"\frac{a}", "it ends"),
-        (r"\begin{table} a \end{table}", r"unknown \begin{table}; there are matrix, pmatrix"),
-        (r"\begin{matrix} a \end{cases}", r"\begin{matrix} ends with \end{cases}"),
-        ("a & b", r"& stands outside of a \begin"),
-        (r"\mathrm{a \beta}", r"\beta cannot stand inside text"),
-        ("x ~ y", "~ has no meaning here"),
-    ],
-)
-def test_what_is_no_formula_is_told(tex: str, words: str) -> None:
-    for form in (formula_text, mathml):
-        with pytest.raises(ConfigError, match=re.escape(words)):
-            form(tex)
-
-
-def test_every_command_that_stands_for_a_sign_is_drawn() -> None:
-    structures = {"frac", "tfrac", "dfrac", "sqrt", "left", "right", "begin", "end", "\\"}
-    for name in set(COMMANDS) - structures:
-        takes = name.startswith(("math", "text", "operatorname")) or name in {
-            "hat",
-            "bar",
-            "tilde",
-            "vec",
-            "dot",
-            "overline",
-        }
-        tex = rf"x \{name}{{A}} y" if takes else rf"x \{name} y"
-        well_formed(mathml(tex))
-        assert "\\" not in formula_text(tex)
 
 
 def setups(claim: Claim) -> list[Any]:
@@ -487,7 +374,7 @@ def test_a_page_shows_a_claim_with_all_that_came_of_it(beta: Claim, result: Resu
     (answer,) = beta.wrong_answers
     for wanted in (beta.question, beta.claim, beta.measures, result.verdict.sentence, answer.says, answer.right):
         assert wanted in words
-    assert mathml(beta.maths) in text
+    assert mathml(beta.formula) in text
     assert {"class": "badge supported"} in read.named("span")
     assert {"class": "badge refuted"} in read.named("span")
     assert [svg["role"] for svg in read.named("svg")] == ["img"]

@@ -23,7 +23,7 @@ from regard.lab.drawing import make_figure, plot_lines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"q = s (k_a + k_b), a_a = a_b = \frac{\exp(s)}{2 \exp(s) + n - 2}"
+MATHS = r"q = s (k_a + k_b), \quad a_a = a_b = \frac{\exp(s)}{2 \exp(s) + n - 2}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,10 @@ from regard.lab.drawing import COLOURS, MARKS, make_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"1 - a_1 \le \sum_{j \ge 2} \exp(s_j - s_1) \le \epsilon, s_1 - s_j \ge \mathrm{ln} \frac{n - 1}{\epsilon}"
+MATHS = (
+    r"1 - a_1 \le \sum_{j \ge 2} \exp(s_j - s_1) \le \epsilon, \quad "
+    r"s_1 - s_j \ge \mathrm{ln} \frac{n - 1}{\epsilon}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,10 @@ from regard.lab.drawing import make_figure, plot_bars
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"H = V W, W = I \to h_i = v_i; W_{ji} = \frac{1}{m} \to h_i = \frac{1}{m} \sum_j v_j; A = A(Q, K)"
+MATHS = (
+    r"H = V W, \quad W = I \to h_i = v_i; \quad "
+    r"W_{ji} = \frac{1}{m} \to h_i = \frac{1}{m} \sum_j v_j; \quad A = A(Q, K)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

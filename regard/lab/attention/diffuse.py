@@ -24,7 +24,7 @@ from regard.lab.drawing import make_figure, plot_lines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, h \to \frac{1}{m} \sum_j v_j"
+MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, \quad h \to \frac{1}{m} \sum_j v_j"
 
 
 @dataclass(frozen=True, kw_only=True)

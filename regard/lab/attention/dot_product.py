@@ -23,7 +23,7 @@ from regard.lab.drawing import make_figure, plot_heatmap
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"H = V A \in R^{t \times n}, A = \mathrm{softargmax}_\beta(K^\top Q) \in R^{m \times n}"
+MATHS = r"H = V A \in R^{t \times n}, \quad A = \mathrm{softargmax}_\beta(K^\top Q) \in R^{m \times n}"
 
 
 @dataclass(frozen=True, kw_only=True)

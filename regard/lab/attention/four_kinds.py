@@ -25,7 +25,7 @@ from regard.lab.drawing import make_figure, plot_heatmap
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"h_i = \sum_j a_{ij} v_j, a_{ij} = \frac{\exp(\beta q_i \cdot k_j)}{\sum_l \exp(\beta q_i \cdot k_l)}"
+MATHS = r"h_i = \sum_j a_{ij} v_j, \quad a_{ij} = \frac{\exp(\beta q_i \cdot k_j)}{\sum_l \exp(\beta q_i \cdot k_l)}"
 KINDS = ("self soft", "self hard", "cross soft", "cross hard")
 
 

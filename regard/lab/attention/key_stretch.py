@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"a_1 = \frac{\exp(\alpha \beta s_1)}{\exp(\alpha \beta s_1) + \sum_{j \ge 2} \exp(\beta s_j)}, s_j = k_j \cdot q"
+    r"a_1 = \frac{\exp(\alpha \beta s_1)}{\exp(\alpha \beta s_1) + \sum_{j \ge 2} \exp(\beta s_j)}, \quad "
+    r"s_j = k_j \cdot q"
 )
 SIDES = (1.0, 0.0, -1.0)  # towards the key, at a right angle, against it
 

@@ -24,7 +24,10 @@ from regard.lab.drawing import make_figure, plot_lines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"V = \frac{u_b u_b^\top - u_c u_c^\top}{\beta^2}, K = I, Q = \frac{u_d u_a^\top + u_c u_d^\top}{\beta^2}"
+MATHS = (
+    r"V = \frac{u_b u_b^\top - u_c u_c^\top}{\beta^2}, \quad K = I, \quad "
+    r"Q = \frac{u_d u_a^\top + u_c u_d^\top}{\beta^2}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

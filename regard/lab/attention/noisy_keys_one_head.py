@@ -24,7 +24,7 @@ from regard.lab.noisy_keys import NoisyKeysSetup, plot_histograms
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"k_a = \gamma \mu_a, \gamma \sim N(1, \frac{1}{2}): a_a = \frac{1}{1 + \exp(-s (\gamma - 1))}"
+MATHS = r"k_a = \gamma \mu_a, \quad \gamma \sim N(1, \frac{1}{2}): a_a = \frac{1}{1 + \exp(-s (\gamma - 1))}"
 
 
 @dataclass(frozen=True, kw_only=True)

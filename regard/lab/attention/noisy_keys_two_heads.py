@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"q_1 = s \mu_a, q_2 = s \mu_b, c = \frac{1}{2} (c_1 + c_2), a_{1a} = \frac{\exp(s \gamma)}{\exp(s \gamma) + n - 1}"
+    r"q_1 = s \mu_a, \quad q_2 = s \mu_b, \quad c = \frac{1}{2} (c_1 + c_2), \quad "
+    r"a_{1a} = \frac{\exp(s \gamma)}{\exp(s \gamma) + n - 1}"
 )
 
 

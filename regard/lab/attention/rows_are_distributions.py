@@ -21,7 +21,10 @@ from regard.lab.drawing import make_figure, plot_heatmap
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"A_{ij} = \frac{\exp(q_i \cdot k_j / \sqrt{d_k})}{\sum_l \exp(q_i \cdot k_l / \sqrt{d_k})}, \sum_j A_{ij} = 1"
+MATHS = (
+    r"A_{ij} = \frac{\exp(q_i \cdot k_j / \sqrt{d_k})}{\sum_l \exp(q_i \cdot k_l / \sqrt{d_k})}, \quad "
+    r"\sum_j A_{ij} = 1"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

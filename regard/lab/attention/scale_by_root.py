@@ -26,7 +26,7 @@ from regard.lab.drawing import make_figure, plot_lines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \mathrm{Var}(\frac{q \cdot k}{\sqrt{d_k}}) = 1"
+MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \quad \mathrm{Var}(\frac{q \cdot k}{\sqrt{d_k}}) = 1"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from regard.lab.drawing import make_figure, plot_heatmap
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \frac{\partial y_i}{\partial z_j} = -y_i y_j"
+MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \quad \frac{\partial y_i}{\partial z_j} = -y_i y_j"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from regard.lab.drawing import make_figure, plot_bars
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"H_i = \sum_{t=-1}^{1} W_t \sum_j a^t_{ij} c_j, a^t_{ij} = \delta_{j, i+t}"
+MATHS = r"H_i = \sum_{t=-1}^{1} W_t \sum_j a^t_{ij} c_j, \quad a^t_{ij} = \delta_{j, i+t}"
 
 
 @dataclass(frozen=True, kw_only=True)

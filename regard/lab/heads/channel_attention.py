@@ -30,7 +30,7 @@ from regard.nn.windows import partition
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"N^2 D, N D^2, \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} = 1.2"
+MATHS = r"N^2 D, \quad N D^2, \quad \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} = 1.2"
 
 
 @dataclass(frozen=True, kw_only=True)

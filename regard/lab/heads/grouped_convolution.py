@@ -31,7 +31,7 @@ from regard.nn.attention import check_heads, merge_heads, split_heads
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"h^g_i = \sum_t a^g_t W_v^g c^g_{i+t}, \mathrm{kernel of group} g: w^g_t = a^g_t W_v^g"
+MATHS = r"h^g_i = \sum_t a^g_t W_v^g c^g_{i+t}, \quad \mathrm{kernel of group} g: w^g_t = a^g_t W_v^g"
 
 
 @dataclass(frozen=True, kw_only=True)

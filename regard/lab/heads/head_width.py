@@ -23,7 +23,7 @@ from regard.nn.attention import Attention as AttentionLayer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"H \cdot \frac{D}{H} \cdot D = D^2, \mathrm{cost} = 4 N D^2 + 2 N^2 D"
+MATHS = r"H \cdot \frac{D}{H} \cdot D = D^2, \quad \mathrm{cost} = 4 N D^2 + 2 N^2 D"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"H = W_o [H^1; H^2; H^3], \mathrm{head} h: "
-    r"H^h = V^h \mathrm{softargmax}_\beta((K^h)^\top Q^h), Q^h = W_q^h C, K^h = W_k^h C, V^h = W_v^h C"
+    r"H = W_o [H^1; H^2; H^3], \quad \mathrm{head} h: "
+    r"H^h = V^h \mathrm{softargmax}_\beta((K^h)^\top Q^h), \quad Q^h = W_q^h C, \quad "
+    r"K^h = W_k^h C, \quad V^h = W_v^h C"
 )
 
 

@@ -31,7 +31,7 @@ from regard.nn.attention import Attention as AttentionLayer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"h_{N+1} = \sum_{j=1}^{N+1} a_j v_j, a = \mathrm{softmax}(\beta K^\top q_{N+1})"
+MATHS = r"h_{N+1} = \sum_{j=1}^{N+1} a_j v_j, \quad a = \mathrm{softmax}(\beta K^\top q_{N+1})"
 
 
 @dataclass(frozen=True, kw_only=True)

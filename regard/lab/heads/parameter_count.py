@@ -24,7 +24,7 @@ from regard.nn.attention import Attention as AttentionLayer, split_heads
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"3 D^2 + 3 D, N^2; D^2 N^2 + D N"
+MATHS = r"3 D^2 + 3 D, \quad N^2; \quad D^2 N^2 + D N"
 
 
 @dataclass(frozen=True, kw_only=True)

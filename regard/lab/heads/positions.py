@@ -41,7 +41,7 @@ from regard.nn.learned_scores import LearnedBuckets
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"\mathrm{relative}: y_i = x_{i-3}, \mathrm{absolute}: y_i = x_5"
+MATHS = r"\mathrm{relative}: y_i = x_{i-3}, \quad \mathrm{absolute}: y_i = x_5"
 
 SCHEMES = ("none", "learned", "sinusoidal", "alibi", "t5", "rotary")
 TASKS = ("relative", "absolute")

@@ -23,7 +23,7 @@ from regard.lab.drawing import make_figure, plot_bars
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"A = I, H = W_v C A = W_v C"
+MATHS = r"A = I, \quad H = W_v C A = W_v C"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from regard.lab.drawing import make_figure, plot_lines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"N^2 \to N (2 w + 1), N (2 w + 1) + 2 g N, 2 N \sqrt{N}"
+MATHS = r"N^2 \to N (2 w + 1), \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from regard.nn.init import constant, fan_in, init_parameters, normal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"\mathrm{chunks}: C + L, \mathrm{sliding}: 1 + \mathrm{depth} \cdot L"
+MATHS = r"\mathrm{chunks}: C + L, \quad \mathrm{sliding}: 1 + \mathrm{depth} \cdot L"
 
 
 @dataclass(frozen=True, kw_only=True)

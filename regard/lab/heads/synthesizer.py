@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"\mathrm{dot}: s_{ij} = \beta q_i \cdot k_j, "
-    r"\mathrm{dense}: s_{ij} = w_j \cdot f(x_i), \mathrm{random}: s_{ij} = R_{ij}"
+    r"\mathrm{dot}: s_{ij} = \beta q_i \cdot k_j, \quad "
+    r"\mathrm{dense}: s_{ij} = w_j \cdot f(x_i), \quad \mathrm{random}: s_{ij} = R_{ij}"
 )
 
 PARTS = ("dot", "dense", "random")

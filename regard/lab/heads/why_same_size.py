@@ -25,7 +25,7 @@ from regard.nn.init import fan_in, init_parameters, normal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"x_{l+1} = x_l + f_l(x_l), f_l: R^{N D} \to R^{N D}"
+MATHS = r"x_{l+1} = x_l + f_l(x_l), \quad f_l: R^{N D} \to R^{N D}"
 
 
 @dataclass(frozen=True, kw_only=True)

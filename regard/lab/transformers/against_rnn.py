@@ -43,7 +43,10 @@ from regard.see.watch import watch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"\mathrm{attention}: y_n = \sum_j a_{nj} v_j, \mathrm{recurrent}: h_n = f(x_n, f(x_{n-1}, \dots f(x_1, h_0)))"
+MATHS = (
+    r"\mathrm{attention}: y_n = \sum_j a_{nj} v_j, \quad "
+    r"\mathrm{recurrent}: h_n = f(x_n, f(x_{n-1}, \dots f(x_1, h_0)))"
+)
 
 KINDS = ("recurrent", "recurrent with attention", "transformer")
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"\mathrm{generative}: p(w_i | w_1 \cdot \cdot M \cdot \cdot w_n), "
-    r"\mathrm{contrastive}: p(\mathrm{true} | a, b), (a, b) \mathrm{or} (a, c)"
+    r"\mathrm{generative}: p(w_i | w_1 \dots M \dots w_n), \quad "
+    r"\mathrm{contrastive}: p(\mathrm{true} | a, b), \quad (a, b) \mathrm{or} (a, c)"
 )
 
 WORDS, LABELLED, UNLABELLED = "masked words", "logic, labelled", "logic"

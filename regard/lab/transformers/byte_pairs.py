@@ -26,7 +26,10 @@ from regard.lab.drawing import make_figure, plot_lines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"(a, b) = \mathrm{argmax}_{(x, y)} \sum_i [t_i = x, t_{i+1} = y], a b \to c, N \to N - n_{ab}, V \to V + 1"
+MATHS = (
+    r"(a, b) = \mathrm{argmax}_{(x, y)} \sum_i [t_i = x, t_{i+1} = y], \quad a b \to c, \quad "
+    r"N \to N - n_{ab}, \quad V \to V + 1"
+)
 
 JACK = """This is the house that Jack built.
 This is the malt that lay in the house that Jack built.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"p(x_1 \cdot \cdot x_n) = \prod_i p(x_i | x_1 \cdot \cdot x_{i-1}), "
+    r"p(x_1 \dots x_n) = \prod_i p(x_i | x_1 \dots x_{i-1}), \quad "
     r"\mathrm{argmax} \prod_i p_i \ge \prod_i \mathrm{max} p_i"
 )
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"\mathrm{encoder}: a_{ij} > 0, \mathrm{decoder}: a_{ij} = 0 \mathrm{for} j > i, "
+    r"\mathrm{encoder}: a_{ij} > 0, \quad \mathrm{decoder}: a_{ij} = 0 \mathrm{for} j > i, \quad "
     r"\mathrm{cross}: a_{ij} \to 1 \mathrm{at} j = n - 1 - i"
 )
 

@@ -28,7 +28,7 @@ from regard.nn.init import fan_in, init_parameters, normal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"y_i = W_2 f(W_1 x_i + b_1) + b_2, \frac{\partial y_i}{\partial x_j} = 0 \mathrm{for} i \ne j"
+MATHS = r"y_i = W_2 f(W_1 x_i + b_1) + b_2, \quad \frac{\partial y_i}{\partial x_j} = 0 \mathrm{for} i \neq j"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from regard.nn.norms import norm
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \mu = \frac{1}{D} \sum_c x_c"
+MATHS = r"y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \quad \mu = \frac{1}{D} \sum_c x_c"
 
 
 def layer_norm(width: int) -> nn.Module:

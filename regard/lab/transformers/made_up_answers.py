@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"\mathrm{confidence} = \prod_i p(x_i | \mathrm{question}, x_1 \cdot \cdot x_{i-1}), "
-    r"\mathrm{accuracy}(c) = \frac{\mathrm{right}}{\mathrm{answered}}, \mathrm{confidence} \ge c"
+    r"\mathrm{confidence} = \prod_i p(x_i | \mathrm{question}, x_1 \dots x_{i-1}), \quad "
+    r"\mathrm{accuracy}(c) = \frac{\mathrm{right}}{\mathrm{answered}}, \quad \mathrm{confidence} \ge c"
 )
 COVERAGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 FEW = 2  # the coverage that all answers are compared with

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"\mathrm{prefix} \cdot M \cdot \mathrm{suffix} \cdot M \cdot \mathrm{content}, "
+    r"\mathrm{prefix} \cdot M \cdot \mathrm{suffix} \cdot M \cdot \mathrm{content}, \quad "
     r"\mathrm{question} \cdot M M \cdot \mathrm{answer}"
 )
 

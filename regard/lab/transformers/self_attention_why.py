@@ -33,7 +33,7 @@ from regard.nn.attention import Attention as AttentionLayer, split_heads
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"2 n^2 D = 2 n D^2 \mathrm{at} n = D, 2 n^2 D = 4 n D^2 \mathrm{at} n = 2 D"
+MATHS = r"2 n^2 D = 2 n D^2 \mathrm{at} n = D, \quad 2 n^2 D = 4 n D^2 \mathrm{at} n = 2 D"
 PARTS = ("attention", "projections", "recurrent")
 
 

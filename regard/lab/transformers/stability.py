@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"\mathrm{post}: x \to \mathrm{norm}(x + f(x)), \mathrm{pre}: x \to x + f(\mathrm{norm}(x)), "
+    r"\mathrm{post}: x \to \mathrm{norm}(x + f(x)), \quad \mathrm{pre}: x \to x + f(\mathrm{norm}(x)), \quad "
     r"\eta_t = \eta \min(1, \frac{t}{w})(1 - \frac{t}{T})"
 )
 

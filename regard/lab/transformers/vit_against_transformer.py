@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"x_{l+1} = x_l + f(\mathrm{norm}(x_l)) \mathrm{against} x_{l+1} = \mathrm{norm}(x_l + f(x_l)), "
+    r"x_{l+1} = x_l + f(\mathrm{norm}(x_l)) \mathrm{against} x_{l+1} = \mathrm{norm}(x_l + f(x_l)), \quad "
     r"\frac{3072}{768} = \frac{2048}{512} = 4"
 )
 # millions of parameters, in the papers

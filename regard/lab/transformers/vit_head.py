@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATHS = (
-    r"y = W \mathrm{norm}(x_0) + b \mathrm{or} W \tanh(V \mathrm{norm}(x_0) + c) + b, "
+    r"y = W \mathrm{norm}(x_0) + b \mathrm{or} W \tanh(V \mathrm{norm}(x_0) + c) + b, \quad "
     r"\mathrm{against} W \frac{1}{n} \sum_i \mathrm{norm}(x_i) + b"
 )
 

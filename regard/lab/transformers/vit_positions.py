@@ -31,7 +31,7 @@ from regard.nn.init import constant, fan_in, init_parameters, normal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MATHS = r"x_i = E p_i + t_i, \cos(t_i - \bar{t}, t_j - \bar{t}) \mathrm{by} \| r_i - r_j \|"
+MATHS = r"x_i = E p_i + t_i, \quad \cos(t_i - m, t_j - m) \mathrm{by} \| r_i - r_j \|, \quad m = \frac{1}{n} \sum_i t_i"
 
 FAR = 3  # from here on no patch is a neighbour's neighbour
 

@@ -18,7 +18,7 @@ from regard.base.formulas import (
     Sum,
     Symbol,
     Transpose,
-    format_exactly,
+    is_written_exactly,
     text,
 )
 from regard.work.describe_map import read_map
@@ -143,7 +143,7 @@ def _equals(symbol: Symbol, grid: Grid, digits: int) -> Chain:
 
 
 def _all_shown(grid: Grid, digits: int) -> bool:
-    return all(isinstance(value, Surd) or format_exactly(value, digits) for row in grid for value in row)
+    return all(isinstance(value, Surd) or is_written_exactly(value, digits) for row in grid for value in row)
 
 
 def matrix(grid: Grid) -> MatrixLiteral:
@@ -201,7 +201,7 @@ def entry_line(step: Step, r: int, c: int, digits: int) -> Chain:
     relations = ["="]
     if is_exact(value) and text(format_value(value)) != text(working):
         sides.append(format_value(value))
-        relations.append("=" if isinstance(value, Surd) or format_exactly(value, digits) else "≈")
+        relations.append("=" if isinstance(value, Surd) or is_written_exactly(value, digits) else "≈")
     if isinstance(value, Surd | float):
         sides.append(Number(float(value)))
         relations.append("≈")
