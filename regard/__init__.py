@@ -1,33 +1,21 @@
-"""Attention you can run, see and prove: an attention and Transformer workbench for PyTorch."""
+"""Attention you can run, see and prove: an attention and Transformer toolkit for PyTorch."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Names are loaded on first use, so that `regard --help` and tools that only read the version import no torch.
-_WHERE = {
+# Names are loaded on first use, so that `regard --help` and tools that only read the version do not import torch.
+_MODULES = {
     "regard.base.errors": ("RegardError",),
     "regard.core.attend": ("attend", "explain"),
     "regard.core.softargmax": ("softargmax",),
     "regard.core.masks.algebra": ("Mask",),
     "regard.core.absolute_positions": ("Positions",),
-    "regard.core.masks": (
-        "blocks",
-        "causal",
-        "chunks",
-        "dilated",
-        "documents",
-        "full",
-        "global_tokens",
-        "padding",
-        "prefix",
-        "random_links",
-        "window",
-    ),
     "regard.core.scores": ("additive", "alibi", "shaw", "sink", "softcap", "t5_buckets"),
-    "regard.core.positions": ("NTK", "Interpolate", "Llama3", "YaRN", "grid_positions", "rotary", "sinusoidal"),
-    "regard.core.linear": ("elu_plus_one", "linear_attend", "performer", "relu", "squared_relu"),
+    "regard.core.positions": ("grid_positions", "rotary", "sinusoidal"),
+    "regard.core.linear": ("linear_attend",),
     "regard.core.channel": ("channel_attend",),
     "regard.core.cache": ("DynamicCache", "SlidingWindowCache", "StaticCache", "Stream"),
     "regard.core.kernels": ("recording",),
@@ -37,13 +25,17 @@ _WHERE = {
     "regard.see.watch": ("watch",),
     "regard.conform": ("Report", "check", "conformance"),
 }
-_HOME = {name: module for module, names in _WHERE.items() for name in names}
-_PARTS = ("see",)  # sub-packages that are used by their own name: regard.see.xray(fn)
+_ROOT = Path(__file__).parent
+_PACKAGES = [path.parent.name for path in _ROOT.glob("*/__init__.py")]
+# every file of this folder defines a function of the same name, which makes a mask
+_MASKS = [path.stem for path in _ROOT.glob("core/masks/forms/[a-z]*.py")]
+_HOME = {name: module for module, names in _MODULES.items() for name in names} | dict.fromkeys(
+    _MASKS, "regard.core.masks"
+)
 
-__all__ = ["__version__", *sorted((*_HOME, *_PARTS))]
+__all__ = ["__version__", *sorted((*_HOME, *_PACKAGES))]
 
 if TYPE_CHECKING:
-    from regard import see as see
     from regard.base.errors import RegardError as RegardError
     from regard.conform import Report as Report, check as check, conformance as conformance
     from regard.core.absolute_positions import Positions as Positions
@@ -56,36 +48,9 @@ if TYPE_CHECKING:
     )
     from regard.core.channel import channel_attend as channel_attend
     from regard.core.kernels import recording as recording
-    from regard.core.linear import (
-        elu_plus_one as elu_plus_one,
-        linear_attend as linear_attend,
-        performer as performer,
-        relu as relu,
-        squared_relu as squared_relu,
-    )
-    from regard.core.masks import (
-        blocks as blocks,
-        causal as causal,
-        chunks as chunks,
-        dilated as dilated,
-        documents as documents,
-        full as full,
-        global_tokens as global_tokens,
-        padding as padding,
-        prefix as prefix,
-        random_links as random_links,
-        window as window,
-    )
+    from regard.core.linear import linear_attend as linear_attend
     from regard.core.masks.algebra import Mask as Mask
-    from regard.core.positions import (
-        NTK as NTK,
-        Interpolate as Interpolate,
-        Llama3 as Llama3,
-        YaRN as YaRN,
-        grid_positions as grid_positions,
-        rotary as rotary,
-        sinusoidal as sinusoidal,
-    )
+    from regard.core.positions import grid_positions as grid_positions, rotary as rotary, sinusoidal as sinusoidal
     from regard.core.scores import (
         additive as additive,
         alibi as alibi,
@@ -102,7 +67,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PARTS:
+    if name in _PACKAGES:
         return import_module(f"regard.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -16,8 +16,14 @@ from regard import Mask, Positions, full, padding, prefix, window
 from regard.core.absolute_positions import Grid, whole_grid
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import And, Or
-from regard.core.masks.data import DenseMask, DocumentMask, PaddingMask
-from regard.core.masks.positional import Causal, Chunks, GlobalTokens, Prefix, Window
+from regard.core.masks.data import DenseMask
+from regard.core.masks.forms.causal import Causal
+from regard.core.masks.forms.chunks import Chunks
+from regard.core.masks.forms.documents import DocumentMask
+from regard.core.masks.forms.global_tokens import GlobalTokens
+from regard.core.masks.forms.padding import PaddingMask
+from regard.core.masks.forms.prefix import Prefix
+from regard.core.masks.forms.window import Window
 from regard.core.scores import Alibi, ScoreTerm, Shaw, T5Buckets, as_terms
 
 Attention = Callable[..., Tensor]
@@ -127,7 +133,7 @@ def mutant(caught_by: str) -> Callable[[Attention], Attention]:
 def swap(mask: Mask | Tensor | None, kind: type[Mask], other: Callable[..., Mask]) -> Mask:
     """The mask with every part of one kind replaced."""
     mask = as_mask(mask)
-    return other(mask) if isinstance(mask, kind) else mask.rebuilt(lambda part: swap(part, kind, other))
+    return other(mask) if isinstance(mask, kind) else mask.map_children(lambda part: swap(part, kind, other))
 
 
 def standing_at(grid: Grid, i: Tensor | None = None, j: Tensor | None = None) -> Grid:

@@ -15,30 +15,17 @@ if TYPE_CHECKING:
 Maker = Callable[..., "Mask"]
 Value = int | float | str | None | list["Value"]
 
-NAMES = (
-    "full",
-    "causal",
-    "window",
-    "dilated",
-    "blocks",
-    "chunks",
-    "global_tokens",
-    "prefix",
-    "padding",
-    "documents",
-    "random_links",
-)
 _FARTHEST = 1 << 40  # whole numbers beyond this are no positions, and would not fit a tensor's arithmetic
 _DEEPEST = 100
 
 
 def makers() -> Registry[Maker]:
-    """The functions an expression may call."""
-    from regard.core import masks
+    """The functions that an expression may call: one for each mask form."""
+    from regard.core.masks.forms import FORMS, constructor
 
     registry: Registry[Maker] = Registry("mask")
-    for name in NAMES:
-        registry.add(name)(getattr(masks, name))
+    for name in FORMS:
+        registry.add(name)(constructor(name))
     return registry
 
 
@@ -71,7 +58,7 @@ def _mask(node: ast.expr, known: Registry[Maker], depth: int) -> "Mask":
             raise ConfigError(f"{name} is a function that makes a mask; write {name}(...)")
         case ast.BoolOp() | ast.UnaryOp(ast.Not()):
             raise ConfigError(f"masks combine with & | ~, not with and, or, not: {ast.unparse(node)}")
-    raise ConfigError(f"{ast.unparse(node)} is no mask; there are {', '.join(NAMES)}, combined with & | ~")
+    raise ConfigError(f"{ast.unparse(node)} is no mask; there are {', '.join(known)}, combined with & | ~")
 
 
 def _called(name: str, node: ast.Call, known: Registry[Maker]) -> "Mask":

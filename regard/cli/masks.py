@@ -76,7 +76,7 @@ def command(
             picture(save, list(named.values()), size, size)
         return
     mask = parse_mask(expression)
-    queries = queries or natural_length(mask) or 16
+    queries = queries or mask.length() or 16
     keys = keys or queries
     numbers = summary(mask, queries, keys, block_size)
     if json:
@@ -88,36 +88,15 @@ def command(
 
 
 def examples(size: int) -> dict[str, str]:
-    """One telling expression for each mask there is, at so many positions."""
-    first, second = size * 5 // 12, size * 8 // 12
-    ids = [0] * first + [1] * (second - first) + [2] * (size - second)
-    return {
-        "full": "full()",
-        "causal": "causal()",
-        "window": "window(before=3)",
-        "dilated": "dilated(3)",
-        "blocks": "blocks(4)",
-        "chunks": "chunks(4, before=1)",
-        "global_tokens": "global_tokens(2)",
-        "prefix": "prefix(4)",
-        "padding": f"padding([{size * 3 // 4}])",
-        "documents": f"documents({ids})",
-        "random_links": "random_links(3)",
-    }
+    """One expression for each mask form, for this number of positions."""
+    from regard.core.masks import forms
+
+    return {name: forms.examples(name, size)[0] for name in forms.FORMS}
 
 
 def meaning(name: str) -> str:
     """What a mask means, in the words of the function that makes it."""
     return (makers()[name].__doc__ or "").splitlines()[0]
-
-
-def natural_length(mask: "Mask") -> int | None:
-    """The number of positions that a mask was made for, where its data tell."""
-    from regard.core.masks.data import DocumentMask
-
-    if isinstance(mask, DocumentMask):
-        return mask.data.shape[-1]
-    return next((length for child in mask.children() if (length := natural_length(child))), None)
 
 
 def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant: str | None = None) -> Summary:

@@ -25,9 +25,7 @@ from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Positions
 from regard.core.input_checks import check_inputs, is_autocasting
 from regard.core.masks import as_mask
-from regard.core.masks.algebra import And, Full, Mask
-from regard.core.masks.data import PaddingMask
-from regard.core.masks.positional import Causal
+from regard.core.masks.algebra import And, Mask
 
 FORMS = ("parallel", "chunked", "recurrent")
 
@@ -304,27 +302,29 @@ def _begin(state: LinearState | None, size: tuple[int, int, int, int], peak: flo
 
 
 def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool[Tensor, "b 1 j 1"] | None]:
-    """Whether the mask is causal, and which keys are real; other masks are refused."""
+    """Whether the mask is causal, and which keys are visible; raises for other masks."""
     i, j = q.shape[2], k.shape[2]
     mask = mask.to(k.device)
-    parts = mask.parts if isinstance(mask, And) else (mask,)
-    other = [part for part in parts if not isinstance(part, Full | Causal | PaddingMask)]
-    if other:
-        raise ConfigError(
-            f"linear_attend cannot honour {other[0]!r}: its sums hold all keys and hide none from single queries; "
-            "use full(), causal(), padding(lengths) or their &, or attend(q, k, v, mask=...)"
-        )
     mask.check(Positions(start, start), i, j, b=q.shape[0])
-    is_causal = any(isinstance(part, Causal) for part in parts)
+    at, batch = torch.arange(j, device=k.device) + start, torch.arange(q.shape[0], device=k.device)[:, None]
+    is_causal, visible = False, []
+    for part in mask.parts if isinstance(mask, And) else (mask,):
+        window, keys = part.as_window(), part.visible_keys(at, batch)
+        if keys is not None:
+            visible.append(keys.expand(q.shape[0], j))
+        elif window == (None, 0):
+            is_causal = True
+        elif window != (None, None):
+            raise ConfigError(
+                f"linear_attend cannot apply {part!r}: its sums hold all keys and hide none from single queries; "
+                "use full(), causal(), padding(lengths) or their &, or attend(q, k, v, mask=...)"
+            )
     if is_causal and i != j:
         raise ShapeError(
             f"q has {format_axis('i', i)}, but k has {format_axis('j', j)}; a causal mask needs "
-            "one query per key here: "
-            "pass the keys before them through state="
+            "one query per key here: pass the keys before them through state="
         )
-    at, batch = torch.arange(j, device=k.device) + start, torch.arange(q.shape[0], device=k.device)[:, None]
-    valid = [part.real(at, batch) for part in parts if isinstance(part, PaddingMask)]
-    return is_causal, torch.stack(valid).all(0)[:, None, :, None] if valid else None
+    return is_causal, torch.stack(visible).all(0)[:, None, :, None] if visible else None
 
 
 def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:

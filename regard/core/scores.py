@@ -15,7 +15,8 @@ from torch import Tensor
 
 from regard.base.axes import format_axis, format_shape
 from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
-from regard.base.tensors import is_meta_or_fake
+from regard.base.registry import Registry
+from regard.base.tracing import is_meta_or_fake
 from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Grid
 from regard.core.input_checks import disable_autocast
@@ -50,6 +51,14 @@ class ScoreTerm(ABC):
 
     def __repr__(self) -> str:
         return self.name
+
+
+TERMS: Registry[Callable[..., ScoreTerm]] = Registry("score term")
+
+
+def term_classes() -> dict[str, type[ScoreTerm]]:
+    """Every class of score terms by name, as they are saved."""
+    return {kind.__name__: kind for kind in ScoreTerm.__subclasses__()}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -248,6 +257,7 @@ class Additive(ScoreTerm):
         return (self.values,)
 
 
+@TERMS.add("alibi")
 def alibi(heads: int | None = None, *, slopes: Float[Tensor, "h"] | None = None) -> ScoreTerm:
     """Scores fade linearly with distance: give the number of query heads, or slopes of your own."""
     if (heads is None) == (slopes is None):
@@ -264,6 +274,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
     return torch.tensor(own + between)
 
 
+@TERMS.add("t5_buckets")
 def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways: bool = True) -> ScoreTerm:
     """A learned bias by bucket of distance; `both_ways` tells later keys from earlier ones, as an encoder does."""
     table = _floats("t5_buckets", "table", table, 2)
@@ -296,6 +307,7 @@ def t5_bucket(distance: Tensor, buckets: int, reach: int, both_ways: bool) -> Te
     return side + torch.where(distance < near, distance, near + beyond)
 
 
+@TERMS.add("shaw")
 def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
     """Relative keys, one for each distance from -reach to reach: an odd number of rows, the middle one for i = j."""
     keys = _floats("shaw", "keys", keys, 2)
@@ -304,6 +316,7 @@ def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
     return Shaw(keys)
 
 
+@TERMS.add("softcap")
 def softcap(cap: float) -> ScoreTerm:
     """Scores pressed into (-cap, cap) by a tanh."""
     if not 0 < check_number("softcap(cap)", cap) < math.inf:
@@ -311,11 +324,13 @@ def softcap(cap: float) -> ScoreTerm:
     return Softcap(float(cap))
 
 
+@TERMS.add("sink")
 def sink(logits: Float[Tensor, "h"]) -> ScoreTerm:
     """A learned place, one logit per query head, where weight can go without taking any value along."""
     return Sink(_floats("sink", "logits", logits, 1))
 
 
+@TERMS.add("additive")
 def additive(values: Float[Tensor, "*bh i j"]) -> ScoreTerm:
     """Any tensor that broadcasts to (b, h, i, j), added to the scores; -inf hides a key like a mask."""
     if not isinstance(values, Tensor):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.base.errors import ConfigError, ShapeError
 from regard.core.masks import padding
 from regard.core.masks.algebra import Mask
-from regard.core.masks.data import PaddingMask
+from regard.core.masks.forms.padding import PaddingMask
 from regard.models.caches import Caches
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.masks.algebra import Mask
-from regard.core.masks.data import PaddingMask
+from regard.core.masks.forms.padding import PaddingMask
 
 
 def counted(padding: Mask | None, start: int, n: int, device: torch.device) -> Int[Tensor, "*b n"]:

@@ -17,11 +17,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.tensors import is_meta_or_fake
+from regard.base.tracing import is_meta_or_fake
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.core.masks.algebra import Mask
-from regard.core.masks.data import PaddingMask
+from regard.core.masks.forms.padding import PaddingMask
 from regard.models.model import Config, Model
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.init import Initializer, constant, normal, uniform

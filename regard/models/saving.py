@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.base.atomic_write import write_atomically
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError
-from regard.base.tensors import is_meta_or_fake
+from regard.base.tracing import is_meta_or_fake
 from regard.models.model import Config, Model
 from regard.models.presets import KINDS, build_from_config, model_class
 

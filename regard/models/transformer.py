@@ -17,7 +17,7 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.core.cache import DynamicCache, StaticCache
 from regard.core.masks import causal
 from regard.core.masks.algebra import Mask
-from regard.core.masks.data import PaddingMask
+from regard.core.masks.forms.padding import PaddingMask
 from regard.models.caches import Caches, check_caches
 from regard.models.model import Config, Model
 from regard.models.padding_positions import counted

@@ -1,6 +1,6 @@
 """The Vision Transformer: an image as a sequence of patches. Dosovitskiy et al. 2020, arXiv:2010.11929."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid
 from regard.core.masks import full, global_tokens
 from regard.core.masks.algebra import BoxVisibility, Flag, Mask, Position
-from regard.core.masks.positional import FirstRows
+from regard.core.masks.forms.global_tokens import FirstRows
 from regard.models.model import Config, Model
 from regard.nn.attention import Attention, check_heads
 from regard.nn.blocks import Block, run_blocks
@@ -188,12 +188,6 @@ class Nearby(Mask):
             return BoxVisibility(none, all=False)  # of two rows it sees, some pairs are too far apart
         near = (bottom - upper <= self.reach) & (lower - top <= self.reach)
         return BoxVisibility(none, all=near & (first >= self.first) & (start >= self.first))
-
-    def opaque(self) -> bool:
-        return True  # pairs are counted by looking at them
-
-    def key(self) -> Hashable:
-        return self
 
     def __repr__(self) -> str:
         return f"nearby(reach={self.reach}, columns={self.columns}, first={self.first})"

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
-from regard.base.tensors import is_meta_or_fake
+from regard.base.tracing import is_meta_or_fake
 from regard.base.validation import check_integer
 from regard.core.positions import sinusoidal
 

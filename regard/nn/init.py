@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
-from regard.base.tensors import is_meta_or_fake
+from regard.base.tracing import is_meta_or_fake
 from regard.base.validation import check_integer
 
 

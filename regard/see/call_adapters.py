@@ -13,7 +13,7 @@ from regard.core.input_checks import is_autocasting
 from regard.core.kernels.request import Request
 from regard.core.masks import causal
 from regard.core.masks.algebra import Full, Mask
-from regard.core.masks.data import DataMask, DenseMask
+from regard.core.masks.data import DenseMask
 from regard.core.scores import Additive, Alibi, BoundTerm, ScoreTerm, Sink, T5Buckets, additive
 from regard.see.record import Record, pair_grid
 
@@ -328,7 +328,7 @@ def copy_record(record: Record, device: torch.device | None, values: bool) -> Re
         if isinstance(mask, FlexMask) and device is not None:
             # the function may read tensors on its own device
             return DenseMask(copy(mask.see(pair_grid(record, torch.arange(record.q.shape[2], device=record.q.device)))))
-        return mask._holding(copy(mask.data)) if isinstance(mask, DataMask) else mask.rebuilt(copy_mask)
+        return mask.map_children(copy_mask) if mask.children() else mask.map_tensors(copy)
 
     def copy_term(term: ScoreTerm) -> ScoreTerm:
         fields = {name: copy(value) for name, value in vars(term).items() if isinstance(value, Tensor)}
@@ -372,7 +372,7 @@ def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
     def keep_in_mask(mask: Mask) -> Mask:
         if isinstance(mask, DenseMask) and mask.heads() is not None:
             return DenseMask(mask.data.index_select(-3, heads.to(mask.data.device)))
-        return replace(mask, chosen=heads) if isinstance(mask, FlexMask) else mask.rebuilt(keep_in_mask)
+        return replace(mask, chosen=heads) if isinstance(mask, FlexMask) else mask.map_children(keep_in_mask)
 
     key_heads = heads // (record.q.shape[1] // record.k.shape[1])
     return replace(

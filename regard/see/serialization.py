@@ -128,8 +128,8 @@ def _without_functions(record: Record) -> Record:
 
 
 def _evaluate_masks(mask: Mask, record: Record) -> Mask:
-    if not isinstance(mask, Predicate | FlexMask):
-        return mask.rebuilt(lambda part: _evaluate_masks(part, record))
+    if is_dataclass(mask) and not isinstance(mask, Predicate | FlexMask):
+        return mask.map_children(lambda part: _evaluate_masks(part, record))
     b, h, i, _ = record.q.shape
     pairs = i * record.k.shape[2] * (b * h if isinstance(mask, FlexMask) else 1)
     if pairs > LARGEST_MASK:

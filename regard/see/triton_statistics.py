@@ -18,8 +18,6 @@ from torch.nn.functional import pad
 from regard.core import kernels
 from regard.core.kernels import sdpa
 from regard.core.kernels.request import Request
-from regard.core.masks.algebra import And, Full, Mask
-from regard.core.masks.positional import Causal, Window
 
 ROWS, KEYS = 64, 128  # a tile: measured on an H200 (docs/log.md)
 WARPS, STAGES = 4, 3
@@ -44,29 +42,13 @@ class RowStatistics:
 def is_supported(call: Request) -> bool:
     """Whether the pass can tell these weights."""
     fits = call.q.is_cuda and call.q.dtype != torch.float64 and call.q.shape[-1] <= 256 and 0 not in call.sizes
-    plain = not call.terms and not call.steep and isinstance(call.positions.keys, int) and band(call.mask) is not None
+    plain = not call.terms and not call.steep and isinstance(call.positions.keys, int) and call.mask.as_window() is not None
     return fits and plain and _has_triton()
 
 
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
-
-
-def band(mask: Mask) -> tuple[int | None, int | None] | None:
-    """(low, high) where the mask sees just those keys with low <= j - i <= high; None is no limit, or no band."""
-    if isinstance(mask, Full):
-        return None, None
-    if isinstance(mask, Causal):
-        return None, 0
-    if isinstance(mask, Window):
-        return None if mask.before is None else -mask.before, mask.after
-    if isinstance(mask, And):
-        bands = [band(part) for part in mask.parts]
-        lows = [found[0] for found in bands if found is not None and found[0] is not None]
-        highs = [found[1] for found in bands if found is not None and found[1] is not None]
-        return None if None in bands else (max(lows, default=None), min(highs, default=None))
-    return None
 
 
 def attend_with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"] | None]:
@@ -164,9 +146,9 @@ def _three_at_once(width: int, q: Tensor) -> dict[str, int]:
 
 
 def _band(call: Request) -> tuple[int | None, int | None]:
-    limits = band(call.mask)
-    assert limits is not None
-    return limits
+    """The limits low <= j - i <= high of the mask, which `serves` has checked to be a window."""
+    before, after = call.mask.as_window() or (None, None)
+    return None if before is None else -before, after
 
 
 def _in_bits(lse: Float[Tensor, "b h i"]) -> Float[Tensor, "b h i"]:

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.cli.expressions import NAMES, parse_mask
-from regard.cli.masks import LARGEST_DRAWN, drawing, examples, meaning, natural_length
+from regard.cli.expressions import makers, parse_mask
+from regard.cli.masks import LARGEST_DRAWN, drawing, examples, meaning
 
 run = CliRunner()
 
@@ -31,7 +31,7 @@ def test_the_gallery_shows_every_mask_with_its_meaning() -> None:
     for name, expression in examples(12).items():
         assert repr(parse_mask(expression)).split(",")[0] in shown
         assert meaning(name).split()[0] in shown
-    assert set(examples(12)) == set(NAMES)
+    assert set(examples(12)) == set(makers())
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
 
@@ -79,7 +79,7 @@ def test_sequences_are_told_apart() -> None:
 
 
 def test_documents_bring_their_own_length() -> None:
-    assert natural_length(parse_mask("causal() & documents([0, 0, 1])")) == 3
+    assert parse_mask("causal() & documents([0, 0, 1])").length() == 3
     assert numbers("causal() & documents([0, 0, 1])")["queries"] == 3
     assert numbers("causal()")["queries"] == 16
 

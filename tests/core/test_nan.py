@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import Mask, additive, alibi, attend, causal, full, linear_attend, padding, performer, softcap, window
+from regard import Mask, additive, alibi, attend, causal, full, linear_attend, padding, softcap, window
 from regard.base.errors import KernelRefusedError
-from regard.core.linear import elu_plus_one
+from regard.core.linear import elu_plus_one, performer
 from regard.core.masks import as_mask
 from regard.core.scores import Additive
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from regard import (
-    NTK,
     DynamicCache,
     Positions,
     Stream,
@@ -16,12 +15,13 @@ from regard import (
     dilated,
     grid_positions,
     linear_attend,
-    performer,
     rotary,
     sinusoidal,
     softargmax,
 )
 from regard.base.errors import RegardError
+from regard.core.linear import performer
+from regard.core.positions import NTK
 
 x = torch.zeros(1, 1, 3, 4)
 

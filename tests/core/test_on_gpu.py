@@ -15,19 +15,15 @@ from regard import (
     causal,
     channel_attend,
     chunks,
-    elu_plus_one,
     grid_positions,
     linear_attend,
     padding,
-    performer,
     prefix,
-    relu,
     rotary,
     sinusoidal,
-    squared_relu,
     window,
 )
-from regard.core.linear import FeatureMap
+from regard.core.linear import FeatureMap, elu_plus_one, performer, relu, squared_relu
 
 pytestmark = pytest.mark.cuda
 

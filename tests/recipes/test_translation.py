@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from regard.base.config import override
 from regard.base.errors import ConfigError, DataError
-from regard.core.masks.data import PaddingMask
+from regard.core.masks.forms.padding import PaddingMask
 from regard.data.byte_pairs import BytePairs
 from regard.data.number_words import english, german
 from regard.data.sentence_pairs import SentencePairs

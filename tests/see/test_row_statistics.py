@@ -321,17 +321,17 @@ def test_wrong_questions_are_named() -> None:
     [
         (None, (None, None)),
         (causal(), (None, 0)),
-        (window(before=4, after=2), (-4, 2)),
-        (causal() & window(before=9) & window(before=3, after=5), (-3, 0)),
+        (window(before=4, after=2), (4, 2)),
+        (causal() & window(before=9) & window(before=3, after=5), (3, 0)),
         (causal() & chunks(4), None),
         (causal() | prefix(3), None),
         (~causal(), None),
     ],
     ids=repr,
 )
-def test_bands_are_told(mask: Mask | None, limits: object) -> None:
+def test_windows_are_recognised(mask: Mask | None, limits: object) -> None:
     q, k = draw(i=J)
-    assert triton_statistics.band(statistics(q, k, mask=mask).mask) == limits
+    assert statistics(q, k, mask=mask).mask.as_window() == limits
 
 
 ON_A_GPU = [

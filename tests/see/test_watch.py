@@ -13,7 +13,7 @@ from regard.base.errors import ConfigError, ShapeError, UnknownNameError
 from regard.core.attend import attend
 from regard.core.masks import causal, padding, window
 from regard.core.masks.data import DenseMask
-from regard.core.masks.positional import Causal
+from regard.core.masks.forms.causal import Causal
 from regard.core.scores import alibi
 from regard.nn.attention import Attention
 from regard.see.heads import measure_heads

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.errors import KernelRefusedError
-from regard.base.tensors import is_meta_or_fake
+from regard.base.tracing import is_meta_or_fake
 from regard.core.input_checks import disable_autocast
 
 TRACED_LIMIT = 3e4  # of the bound on scores in compiled code

@@ -11,7 +11,6 @@ from torch.autograd import forward_ad
 from regard.base.validation import LARGEST_FLOAT
 from regard.core.absolute_positions import Grid, Positions, whole_grid
 from regard.core.masks.algebra import Full, Mask
-from regard.core.masks.positional import Causal
 from regard.core.scores import BoundTerm, ScoreTerm, Sink
 
 STEEP_BETA = 1e15
@@ -50,7 +49,7 @@ class Request:
     @property
     def causal_square(self) -> bool:
         """Whether the mask is the plain lower triangle, which fused kernels know by themselves."""
-        return isinstance(self.mask, Causal) and self.positions.square(self.q.shape[2], self.k.shape[2])
+        return self.mask.as_window() == (None, 0) and self.positions.square(self.q.shape[2], self.k.shape[2])
 
     @property
     def plain(self) -> bool:

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from regard.base.tensors import is_meta_or_fake
-from regard.base.tracing import assume_constant_result
+from regard.base.tracing import assume_constant_result, is_meta_or_fake
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
     Guard,

@@ -1,16 +1,15 @@
-"""The mask algebra: what a mask is, and how masks combine. True means visible.
+"""Mask algebra: the base class of masks and the combinations `&`, `|` and `~`. True means visible.
 
-Every form is written once elementwise on positions (`see`) and once on ranges of positions (`box`). The first gives
-the dense matrix, gathered blocks and the predicate of a fused kernel; the second tells without any matrix that a
-whole range is visible or hidden, which is what block tables, caches and streams need.
+Every form defines `see`, the visible pairs elementwise on positions. The dense matrix, gathered blocks and the
+predicate of a fused kernel are all computed from it. The other methods are optional and make a form faster.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
@@ -22,11 +21,12 @@ if TYPE_CHECKING:
 
 Flag = bool | Tensor
 Position = int | Tensor
+Bounds = tuple[Position | None, Position | None]
 FAR = 1 << 40  # farther than any position
 
 
 class BoxVisibility(NamedTuple):
-    """What is known of a range of queries against a range of keys: surely nothing visible, surely everything."""
+    """What is certain about a range of queries and a range of keys: `none` is visible, `all` are visible."""
 
     none: Flag
     all: Flag
@@ -36,63 +36,109 @@ UNKNOWN = BoxVisibility(False, False)
 
 
 class Mask:
-    """A rule that says which keys a query may see. Combine rules with `&`, `|` and `~`."""
+    """A rule that says which keys a query may see. Combine masks with `&`, `|` and `~`.
+
+    A form must define `see`. It may define `box` (sparse kernels and caches skip what is hidden), `table` (if blocks
+    are better known than by `box`), one of `key_range`, `labels`, `listed_keys` (exact counts without the matrix),
+    `steps` and `as_window`. Without them results are the same and slower.
+    """
 
     def see(self, grid: Grid) -> Bool[Tensor, "..."]:
         """Whether each pair of the grid is visible."""
-        raise NotImplementedError(f"{type(self).__name__} says nothing about pairs")
+        raise NotImplementedError(f"{type(self).__name__} does not define see(grid)")
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
-        """What queries first..last see of keys start..stop, both ends included; may be cautious, never wrong."""
+        """What queries first..last see of keys start..stop, ends included. May be False when unsure, never wrong."""
         return UNKNOWN
 
     def table(self, spans: "Spans") -> BoxVisibility:
-        """`box` for every pair of blocks."""
+        """`box` for every pair of blocks. A form without `box` is evaluated pair by pair."""
+        if type(self).box is Mask.box:
+            return spans.evaluate(self)
         return self.box(spans.first, spans.last, spans.start, spans.stop)
 
+    def key_range(self, i: Int[Tensor, "i"], sequence: int) -> Bounds | None:
+        """The first visible key of each query and the one after the last, if a query sees one run of keys.
+
+        None in place of a bound means no limit. Used to count.
+        """
+        return None
+
+    def labels(self, i: Int[Tensor, "i"], j: Int[Tensor, "j"], sequence: int) -> tuple[Tensor, Tensor] | None:
+        """A label of each query and of each key, if a pair is visible where the labels are equal. Used to count."""
+        return None
+
+    def listed_keys(self, i: Int[Tensor, "i"]) -> Iterator[tuple[Tensor, Tensor]] | None:
+        """Single keys of each query with a flag that is False where there is none, if few are visible.
+
+        No key is listed twice for a query. Used to count.
+        """
+        return None
+
+    def steps(self) -> tuple[int, ...]:
+        """Periods of the pattern: blocks of positions with equal remainders are more uniform. Default: none."""
+        return tuple(sorted({step for child in self.children() for step in child.steps()}))
+
+    def as_window(self) -> tuple[int | None, int | None] | None:
+        """(before, after) if this mask equals `window(before, after)`: (None, 0) is causal. None if it does not."""
+        return None
+
+    def visible_keys(self, j: Tensor, batch: Tensor) -> Tensor | None:
+        """Whether each key is visible, if that is the same for all queries; None if it depends on the query."""
+        return None
+
     def check(self, positions: Positions, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
-        """Raise where the mask was made for another number of sequences or positions."""
+        """Raise if the mask was made for another number of sequences or positions."""
         for child in self.children():
             child.check(positions, i, j, b, h)
         own = self.batch()
         for size in [child.batch() for child in self.children()]:
             if size is not None and size != own:
                 raise ShapeError(
-                    f"{self!r} joins masks for b={own} and b={size} (batch); make its parts for the same batch"
+                    f"{self!r} combines masks for b={own} and b={size} (batch); make its parts for the same batch"
                 )
 
     def children(self) -> tuple["Mask", ...]:
+        """The masks that this one combines."""
         return ()
 
-    def rebuilt(self, change: Callable[["Mask"], "Mask"]) -> "Mask":
+    def map_children(self, change: Callable[["Mask"], "Mask"]) -> "Mask":
         """The same combination of changed children."""
         return self
 
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Mask":
+        """The same mask with every tensor it holds replaced by `change(tensor)`."""
+        return self.map_children(lambda child: child.map_tensors(change))
+
     def to(self, device: torch.device) -> "Mask":
-        """The same mask with its data, if it has any, on that device."""
-        return self.rebuilt(lambda child: child.to(device)) if self.tensors() else self
+        """The same mask with its tensors, if it has any, on that device."""
+        return self.map_children(lambda child: child.to(device)) if self.tensors() else self
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The data this mask depends on: none for masks that are rules alone."""
+        """The tensors that this mask holds. Masks by position hold none."""
         return tuple(tensor for child in self.children() for tensor in child.tensors())
 
     def batch(self) -> int | None:
-        """The number of sequences told apart, or None where all are treated alike."""
+        """The number of sequences with a pattern of their own, or None if all share one."""
         return _first([child.batch() for child in self.children()])
 
     def heads(self) -> int | None:
-        """The number of heads told apart, or None where all are treated alike."""
+        """The number of heads with a pattern of their own, or None if all share one."""
         return _first([child.heads() for child in self.children()])
 
+    def length(self) -> int | None:
+        """The number of positions that the data of this mask covers, or None if it fits any."""
+        return _first([child.length() for child in self.children()])
+
     def opaque(self) -> bool:
-        """Whether some part is a predicate or a matrix, of which only evaluation tells."""
+        """Whether some part is a function or a matrix, known only by evaluating it."""
         return any(child.opaque() for child in self.children())
 
     def key(self) -> Hashable | None:
-        """What to remember work under: rules compare by structure, data by identity and version.
+        """The key for memoisation: masks by position compare by value, tensors by identity and version.
 
-        Comparing contents would wait for the device. Whoever remembers must keep the mask too, so that no other
-        tensor takes over the identity. None where nothing may be remembered.
+        Comparing contents would synchronise with the device. A memo must keep a reference to the mask, so that no
+        other tensor gets the same identity. None if results must not be memoised.
         """
         if not self.tensors() and not self.opaque():
             return self
@@ -101,7 +147,11 @@ class Mask:
 
     @staticmethod
     def of(name: str, fn: Callable[[Tensor, Tensor], Tensor]) -> "Mask":
-        """A rule of one's own: `fn(i, j)` on integer tensors of query and key positions gives True where visible."""
+        """A mask from a function: `fn(i, j)` gets integer tensors of query and key positions, returns visibility.
+
+        >>> Mask.of("same parity", lambda i, j: (i - j) % 2 == 0).count(4)
+        8
+        """
         if not callable(fn):
             raise ConfigError(f"Mask.of takes a function of query and key positions, not {fn!r}")
         return Predicate(name, fn)
@@ -114,23 +164,29 @@ class Mask:
         positions: Positions | None = None,
         device: torch.device | str | None = None,
     ) -> Bool[Tensor, "*b i j"]:
-        """The matrix: (i, j), or (b, 1, i, j) where sequences differ. Queries are the last rows unless placed."""
-        positions, keys = settle(queries, keys, positions)
+        """The boolean matrix: (i, j), or (b, 1, i, j) if sequences differ. True means visible.
+
+        queries    number of query positions
+        keys       number of key positions; default `queries`
+        positions  absolute positions; default: the queries are the last rows
+        device     where the matrix is built; default the CPU
+        """
+        positions, keys = resolve_positions(queries, keys, positions)
         self.check(positions, queries, keys)
         device = torch.device(device or "cpu")
         seen = self.to(device).see(whole_grid(positions, self.batch() or 1, 1, queries, keys, device))
         return seen.expand(*seen.shape[:-2], queries, keys)
 
     def count(self, queries: int, keys: int | None = None, *, positions: Positions | None = None) -> int:
-        """How many pairs are visible, exactly, over all the sequences that the mask tells apart."""
-        from regard.core.masks.counts import count  # built from masks, so it cannot be imported above
+        """The exact number of visible pairs, summed over the sequences that differ."""
+        from regard.core.masks.counts import count  # imports this module
 
         return count(self, queries, keys, positions)
 
     def block_table(
         self, queries: int, keys: int | None = None, size: int = 128, *, positions: Positions | None = None
     ) -> "BlockTable":
-        """For each block of queries and each block of keys: nothing, something or everything is visible."""
+        """Whether each block of queries sees none, some or all of each block of keys."""
         from regard.core.masks.block_tables import block_table
 
         return block_table(self, queries, keys, size, positions=positions)
@@ -138,23 +194,23 @@ class Mask:
     def draw(
         self, queries: int = 16, keys: int | None = None, *, positions: Positions | None = None, ax: Any = None
     ) -> str:
-        """The matrix as text, and on a matplotlib axis if one is given."""
+        """The matrix as text; also draws it on a matplotlib axis, if `ax` is given."""
         from regard.core.masks.drawing import draw
 
         return draw(self, queries, keys, positions=positions, ax=ax)
 
     def within(self, first: int, last: int, start: int, stop: int) -> "Mask":
-        """A simpler mask, if there is one, that agrees with this one on queries first..last and keys start..stop."""
+        """A simpler mask, if there is one, that is equal on queries first..last and keys start..stop."""
         none, everything = self.box(first, last, start, stop)
         return Full() if everything is True else NOTHING if none is True else self
 
     def __and__(self, other: "Mask | Tensor") -> "Mask":
-        return And(_flat(And, self, _as_mask(other)))
+        return And(_flatten(And, self, _as_mask(other)))
 
     def __or__(self, other: "Mask | Tensor") -> "Mask":
-        return Or(_flat(Or, self, _as_mask(other)))
+        return Or(_flatten(Or, self, _as_mask(other)))
 
-    # reached where the other operand is a boolean tensor
+    # called if the left operand is a boolean tensor
     def __rand__(self, other: Tensor) -> "Mask":
         return _as_mask(other) & self
 
@@ -170,7 +226,7 @@ class Mask:
 
 @dataclass(frozen=True, repr=False)
 class Full(Mask):
-    """Every key."""
+    """Every key is visible."""
 
     def see(self, grid: Grid) -> Tensor:
         return grid.column >= 0
@@ -178,20 +234,26 @@ class Full(Mask):
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
         return BoxVisibility(none=False, all=True)
 
+    def key_range(self, i: Tensor, sequence: int) -> Bounds:
+        return None, None
+
+    def as_window(self) -> tuple[None, None]:
+        return None, None
+
     def __repr__(self) -> str:
         return "full()"
 
 
 @dataclass(frozen=True, repr=False)
 class And(Mask):
-    """Visible to all parts."""
+    """Visible if all parts show the pair."""
 
     parts: tuple[Mask, ...]
 
     def children(self) -> tuple[Mask, ...]:
         return self.parts
 
-    def rebuilt(self, change: Callable[[Mask], Mask]) -> Mask:
+    def map_children(self, change: Callable[[Mask], Mask]) -> Mask:
         return And(tuple(change(part) for part in self.parts))
 
     def see(self, grid: Grid) -> Tensor:
@@ -201,17 +263,25 @@ class And(Mask):
         return seen
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
-        return meet([part.box(first, last, start, stop) for part in self.parts])
+        return _intersect([part.box(first, last, start, stop) for part in self.parts])
 
     def table(self, spans: "Spans") -> BoxVisibility:
-        return meet([part.table(spans) for part in self.parts])
+        return _intersect([part.table(spans) for part in self.parts])
+
+    def as_window(self) -> tuple[int | None, int | None] | None:
+        windows = [part.as_window() for part in self.parts]
+        if None in windows:
+            return None
+        sides = zip(*(window for window in windows if window is not None), strict=True)
+        before, after = (min((size for size in side if size is not None), default=None) for side in sides)
+        return before, after
 
     def within(self, first: int, last: int, start: int, stop: int) -> Mask:
         parts = [part.within(first, last, start, stop) for part in self.parts]
         if any(is_nothing(part) for part in parts):
             return NOTHING
-        kept = tuple(part for part in parts if not isinstance(part, Full))
-        return And(kept) if len(kept) > 1 else kept[0] if kept else Full()
+        needed = tuple(part for part in parts if not isinstance(part, Full))
+        return And(needed) if len(needed) > 1 else needed[0] if needed else Full()
 
     def __repr__(self) -> str:
         return " & ".join(f"({part!r})" if isinstance(part, Or) else repr(part) for part in self.parts)
@@ -219,14 +289,14 @@ class And(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Or(Mask):
-    """Visible to any part."""
+    """Visible if any part shows the pair."""
 
     parts: tuple[Mask, ...]
 
     def children(self) -> tuple[Mask, ...]:
         return self.parts
 
-    def rebuilt(self, change: Callable[[Mask], Mask]) -> Mask:
+    def map_children(self, change: Callable[[Mask], Mask]) -> Mask:
         return Or(tuple(change(part) for part in self.parts))
 
     def see(self, grid: Grid) -> Tensor:
@@ -236,17 +306,17 @@ class Or(Mask):
         return seen
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
-        return join([part.box(first, last, start, stop) for part in self.parts])
+        return _unite([part.box(first, last, start, stop) for part in self.parts])
 
     def table(self, spans: "Spans") -> BoxVisibility:
-        return join([part.table(spans) for part in self.parts])
+        return _unite([part.table(spans) for part in self.parts])
 
     def within(self, first: int, last: int, start: int, stop: int) -> Mask:
         parts = [part.within(first, last, start, stop) for part in self.parts]
         if any(isinstance(part, Full) for part in parts):
             return Full()
-        kept = tuple(part for part in parts if not is_nothing(part))
-        return Or(kept) if len(kept) > 1 else kept[0] if kept else NOTHING
+        needed = tuple(part for part in parts if not is_nothing(part))
+        return Or(needed) if len(needed) > 1 else needed[0] if needed else NOTHING
 
     def __repr__(self) -> str:
         return " | ".join(repr(part) for part in self.parts)
@@ -261,7 +331,7 @@ class Not(Mask):
     def children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
-    def rebuilt(self, change: Callable[[Mask], Mask]) -> Mask:
+    def map_children(self, change: Callable[[Mask], Mask]) -> Mask:
         return Not(change(self.part))
 
     def see(self, grid: Grid) -> Tensor:
@@ -277,7 +347,7 @@ class Not(Mask):
 
     def within(self, first: int, last: int, start: int, stop: int) -> Mask:
         inner = self.part.within(first, last, start, stop)
-        return inner.part if isinstance(inner, Not) else Not(inner)  # spelled out: the compiler cannot trace ~ here
+        return inner.part if isinstance(inner, Not) else Not(inner)  # not `~inner`: the compiler cannot trace it here
 
     def __invert__(self) -> Mask:
         return self.part
@@ -288,7 +358,7 @@ class Not(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Predicate(Mask):
-    """A rule of one's own, known only by its answers."""
+    """A mask from a user's function."""
 
     name: str
     fn: Callable[[Tensor, Tensor], Tensor]
@@ -296,15 +366,12 @@ class Predicate(Mask):
     def see(self, grid: Grid) -> Tensor:
         seen = self.fn(grid.i, grid.j)
         if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
-            came = seen.dtype if isinstance(seen, Tensor) else repr(seen)
-            raise ConfigError(f"{self!r} must give a boolean tensor, True where visible, but gave {came}")
+            returned = seen.dtype if isinstance(seen, Tensor) else repr(seen)
+            raise ConfigError(f"{self!r} must return a boolean tensor, True where visible, but returned {returned}")
         return seen.expand(torch.broadcast_shapes(seen.shape, grid.i.shape, grid.j.shape))
 
     def key(self) -> None:
-        """What the function reads may change unseen, so nothing is remembered about it."""
-
-    def table(self, spans: "Spans") -> BoxVisibility:
-        return spans.swept(self)
+        """Nothing is memoised: what the function reads may change."""
 
     def opaque(self) -> bool:
         return True
@@ -313,29 +380,54 @@ class Predicate(Mask):
         return f"Mask.of({self.name!r})"
 
 
+class CompoundMask(Mask):
+    """A named mask that is written as a combination of others. A form defines `expand` and `__repr__`."""
+
+    def expand(self) -> Mask:
+        """The same mask as a combination of simpler ones."""
+        raise NotImplementedError(f"{type(self).__name__} does not define expand()")
+
+    def see(self, grid: Grid) -> Tensor:
+        return self.expand().see(grid)
+
+    def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
+        return self.expand().box(first, last, start, stop)
+
+    def table(self, spans: "Spans") -> BoxVisibility:
+        return self.expand().table(spans)
+
+    def steps(self) -> tuple[int, ...]:
+        return self.expand().steps()
+
+    def within(self, first: int, last: int, start: int, stop: int) -> Mask:
+        simpler = self.expand().within(first, last, start, stop)
+        return self if isinstance(simpler, Or | And) else simpler
+
+
 NOTHING = Not(Full())
 
 
 def is_nothing(mask: Mask) -> bool:
+    """Whether this is `~full()`."""
     return isinstance(mask, Not) and isinstance(mask.part, Full)
 
 
-def meet(verdicts: list[BoxVisibility]) -> BoxVisibility:
-    none, everything = verdicts[0]
-    for verdict in verdicts[1:]:
-        none, everything = none | verdict.none, everything & verdict.all
+def _intersect(boxes: list[BoxVisibility]) -> BoxVisibility:
+    none, everything = boxes[0]
+    for box in boxes[1:]:
+        none, everything = none | box.none, everything & box.all
     return BoxVisibility(none, everything)
 
 
-def join(verdicts: list[BoxVisibility]) -> BoxVisibility:
-    none, everything = verdicts[0]
-    for verdict in verdicts[1:]:
-        none, everything = none & verdict.none, everything | verdict.all
+def _unite(boxes: list[BoxVisibility]) -> BoxVisibility:
+    none, everything = boxes[0]
+    for box in boxes[1:]:
+        none, everything = none & box.none, everything | box.all
     return BoxVisibility(none, everything)
 
 
-def settle(queries: int, keys: int | None, positions: Positions | None) -> tuple[Positions, int]:
-    """The places and the number of keys meant by a call that leaves them out."""
+def resolve_positions(queries: int, keys: int | None, positions: Positions | None) -> tuple[Positions, int]:
+    """The positions and the number of keys, with defaults filled in."""
     queries = check_integer("queries", queries, 0)
     keys = queries if keys is None else check_integer("keys", keys, 0)
     return check_positions(positions, queries, keys), keys
@@ -348,12 +440,12 @@ def _first(sizes: list[int | None]) -> int | None:
 def _as_mask(other: Mask | Tensor) -> Mask:
     if isinstance(other, Mask):
         return other
-    from regard.core.masks import as_mask  # the functions that make masks are built from this file
+    from regard.core.masks import as_mask  # imports this module
 
     if other is None:
         raise DtypeError("a mask combines with masks and boolean tensors, not with None; leave it out, or write full()")
     return as_mask(other)
 
 
-def _flat(kind: type[And] | type[Or], *masks: Mask) -> tuple[Mask, ...]:
+def _flatten(kind: type[And] | type[Or], *masks: Mask) -> tuple[Mask, ...]:
     return tuple(part for mask in masks for part in (mask.parts if isinstance(mask, kind) else (mask,)))

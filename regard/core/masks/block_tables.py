@@ -9,9 +9,8 @@ from torch import Tensor
 
 from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid, Positions, key_positions
-from regard.core.masks.algebra import BoxVisibility, Mask, settle
+from regard.core.masks.algebra import BoxVisibility, Mask, resolve_positions
 from regard.core.masks.plan_cache import Memo, joint_key
-from regard.core.masks.positional import Dilated
 
 NONE, SOME, ALL = 0, 1, 2
 _AT_ONCE = 1 << 22  # pairs looked at in one go
@@ -89,23 +88,26 @@ class Spans:
     def stop(self) -> Int[Tensor, "1 k"]:
         return self.key_positions().amax(1)[None, :]
 
-    def swept(self, mask: Mask) -> BoxVisibility:
-        """The verdict on a mask known only by evaluation, one block of queries at a time."""
+    def evaluate(self, mask: Mask) -> BoxVisibility:
+        """The table of a mask by evaluating every pair, one block of queries at a time."""
         queries, keys = self.shape
-        some = torch.zeros(queries, keys, dtype=torch.bool)
-        every = torch.zeros(queries, keys, dtype=torch.bool)
-        zero = torch.zeros((), dtype=torch.long)
+        mask = mask.to(torch.device("cpu"))
+        b, h = mask.batch() or 1, mask.heads() or 1
+        some, every = torch.zeros(2, b, queries, keys, dtype=torch.bool)
+        batch, head = torch.arange(b)[:, None, None, None], torch.arange(h)[:, None, None]
         j = self.key_positions().reshape(1, -1)
         for block, (row, i) in enumerate(zip(self.rows, self.query_positions(), strict=True)):
-            grid = Grid(zero, zero, row[:, None], self.columns.reshape(1, -1), i[:, None], j)
-            seen = mask.see(grid).expand(self.size, keys * self.size).reshape(self.size, keys, self.size)
-            some[block], every[block] = seen.any(2).any(0), seen.all(2).all(0)
-        return BoxVisibility(none=~some, all=every)
+            grid = Grid(batch, head, row[:, None], self.columns.reshape(1, -1), i[:, None], j)
+            seen = mask.see(grid).expand(b, h, self.size, keys * self.size).unflatten(-1, (keys, self.size))
+            some[:, block], every[:, block] = seen.any(-1).any(2).any(1), seen.all(-1).all(2).all(1)
+        return BoxVisibility(~some, every) if mask.batch() else BoxVisibility(~some[0], every[0])
 
-    def pooled(self, some: Bool[Tensor, "i j"], every: Bool[Tensor, "i j"]) -> BoxVisibility:
-        """The verdict on a matrix that is already there: `some` and `every` over its leading axes."""
-        index = (self.rows[:, None, :, None], self.columns[None, :, None, :])
-        return BoxVisibility(none=~some[index].flatten(2).any(2), all=every[index].flatten(2).all(2))
+    def equal_labels(self, rows: Int[Tensor, "*b q s"], columns: Int[Tensor, "*b k s"]) -> BoxVisibility:
+        """The table of a mask that shows pairs with equal labels, for the labels of each block's rows and columns."""
+        low_row, high_row = rows.amin(-1)[..., :, None], rows.amax(-1)[..., :, None]
+        low_column, high_column = columns.amin(-1)[..., None, :], columns.amax(-1)[..., None, :]
+        same = (low_row == high_row) & (low_column == high_column) & (low_row == low_column)
+        return BoxVisibility(none=(high_row < low_column) | (high_column < low_row), all=same)
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ _tables: Memo[BlockTable] = Memo(64)
 def block_table(
     mask: Mask, queries: int, keys: int | None = None, size: int = 128, *, positions: Positions | None = None
 ) -> BlockTable:
-    positions, keys = settle(queries, keys, positions)
+    positions, keys = resolve_positions(queries, keys, positions)
     size = check_integer("block_table(size)", size, 1, "the positions of a block")
     mask.check(positions, queries, keys)
     rest = (queries, keys, size, positions) if isinstance(positions.keys, int) else None
@@ -160,7 +162,8 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
     That is the order they come in, unless dilations make it worth moving them.
     """
-    steps = _steps(mask, keys)
+    # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order
+    steps = () if mask.opaque() else tuple(step for step in mask.steps() if 1 < step <= keys)
     if not steps:
         return block_table(mask, queries, keys, size, positions=positions)
 
@@ -171,20 +174,6 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
     rest = ("sparsest", queries, keys, size, positions) if isinstance(positions.keys, int) else None
     return _tables.get(joint_key(mask, rest), mask, make)
-
-
-def _steps(mask: Mask, most: int) -> tuple[int, ...]:
-    """The steps of the dilations in an expression, in order; those beyond `most` put no two keys together."""
-    if mask.opaque():
-        return ()  # every order would be swept pair by pair
-    found: set[int] = set()
-    parts = [mask]
-    while parts:
-        part = parts.pop()
-        parts += part.children()
-        if isinstance(part, Dilated) and 1 < part.step <= most:
-            found.add(part.step)
-    return tuple(sorted(found))
 
 
 def _cost(table: BlockTable) -> float:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core.absolute_positions import Positions
-from regard.core.masks.algebra import Mask, settle
+from regard.core.masks.algebra import Mask, resolve_positions
 
 _SHADES = " ░▒▓█"
 _MOST_CELLS = 64  # a wider matrix is pooled to at most this many cells a side
@@ -17,7 +17,7 @@ def draw(
     mask: Mask, queries: int, keys: int | None = None, *, positions: Positions | None = None, ax: Any = None
 ) -> str:
     """Rows are queries, columns are keys; a cell's shade is the share of its pairs that is visible."""
-    positions, keys = settle(queries, keys, positions)
+    positions, keys = resolve_positions(queries, keys, positions)
     seen = mask.dense(queries, keys, positions=positions)
     seen = seen.flatten(0, -3)[0] if seen.ndim > 2 else seen  # the first sequence stands for all
     shares = _pooled(seen)

@@ -24,7 +24,7 @@ from torch import Tensor
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError, ShapeError
 from regard.base.registry import Registry
-from regard.base.tensors import is_meta_or_fake
+from regard.base.tracing import is_meta_or_fake
 from regard.base.validation import check_integer
 from regard.models.convert import weight_rules
 from regard.models.model import Config, Model

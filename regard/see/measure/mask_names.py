@@ -8,8 +8,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from regard.core.absolute_positions import Positions
-from regard.core.masks import blocks, causal, chunks, dilated, full, global_tokens, prefix, window
+from regard.core.masks import causal
 from regard.core.masks.algebra import Mask
+from regard.core.masks.forms import candidates
 
 OWN = "a mask of its own"
 
@@ -34,19 +35,7 @@ def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
 
 
 def _masks(n: int) -> Iterator[Mask]:
-    """The masks that have a name, the simplest first."""
-    yield from (full(), causal(), causal() & ~window())
-    yield from (causal() & window(before=before) for before in range(1, n))
-    yield from (window(None, after) for after in range(1, n))
-    yield from (window(before, None) for before in range(n))
-    yield from (window(before, after) for before in range(n) for after in range(n))
-    for size in range(2, n):
-        yield blocks(size)
-        yield from (chunks(size, before, after) for before in (0, None, 1, 2) for after in (0, None, 1))
-        yield causal() & blocks(size)
-        yield from (causal() & chunks(size, before) for before in (1, 2))
-        yield from (dilated(size), causal() & dilated(size))
-        yield from (prefix(size - 1), causal() | prefix(size), causal() & prefix(size - 1))
-        for before in range(n):
-            yield causal() & window(before=before) | prefix(size - 1)
-            yield window(before, before) | global_tokens(size - 1)
+    """The candidates of every form, alone and combined with causal(), the shortest expression first."""
+    alone = list(candidates(n))
+    combined = [mask for each in alone if each.as_window() is None for mask in (causal() & each, causal() | each)]
+    yield from sorted([*alone, *combined], key=lambda mask: len(repr(mask)))

@@ -56,7 +56,7 @@ def no_matrix() -> Iterator[Effort]:
         raise AssertionError("the count looks at pairs")
 
     with pytest.MonkeyPatch.context() as patch, Effort() as effort:
-        patch.setattr(counts, "_swept", refuse)
+        patch.setattr(counts, "_count_pairs", refuse)
         patch.setattr(algebra, "whole_grid", refuse)
         yield effort
 
@@ -269,8 +269,8 @@ def sweeps(pairs: int) -> Iterator[list[Mask]]:
         return by_looking(mask, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counts, "_swept", note)
-        patch.setattr(counts, "_SWEEP", pairs)
+        patch.setattr(counts, "_count_pairs", note)
+        patch.setattr(counts, "_PAIRS_AT_ONCE", pairs)
         yield swept
 
 

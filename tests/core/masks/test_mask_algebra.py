@@ -220,7 +220,7 @@ def test_the_count_is_that_of_the_matrix(known, where):
 def test_the_count_is_the_same_however_it_is_reached(known, where, most_terms, pairs):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mask_counts, "_MOST_TERMS", most_terms)
-        patch.setattr(mask_counts, "_SWEEP", pairs)
+        patch.setattr(mask_counts, "_PAIRS_AT_ONCE", pairs)
         swept = known.mask.count(**where.call)
     assert known.mask.count(**where.call) == swept
 
@@ -322,7 +322,7 @@ def test_moving_and_rebuilding_change_nothing(known):
     assert hash(moved) == hash(known.mask)
     assert moved.key() == known.mask.key()
     assert repr(moved) == repr(known.mask)
-    assert known.mask.rebuilt(lambda child: child) == known.mask
+    assert known.mask.map_children(lambda child: child) == known.mask
 
 
 @examples(80)

@@ -29,7 +29,8 @@ from regard.core.absolute_positions import Grid, whole_grid
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import FAR, NOTHING, And, Not, Or
 from regard.core.masks.data import DenseMask, has_matrix
-from regard.core.masks.positional import FirstRows, RandomLinks
+from regard.core.masks.forms.global_tokens import FirstRows
+from regard.core.masks.forms.random_links import RandomLinks
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 

@@ -1,7 +1,7 @@
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from regard.base.tensors import is_meta_or_fake
+from regard.base.tracing import is_meta_or_fake
 
 
 def test_a_tensor_without_numbers_is_hollow() -> None:

@@ -1,0 +1,49 @@
+"""The mask forms, one file each. A file `name.py` defines the function `name`, which makes the mask.
+
+It may also define
+
+    examples(n)    expressions for n positions: the first is shown by `regard masks`, tests check all of them
+    candidates(n)  masks by which `regard.see.xray` names a pattern that it measures on n positions
+"""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
+from regard.base.registry import Registry
+from regard.core.masks.algebra import Mask, Predicate
+
+FORMS: Registry[ModuleType] = Registry("mask")
+for _found in iter_modules(__path__):
+    FORMS.add(_found.name)(import_module(f"{__name__}.{_found.name}"))
+
+
+def constructor(name: str) -> Callable[..., Mask]:
+    """The function that makes masks of this form."""
+    make: Callable[..., Mask] = getattr(FORMS[name], name)
+    return make
+
+
+def examples(name: str, n: int) -> list[str]:
+    """Expressions of this form for n positions, such as `window(before=3)`."""
+    found: list[str] = FORMS[name].examples(n)
+    return found
+
+
+def candidates(n: int) -> Iterator[Mask]:
+    """Masks of all forms by which a pattern of n positions can be named."""
+    for name in FORMS:
+        yield from getattr(FORMS[name], "candidates", lambda n: ())(n)
+
+
+def mask_classes() -> dict[str, type[Mask]]:
+    """Every class of masks in this package by name, as they are saved. A function cannot be saved."""
+    found: dict[str, type[Mask]] = {}
+    classes = [Mask]
+    while classes:
+        kind = classes.pop()
+        classes += kind.__subclasses__()
+        if kind.__module__.startswith("regard.core.masks.") and kind is not Predicate:
+            found[kind.__name__] = kind
+    return found

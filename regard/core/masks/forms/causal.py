@@ -1,0 +1,38 @@
+"""The causal mask of decoders."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from regard.core.masks.algebra import Mask, Position
+from regard.core.masks.positional import BandMask
+
+
+@dataclass(frozen=True, repr=False)
+class Causal(BandMask):
+    """j <= i."""
+
+    def bounds(self, i: Position) -> tuple[None, Position]:
+        return None, i + 1
+
+    def as_window(self) -> tuple[None, int]:
+        return None, 0
+
+    def __repr__(self) -> str:
+        return "causal()"
+
+
+def causal() -> Mask:
+    """A query sees its own key and all earlier ones: j <= i. Vaswani et al. 2017, arXiv:1706.03762.
+
+    >>> causal().count(5)
+    15
+    """
+    return Causal()
+
+
+def examples(n: int) -> list[str]:
+    return ["causal()"]
+
+
+def candidates(n: int) -> Iterator[Mask]:
+    yield causal()

@@ -1,0 +1,76 @@
+"""Random links to earlier keys."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.base.seeds import hash_integers
+from regard.base.validation import check_integer
+from regard.core.absolute_positions import Grid
+from regard.core.masks.algebra import BoxVisibility, Mask, Position
+
+if TYPE_CHECKING:
+    from regard.core.masks.block_tables import Spans
+
+
+@dataclass(frozen=True, repr=False)
+class RandomLinks(Mask):
+    """`links` keys among the query's own and earlier ones: one from each of that many equal stretches of them.
+
+    A draw depends on the seed and on the query's position only, so a cache step sees the links that training saw.
+    """
+
+    links: int
+    seed: int
+
+    def link(self, i: Tensor, which: int) -> tuple[Tensor, Tensor]:
+        """The key drawn from stretch `which`, and whether that stretch has any key."""
+        past = (i + 1).clamp(min=0)
+        low, high = past * which // self.links, past * (which + 1) // self.links
+        return low + hash_integers(i * self.links + which, self.seed) % (high - low).clamp(min=1), high > low
+
+    def see(self, grid: Grid) -> Tensor:
+        seen = grid.j < -grid.i.abs() - 1  # False everywhere, in the shape of the grid
+        for key, exists in self.listed_keys(grid.i):
+            seen = seen | ((grid.j == key) & exists)
+        return seen
+
+    def listed_keys(self, i: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self.link(i, which) for which in range(self.links))
+
+    def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
+        return BoxVisibility(none=start > last, all=False)
+
+    def table(self, spans: "Spans") -> BoxVisibility:
+        if isinstance(spans.positions.keys, Tensor) or not spans.j:
+            return spans.evaluate(self)  # only consecutive keys can be looked up
+        hit = torch.zeros(spans.shape, dtype=torch.bool)
+        for key, exists in self.listed_keys(spans.query_positions()):
+            column = key - spans.positions.keys
+            exists = exists & (column >= 0) & (column < spans.j)
+            block = spans.column_blocks.slots[column.clamp(0, spans.j - 1)] // spans.size
+            hit |= torch.zeros_like(hit).scatter_reduce_(1, block, exists, "amax")
+        return BoxVisibility(none=~hit, all=torch.tensor(False))
+
+    def __repr__(self) -> str:
+        return f"random_links({self.links}, seed={self.seed})"
+
+
+def random_links(count: int, seed: int = 0) -> Mask:
+    """A query sees `count` random keys among its own and earlier ones, or all while there are fewer.
+
+    Zaheer et al. 2020, arXiv:2007.14062. The draw depends on the seed and the query's position only.
+
+    >>> random_links(2).dense(9).sum(1)
+    tensor([1, 2, 2, 2, 2, 2, 2, 2, 2])
+    """
+    return RandomLinks(
+        check_integer("random_links(count)", count, 0, "keys"), check_integer("random_links(seed)", seed, 0)
+    )
+
+
+def examples(n: int) -> list[str]:
+    return ["random_links(3)", "random_links(1, seed=5)", "random_links(0)"]

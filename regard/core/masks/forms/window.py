@@ -1,0 +1,61 @@
+"""Sliding windows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from regard.base.validation import check_integer
+from regard.core.masks.algebra import Bounds, Mask, Position
+from regard.core.masks.forms.causal import Causal
+from regard.core.masks.positional import BandMask
+
+
+@dataclass(frozen=True, repr=False)
+class Window(BandMask):
+    """i - before <= j <= i + after; None is no limit."""
+
+    before: int | None
+    after: int | None
+
+    def bounds(self, i: Position) -> Bounds:
+        return None if self.before is None else i - self.before, None if self.after is None else i + (self.after + 1)
+
+    def as_window(self) -> tuple[int | None, int | None]:
+        return self.before, self.after
+
+    def __repr__(self) -> str:
+        return (
+            f"window(before={self.before})" if self.after == 0 else f"window(before={self.before}, after={self.after})"
+        )
+
+
+def window(before: int | None = 0, after: int | None = 0) -> Mask:
+    """A query sees its neighbours: i - before <= j <= i + after. Beltagy et al. 2020, arXiv:2004.05150.
+
+    before  earlier keys that are visible, in addition to the query's own; None is all
+    after   later keys that are visible; None is all
+
+    >>> window(before=2).dense(4).int()
+    tensor([[1, 0, 0, 0],
+            [1, 1, 0, 0],
+            [1, 1, 1, 0],
+            [0, 1, 1, 1]], dtype=torch.int32)
+    """
+    return Window(
+        check_limit("window(before)", before, "neighbours"), check_limit("window(after)", after, "neighbours")
+    )
+
+
+def check_limit(what: str, value: int | None, counts: str) -> int | None:
+    """A whole number, or None for no limit."""
+    return None if value is None else check_integer(what, value, 0, counts)
+
+
+def examples(n: int) -> list[str]:
+    return ["window(before=3)", "window()", "window(1, 2)", "window(None, 1)", "window(2, None)"]
+
+
+def candidates(n: int) -> Iterator[Mask]:
+    yield window()
+    yield Causal() & ~window()
+    yield from (Causal() & window(before) for before in range(1, n))  # the usual way to write it
+    yield from (window(before, after) for before in (None, *range(n)) for after in (None, *range(1, n)))
