@@ -40,6 +40,9 @@ class Registry(Generic[T]):
             return f"{hint} (there are: {', '.join(self._things)})"
         return hint or f" (there are {len(self._things)}, from {min(self._things)!r} to {max(self._things)!r})"
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._things
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._things)
 

@@ -70,7 +70,7 @@ def test_what_a_mask_prints_spells_the_mask_again(mask: Mask) -> None:
         ("casual", "unknown mask 'casual'; did you mean 'causal'?"),
         ("causal() and window(3)", "masks combine with & | ~, not with and, or, not: causal() and window(3)"),
         ("not causal()", "masks combine with & | ~"),
-        ("causal() + full()", "causal() + full() is no mask; there are full, causal,"),
+        ("causal() + full()", "causal() + full() is no mask; there are blocks, causal,"),
         ("3", "3 is no mask"),
         ("", "is no mask expression"),
         ("causal() &", "is no mask expression (invalid syntax)"),

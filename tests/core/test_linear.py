@@ -556,13 +556,13 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         lambda: call(features=torch.relu),
     ),
     r"^features takes a feature map such as relu\(\), .*, not 'relu'$": (ConfigError, lambda: call(features="relu")),
-    r"cannot honour window\(before=3\).*use full\(\), causal\(\), padding\(lengths\)": (
+    r"cannot apply window\(before=3\).*use full\(\), causal\(\), padding\(lengths\)": (
         ConfigError,
         lambda: call(mask=causal() & window(before=3)),
     ),
-    r"cannot honour causal\(\) \| padding\(\[4, 9\]\)": (ConfigError, lambda: call(mask=causal() | padding(LENGTHS))),
-    r"cannot honour ~causal\(\)": (ConfigError, lambda: call(mask=~causal())),
-    r"cannot honour matrix": (ConfigError, lambda: call(mask=torch.ones(N, N, dtype=torch.bool))),
+    r"cannot apply causal\(\) \| padding\(\[4, 9\]\)": (ConfigError, lambda: call(mask=causal() | padding(LENGTHS))),
+    r"cannot apply ~causal\(\)": (ConfigError, lambda: call(mask=~causal())),
+    r"cannot apply matrix": (ConfigError, lambda: call(mask=torch.ones(N, N, dtype=torch.bool))),
     r"3 lengths, but q has b=2 \(batch\)": (ShapeError, lambda: call(mask=causal() & padding([1, 2, 3]))),
     r"q has i=9 \(query positions\), but k has j=11 \(key positions\).*state=": (
         ShapeError,

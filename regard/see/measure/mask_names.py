@@ -1,5 +1,6 @@
 """A mask that was seen, in the words of `regard.core.masks`."""
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -35,7 +36,9 @@ def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
 
 
 def _masks(n: int) -> Iterator[Mask]:
-    """The candidates of every form, alone and combined with causal(), the shortest expression first."""
+    """The candidates of every form, alone and combined with causal(): those of fewest parts and numbers first."""
     alone = list(candidates(n))
     combined = [mask for each in alone if each.as_window() is None for mask in (causal() & each, causal() | each)]
-    yield from sorted([*alone, *combined], key=lambda mask: len(repr(mask)))
+    yield from sorted(
+        [*alone, *combined], key=lambda mask: (repr(mask).count("("), len(re.findall(r"\d+", repr(mask))))
+    )

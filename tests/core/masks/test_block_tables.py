@@ -133,7 +133,7 @@ def test_a_boolean_matrix_of_many_heads_is_certain_where_all_agree(shape):
     data = torch.zeros(shape, dtype=torch.bool)
     data[..., :3, :3] = True
     data.flatten(0, -3)[-1, 4, 6] = True
-    assert drawn(as_mask(data).block_table(5, 7, 3).state) == "#.. ..-"
+    assert drawn(as_mask(data).block_table(5, 7, 3).union()) == "#.. ..-"
 
 
 def test_a_predicate_is_asked_one_block_of_queries_at_a_time():
@@ -200,7 +200,7 @@ def test_one_state_for_all_sequences():
 def test_a_million_positions_have_a_table_in_no_time(monkeypatch):
     """From ranges alone: nothing of the size of the matrix is looked at."""
     monkeypatch.setattr(algebra, "whole_grid", None)
-    monkeypatch.setattr(Spans, "swept", None)
+    monkeypatch.setattr(Spans, "evaluate", None)
     n, size = 1_000_003, 4096
     q = -(-n // size)
     table = (causal() & window(before=4095) | global_tokens(4)).block_table(n, size=size)

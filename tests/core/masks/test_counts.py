@@ -262,7 +262,7 @@ def test_more_queries_than_keys_are_counted():
 def sweeps(pairs: int) -> Iterator[list[Mask]]:
     """The masks that are counted by looking, at most so many pairs at a time."""
     swept: list[Mask] = []
-    by_looking = counts._swept
+    by_looking = counts._count_pairs
 
     def note(mask: Mask, *rest: object) -> int:
         swept.append(mask)

@@ -208,7 +208,7 @@ def test_a_rule_of_ones_own_is_asked_with_absolute_positions():
 
 @pytest.mark.parametrize("wrong", [lambda i, j: (i == j).float(), lambda i, j: i - j, lambda i, j: True])
 def test_a_rule_of_ones_own_gives_booleans(wrong):
-    with pytest.raises(ConfigError, match=r"Mask.of\('wrong'\) must give a boolean tensor"):
+    with pytest.raises(ConfigError, match=r"Mask.of\('wrong'\) must return a boolean tensor"):
         Mask.of("wrong", wrong).dense(3)
 
 

@@ -38,12 +38,12 @@ def candidates(n: int) -> Iterator[Mask]:
 
 
 def mask_classes() -> dict[str, type[Mask]]:
-    """Every class of masks in this package by name, as they are saved. A function cannot be saved."""
+    """Every class of masks in this package by name, as they are saved. A user's function cannot be saved."""
     found: dict[str, type[Mask]] = {}
     classes = [Mask]
     while classes:
         kind = classes.pop()
         classes += kind.__subclasses__()
-        if kind.__module__.startswith("regard.core.masks.") and kind is not Predicate:
+        if kind.__module__.startswith("regard.core.masks.") and not issubclass(kind, Predicate):
             found[kind.__name__] = kind
     return found
