@@ -56,11 +56,6 @@ class ScoreTerm(ABC):
 TERMS: Registry[Callable[..., ScoreTerm]] = Registry("score term")
 
 
-def term_classes() -> dict[str, type[ScoreTerm]]:
-    """Every class of score terms by name, as they are saved."""
-    return {kind.__name__: kind for kind in ScoreTerm.__subclasses__()}
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Alibi(ScoreTerm):
     """s - m_h |i - j|: each head fades with distance at its own slope. Press et al. 2022, arXiv:2108.12409."""

@@ -128,7 +128,7 @@ def _without_functions(record: Record) -> Record:
 
 
 def _evaluate_masks(mask: Mask, record: Record) -> Mask:
-    if is_dataclass(mask) and not isinstance(mask, Predicate | FlexMask):
+    if is_dataclass(type(mask)) and not isinstance(mask, Predicate | FlexMask):
         return mask.map_children(lambda part: _evaluate_masks(part, record))
     b, h, i, _ = record.q.shape
     pairs = i * record.k.shape[2] * (b * h if isinstance(mask, FlexMask) else 1)

@@ -42,7 +42,9 @@ class RowStatistics:
 def is_supported(call: Request) -> bool:
     """Whether the pass can tell these weights."""
     fits = call.q.is_cuda and call.q.dtype != torch.float64 and call.q.shape[-1] <= 256 and 0 not in call.sizes
-    plain = not call.terms and not call.steep and isinstance(call.positions.keys, int) and call.mask.as_window() is not None
+    plain = (
+        not call.terms and not call.steep and isinstance(call.positions.keys, int) and call.mask.as_window() is not None
+    )
     return fits and plain and _has_triton()
 
 

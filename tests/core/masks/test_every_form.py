@@ -20,7 +20,7 @@ from regard.core.absolute_positions import Grid
 from regard.core.kernels import KERNELS, blocked
 from regard.core.masks.algebra import BoxVisibility
 from regard.core.masks.block_tables import ALL, NONE
-from regard.core.masks.forms import FORMS, candidates, constructor, examples, mask_classes
+from regard.core.masks.forms import FORMS, candidates, constructor, examples
 from regard.core.masks.plan_cache import Memo
 from regard.see.serialization import load
 from regard.see.watch import watch
@@ -196,15 +196,6 @@ def test_candidates_are_named_by_themselves() -> None:
     """`candidates` only yields masks that can be written down."""
     for mask in candidates(5):
         assert parse_mask(repr(mask)) == mask
-
-
-def test_every_class_of_masks_belongs_to_a_form() -> None:
-    assert {kind.__module__.rpartition(".")[2] for kind in mask_classes().values()} <= {
-        *FORMS,
-        "algebra",
-        "data",
-        "positional",
-    }
 
 
 class OnlySee(Mask):

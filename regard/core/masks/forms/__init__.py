@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from regard.base.registry import Registry
-from regard.core.masks.algebra import Mask, Predicate
+from regard.core.masks.algebra import Mask
 
 FORMS: Registry[ModuleType] = Registry("mask")
 for _found in iter_modules(__path__):
@@ -35,15 +35,3 @@ def candidates(n: int) -> Iterator[Mask]:
     """Masks of all forms by which a pattern of n positions can be named."""
     for name in FORMS:
         yield from getattr(FORMS[name], "candidates", lambda n: ())(n)
-
-
-def mask_classes() -> dict[str, type[Mask]]:
-    """Every class of masks in this package by name, as they are saved. A user's function cannot be saved."""
-    found: dict[str, type[Mask]] = {}
-    classes = [Mask]
-    while classes:
-        kind = classes.pop()
-        classes += kind.__subclasses__()
-        if kind.__module__.startswith("regard.core.masks.") and not issubclass(kind, Predicate):
-            found[kind.__name__] = kind
-    return found
