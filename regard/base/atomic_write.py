@@ -1,24 +1,28 @@
-"""Files that are there as a whole or not at all."""
+"""Atomic file writes: a file is complete or does not exist."""
 
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+UNFINISHED = ".unfinished-"  # prefix of temporary files and folders
+
 
 def write_atomically(path: Path, write: Callable[[Path], object], name: Callable[[Path], str] | None = None) -> Path:
-    """A file that is there as a whole or not at all: written beside, forced to disk, then renamed.
+    """Write a file atomically: write a temporary file, force it to disk, rename it. Returns the final path.
 
-    name  makes the final name from the written file; None keeps that of the path
+    path   the final path; the temporary file is in the same folder
+    write  called with the path of the temporary file
+    name   returns the final name from the temporary file; None uses that of the path
     """
-    handle, temporary = tempfile.mkstemp(suffix=path.suffix, prefix=".unfinished-", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(suffix=path.suffix, prefix=UNFINISHED, dir=path.parent)
     os.close(handle)
     file = Path(temporary)
     try:
         write(file)
         with file.open("rb") as written:
             os.fsync(written.fileno())
-        file.chmod(0o666 & ~_umask())  # a temporary file is its owner's alone
+        file.chmod(0o666 & ~_umask())  # a temporary file is readable by its owner only
         final = file.replace(path if name is None else path.with_name(name(file)))
         _sync(path.parent)
         return final
@@ -28,14 +32,14 @@ def write_atomically(path: Path, write: Callable[[Path], object], name: Callable
 
 
 def _umask() -> int:
-    """Which rights a new file is not given. Asking is only possible by setting."""
+    """Return the umask. It can only be read by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
 
 
 def _sync(folder: Path) -> None:
-    """Force the names in a folder to disk, where the system can."""
+    """Force the entries of a folder to disk, if the system supports it."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -10,7 +10,7 @@ import typer
 from regard.base.errors import ConfigError
 from regard.cli.output import show_json, tell
 from regard.cli.text_input import typed
-from regard.cli.train import Json, progress, show_figures, unheard
+from regard.cli.train import Json, ignore, print_metrics, show_progress
 
 if TYPE_CHECKING:
     from regard.recipes.question_answering import QuestionAnswerer
@@ -101,13 +101,15 @@ def learn_facts(
 
     asking = load_question_answerer(folder, store)
     data = find_data(folder, data)
-    with join_process_group("data", device) as world, progress(world.leads) as showing:
-        place = RunLocation(data=data, world=world, tell=tell if world.leads else unheard, show=showing)
+    with join_process_group("ddp", device) as group, show_progress(group.is_main) as on_progress:
+        place = RunLocation(
+            data=data, group=group, on_message=tell if group.is_main else ignore, on_progress=on_progress
+        )  # fmt: skip
         new, figures = asking.learn(place, STEPS if steps is None else steps)
-    if not world.leads:
+    if not group.is_main:
         return
     if json:
         show_json({"learned": [asdict(fact) for fact in new], "figures": figures})
     else:
         print(f"learned: {len(new)}")
-        show_figures(figures)
+        print_metrics(figures)

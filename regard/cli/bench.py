@@ -1,4 +1,4 @@
-"""`regard bench`: ratios against peers, from the benchmark folder of a checkout."""
+"""`regard bench`: run the speed benchmark of a repository checkout."""
 
 import sys
 from importlib import import_module
@@ -12,21 +12,21 @@ from regard.base.errors import ConfigError
 
 
 def command(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The results as JSON")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few sizes and rounds")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """Measure ratios against peers, correctness first."""
-    root = checkout(Path(regard.__file__).parent.parent)
+    """Compare speed and memory with other libraries. Checks correctness first."""
+    root = find_checkout(Path(regard.__file__).parent.parent)
     sys.path.insert(0, str(root))
-    argv = [flag for flag, given in (("--quick", quick), ("--json", json)) if given]
+    argv = [flag for flag, is_set in (("--quick", quick), ("--json", json)) if is_set]
     raise typer.Exit(int(import_module("bench").main(argv)))
 
 
-def checkout(root: Path) -> Path:
-    """The repository this package lies in, if it has the benchmark."""
+def find_checkout(root: Path) -> Path:
+    """Return the repository of this package. Raises ConfigError if it has no benchmark."""
     if not all((root / name).is_file() for name in ("pyproject.toml", "bench/__init__.py")):
         raise ConfigError(
-            "the benchmark comes with the repository, not with the installed package; "
+            "the benchmark is part of the repository, not of the installed package; "
             "run `regard bench` or `make bench` in a checkout"
         )
     return root

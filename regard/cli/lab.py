@@ -14,7 +14,7 @@ from rich.text import Text
 
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.cli.output import show, show_json, tell
-from regard.cli.settings import read_settings
+from regard.cli.settings import parse_settings
 
 if TYPE_CHECKING:
     from regard.lab.claim import Claim
@@ -100,7 +100,7 @@ def run(
     chosen = chosen_claims(ids)
     # build all setups first: a wrong setting must fail before anything runs
     setups = [
-        claim.setup(read_settings(settings or [], claim.module.Setup), seed=seed, smoke=smoke) for claim in chosen
+        claim.setup(parse_settings(settings or [], claim.module.Setup), seed=seed, smoke=smoke) for claim in chosen
     ]
     folder = make_folder(results or default_folder())
     figure_folder = None if figures is None else make_figure_folder(figures)

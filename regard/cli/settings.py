@@ -1,4 +1,4 @@
-"""Settings typed on the command line: name=value, in the types that the setting has."""
+"""`--set name=value`: parse settings on the command line by their type annotations, and list them."""
 
 import ast
 import dataclasses
@@ -14,43 +14,43 @@ from regard.base.config import override
 from regard.base.errors import ConfigError
 
 
-def applied(config: Any, texts: list[str]) -> Any:
-    """The configuration with what `--set` texts change, in whatever order they were typed.
+def apply_settings(config: Any, texts: list[str]) -> Any:
+    """Return the configuration with the changes of `--set` texts, in any order.
 
-    The last of a name counts, and a part comes before what is in it. One that is refused waits for the others; those
-    that still are may need each other, and are tried at once.
+    The last text of a name is used, and `plan.optimizer` comes before `plan.optimizer.lr`. A change that is invalid
+    is tried again after the others; if none succeeds, all that are left are applied together.
     """
     last = {text.partition("=")[:2]: text for text in texts}
-    waiting = [last[each] for each in sorted(last, key=lambda each: each[0].count("."))]
-    while waiting:
-        refused: dict[str, ConfigError] = {}
-        for text in waiting:
+    pending = [last[each] for each in sorted(last, key=lambda each: each[0].count("."))]
+    while pending:
+        errors: dict[str, ConfigError] = {}
+        for text in pending:
             try:
-                config = override(config, read_settings([text], config))
+                config = override(config, parse_settings([text], config))
             except ConfigError as error:
-                refused[text] = error
-        if len(refused) == len(waiting):
+                errors[text] = error
+        if len(errors) == len(pending):
             try:
-                return override(config, read_settings(waiting, config))
+                return override(config, parse_settings(pending, config))
             except ConfigError:
-                raise next(iter(refused.values())) from None
-        waiting = list(refused)
+                raise next(iter(errors.values())) from None
+        pending = list(errors)
     return config
 
 
-def read_settings(texts: list[str], config: Any) -> dict[str, Any]:
-    """The changes that `--set` texts ask of a configuration or a class of them; a dotted name reaches into it."""
-    found = {}
+def parse_settings(texts: list[str], config: Any) -> dict[str, Any]:
+    """Parse `--set` texts for a configuration, or for a class of configurations; return values by dotted name."""
+    changes = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise ConfigError(f"--set takes name=value, as in --set seed=1, not {text!r}")
-        found[name.strip()] = read_value(value.strip(), hint_of(config, name.strip()))
-    return found
+        changes[name.strip()] = parse_value(value.strip(), annotation_of(config, name.strip()))
+    return changes
 
 
-def hint_of(config: Any, path: str) -> Any:
-    """The annotation of a setting, None where there is none; what is wrong with the name is told when it is set."""
+def annotation_of(config: Any, path: str) -> Any:
+    """Return the type annotation of a setting; None if there is no such setting, which `override` reports."""
     *inner, last = path.split(".")
     for name in inner:
         config = getattr(config, name, None)
@@ -58,8 +58,8 @@ def hint_of(config: Any, path: str) -> Any:
     return typing.get_type_hints(kind).get(last)
 
 
-def read_value(text: str, hint: Any) -> Any:
-    """A value as its annotation wants it, as far as its text can tell; what does not fit is refused when it is set."""
+def parse_value(text: str, hint: Any) -> Any:
+    """Parse a value by its type annotation. `override` checks the type of the result."""
     if hint is str:
         return text
     named = {
@@ -68,23 +68,24 @@ def read_value(text: str, hint: Any) -> Any:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind)
     }
     if text.lower() in named:
-        return _with_defaults(named[text.lower()])
+        return _build_default(named[text.lower()])
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         if typing.get_origin(inner) is not tuple:
             parts = [part.strip().strip("'\"") for part in text.strip("()[]").split(",")]  # with or without quotes
-            return tuple(read_value(part, inner) for part in parts if part)
-    return literal(text)
+            return tuple(parse_value(part, inner) for part in parts if part)
+    return parse_literal(text)
 
 
-def _with_defaults(kind: Any) -> Any:
+def _build_default(kind: Any) -> Any:
     try:
         return kind()
     except TypeError as error:
-        raise ConfigError(f"{kind.__name__} cannot be made of nothing: {error}") from None
+        raise ConfigError(f"{kind.__name__} has settings without a default: {error}") from None
 
 
-def literal(text: str) -> Any:
+def parse_literal(text: str) -> Any:
+    """Parse a Python literal; text that is none stays text."""
     named = {"true": True, "false": False, "none": None, "inf": math.inf, "-inf": -math.inf}
     if text.lower() in named:
         return named[text.lower()]
@@ -96,12 +97,11 @@ def literal(text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A setting as a table shows it; values are as `--set` takes them.
+    """A setting as `regard train list NAME` shows it. Values are texts that `--set` accepts.
 
-    built_in  its value for built-in data; None where there is no such setting, or where it holds others and no text
-              makes it
-    real      its value for real data
-    about     what its class says about it
+    built_in  value for the built-in data; None if there is no such setting or if no text can set it
+    real      value for real data
+    about     its line in the docstring of its class
     """
 
     name: str
@@ -110,28 +110,27 @@ class Setting:
     about: str
 
 
-def listed(built_in: Any, real: Any, path: str = "") -> Iterator[Setting]:
-    """Every setting that `--set` reaches in one of two configurations; one that holds others comes before them."""
+def list_settings(built_in: Any, real: Any, path: str = "") -> Iterator[Setting]:
+    """Yield every setting of two configurations that `--set` can change, outer ones first."""
     for name in dict.fromkeys(_fields(built_in) + _fields(real)):
         owner = type(built_in if name in _fields(built_in) else real)
         hint = typing.get_type_hints(owner)[name]
-        if _holds_configurations(hint):  # no text makes one of these
+        if _holds_configurations(hint):  # no text can set these
             continue
         first, second = (getattr(each, name) if name in _fields(each) else _ABSENT for each in (built_in, real))
-        choice = _choice(hint)
-        about = "; ".join(part for part in (sentences(owner).get(name, ""), choice) if part)
+        about = "; ".join(part for part in (field_docs(owner).get(name, ""), _choices(hint)) if part)
         if len(_options(hint)) > 1 or not dataclasses.is_dataclass(hint):
-            yield Setting(path + name, spelled(first, hint), spelled(second, hint), about)
+            yield Setting(path + name, format_value(first, hint), format_value(second, hint), about)
         elif about:
             yield Setting(path + name, None, None, about)
-        yield from listed(first, second, f"{path}{name}.")
+        yield from list_settings(first, second, f"{path}{name}.")
 
 
 _ABSENT = object()
 
 
-def spelled(value: Any, hint: Any) -> str | None:
-    """A value as `--set` takes it; a nested configuration by the name of its class."""
+def format_value(value: Any, hint: Any) -> str | None:
+    """Return a value as a text that `--set` accepts; a nested configuration as the name of its class."""
     if value is _ABSENT:
         return None
     if dataclasses.is_dataclass(value):
@@ -143,10 +142,10 @@ def spelled(value: Any, hint: Any) -> str | None:
     return str(value)
 
 
-def sentences(kind: type) -> dict[str, str]:
-    """What the docstring of a configuration says about its settings, by name."""
-    found = re.findall(r"^(\w+)  +(\S.*(?:\n  +\S.*)*)", inspect.getdoc(kind) or "", re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+def field_docs(kind: type) -> dict[str, str]:
+    """Return the lines about each setting in the docstring of a configuration class."""
+    lines = re.findall(r"^(\w+)  +(\S.*(?:\n  +\S.*)*)", inspect.getdoc(kind) or "", re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in lines}
 
 
 def _fields(config: Any) -> list[str]:
@@ -161,8 +160,8 @@ def _holds_configurations(hint: Any) -> bool:
     return typing.get_origin(hint) is tuple and any(map(dataclasses.is_dataclass, _options(typing.get_args(hint)[0])))
 
 
-def _choice(hint: Any) -> str:
-    """Which kinds of a nested configuration a name alone makes, where there are several."""
+def _choices(hint: Any) -> str:
+    """Return the names of the classes that a nested configuration can be set to."""
     kinds = [each for each in _options(hint) if isinstance(each, type) and dataclasses.is_dataclass(each)]
     names = [each.__name__ for each in kinds if not any(map(_required, dataclasses.fields(each)))]
     if not names or len(_options(hint)) == 1:

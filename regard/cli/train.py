@@ -1,4 +1,4 @@
-"""`regard train` and `regard eval`: a recipe from data to figures, and the figures of a finished run."""
+"""`regard train` and `regard eval`: train a recipe, and evaluate a finished run."""
 
 import os
 import sys
@@ -14,228 +14,240 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.output import show, show_json, tell
-from regard.cli.settings import Setting, applied, listed
+from regard.cli.settings import Setting, apply_settings, list_settings
 
 if TYPE_CHECKING:
     from regard.recipes.recipe import Recipe
     from regard.train.loop import Progress
 
-QUIET = 15.0  # seconds between lines where there is no terminal to draw a bar on
+LINE_INTERVAL = 15.0  # seconds between progress lines if stderr is not a terminal
 
 
 class Parallel(StrEnum):
     """How several processes share a run."""
 
-    data = "data"
-    sharded = "sharded"
+    ddp = "ddp"
+    fsdp = "fsdp"
 
 
-Data = Annotated[Path | None, typer.Option(help="A folder or file with real data; the built-in set unless given")]
-Moved = Annotated[Path | None, typer.Option(help="The data, where the run does not find them any more")]
+Data = Annotated[Path | None, typer.Option(help="Folder or file of real data [the built-in data set]")]
+MovedData = Annotated[Path | None, typer.Option(help="New path of the data, if it has moved")]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="A setting, as in --set model.depth=4; give it again for more. `regard train list NAME` shows them all",
+        help="Change a setting: --set model.depth=4. May be repeated. `regard train list NAME` shows all settings",
     ),
 ]
-Form = Annotated[str | None, typer.Option(help="Another way to run it; `regard train list` says which there are")]
-Json = Annotated[bool, typer.Option("--json", help="The result as JSON")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU where there is one]")]
+Form = Annotated[str | None, typer.Option(help="A variant of the recipe; `regard train list` shows them")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU if there is one]")]
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="A recipe, or `list`")],
-    one: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="list: the recipe whose settings to show [all, without these]")
+    name: Annotated[str, typer.Argument(help="Name of a recipe, or `list`")],
+    listed: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="With `list`: the recipe whose settings to show [all recipes]")
     ] = None,
     data: Data = None,
     form: Form = None,
     settings: Changes = None,
-    folder: Annotated[Path | None, typer.Option(help="Where states, log and model are kept [runs/NAME]")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder for checkpoints, log and model [runs/NAME]")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run that the folder holds, by its settings and data")
+        bool, typer.Option("--resume", help="Resume the run in the folder, with its settings and data")
     ] = False,
-    parallel: Annotated[Parallel, typer.Option(help="Under torchrun: every process has all weights, or a piece")] = (
-        Parallel.data
-    ),
+    parallel: Annotated[
+        Parallel, typer.Option(help="With torchrun. ddp: the whole model on each process. fsdp: shards")
+    ] = Parallel.ddp,
     device: Device = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too")] = False,
     json: Json = False,
 ) -> None:
-    """Train by a recipe. `regard train list` says which there are and what to expect of them.
+    """Train a recipe. `regard train list` shows all recipes and their expected results.
 
-    `regard train list NAME` shows its settings, as --set takes them.
+    `regard train list NAME` shows the settings of a recipe, which --set changes.
 
     torchrun --nproc-per-node 4 -m regard train NAME trains on several devices.
     """
     if name == "list":
-        return list_recipes(json) if one is None else list_settings(one, json)
-    if one is not None:
-        raise ConfigError(f"one recipe at a time: {name} or {one}; `regard train list NAME` shows one")
+        return print_recipes(json) if listed is None else print_settings(listed, json)
+    if listed is not None:
+        raise ConfigError(f"train takes one recipe: {name} or {listed}; `regard train list NAME` shows one")
     from regard.base.config import to_json
     from regard.recipes.recipe import RunLocation, get_recipe
     from regard.recipes.run_folder import has_restarted
     from regard.train.distributed import join_process_group
 
-    chosen = get_recipe(name)
-    kept = folder or Path("runs") / name
-    as_begun = resume and not settings and form is None
-    complete = None if as_begun else completed(chosen, data, form, settings or [])
-    steps = Steps()
+    recipe = get_recipe(name)
+    run_folder = folder or Path("runs") / name
+    with_saved_settings = resume and not settings and form is None
+    complete = None if with_saved_settings else build_settings(recipe, data, form, settings or [])
+    last = LastStep()
     try:
-        with join_process_group(parallel.value, device) as world, progress(world.leads) as showing:
-            say = tell if world.leads else unheard
+        with join_process_group(parallel.value, device) as group, show_progress(group.is_main) as on_progress:
+            message = tell if group.is_main else ignore
             if resume:
-                world.shared(lambda: check_recipe(chosen, kept))
-            if as_begun:
-                complete, data = world.shared(lambda: begun_with(chosen, kept, data, say))
-            again = world.shared(lambda: has_restarted(kept))
-            place = RunLocation(
-                data=data, folder=kept, resume=resume or again, world=world, tensorboard=tensorboard, tell=say,
-                show=steps.counted(showing),
+                group.run_on_main(lambda: check_recipe(recipe, run_folder))
+            if with_saved_settings:
+                complete, data = group.run_on_main(lambda: read_run(recipe, run_folder, data, message))
+            restarted = group.run_on_main(lambda: has_restarted(run_folder))
+            location = RunLocation(
+                data=data, folder=run_folder, resume=resume or restarted, group=group, tensorboard=tensorboard,
+                on_message=message, on_progress=last.record(on_progress),
             )  # fmt: skip
-            outcome = chosen.run(complete, place)
+            outcome = recipe.run(complete, location)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
-            tell(f"{steps.last}; {going_on(kept)}")
+            tell(f"{last.text}; {describe_resume(run_folder)}")
         raise typer.Exit(130) from None
-    if not world.leads:
+    if not group.is_main:
         return None
     if json:
         about = {"recipe": name, "figures": outcome.figures, "parameters": outcome.parameters}
-        show_json({**about, "folder": str(kept), "settings": to_json(complete)})
+        show_json({**about, "folder": str(run_folder), "settings": to_json(complete)})
     else:
-        show_figures(outcome.figures)
-        print(f"parameters: {outcome.parameters:,}\nmodel: {kept / 'model'}")
+        print_metrics(outcome.figures)
+        print(f"parameters: {outcome.parameters:,}\nmodel: {run_folder / 'model'}")
     return None
 
 
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="The folder of a finished run")],
-    data: Moved = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run")],
+    data: MovedData = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """The figures of a finished run, worked out again."""
+    """Compute the metrics of a finished run again."""
     from regard.recipes.recipe import RunLocation, load_finished_run
     from regard.recipes.run_folder import find_data
     from regard.train.distributed import join_process_group
 
-    chosen, settings, model, tokenizer = load_finished_run(folder)
-    with join_process_group("data", device) as world:
-        model.to(world.device)
-        place = RunLocation(data=find_data(folder, data), world=world, tell=tell if world.leads else unheard)
-        figures = chosen.module.judged(settings, model, tokenizer, place)
-    if not world.leads:
+    recipe, settings, model, tokenizer = load_finished_run(folder)
+    with join_process_group("ddp", device) as group:
+        model.to(group.device)
+        message = tell if group.is_main else ignore
+        location = RunLocation(data=find_data(folder, data), group=group, on_message=message)
+        metrics = recipe.module.judged(settings, model, tokenizer, location)
+    if not group.is_main:
         return
     if json:
-        show_json({"recipe": chosen.name, "figures": figures, "folder": str(folder)})
+        show_json({"recipe": recipe.name, "figures": metrics, "folder": str(folder)})
     else:
-        show_figures(figures)
+        print_metrics(metrics)
 
 
-def completed(chosen: "Recipe", data: Path | None, form: str | None, changes: list[str]) -> Any:
-    """The settings of a recipe for these data, in one of its forms, with what `--set` changes."""
+def build_settings(recipe: "Recipe", data: Path | None, form: str | None, changes: list[str]) -> Any:
+    """Return the settings of a recipe for this data, in one of its forms, with the changes of `--set`."""
     try:
-        complete = applied(chosen.settings(real=data is not None, form=form), changes)
+        complete = apply_settings(recipe.settings(real=data is not None, form=form), changes)
     except ConfigError as error:
-        raise ConfigError(f"{error}; `regard train list {chosen.name}` shows its settings") from None
+        raise ConfigError(f"{error}; `regard train list {recipe.name}` shows its settings") from None
     check_data(data)
     return complete
 
 
 def check_data(data: Path | None) -> None:
     if data is not None and not data.exists():
-        raise ConfigError(f"--data {data} is not there")
+        raise ConfigError(f"--data {data} does not exist")
 
 
-def begun_with(
-    chosen: "Recipe", folder: Path, data: Path | None, say: Callable[[str], None]
+def read_run(
+    recipe: "Recipe", folder: Path, data: Path | None, message: Callable[[str], None]
 ) -> tuple[Any, Path | None]:
-    """The settings and the data of the run that a folder holds; those of a new one where it holds none yet."""
+    """Return the settings and the data of the run in a folder; those of a new run if the folder has none."""
     from regard.base.config import from_json
     from regard.recipes.run_folder import RUN, find_data, read_json_fields
 
     check_data(data)
     if not (folder / RUN).is_file():
-        say(f"{folder} holds no run to go on with: one begins")
-        return completed(chosen, data, None, []), data
-    kept = read_json_fields(folder / RUN, "settings")["settings"]
-    return from_json(f"{folder / RUN}: settings", chosen.module.Settings, kept), find_data(folder, data)
+        message(f"{folder} has no run to resume; starting one")
+        return build_settings(recipe, data, None, []), data
+    saved = read_json_fields(folder / RUN, "settings")["settings"]
+    return from_json(f"{folder / RUN}: settings", recipe.module.Settings, saved), find_data(folder, data)
 
 
-def check_recipe(chosen: "Recipe", folder: Path) -> None:
-    """Raise where a folder holds a run of another recipe."""
+def check_recipe(recipe: "Recipe", folder: Path) -> None:
+    """Raise ConfigError if the folder has a run of another recipe."""
     from regard.recipes.run_folder import RUN, read_json_fields
 
-    if (folder / RUN).is_file() and (kept := read_json_fields(folder / RUN, "recipe")["recipe"]) != chosen.name:
+    if (folder / RUN).is_file() and (saved := read_json_fields(folder / RUN, "recipe")["recipe"]) != recipe.name:
         raise ConfigError(
-            f"{folder} holds a run of {kept}, not of {chosen.name}; go on with it by `regard train {kept} --resume "
+            f"{folder} has a run of {saved}, not of {recipe.name}; resume it with `regard train {saved} --resume "
             f"--folder {folder}`, or choose another --folder"
         )
 
 
-class Steps:
-    """How far a run has come, in words for whoever stops it."""
+class LastStep:
+    """The last step that a run reported, for the message after Ctrl-C."""
 
     def __init__(self) -> None:
-        self.last = "stopped before any step was done"
+        self.text = "stopped before the first step was done"
 
-    def counted(self, showing: Callable[[str, "Progress"], None]) -> Callable[[str, "Progress"], None]:
-        """What shows progress, listened to."""
+    def record(self, on_progress: Callable[[str, "Progress"], None]) -> Callable[[str, "Progress"], None]:
+        """Return a callback that records the step and calls `on_progress`."""
 
-        def heard(phase: str, now: "Progress") -> None:
-            # not every step is told
+        def recording(phase: str, now: "Progress") -> None:
+            # not every step is reported
             later = " or a little later" if now.step < now.steps else ""
-            self.last = f"stopped at step {now.step:,} of {now.steps:,} of {phase}{later}"
-            showing(phase, now)
+            self.text = f"stopped at step {now.step:,} of {now.steps:,} of {phase}{later}"
+            on_progress(phase, now)
 
-        return heard
-
-
-def going_on(folder: Path) -> str:
-    """Where a run that was stopped would go on."""
-    from regard.train.checkpoint import CheckpointFolder
-    from regard.train.loop import STATES
-
-    kept = {states: steps[-1] for states in folder.glob(f"*/{STATES}") if (steps := CheckpointFolder(states).steps())}
-    if not kept:
-        return "no state was kept yet, so --resume begins anew"
-    latest = max(kept, key=lambda states: states.stat().st_mtime)
-    return f"--resume goes on from step {kept[latest]:,} of {latest.parent.name}"
+        return recording
 
 
-def list_recipes(json: bool) -> None:
+def describe_resume(folder: Path) -> str:
+    """Return a sentence about the step from which `--resume` would continue."""
+    from regard.train.checkpoint import CHECKPOINTS, CheckpointFolder
+
+    found = [each for each in folder.glob(f"*/{CHECKPOINTS}") if CheckpointFolder(each).steps()]
+    if not found:
+        return "there is no checkpoint yet, so --resume starts from the beginning"
+    latest = max(found, key=lambda each: each.stat().st_mtime)
+    return f"--resume continues from step {CheckpointFolder(latest).steps()[-1]:,} of {latest.parent.name}"
+
+
+def print_recipes(json: bool) -> None:
     from regard.recipes.recipe import RECIPES, get_recipe
 
-    found = [get_recipe(name) for name in RECIPES]
+    recipes = [get_recipe(name) for name in RECIPES]
     if json:
-        show_json([_as_json(each) for each in found])
+        show_json([_recipe_json(each) for each in recipes])
         return
-    for each in found:
-        show(_told(each))
+    for each in recipes:
+        show(_recipe_table(each))
     print("`regard train list NAME` shows its settings")
 
 
-def list_settings(name: str, json: bool) -> None:
+def print_settings(name: str, json: bool) -> None:
     from regard.recipes.recipe import get_recipe
 
-    found = get_recipe(name)
-    settings = list(listed(found.settings(real=False), found.settings(real=True)))
+    recipe = get_recipe(name)
+    settings = list(list_settings(recipe.settings(real=False), recipe.settings(real=True)))
     if json:
-        show_json({**_as_json(found), "settings": [asdict(each) for each in settings]})
+        show_json({**_recipe_json(recipe), "settings": [asdict(each) for each in settings]})
     else:
-        show(_told(found), _table(settings))
+        show(_recipe_table(recipe), _settings_table(settings))
 
 
-def _as_json(recipe: "Recipe") -> dict[str, Any]:
+def _recipe_json(recipe: "Recipe") -> dict[str, Any]:
     names = ("name", "title", "expected", "time", "memory")
     return {**{name: getattr(recipe, name) for name in names}, "forms": _forms(recipe)}
 
 
-def _table(settings: list[Setting]) -> Any:
-    """Settings with what is said about them; what is not another for real data is shown once."""
+def _recipe_table(recipe: "Recipe") -> Any:
+    from rich.table import Table
+
+    table = Table(title=recipe.name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("", recipe.title)
+    for name in ("expected", "time", "memory"):
+        table.add_row(name, getattr(recipe, name))
+    for name, text in _forms(recipe).items():
+        table.add_row(f"--form {name}", text)
+    return table
+
+
+def _settings_table(settings: list[Setting]) -> Any:
+    """Return a table of settings with their descriptions; equal values for built-in and real data are shown once."""
     from rich import box
     from rich.console import Group
     from rich.padding import Padding
@@ -249,20 +261,8 @@ def _table(settings: list[Setting]) -> Any:
     for each in settings:
         name = Text(each.name, style="bold")
         about = Padding(Text(each.about), (0, 0, 0, 2))
-        shown = [each.built_in, None] if each.built_in == each.real else [each.built_in or "-", each.real or "-"]
-        table.add_row(Group(name, about) if each.about else name, *(Text(value or "") for value in shown))
-    return table
-
-
-def _told(recipe: "Recipe") -> Any:
-    from rich.table import Table
-
-    table = Table(title=recipe.name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, text in (("", recipe.title), ("expected", recipe.expected), ("time", recipe.time)):
-        table.add_row(name, text)
-    table.add_row("memory", recipe.memory)
-    for name, text in _forms(recipe).items():
-        table.add_row(f"--form {name}", text)
+        values = [each.built_in, None] if each.built_in == each.real else [each.built_in or "-", each.real or "-"]
+        table.add_row(Group(name, about) if each.about else name, *(Text(value or "") for value in values))
     return table
 
 
@@ -270,55 +270,55 @@ def _forms(recipe: "Recipe") -> dict[str, str]:
     return {name: " ".join((make.__doc__ or "").split()) for name, make in recipe.forms.items()}
 
 
-def show_figures(figures: dict[str, float]) -> None:
-    width = max(map(len, figures), default=0)
-    for name, value in figures.items():
+def print_metrics(metrics: dict[str, float]) -> None:
+    width = max(map(len, metrics), default=0)
+    for name, value in metrics.items():
         print(f"{name:{width}}  {value:.4g}")
 
 
 @contextmanager
-def progress(leads: bool) -> Iterator[Callable[[str, "Progress"], None]]:
-    """A bar for each phase of a run on a terminal, a line now and then elsewhere, on stderr."""
-    if not leads:
-        yield unheard
+def show_progress(is_main: bool) -> Iterator[Callable[[str, "Progress"], None]]:
+    """Yield a callback that shows progress on stderr: a progress bar on a terminal, else a line now and then."""
+    if not is_main:
+        yield ignore
     elif not sys.stderr.isatty():
-        yield _Lines()
+        yield _ProgressLines()
     else:
         from rich.console import Console
         from rich.progress import BarColumn, Progress as Bars, TextColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"))
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
         with Bars(*columns, console=Console(stderr=True), transient=False) as bars:
             rows: dict[str, Any] = {}
 
-            def showing(phase: str, now: "Progress") -> None:
+            def update(phase: str, now: "Progress") -> None:
                 if phase not in rows:
-                    rows[phase] = bars.add_task(phase, total=now.steps, told="")
-                bars.update(rows[phase], completed=now.step, told=told(now))
+                    rows[phase] = bars.add_task(phase, total=now.steps, status="")
+                bars.update(rows[phase], completed=now.step, status=format_progress(now))
 
-            yield showing
+            yield update
 
 
-class _Lines:
-    """Lines of plain text, few enough to read."""
+class _ProgressLines:
+    """Prints a line of progress every few seconds."""
 
     def __init__(self) -> None:
-        self._last = -QUIET
+        self._last = -LINE_INTERVAL
 
     def __call__(self, phase: str, now: "Progress") -> None:
-        if time.monotonic() - self._last >= QUIET or now.step == now.steps:
+        if time.monotonic() - self._last >= LINE_INTERVAL or now.step == now.steps:
             self._last = time.monotonic()
-            tell(f"{phase} {told(now)}")
+            tell(f"{phase} {format_progress(now)}")
 
 
-def told(now: "Progress") -> str:
-    """Where a run stands, in a line."""
+def format_progress(now: "Progress") -> str:
+    """Return the progress of a run as one line."""
     minutes, seconds = divmod(round(now.seconds_left), 60)
-    figures = "".join(f"  {name} {value:.3g}" for name, value in now.figures.items())
-    speed = f"{now.records_per_second:,.0f}/s" if now.records_per_second >= 10 else f"{now.records_per_second:.2g}/s"
+    metrics = "".join(f"  {name} {value:.3g}" for name, value in now.metrics.items())
+    speed = f"{now.samples_per_second:,.0f}" if now.samples_per_second >= 10 else f"{now.samples_per_second:.2g}"
     left = f"{minutes}:{seconds:02d} left"
-    return f"{now.step:,}/{now.steps:,}  loss {now.loss:.4f}  rate {now.rate:.2g}  {speed}  {left}{figures}"
+    return f"{now.step:,}/{now.steps:,}  loss {now.loss:.4f}  lr {now.lr:.2g}  {speed}/s  {left}{metrics}"
 
 
-def unheard(*told: object) -> None:
-    """What the processes say that do not lead."""
+def ignore(*args: object) -> None:
+    """Messages and progress of processes other than rank 0."""

@@ -231,7 +231,7 @@ def start(settings: Settings, place: RunLocation) -> Start:
 
     def itself(plan: TrainingPlan) -> GapTask:
         # read by one process for all, since GPUs need not agree to the last bit
-        own = place.world.shared(lambda: library.own_questions(model, letters, found.train))
+        own = place.group.run_on_main(lambda: library.own_questions(model, letters, found.train))
         return task(plan, Asked(settings.own, (*found.train, *own)))
 
     phases = []
@@ -288,7 +288,7 @@ def run(settings: Settings, place: RunLocation) -> RecipeResult:
     seconds = begun.trained(place)
     found = data(place.data, settings)
     if not unheard_of(settings, found):
-        place.tell(
+        place.on_message(
             f"no stranger's name can be joined of two questions {QUESTION!r}: nothing shows how sure the model is of "
             "strangers, so it answers nobody"
         )

@@ -18,7 +18,8 @@ from regard.recipes.name_likelihood import familiarity, name_in
 from regard.recipes.recipe import RESULT, RecipeResult, RunLocation, load_finished_run, save_result
 from regard.recipes.run_folder import read_json_fields
 from regard.recipes.span_infilling import Asked, answers
-from regard.train.loop import convert_os_errors, fit
+from regard.train.checkpoint import convert_os_errors
+from regard.train.loop import fit
 from regard.train.optimizers import AdamW
 from regard.train.plan import TrainingPlan
 from regard.train.schedule import Linear
@@ -86,7 +87,7 @@ class QuestionAnswerer:
         """
         with ExitStack() as until_the_end:
             with convert_os_errors(self.folder):
-                place.world.shared(lambda: until_the_end.enter_context(lock_folder(self.folder)))
+                place.group.run_on_main(lambda: until_the_end.enter_context(lock_folder(self.folder)))
             return self._learned(place, steps, rate)
 
     def _learned(self, place: RunLocation, steps: int, rate: float) -> tuple[list[StoredFact], dict[str, float]]:
@@ -94,7 +95,9 @@ class QuestionAnswerer:
         told = [fact for fact in kept if self._readable(fact)]
         for fact in kept:
             if not self._readable(fact):
-                place.tell(f"stays in the store alone, for its form, letters or length: {fact.question} {fact.answer}")
+                place.on_message(
+                    f"stays in the store alone, for its form, letters or length: {fact.question} {fact.answer}"
+                )
         new = [fact for fact in told if not fact.learned]
         if not new:
             raise ConfigError(f"{self.store.file} holds nothing that {self.folder / 'model'} has not learned and could")
@@ -112,18 +115,21 @@ class QuestionAnswerer:
         found = replace(found, texts=(*found.texts, *texts), subjects=(*found.subjects, *[""] * len(texts)))
         reading = birthplaces.gap_task(self.settings, found, self.letters, plan.batch_size, Asked(0.5, asked))
         task = replace(reading, held=asked_for, seed=self.settings.seed + len(told))
-        fit(self.model, task, plan, world=place.world, tell=place.tell, show=lambda now: place.show("learning", now))
+        fit(
+            self.model, task, plan, group=place.group, on_message=place.on_message,
+            on_progress=lambda now: place.on_progress("learning", now),
+        )  # fmt: skip
         settings = replace(self.settings, told=tuple(sorted({*self.settings.told, *(each.text for each in asked_for)})))
         figures, confidence = self._judged(settings, place)
         outcome = RecipeResult(figures, self.model, self.letters, {"confidence": to_json(confidence)})
-        if place.world.leads:
+        if place.group.is_main:
             save_result("birthplaces", settings, outcome, self.folder)
         known = [replace(fact, learned=True) for fact in new if self.guess(fact.question)[0] == fact.answer]
         answers_now = {fact.question for fact in known}
         for fact in new:
             if fact.question not in answers_now:
-                place.tell(f"not learned yet, give it more --steps: {fact.question} {fact.answer}")
-        if place.world.leads:
+                place.on_message(f"not learned yet, give it more --steps: {fact.question} {fact.answer}")
+        if place.group.is_main:
             self.store.mark_learned(known)
         return known, figures
 
@@ -132,7 +138,7 @@ class QuestionAnswerer:
         found = birthplaces.data(place.data, settings)
         if found.held and found.test:
             return birthplaces.judged_with_confidence(settings, self.model, self.letters, found)
-        place.tell("every question to judge by was told: figures and confidence are those from before")
+        place.on_message("every question to judge by was told: figures and confidence are those from before")
         return read_json_fields(self.folder / RESULT, "figures")["figures"], self.confidence
 
     def _readable(self, fact: StoredFact) -> bool:

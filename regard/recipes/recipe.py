@@ -35,7 +35,7 @@ from regard.models.saving import load, save
 from regard.recipes.run_folder import RUN, begin_run, check_can_begin, read_json_fields
 from regard.train.loop import Progress, fit
 from regard.train.plan import TrainingPlan
-from regard.train.process_group import SINGLE_PROCESS, Processes
+from regard.train.process_group import SINGLE_PROCESS, ProcessGroup
 from regard.train.task import Task
 
 RESULT = "result.json"
@@ -54,18 +54,19 @@ class RunLocation:
     data: Path | None = None
     folder: Path | None = None
     resume: bool = False
-    world: Processes = SINGLE_PROCESS
+    group: ProcessGroup = SINGLE_PROCESS
     tensorboard: bool = False
-    tell: Callable[[str], None] = lambda text: None
-    show: Callable[[str, Progress], None] = lambda phase, progress: None
+    on_message: Callable[[str], None] = lambda text: None
+    on_progress: Callable[[str, Progress], None] = lambda phase, progress: None
     begins: Callable[[], None] = lambda: None
 
     def under(self, phase: str) -> dict[str, Any]:
         """What `fit` has to know about one phase of the run."""
         folder = None if self.folder is None else self.folder / phase
         return {
-            "folder": folder, "resume": self.resume and folder is not None, "world": self.world,
-            "tensorboard": self.tensorboard, "tell": self.tell, "show": lambda progress: self.show(phase, progress),
+            "folder": folder, "resume": self.resume and folder is not None, "group": self.group,
+            "tensorboard": self.tensorboard, "on_message": self.on_message,
+            "on_progress": lambda progress: self.on_progress(phase, progress),
         }  # fmt: skip
 
 
@@ -94,7 +95,7 @@ class Start:
     def trained(self, place: RunLocation) -> float:
         """Train the model, phase after phase; how many seconds that took."""
         seconds = 0.0
-        place.world.shared(place.begins)
+        place.group.run_on_main(place.begins)
         for each in self.phases:
             started = time.perf_counter()
             task = each.task if each.prepared is None else each.prepared()
@@ -148,11 +149,11 @@ class Recipe:
         if folder is not None:
             told = to_json(settings)
             data, resume = place.data, place.resume
-            place.world.shared(lambda: check_can_begin(folder, self.name, told, resume=resume))
-            place.world.shared(lambda: _see_that_nothing_was_learned_since(folder))
+            place.group.run_on_main(lambda: check_can_begin(folder, self.name, told, resume=resume))
+            place.group.run_on_main(lambda: _see_that_nothing_was_learned_since(folder))
             place = replace(place, begins=lambda: begin_run(folder, self.name, told, data, resume=resume))
         outcome: RecipeResult = self.module.run(settings, place)
-        if place.folder is not None and place.world.leads:
+        if place.folder is not None and place.group.is_main:
             save_result(self.name, settings, outcome, place.folder)
         return outcome
 

@@ -9,7 +9,7 @@ from typing import Any
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.data.folders import files_below
-from regard.train.loop import convert_os_errors
+from regard.train.checkpoint import convert_os_errors
 
 RUN = "run.json"
 ASIDE = ("data at", "launch")  # what may differ between beginning and going on

@@ -432,12 +432,12 @@ def _counted_plainly(settings: Settings, said: Sequence[str], place: RunLocation
     if place.data is None:
         return {}  # numbers in words are plain as they are
     if not has_sacrebleu():
-        place.tell("sacrebleu is not installed, so its figure is left out")
+        place.on_message("sacrebleu is not installed, so its figure is left out")
         return {}
     try:
         references = read_sentence_pairs(place.data, settings.test, settings.source, settings.target).target
     except DataError as error:
-        place.tell(f"the figure of sacrebleu is left out, which is counted on plain text: {error}")
+        place.on_message(f"the figure of sacrebleu is left out, which is counted on plain text: {error}")
         return {}
     lowercase = "lc" in settings.form.split(".")
     return {"test sacreBLEU": sacrebleu([plain(settings, each) for each in said], references, lowercase=lowercase)}

@@ -1,4 +1,4 @@
-"""Means of weights over a run, which are often better than the last ones."""
+"""Weight averaging: the exponential moving average (EMA) of the weights, or the mean of the last k snapshots."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,96 +13,102 @@ from regard.base.validation import check_integer, check_number
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialAverage:
-    """The mean that forgets: each step weighs `decay` times as much as the one after it.
+    """Exponential moving average (EMA) of the weights.
 
-    After n steps the mean forgets at least as fast as n / (n + 9) would, so that it is one of the steps there are.
+    decay  weight of the average at each step; after n steps it is at most n / (n + 9), so that the first weights are
+           forgotten soon
     """
 
     decay: float = 0.999
 
     def __post_init__(self) -> None:
-        if not 0 <= check_number("Exponential(decay)", self.decay) < 1:
-            raise ConfigError(f"Exponential(decay) is from 0 to below 1, not {self.decay}")
+        if not 0 <= check_number("ExponentialAverage(decay)", self.decay) < 1:
+            raise ConfigError(f"ExponentialAverage(decay) must be at least 0 and below 1, not {self.decay}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LastKAverage:
-    """The mean of the last `count` states, one taken every so many steps."""
+    """Mean of the last snapshots of the weights.
+
+    count  number of snapshots
+    every  steps between snapshots
+    """
 
     count: int = 10
     every: int = 100
 
     def __post_init__(self) -> None:
-        check_integer("LastK(count)", self.count, 1, "states")
-        check_integer("LastK(every)", self.every, 1, "steps")
+        check_integer("LastKAverage(count)", self.count, 1, "snapshots")
+        check_integer("LastKAverage(every)", self.every, 1, "steps")
+
+    def snapshots(self, steps: int) -> int:
+        """Return the number of snapshots that a run of so many steps has at its end."""
+        return min(self.count, steps // self.every)
 
 
-Averagings = ExponentialAverage | LastKAverage
+AveragingConfig = ExponentialAverage | LastKAverage
 
 
 class Averager:
-    """The weights of a model in the mean, kept beside it."""
+    """The averaged weights of a model during training."""
 
-    def __init__(self, plan: Averagings, model: nn.Module) -> None:
-        self._plan, self._model = plan, model
-        self._kept: list[dict[str, Tensor]] = []
+    def __init__(self, config: AveragingConfig, model: nn.Module) -> None:
+        self._config, self._model = config, model
+        self._snapshots: list[dict[str, Tensor]] = []
 
     @torch.no_grad()
-    def update(self, done: int) -> None:
-        """After so many steps."""
-        if isinstance(self._plan, LastKAverage):
-            if done % self._plan.every == 0:
-                self._kept = [*self._kept, self._now()][-self._plan.count :]
+    def update(self, step: int) -> None:
+        """Add the current weights to the average, after `step` optimizer steps."""
+        if isinstance(self._config, LastKAverage):
+            if step % self._config.every == 0:
+                self._snapshots = [*self._snapshots, self._copy()][-self._config.count :]
             return
-        if not self._kept:
-            self._kept = [self._now()]
+        if not self._snapshots:
+            self._snapshots = [self._copy()]
             return
-        mean, now = self._kept[0], dict(_weights(self._model))
-        keep = min(self._plan.decay, done / (done + 9))
-        torch._foreach_lerp_([mean[name] for name in now], list(now.values()), 1 - keep)
+        mean, now = self._snapshots[0], dict(_weights(self._model))
+        decay = min(self._config.decay, step / (step + 9))
+        torch._foreach_lerp_([mean[name] for name in now], list(now.values()), 1 - decay)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The model with the mean weights; afterwards its own are back."""
-        if not self._kept:
-            yield
-            return
-        own = self._now()
-        self._set(self._mean())
+    def applied(self) -> Iterator[None]:
+        """Give the model the averaged weights inside the block; restore its own on exit."""
+        own = self._copy()
+        self.apply()
         try:
             yield
         finally:
-            self._set(own)
+            self._load(own)
 
-    def settle(self) -> None:
-        """Give the model the mean weights for good."""
-        if self._kept:
-            self._set(self._mean())
+    def apply(self) -> None:
+        """Give the model the averaged weights."""
+        if self._snapshots:
+            names = self._snapshots[0]
+            self._load({name: torch.stack([each[name] for each in self._snapshots]).mean(0) for name in names})
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {f"{number}/{name}": t for number, kept in enumerate(self._kept) for name, t in kept.items()}
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the snapshots as `number/name`: tensor."""
+        return {f"{number}/{name}": t for number, each in enumerate(self._snapshots) for name, t in each.items()}
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
         own = dict(_weights(self._model))
-        kept: dict[int, dict[str, Tensor]] = {}
+        snapshots: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             number, name = key.split("/")
-            kept.setdefault(int(number), {})[name] = value.to(own[name].device)
-        self._kept = [kept[number] for number in sorted(kept)]
+            snapshots.setdefault(int(number), {})[name] = value.to(own[name].device)
+        self._snapshots = [snapshots[number] for number in sorted(snapshots)]
 
-    def _mean(self) -> dict[str, Tensor]:
-        return {name: torch.stack([each[name] for each in self._kept]).mean(0) for name in self._kept[0]}
-
-    def _now(self) -> dict[str, Tensor]:
+    def _copy(self) -> dict[str, Tensor]:
         return {name: weight.detach().clone() for name, weight in _weights(self._model)}
 
     @torch.no_grad()
-    def _set(self, weights: dict[str, Tensor]) -> None:
+    def _load(self, weights: dict[str, Tensor]) -> None:
         for name, weight in _weights(self._model):
             weight.copy_(weights[name])
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and floating buffers, shared ones once."""
+    """Yield the parameters and the floating-point buffers, shared ones once."""
     yield from model.named_parameters()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point())

@@ -1,168 +1,278 @@
-"""States of a run on disk: tensors in safetensors, all else in JSON beside them with the checksums of both.
+"""Checkpoints of a training run: save one, resume from the latest, load the best.
 
-The JSON is written last and in one step, so a state without it was never finished. Whatever was truncated or altered
-since does not have the checksum it should have, and the state before it is used.
+A checkpoint is a safetensors file, or a folder of them, and a JSON file with the SHA-256 checksums of all its files.
+The JSON file is written last and atomically, so a checkpoint without it is unfinished. If a file was truncated or
+changed, its checksum does not match and the checkpoint before it is used.
 """
 
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.base.atomic_write import write_atomically
-from regard.base.errors import CheckpointError
-from regard.train.process_group import SINGLE_PROCESS, Processes
+from regard.base.atomic_write import UNFINISHED, write_atomically
+from regard.base.config import to_json
+from regard.base.errors import CheckpointError, ConfigError, TrainingError
+from regard.train import rng_state
+from regard.train.plan import TrainingPlan
+from regard.train.process_group import SINGLE_PROCESS, ProcessGroup
 
-FORMAT = "regard-run-1"
-NO_SCORE = float("-inf")
-UNFINISHED = ".unfinished-"
+if TYPE_CHECKING:
+    from regard.train.loop import Trainer
+
+FORMAT = "regard-checkpoint-2"
+CHECKPOINTS = "checkpoints"
+PLAN = "plan.json"
 NAME = re.compile(r"step-\d{8,}")
 
 
 @dataclass(frozen=True)
-class TrainingState:
-    """A run after some steps.
+class Checkpoint:
+    """The state of a training run after a step.
 
-    tensors  weights, what the optimizer and the averaging remember, and states of generators, by name
-    facts    the rest, as JSON has it
-    score    what the evaluation after this step gave, where there was one
+    tensors   model weights, optimizer state, averaged weights and RNG states, by name
+    metadata  everything else, as JSON values
+    score     the validation score after this step; None if there was no validation
     """
 
     step: int
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     score: float | None = None
 
-    def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors under a name, without it."""
+    def section(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors whose names begin with `name/`, without that prefix."""
         return {key.removeprefix(f"{name}/"): t for key, t in self.tensors.items() if key.startswith(f"{name}/")}
 
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The states in a folder: the last `keep` of them, and the best.
+    """The checkpoints in a folder: the latest ones and the best.
 
-    tell  hears of states that are damaged
-    like  the tensor of this run that one of a state, by name, is to lie like: in pieces or whole
+    keep        number of latest checkpoints to keep
+    on_message  called with a message about each damaged checkpoint
+    like        returns the tensor of this run whose sharding a tensor of a checkpoint gets, by name
     """
 
     folder: Path
     keep: int = 2
-    world: Processes = SINGLE_PROCESS
-    tell: Callable[[str], None] = lambda text: None
+    group: ProcessGroup = SINGLE_PROCESS
+    on_message: Callable[[str], None] = lambda text: None
     like: Callable[[str], Tensor | None] = lambda name: None
 
     def steps(self) -> list[int]:
-        """After which steps there are states, whole or not."""
-        return self.world.shared(lambda: [_step(file) for file in _finished(self.folder)])
+        """Return the steps of all finished checkpoints, damaged ones included."""
+        return self.group.run_on_main(lambda: [_step(file) for file in _finished(self.folder)])
 
-    def write(self, state: TrainingState) -> None:
-        """Add a state. Whatever goes wrong, the states that were there stay whole."""
-        place = self.folder / f"step-{state.step:08d}"
-        if self.world.sharded:
-            from regard.train import sharded_safetensors  # which loads much of torch.distributed
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint and remove old ones. If writing fails, existing checkpoints stay valid."""
+        path = self.folder / f"step-{checkpoint.step:08d}"
+        if self.group.is_sharded:
+            from regard.train import sharded_safetensors  # imports much of torch.distributed
 
-            digests = sharded_safetensors.write(place, state.tensors, self.world)
-            self.world.shared(lambda: self._finish(state, digests))
+            digests = sharded_safetensors.save_sharded(path, checkpoint.tensors, self.group)
+            self.group.run_on_main(lambda: self._finish(checkpoint, digests))
         else:
-            self.world.shared(lambda: self._finish(state, _write(place.with_suffix(".safetensors"), state.tensors)))
+            file = path.with_suffix(".safetensors")
+            self.group.run_on_main(lambda: self._finish(checkpoint, _save_tensors(file, checkpoint.tensors)))
 
-    def newest(self) -> TrainingState | None:
-        """The last state that is whole."""
-        files = self.world.shared(lambda: _finished(self.folder)[::-1])
-        found = self._first_whole(files, "the one before it is used")
+    def load_latest(self) -> Checkpoint | None:
+        """Return the latest valid checkpoint; None if there are no checkpoints."""
+        files = self.group.run_on_main(lambda: _finished(self.folder)[::-1])
+        found = self._load_first_valid(files, "the one before it is used")
         if files and found is None:
-            raise CheckpointError(f"no state in {self.folder} is whole; begin anew in another folder")
+            raise CheckpointError(f"all checkpoints in {self.folder} are damaged; start again in another folder")
         return found
 
-    def best(self) -> TrainingState | None:
-        """The whole state with the highest score, the later of equals."""
-        return self._first_whole(self.world.shared(lambda: _by_score(self.folder)), "the next best is used")
+    def load_best(self) -> Checkpoint | None:
+        """Return the valid checkpoint with the highest score, the latest if scores are equal."""
+        return self._load_first_valid(self.group.run_on_main(lambda: _by_score(self.folder)), "the next best is used")
 
-    def clear(self) -> None:
-        """Remove what a killed run left unfinished."""
-        self.world.shared(lambda: _clear(self.folder))
+    def remove_unfinished(self) -> None:
+        """Remove the files of checkpoints that were not finished because a run was killed."""
+        self.group.run_on_main(lambda: _remove_unfinished(self.folder))
 
-    def _first_whole(self, files: Sequence[Path], instead: str) -> TrainingState | None:
-        for left, file in zip(reversed(range(len(files))), files, strict=True):
+    def _load_first_valid(self, files: Sequence[Path], otherwise: str) -> Checkpoint | None:
+        for remaining, file in zip(reversed(range(len(files))), files, strict=True):
             try:
-                return self._read(file)
+                return self.load(file)
             except CheckpointError as error:
-                self.tell(f"{error}; {instead}" if left else str(error))
+                self.on_message(f"{error}; {otherwise}" if remaining else str(error))
         return None
 
-    def _read(self, file: Path) -> TrainingState:
-        if self.world.sharded:
-            return self._read_by(self.world, file)
-        return self.world.shared(lambda: self._read_by(SINGLE_PROCESS, file))  # machines need not share their files
+    def load(self, file: Path) -> Checkpoint:
+        """Return the checkpoint of a JSON file. Raises CheckpointError if it is damaged."""
+        if self.group.is_sharded:
+            return self._load(self.group, file)
+        return self.group.run_on_main(lambda: self._load(SINGLE_PROCESS, file))  # other machines may not have the file
 
-    def _read_by(self, readers: Processes, file: Path) -> TrainingState:
-        """One state, whose files these processes check between them."""
-        about = readers.gathered(lambda: _checked(file, readers))[0]
-        place = file.with_suffix("")
-        if place.is_dir():
+    def _load(self, group: ProcessGroup, file: Path) -> Checkpoint:
+        about = group.all_gather(lambda: _verify(file, group))[0]
+        path = file.with_suffix("")
+        if path.is_dir():
             from regard.train import sharded_safetensors
 
-            tensors = sharded_safetensors.read(place, self.like, readers)
+            tensors = sharded_safetensors.load_sharded(path, self.like, group)
         else:
-            # copied, so that nothing depends on the file any more
-            loaded = {name: tensor.clone() for name, tensor in load_file(place.with_suffix(".safetensors")).items()}
-            tensors = {name: readers.laid(tensor, self.like(name)) for name, tensor in loaded.items()}
-        return TrainingState(about["step"], tensors, about["facts"], about["score"])
+            # cloned, so that the tensors do not depend on the memory-mapped file
+            loaded = {name: tensor.clone() for name, tensor in load_file(path.with_suffix(".safetensors")).items()}
+            tensors = {name: group.shard_like(tensor, self.like(name)) for name, tensor in loaded.items()}
+        return Checkpoint(about["step"], tensors, about["metadata"], about["score"])
 
-    def _finish(self, state: TrainingState, digests: dict[str, str]) -> None:
+    def _finish(self, checkpoint: Checkpoint, digests: dict[str, str]) -> None:
+        """Write the JSON file, which makes the checkpoint valid, and remove old checkpoints."""
         about = {
-            "format": FORMAT, "step": state.step, "score": state.score, "sha256": digests, "facts": state.facts,
+            "format": FORMAT, "step": checkpoint.step, "score": checkpoint.score, "sha256": digests,
+            "metadata": checkpoint.metadata,
         }  # fmt: skip
-        text = json.dumps({"sha256": _digest_of(about), "state": about}) + "\n"
-        write_atomically(self.folder / f"step-{state.step:08d}.json", lambda path: path.write_text(text))
-        _tidy(self.folder, state.step, self.keep)
+        text = json.dumps({"sha256": _json_digest(about), "checkpoint": about}) + "\n"
+        write_atomically(self.folder / f"step-{checkpoint.step:08d}.json", lambda path: path.write_text(text))
+        _remove_old(self.folder, checkpoint.step, self.keep)
 
 
-def _write(file: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """Write all tensors as one file; its checksum by its name."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+def prepare_run_folder(folder: Path, plan: TrainingPlan, resume: bool) -> None:
+    """Write the plan to a new run's folder, or check that a run to resume has the same plan."""
+    for file in folder.glob(f"{UNFINISHED}*"):  # left by a killed run
+        file.unlink()
+    begun = CheckpointFolder(folder / CHECKPOINTS).steps()
+    if begun and not resume:
+        raise ConfigError(
+            f"{folder} already has a run; resume it with resume=True (--resume), or choose another folder"
+        )
+    file, wanted = folder / PLAN, to_json(plan)
+    if not begun:
+        write_atomically(file, lambda path: path.write_text(json.dumps(wanted, indent=1) + "\n"))
+        return
     try:
-        write_atomically(file, lambda path: save_file(apart, path))
-    except SafetensorError as error:  # a full disk, in its own words
+        saved: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the plan of this run is damaged or missing, so it cannot be resumed: {error}") from None
+    changed = sorted(name for name in {*saved, *wanted} if saved.get(name) != wanted.get(name))
+    if changed:
+        changes = ", ".join(f"{name} was {saved.get(name)!r} and is {wanted.get(name)!r}" for name in changed)
+        raise ConfigError(f"the run in {folder} has another plan: {changes}; resume it with the same settings")
+
+
+def capture(trainer: "Trainer") -> Checkpoint:
+    """Return the checkpoint of a run: all that is needed to resume it bit for bit."""
+    rng_states = trainer.group.all_gather(lambda: rng_state.save_rng_state(trainer.group.device))
+    sections: dict[str, dict[str, Tensor]] = {
+        "model": dict(trainer.model.state_dict()),
+        "optimizer": trainer.optimizer.state_dict(),
+        "averaging": {} if trainer.averager is None else trainer.averager.state_dict(),
+        **{f"rng/{rank}": tensors for rank, (tensors, _) in enumerate(rng_states)},
+    }
+    metadata = {
+        "rng": [values for _, values in rng_states], "losses": trainer.losses, "metrics": trainer.metrics,
+        "stale_evaluations": trainer.stale_evaluations, "seconds": trainer.seconds,
+        "scaler": None if trainer.scaler is None else trainer.scaler.state_dict(),
+    }  # fmt: skip
+    tensors = {f"{section}/{name}": t for section, each in sections.items() for name, t in each.items()}
+    return Checkpoint(trainer.step, tensors, metadata, trainer.current_score())
+
+
+def resume(trainer: "Trainer", checkpoints: CheckpointFolder) -> None:
+    """Resume a run from its latest valid checkpoint, if there is one.
+
+    A checkpoint can be resumed on a different number of processes; random numbers then come from new seeds.
+    """
+    checkpoint = checkpoints.load_latest()
+    checkpoints.remove_unfinished()
+    if checkpoint is None:
+        return
+    try:
+        trainer.model.load_state_dict(checkpoint.section("model"))
+    except RuntimeError as error:
+        raise CheckpointError(f"the checkpoint in {checkpoints.folder} is of another model: {error}") from None
+    trainer.optimizer.load_state_dict(checkpoint.section("optimizer"))
+    if trainer.averager is not None:
+        trainer.averager.load_state_dict(checkpoint.section("averaging"))
+    metadata, group = checkpoint.metadata, trainer.group
+    if trainer.scaler is not None:
+        trainer.scaler.load_state_dict(metadata["scaler"])
+    trainer.step, trainer.seconds = checkpoint.step, metadata["seconds"]
+    trainer.stale_evaluations = metadata["stale_evaluations"]
+    trainer.losses = [(step, loss) for step, loss in metadata["losses"]]
+    trainer.metrics = [(step, metrics) for step, metrics in metadata["metrics"]]
+    saved = metadata["rng"]
+    if len(saved) == group.world_size:
+        rng_state.restore_rng_state(checkpoint.section(f"rng/{group.rank}"), saved[group.rank], group.device)
+        return
+    rng_state.seed_generators(trainer.plan.seed, group.rank, trainer.step)
+    checkpoints.on_message(
+        f"the checkpoint of step {trainer.step} was saved by {len(saved)} processes and is resumed on "
+        f"{group.world_size}: random numbers, as in dropout, come from new seeds"
+    )
+
+
+@contextmanager
+def convert_os_errors(folder: Path) -> Iterator[None]:
+    """Raise TrainingError instead of OSError if a run cannot be stored in a folder."""
+    try:
+        yield
+    except OSError as error:
+        why = "there is a file of that name" if isinstance(error, FileExistsError) else error
+        raise TrainingError(
+            f"the run cannot be saved in {folder}: {why}; fix this or choose another folder (--folder)"
+        ) from error
+
+
+@contextmanager
+def convert_write_errors(what: str, folder: Path) -> Iterator[None]:
+    """Raise TrainingError instead of OSError if writing fails, such as on a full disk, and say how to resume."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(
+            f"{what} could not be written: {error}; the checkpoints in {folder / CHECKPOINTS} are still valid: make "
+            "room there and resume with resume=True (--resume)"
+        ) from error
+
+
+def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Write all tensors to one file and return its checksum by its name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        write_atomically(file, lambda path: save_file(copies, path))
+    except SafetensorError as error:  # raised when the disk is full
         raise OSError(str(error)) from error
     return {file.name: _digest(file)}
 
 
-def _checked(file: Path, readers: Processes) -> dict[str, Any]:
-    """What the JSON of a state says, if that and this process's share of the files beside it are as written."""
-    about = _about(file)
-    place, names = file.with_suffix(""), sorted(about["sha256"])
-    if place.is_dir() and sorted(f"{place.name}/{each.name}" for each in place.iterdir()) != names:
-        raise CheckpointError(f"{place} is damaged: files were added to it or taken away")
-    for name in names[readers.rank :: readers.size]:
+def _verify(file: Path, group: ProcessGroup) -> dict[str, Any]:
+    """Return the content of a checkpoint's JSON file. Each process verifies the checksums of its part of the files."""
+    about = _read_json(file)
+    path, names = file.with_suffix(""), sorted(about["sha256"])
+    if path.is_dir() and sorted(f"{path.name}/{each.name}" for each in path.iterdir()) != names:
+        raise CheckpointError(f"{path} is damaged: files were added or removed")
+    for name in names[group.rank :: group.world_size]:
         part = file.parent / name
         if not part.is_file() or _digest(part) != about["sha256"][name]:
-            raise CheckpointError(f"{part} is damaged: it is not what was written")
+            raise CheckpointError(f"{part} is damaged: its checksum does not match")
     return about
 
 
-def _about(file: Path) -> dict[str, Any]:
-    """What the JSON of a state says."""
+def _read_json(file: Path) -> dict[str, Any]:
     try:
         text: dict[str, Any] = json.loads(file.read_text())
-        about: dict[str, Any] = text["state"]
-        whole = text["sha256"] == _digest_of(about)
+        about: dict[str, Any] = text["checkpoint"]
+        valid = text["sha256"] == _json_digest(about)
     except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {type(error).__name__}: {error}") from None
-    if not whole:
-        raise CheckpointError(f"{file} is damaged: it is not what was written")
+    if not valid:
+        raise CheckpointError(f"{file} is damaged: its checksum does not match")
     if about["format"] != FORMAT:
-        raise CheckpointError(f"{file} is of the form {about['format']!r}, not {FORMAT!r}")
+        raise CheckpointError(f"{file} has the format {about['format']!r}, not {FORMAT!r}")
     return about
 
 
@@ -174,32 +284,31 @@ def _step(file: Path) -> int:
     return int(file.stem.removeprefix("step-"))
 
 
-def _score(file: Path) -> float:
-    try:
-        score = _about(file)["score"]
-    except CheckpointError:
-        return NO_SCORE
-    return NO_SCORE if score is None else float(score)
-
-
 def _by_score(folder: Path) -> list[Path]:
-    """States that have a score, the best first and the later of equals."""
-    scored = [(score, file) for file in _finished(folder) if (score := _score(file)) > NO_SCORE]
+    """Return the checkpoints that have a score, best first, the latest of equal scores first."""
+    scored: list[tuple[float, Path]] = []
+    for file in _finished(folder):
+        try:
+            score = _read_json(file)["score"]
+        except CheckpointError:
+            continue
+        if score is not None:
+            scored.append((score, file))
     return [file for _, file in sorted(scored, reverse=True)]
 
 
-def _tidy(folder: Path, step: int, keep: int) -> None:
-    """Leave the last states up to a step and the best; later ones are of a future that was given up as damaged."""
+def _remove_old(folder: Path, step: int, keep: int) -> None:
+    """Keep the latest checkpoints up to a step and the best of them. Checkpoints of later steps were damaged."""
     past = [file for file in _finished(folder) if _step(file) <= step]
-    stay = {*past[-keep:], *[file for file in _by_score(folder) if file in past][:1]}
+    kept = {*past[-keep:], *[file for file in _by_score(folder) if file in past][:1]}
     for file in _finished(folder):
-        if file not in stay:
+        if file not in kept:
             file.unlink()
-    _clear(folder)
+    _remove_unfinished(folder)
 
 
-def _clear(folder: Path) -> None:
-    """Remove what was never finished, and tensors that no JSON speaks of."""
+def _remove_unfinished(folder: Path) -> None:
+    """Remove temporary files, and tensor files that have no JSON file."""
     written = [each for each in folder.glob("step-*") if NAME.fullmatch(each.stem)]
     for each in [*written, *folder.glob(f"{UNFINISHED}*")]:
         if each.name.startswith(UNFINISHED) or not each.with_suffix(".json").is_file():
@@ -211,5 +320,5 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _digest_of(about: dict[str, Any]) -> str:
+def _json_digest(about: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()

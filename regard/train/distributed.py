@@ -1,7 +1,7 @@
-"""Several processes that train one model: copies of it that share their gradients, or one model in pieces.
+"""Distributed training with torchrun: process groups for DDP and FSDP.
 
-Whoever starts them with torchrun says how many there are. Every process reads its share of each batch and the sums of
-losses and counts are exact, so several processes learn what one would have learned from the whole batch.
+Each process computes its part of every batch. Losses and sample counts are summed exactly, so several processes learn
+what one process learns from the whole batch.
 """
 
 import copy
@@ -24,175 +24,171 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.base.errors import ConfigError
-from regard.train.process_group import Processes, known_device, single_process
+from regard.train.process_group import ProcessGroup, parse_device, single_process
 
 T = TypeVar("T")
-WAYS = ("data", "sharded")
-_JOINED = itertools.count()  # how often this process has joined others
+PARALLEL = ("ddp", "fsdp")
+_GROUP_NUMBER = itertools.count()  # process groups that this process has joined
 
 
 @contextmanager
-def join_process_group(parallel: str = "data", device: str | None = None) -> Iterator[Processes]:
-    """The processes that torchrun has started, or this one alone where it has not.
+def join_process_group(parallel: str = "ddp", device: str | None = None) -> Iterator[ProcessGroup]:
+    """Join the process group that torchrun started; without torchrun, yield a group of this process alone.
 
-    parallel  "data": every process holds the model and gradients are shared. "sharded": every process holds a piece
-              of each weight, and states are written by all into a folder that all must reach
-    device    "cpu" or "cuda"; None takes GPUs where there are any, one for each process of a machine
+    parallel  "ddp": every process has the whole model. "fsdp": every process has a shard of each parameter, and all
+              processes write checkpoints to a folder that all of them can reach
+    device    "cpu" or "cuda"; None uses GPUs if there are any, one per process
     """
-    if parallel not in WAYS:
-        raise ConfigError(f"joined(parallel) is one of {', '.join(WAYS)}, not {parallel!r}")
+    if parallel not in PARALLEL:
+        raise ConfigError(f"parallel must be one of {', '.join(PARALLEL)}, not {parallel!r}")
     if "RANK" not in os.environ:
-        with single_process(device) as world:
-            yield world
+        with single_process(device) as group:
+            yield group
         return
-    where = _own(device)
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
-    store, rank, size = next(rendezvous("env://"))
-    # torchrun's store outlives its workers: those it starts again must not find the addresses of the dead
-    named = PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_JOINED)}", store)
-    # what is no tensor of a GPU travels between the CPUs
-    backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "cpu:gloo"
-    dist.init_process_group(backend, store=named, rank=rank, world_size=size)
+    own = _local_device(device)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    store, rank, world_size = next(rendezvous("env://"))
+    # torchrun keeps its store across restarts: a restarted worker must not find the addresses of dead ones
+    prefix = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_GROUP_NUMBER)}"
+    backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "cpu:gloo"  # Python objects go through gloo
+    dist.init_process_group(backend, store=PrefixStore(prefix, store), rank=rank, world_size=world_size)
     try:
-        if parallel == "data":
-            yield DataParallel(rank, size, where)
+        if parallel == "ddp":
+            yield DDPGroup(rank, world_size, own)
         else:
-            yield FullyShardedParallel(rank, size, where, mesh=init_device_mesh(where.type, (size,)))
+            yield FSDPGroup(rank, world_size, own, mesh=init_device_mesh(own.type, (world_size,)))
     finally:
         dist.destroy_process_group()
-        # a wrapped model is in a cycle and holds the group, whose threads abort the process if they outlive Python
+        # a DDP module is in a reference cycle and holds the group, whose threads abort the process at exit
         gc.collect()
 
 
-def _own(device: str | None) -> torch.device:
-    """The device of this process."""
+def _local_device(device: str | None) -> torch.device:
+    """Return the device of this process: the GPU with its local rank, or the device of that name."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind != "cuda":
-        return known_device(kind)
-    mine, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if mine >= there:
+        return parse_device(kind)
+    local_rank, available = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local_rank >= available:
         raise ConfigError(
-            f"this machine has {there} GPUs and torchrun started more processes on it; "
-            f"use --nproc-per-node {there}, or device='cpu'"
+            f"this machine has {available} GPUs and torchrun started more processes on it; "
+            f"use --nproc-per-node {available}, or device='cpu'"
         )
-    return torch.device("cuda", mine)
+    return torch.device("cuda", local_rank)
 
 
 @dataclass(frozen=True)
-class ProcessGroup(Processes):
-    """One process of several."""
+class DistributedGroup(ProcessGroup):
+    """A process group with the collective operations of torch.distributed."""
 
-    def summed(self, x: Tensor) -> Tensor:
-        sums = x.clone()
-        dist.all_reduce(sums)
-        return sums
+    def all_reduce(self, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
 
-    def shared(self, act: Callable[[], T]) -> T:
-        sent: list[Any] = [_tried(act) if self.leads else None]
+    def run_on_main(self, act: Callable[[], T]) -> T:
+        sent: list[Any] = [_try(act) if self.is_main else None]
         dist.broadcast_object_list(sent, src=0)
-        value: T = _given([sent[0]])[0]
+        value: T = _raise_first_error([sent[0]])[0]
         return value
 
-    def gathered(self, act: Callable[[], T]) -> list[T]:
-        received: list[Any] = [None] * self.size
-        dist.all_gather_object(received, _tried(act))
-        return _given(received)
+    def all_gather(self, act: Callable[[], T]) -> list[T]:
+        received: list[Any] = [None] * self.world_size
+        dist.all_gather_object(received, _try(act))
+        return _raise_first_error(received)
 
 
 @dataclass(frozen=True)
-class DataParallel(ProcessGroup):
-    """Every process holds the whole model."""
+class DDPGroup(DistributedGroup):
+    """Data parallel training (DDP): every process has the whole model."""
 
-    def called(self, trained: nn.Module) -> nn.Module:
+    def wrap(self, prepared: nn.Module) -> nn.Module:
         ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(trained, device_ids=ids)
+        return DistributedDataParallel(prepared, device_ids=ids)
 
-    def unsynchronised(self, called: nn.Module) -> AbstractContextManager[None]:
-        wrapped = _uncompiled(called)
-        assert isinstance(wrapped, DistributedDataParallel)
-        return wrapped.no_sync()
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
+        ddp = _uncompiled(wrapped)
+        assert isinstance(ddp, DistributedDataParallel)
+        return ddp.no_sync()
 
 
 @dataclass(frozen=True)
-class FullyShardedParallel(ProcessGroup):
-    """Every process holds a piece of each weight; the rest of a block is fetched while it computes (FSDP2)."""
+class FSDPGroup(DistributedGroup):
+    """Fully sharded training (FSDP2): every process has a shard of each parameter and gathers one block at a time."""
 
     mesh: DeviceMesh = field(kw_only=True)
 
     @property
-    def sharded(self) -> bool:
+    def is_sharded(self) -> bool:
         return True
 
-    def trained(self, model: nn.Module) -> nn.Module:
-        cut = copy.deepcopy(model).to(self.device)
-        for tensor in [*cut.parameters(), *cut.buffers()]:
-            dist.broadcast(tensor.detach(), src=0)  # all begin with the leader's weights
-        for blocks in [each for each in cut.modules() if isinstance(each, nn.ModuleList)]:
+    def prepare(self, model: nn.Module) -> nn.Module:
+        sharded = copy.deepcopy(model).to(self.device)
+        for tensor in [*sharded.parameters(), *sharded.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)  # all start with the weights of rank 0
+        for blocks in [each for each in sharded.modules() if isinstance(each, nn.ModuleList)]:
             for block in blocks:
                 fully_shard(block, mesh=self.mesh)
-        # in pieces again after each pass, since an evaluation has no backward pass that would do it
-        fully_shard(cut, mesh=self.mesh, reshard_after_forward=True)
-        return cut
+        # reshard after forward, because validation has no backward pass that would do it
+        fully_shard(sharded, mesh=self.mesh, reshard_after_forward=True)
+        return sharded
 
     @contextmanager
-    def opened(self, trained: nn.Module) -> Iterator[None]:
-        # methods do not fetch weights as calls do, so all are whole for the while
-        parts = [each for each in trained.modules() if isinstance(each, FSDPModule)]
-        for each in parts:
+    def unsharded(self, prepared: nn.Module) -> Iterator[None]:
+        # only `forward` gathers parameters by itself
+        modules = [each for each in prepared.modules() if isinstance(each, FSDPModule)]
+        for each in modules:
             each.unshard()
             each.set_reshard_after_forward(False, recurse=False)
         try:
             yield
         finally:
-            for each in parts:
+            for each in modules:
                 each.set_reshard_after_forward(True, recurse=False)
                 each.reshard()
 
-    def hand_back(self, trained: nn.Module, model: nn.Module) -> None:
-        model.load_state_dict({name: _whole(tensor) for name, tensor in trained.state_dict().items()})
+    def copy_weights(self, prepared: nn.Module, model: nn.Module) -> None:
+        state = prepared.state_dict()
+        model.load_state_dict({name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in state.items()})
 
     @contextmanager
-    def unsynchronised(self, called: nn.Module) -> Iterator[None]:
-        cut = _uncompiled(called)
-        assert isinstance(cut, FSDPModule)
-        cut.set_requires_gradient_sync(False)
+    def no_sync(self, wrapped: nn.Module) -> Iterator[None]:
+        sharded = _uncompiled(wrapped)
+        assert isinstance(sharded, FSDPModule)
+        sharded.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            cut.set_requires_gradient_sync(True)
+            sharded.set_requires_gradient_sync(True)
 
-    def laid(self, value: Tensor, like: Tensor | None) -> Tensor:
+    def shard_like(self, value: Tensor, like: Tensor | None) -> Tensor:
         if not (isinstance(like, DTensor) and like.shape == value.shape):
             return value
         return distribute_tensor(value.to(self.device), self.mesh, like.placements, src_data_rank=None)
 
-    def hollow(self, shape: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
+    def empty_like(self, shape: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
         if not (isinstance(like, DTensor) and like.shape == shape):
             return torch.empty(shape, dtype=dtype)
         return torch.empty_like(like.detach(), dtype=dtype)
 
 
-def _uncompiled(called: nn.Module) -> nn.Module:
-    """What torch.compile went around, where it did."""
-    inside: nn.Module = getattr(called, "_orig_mod", called)
+def _uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module inside a module that torch.compile returned."""
+    inside: nn.Module = getattr(module, "_orig_mod", module)
     return inside
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _tried(act: Callable[[], T]) -> tuple[T | None, Exception | None]:
+def _try(act: Callable[[], T]) -> tuple[T | None, Exception | None]:
     try:
         return act(), None
     except Exception as error:
         return None, error
 
 
-def _given(answers: list[tuple[T, Exception | None]]) -> list[T]:
-    """What was answered, unless one of them is an error."""
-    failed = [error for _, error in answers if error is not None]
-    if failed:
-        raise failed[0]
-    return [value for value, _ in answers]
+def _raise_first_error(results: list[tuple[T, Exception | None]]) -> list[T]:
+    """Return the values of `_try` from several processes, or raise the first error among them."""
+    for _, error in results:
+        if error is not None:
+            raise error
+    return [value for value, _ in results]

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: a line of JSON every so often, TensorBoard if asked for."""
+"""The metrics log of a run: one line of JSON per entry, and TensorBoard events on request."""
 
 import json
 import os
@@ -12,49 +12,54 @@ from regard.base.errors import ConfigError
 NAME = "log.jsonl"
 
 
-class Log:
-    """`log.jsonl`, and events for TensorBoard beside it. Lines after the state that a run goes on from are dropped."""
+class MetricsLog:
+    """Writes `log.jsonl`, and TensorBoard events to `tensorboard/`.
+
+    folder       the folder of the run
+    start        the step from which the run is resumed; lines of later steps are removed
+    tensorboard  write TensorBoard events too
+    """
 
     def __init__(self, folder: Path, start: int, *, tensorboard: bool = False) -> None:
-        self._board: Any = _board(folder / "tensorboard", start) if tensorboard else None
-        self._file: TextIO = _continued(folder / NAME, start)
+        self._board: Any = _summary_writer(folder / "tensorboard", start) if tensorboard else None
+        self._file: TextIO = _open_log(folder / NAME, start)
 
-    def add(self, step: int, figures: dict[str, float]) -> None:
-        """Figures after a number of steps."""
-        self._file.write(json.dumps({"step": step, **figures}) + "\n")
+    def add(self, step: int, metrics: dict[str, float]) -> None:
+        """Write the metrics of a step."""
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
         if self._board is not None:
-            for name, value in figures.items():
+            for name, value in metrics.items():
                 self._board.add_scalar(name, value, step)
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Force all lines to disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        # what could not be written has been told when it was added
+        # a write that failed has been reported by `add`
         for each in (self._file, self._board):
             with suppress(OSError):
                 if each is not None:
                     each.close()
 
 
-def _continued(file: Path, start: int) -> TextIO:
-    """The file, without what a killed run wrote after its last state or left unfinished."""
-    kept = []
+def _open_log(file: Path, start: int) -> TextIO:
+    """Open the log for appending, without lines after `start` and without a line that a killed run left unfinished."""
+    lines = []
     for line in file.read_text(errors="replace").splitlines() if file.is_file() else []:
         try:
             if json.loads(line)["step"] <= start:
-                kept.append(line + "\n")
+                lines.append(line + "\n")
         except (ValueError, KeyError, TypeError):
             break
-    write_atomically(file, lambda path: path.write_text("".join(kept)))
+    write_atomically(file, lambda path: path.write_text("".join(lines)))
     return file.open("a")
 
 
-def _board(folder: Path, start: int) -> Any:
+def _summary_writer(folder: Path, start: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ConfigError("TensorBoard is not installed: pip install tensorboard, or go on without it") from None
+        raise ConfigError("TensorBoard is not installed: pip install tensorboard, or leave out --tensorboard") from None
     return SummaryWriter(str(folder), purge_step=start + 1)

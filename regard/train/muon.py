@@ -1,4 +1,4 @@
-"""Muon for many matrices at once: those of one shape are turned together, where torch turns one after the other."""
+"""Muon that orthogonalizes all matrices of one shape in a batch; torch.optim.Muon does one after the other."""
 
 from typing import Any
 
@@ -8,15 +8,17 @@ from torch.distributed.tensor import DTensor
 
 
 class BatchedMuon(torch.optim.Muon):
-    """torch's Muon, to rounding. A small model has many small matrices, and starting their products one by one takes a
-    GPU's host longer than the rest of a step.
+    """torch.optim.Muon with batched matrix products; the results are equal up to rounding.
+
+    A small model has many small matrices. Launching their products one by one takes longer than the rest of a step.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update."""
-        if any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"]):
-            return super().step(closure)  # type: ignore[no-untyped-call]  # pieces of matrices are gathered there
+        """Do one optimizer step."""
+        sharded = any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"])
+        if sharded or any(group["adjust_lr_fn"] not in (None, "original") for group in self.param_groups):
+            return super().step(closure)  # type: ignore[no-untyped-call]
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -27,26 +29,26 @@ class BatchedMuon(torch.optim.Muon):
                 if p.grad is not None:
                     shapes.setdefault(p.shape, []).append(p)
             for shape, parameters in shapes.items():
-                self._turn(parameters, shape, group)
+                self._update(parameters, shape, group)
         return loss
 
-    def _turn(self, parameters: list[Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
+    def _update(self, parameters: list[Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
         """Update the parameters of one shape."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         for p in parameters:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        remembered = [self.state[p]["momentum_buffer"] for p in parameters]
-        torch._foreach_lerp_(remembered, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, remembered, group["momentum"]) if group["nesterov"] else remembered
-        turned = orthogonal(torch.stack(list(ahead)), group["ns_coefficients"], group["ns_steps"], group["eps"])
-        rate = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
+        momentum = [self.state[p]["momentum_buffer"] for p in parameters]
+        torch._foreach_lerp_(momentum, gradients, 1 - group["momentum"])
+        updates = torch._foreach_lerp(gradients, momentum, group["momentum"]) if group["nesterov"] else momentum
+        matrices = orthogonalize(torch.stack(list(updates)), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        lr = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(parameters, list(turned.to(parameters[0].dtype).unbind()), alpha=-rate)
+        torch._foreach_add_(parameters, list(matrices.to(parameters[0].dtype).unbind()), alpha=-lr)
 
 
-def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Each matrix with its singular values brought near 1, by Newton and Schulz's iteration in bfloat16."""
+def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Bring the singular values of each matrix near 1, by the Newton-Schulz iteration in bfloat16."""
     a, b, c = coefficients
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
@@ -54,6 +56,6 @@ def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT
-        change = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, change, x, beta=a)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if tall else x

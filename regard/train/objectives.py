@@ -1,4 +1,4 @@
-"""Losses as sums with their counts, so that means over shares of a batch are those over the whole batch."""
+"""Loss functions (cross-entropy, CTC) that return a sum and its count, so that means over micro-batches are exact."""
 
 import torch
 from jaxtyping import Float, Int
@@ -9,23 +9,24 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.base.validation import check_number
 from regard.train.task import Loss
 
-IGNORED = -100  # a target that is none, as torch has it
+IGNORED = -100  # the target that is skipped, torch's `ignore_index`
 
 
 def cross_entropy(
     logits: Float[Tensor, "*n w"], targets: Int[Tensor, "*n"], *, smoothing: float = 0.0, ignored: int = IGNORED
 ) -> Loss:
-    """Minus the log-likelihood of the targets, summed over those that are not `ignored`; they are the count.
+    """Return the cross-entropy loss, summed over the targets that are not `ignored`, and their count.
 
-    smoothing  how much of each target is given to all classes alike (Szegedy et al. 2015, arXiv:1512.00567)
+    smoothing  label smoothing: the part of each target that all classes share (Szegedy et al. 2015, arXiv:1512.00567)
+    ignored    the target that is skipped
     """
     if logits.shape[:-1] != targets.shape:
         raise ShapeError(
-            f"targets is {tuple(targets.shape)}, but logits is {tuple(logits.shape)}, which is a row of scores for "
-            f"each of {tuple(logits.shape[:-1])} targets"
+            f"targets is {tuple(targets.shape)}, but logits is {tuple(logits.shape)} and needs targets of shape "
+            f"{tuple(logits.shape[:-1])}"
         )
     if not 0 <= check_number("smoothing", smoothing) <= 1:
-        raise ConfigError(f"smoothing is the share of a target that all classes get, from 0 to 1, not {smoothing}")
+        raise ConfigError(f"smoothing must be from 0 to 1, not {smoothing}")
     total = functional.cross_entropy(
         logits.flatten(0, -2), targets.flatten(), ignore_index=ignored, label_smoothing=smoothing, reduction="sum"
     )
@@ -40,28 +41,29 @@ def ctc(
     lengths: Int[Tensor, "b"],
     blank: int = 0,
 ) -> Loss:
-    """Minus the log-likelihood of token strings over all their alignments to rows (Graves et al. 2006).
+    """Return the CTC loss (connectionist temporal classification, Graves et al. 2006), summed over the batch.
 
-    rows     how many rows of logits each sequence has
-    lengths  how many tokens each target has; their sum is the count
+    rows     number of rows of logits of each sequence
+    lengths  number of tokens of each target; their sum is the count
+    blank    the blank token
     """
     if not 0 <= blank < logits.shape[-1]:
-        raise ConfigError(f"blank={blank} is a token, but logits has tokens 0 to {logits.shape[-1] - 1}")
+        raise ConfigError(f"blank={blank} must be a token of the logits, from 0 to {logits.shape[-1] - 1}")
     needed = lengths + _repeats(targets, lengths)
     short = (rows < needed).nonzero().flatten().tolist()
     if short:
         first = short[0]
         raise ShapeError(
             f"sequence {first} has {rows[first]} rows, but its {lengths[first]} tokens need {needed[first]}: one each "
-            "and a blank between repeats; use shorter targets or more rows"
+            "and a blank between equal neighbours; use shorter targets or more rows"
         )
-    # the sum over alignments is taken in single precision at least
+    # the sum over alignments needs at least float32
     scores = logits.float().log_softmax(-1).transpose(0, 1)
     total = functional.ctc_loss(scores, targets, rows, lengths, blank=blank, reduction="sum")
     return Loss(total, lengths.sum())
 
 
 def _repeats(targets: Int[Tensor, "b t"], lengths: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
-    """How many tokens of each target equal the one before."""
+    """Return how many tokens of each target equal the one before."""
     inside = torch.arange(1, targets.shape[1], device=targets.device) < lengths[:, None]
     return ((targets[:, 1:] == targets[:, :-1]) & inside).sum(1)

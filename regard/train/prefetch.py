@@ -1,4 +1,4 @@
-"""Batches made ahead: while one step is learned from, a thread makes the next one's batch."""
+"""Prefetch batches: a thread loads the batch of the next step while the current step is computed."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,34 +12,34 @@ from torch import Tensor
 
 
 class Prefetcher:
-    """What `make` gives for each of the steps from `start` on, in order. An error of it comes when its step is due."""
+    """Calls `load` for each step from `start` to `stop` in a thread. `next` raises the error of the step it returns."""
 
-    def __init__(self, make: Callable[[int], Any], start: int, stop: int) -> None:
-        self._make, self._step, self._stop = make, start, stop
+    def __init__(self, load: Callable[[int], Any], start: int, stop: int) -> None:
+        self._load, self._step, self._stop = load, start, stop
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._coming: Future[Any] | None = None
+        self._future: Future[Any] | None = None
 
     def __enter__(self) -> "Prefetcher":
-        self._begin()
+        self._submit()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._worker.shutdown(cancel_futures=True)
 
     def next(self) -> Any:
-        """The batch of the next step."""
-        assert self._coming is not None, "no step is left"
-        made = self._coming.result()
+        """Return the batch of the next step."""
+        assert self._future is not None, "all steps are done"
+        batch = self._future.result()
         self._step += 1
-        self._begin()
-        return made
+        self._submit()
+        return batch
 
-    def _begin(self) -> None:
-        self._coming = self._worker.submit(self._make, self._step) if self._step < self._stop else None
+    def _submit(self) -> None:
+        self._future = self._worker.submit(self._load, self._step) if self._step < self._stop else None
 
 
 def move_to_device(batch: Any, device: torch.device) -> Any:
-    """A batch with its tensors on a device, in whatever it holds them: tuples, lists, dicts, dataclasses."""
+    """Move all tensors of a batch to a device, inside tuples, lists, dicts and dataclasses."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     move = partial(move_to_device, device=device)
@@ -50,6 +50,6 @@ def move_to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, tuple | list):
         return type(batch)(map(move, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        held = {each.name: move(getattr(batch, each.name)) for each in dataclasses.fields(batch) if each.init}
-        return dataclasses.replace(batch, **held)
+        fields = {each.name: move(getattr(batch, each.name)) for each in dataclasses.fields(batch) if each.init}
+        return dataclasses.replace(batch, **fields)
     return batch

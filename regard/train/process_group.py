@@ -1,4 +1,8 @@
-"""The processes that train together: how many, which one this is, and what passes between them."""
+"""The process group of a run, for a single process: rank, world size, device and collective operations.
+
+`regard.train.distributed` has the groups of several processes (DDP, FSDP). They are apart because torch.distributed
+takes long to import.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,84 +18,84 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Processes:
-    """One process of several that train one model, or the only one; here the only one."""
+class ProcessGroup:
+    """The processes that train one model together; this class is a group of one process."""
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the one that writes and tells."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the process that writes files and prints."""
         return self.rank == 0
 
     @property
-    def sharded(self) -> bool:
-        """Whether each process holds a piece of every weight and of what the optimizer remembers."""
+    def is_sharded(self) -> bool:
+        """Whether each process has a shard of every parameter and of the optimizer state (FSDP)."""
         return False
 
-    def trained(self, model: nn.Module) -> nn.Module:
-        """The model that learns: this one on the device, or a copy of it in pieces."""
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Return the module to train: the model on this group's device, or a sharded copy of it."""
         return model.to(self.device)
 
-    def called(self, trained: nn.Module) -> nn.Module:
-        """The model that learns, as a task calls it."""
-        return trained
+    def wrap(self, prepared: nn.Module) -> nn.Module:
+        """Return the module that a task calls, such as DDP around the prepared module."""
+        return prepared
 
-    def opened(self, trained: nn.Module) -> AbstractContextManager[None]:
-        """While a task uses methods of the model besides calling it, as generation does."""
+    def unsharded(self, prepared: nn.Module) -> AbstractContextManager[None]:
+        """Gather all parameters inside the block, so that methods other than `forward` can be used."""
         return nullcontext()
 
-    def hand_back(self, trained: nn.Module, model: nn.Module) -> None:
-        """Give the model that was handed in what was learned, where a copy of it was trained."""
+    def copy_weights(self, prepared: nn.Module, model: nn.Module) -> None:
+        """Copy the trained weights to the original model if the prepared module is a copy."""
 
-    def unsynchronised(self, called: nn.Module) -> AbstractContextManager[None]:
-        """While gradients are only added up, nothing is sent."""
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
+        """Skip gradient synchronization inside the block, for gradient accumulation."""
         return nullcontext()
 
-    def summed(self, x: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of `x` over all processes."""
         return x
 
-    def shared(self, act: Callable[[], T]) -> T:
-        """What the leader's act gives, in every process; where it fails, it fails in all."""
+    def run_on_main(self, act: Callable[[], T]) -> T:
+        """Call `act` in rank 0 and return its result in every process. If it raises, every process raises."""
         return act()
 
-    def gathered(self, act: Callable[[], T]) -> list[T]:
-        """What the act gives in each process, in every process; where it fails in one, it fails in all."""
+    def all_gather(self, act: Callable[[], T]) -> list[T]:
+        """Call `act` in every process and return all results. If one raises, every process raises."""
         return [act()]
 
-    def laid(self, value: Tensor, like: Tensor | None) -> Tensor:
-        """A whole tensor as another one lies: the piece of it that is this process's, where that one is in pieces."""
+    def shard_like(self, value: Tensor, like: Tensor | None) -> Tensor:
+        """Return a full tensor with the sharding of `like`."""
         return value
 
-    def hollow(self, shape: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
-        """Room for a tensor that will lie as another one does."""
+    def empty_like(self, shape: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
+        """Return an uninitialized tensor with the sharding of `like`."""
         return torch.empty(shape, dtype=dtype)
 
 
-SINGLE_PROCESS = Processes()
+SINGLE_PROCESS = ProcessGroup()
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
+    """Return this process's shard of a tensor; the tensor itself if it is not sharded."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
 
 
 @contextmanager
-def single_process(device: str | None = None) -> Iterator[Processes]:
-    """One process, on the device asked for, or a GPU where there is one."""
-    yield Processes(device=known_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+def single_process(device: str | None = None) -> Iterator[ProcessGroup]:
+    """Yield a group of one process on a device; None uses a GPU if there is one."""
+    yield ProcessGroup(device=parse_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 
-def known_device(name: str) -> torch.device:
-    """The device of that name, if it is there."""
+def parse_device(name: str) -> torch.device:
+    """Return the torch.device of that name. Raises ConfigError if this machine does not have it."""
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"there is no device {name!r}; there are cpu, cuda and cuda:NUMBER") from None
+        raise ConfigError(f"{name!r} is not a device; use cpu, cuda or cuda:NUMBER") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name!r} is not here: torch sees {torch.cuda.device_count()} GPUs")
+        raise ConfigError(f"device {name!r} is not available: torch sees {torch.cuda.device_count()} GPUs")
     return device

@@ -1,7 +1,7 @@
-"""The tensors of a state as a folder to which every process adds its pieces, in safetensors.
+"""Sharded checkpoints: a folder of safetensors files to which every process writes its shards.
 
-torch.distributed.checkpoint says which piece lies in which file, so a folder written by some processes is read by
-any other number of them, and by one.
+torch.distributed.checkpoint records which shard is in which file, so a checkpoint can be resumed on a different number
+of processes, one included.
 """
 
 import hashlib
@@ -19,84 +19,84 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from regard.base.atomic_write import UNFINISHED
 from regard.base.errors import CheckpointError
-from regard.train.checkpoint import UNFINISHED
-from regard.train.process_group import Processes, local_shard
+from regard.train.process_group import ProcessGroup, local_shard
 
 
-def write(folder: Path, tensors: dict[str, Tensor], world: Processes) -> dict[str, str]:
-    """Write the pieces of all processes beside the folder and rename them when they are whole; checksums by name."""
-    beside = folder.with_name(UNFINISHED + folder.name)
-    world.shared(lambda: _cleared(beside))
-    writer = HuggingFaceStorageWriter(str(beside), save_distributed=True)
+def save_sharded(folder: Path, tensors: dict[str, Tensor], group: ProcessGroup) -> dict[str, str]:
+    """Write the shards of all processes to a temporary folder, rename it, and return the checksum of each file."""
+    temporary = folder.with_name(UNFINISHED + folder.name)
+    group.run_on_main(lambda: _create_empty(temporary))
+    writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
     try:
-        with _alone_or_not():
-            save(_apart(tensors), storage_writer=writer, no_dist=world.size == 1)
-    except CheckpointException as error:  # it is no Exception, and holds one for each process
-        if world.leads:
-            _cleared(beside)  # room for whoever has to make some
-        raise _first(error) from error
-    files = world.shared(lambda: sorted(each.name for each in beside.iterdir()))
-    mine = world.gathered(lambda: {name: _synced_digest(beside / name) for name in files[world.rank :: world.size]})
-    world.shared(lambda: _renamed(beside, folder))
-    return {f"{folder.name}/{name}": digest for each in mine for name, digest in each.items()}
+        with _without_single_process_warning():
+            save(_copy_shared(tensors), storage_writer=writer, no_dist=group.world_size == 1)
+    except CheckpointException as error:  # not a subclass of Exception; holds the errors of all processes
+        if group.is_main:
+            _create_empty(temporary)  # free the disk space
+        raise _first_failure(error) from error
+    files = group.run_on_main(lambda: sorted(each.name for each in temporary.iterdir()))
+    own = files[group.rank :: group.world_size]
+    digests = group.all_gather(lambda: {name: _sync_and_digest(temporary / name) for name in own})
+    group.run_on_main(lambda: _replace_folder(temporary, folder))
+    return {f"{folder.name}/{name}": digest for each in digests for name, digest in each.items()}
 
 
-def read(folder: Path, like: Callable[[str], Tensor | None], world: Processes) -> dict[str, Tensor]:
-    """The tensors of a folder; of those that are cut like a tensor of this run, this process's pieces alone."""
+def load_sharded(folder: Path, like: Callable[[str], Tensor | None], group: ProcessGroup) -> dict[str, Tensor]:
+    """Return the tensors of a folder, each with the sharding of `like(name)`."""
     reader = HuggingFaceStorageReader(str(folder))
     try:
-        there = reader.read_metadata().state_dict_metadata
+        metadata = reader.read_metadata().state_dict_metadata
         tensors = {
-            name: world.hollow(about.size, about.properties.dtype, like(name))
-            for name, about in there.items()
+            name: group.empty_like(about.size, about.properties.dtype, like(name))
+            for name, about in metadata.items()
             if isinstance(about, TensorStorageMetadata)
         }
-        with _alone_or_not():
-            load(tensors, storage_reader=reader, no_dist=world.size == 1)
+        with _without_single_process_warning():
+            load(tensors, storage_reader=reader, no_dist=group.world_size == 1)
     except CheckpointException as error:
-        raise CheckpointError(f"{folder} cannot be read: {_first(error)}") from None
+        raise CheckpointError(f"{folder} cannot be read: {_first_failure(error)}") from None
     return tensors
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with copies of those that share their memory, as tied weights do: safetensors has none such."""
-    apart, seen = {}, set[int]()
+def _copy_shared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory, such as tied weights: safetensors does not store shared tensors."""
+    separate, seen = {}, set[int]()
     for name, tensor in tensors.items():
         memory = local_shard(tensor).untyped_storage().data_ptr()
-        apart[name] = (tensor.clone() if memory in seen else tensor).detach().contiguous()
+        separate[name] = (tensor.clone() if memory in seen else tensor).detach().contiguous()
         seen.add(memory)
-    return apart
+    return separate
 
 
 @contextmanager
-def _alone_or_not() -> Iterator[None]:
-    """One process is as good as several, and no reason for a warning."""
+def _without_single_process_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         yield
 
 
-def _first(error: CheckpointException) -> OSError:
-    """What went wrong in the first process in which something did."""
+def _first_failure(error: CheckpointException) -> OSError:
+    """Return the error of the first process that failed, as an OSError."""
     failure = next(iter(error.failures.values()))[0]
     return failure if isinstance(failure, OSError) else OSError(f"{type(failure).__name__}: {failure}")
 
 
-def _cleared(folder: Path) -> None:
+def _create_empty(folder: Path) -> None:
     if folder.is_dir():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
 
 
-def _synced_digest(file: Path) -> str:
+def _sync_and_digest(file: Path) -> str:
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _renamed(beside: Path, folder: Path) -> None:
-    folder.with_suffix(".json").unlink(missing_ok=True)  # a damaged state of the same step, and what was left of it
+def _replace_folder(temporary: Path, folder: Path) -> None:
+    folder.with_suffix(".json").unlink(missing_ok=True)  # of a damaged checkpoint of the same step
     if folder.is_dir():
         shutil.rmtree(folder)
-    beside.rename(folder)
+    temporary.rename(folder)

@@ -1,4 +1,4 @@
-"""What a model is trained to do: which batch a step sees, the loss on it, and how good the model has become."""
+"""The interface of a training task: batches, loss and validation metrics."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Loss:
-    """A sum and what it is the sum over: means of several shares of a batch can then be put together exactly."""
+    """The sum of losses and the number of targets. Sums make the mean over micro-batches and processes exact."""
 
     total: Tensor
     count: Tensor | int
@@ -16,22 +16,25 @@ class Loss:
 
 @runtime_checkable
 class Task(Protocol):
-    """A task, as the loop sees it."""
+    """What `fit` needs to train a model."""
 
     def batch(self, step: int, part: int, of: int) -> Any:
-        """Share `part` of `of` of the batch of a step: a function of these and of nothing else. Tensors on the CPU."""
+        """Return micro-batch `part` of `of` of the batch of a step, with tensors on the CPU.
+
+        The result depends on the arguments only, so that a resumed run sees the same batches.
+        """
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """The loss on a batch, which lies on the model's device.
+        """Return the loss of a batch, which is on the model's device.
 
-        The model is called, not one of its methods: a call is what gradients of several processes meet in.
+        Call the model itself, not one of its methods: DDP and FSDP synchronize in `forward`.
         """
         ...
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Figures on what is held out, the first of which is the score; larger is better. None at all is {}.
+        """Return the validation metrics; the first is the score, larger is better. {} means no validation.
 
-        Every process evaluates all of it, and the leader's figures count.
+        Every process evaluates all data, and the metrics of rank 0 are used.
         """
         ...

@@ -16,7 +16,7 @@ from matplotlib.collections import LineCollection
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.base.formulas import mathml
-from regard.cli.settings import read_settings, read_value
+from regard.cli.settings import parse_settings, parse_value
 from regard.lab import results
 from regard.lab.claim import Claim, Outcome, Verdict, WrongAnswer, claims, decide, join_numbers
 from regard.lab.drawing import make_figure, plot_shares
@@ -77,7 +77,7 @@ def test_the_command_and_the_call_of_a_result_give_its_setup(name: str) -> None:
         assert words[:4] == ["regard", "lab", "run", name]
         changed = [words[at + 1] for at, each in enumerate(words) if each == "--set"]
         seed = int(words[words.index("--seed") + 1]) if "--seed" in words else None
-        assert claim.setup(read_settings(changed, claim.module.Setup), seed=seed, smoke="--smoke" in words) == setup
+        assert claim.setup(parse_settings(changed, claim.module.Setup), seed=seed, smoke="--smoke" in words) == setup
         assert eval(result.call, {"claims": lambda: {name: SetupOnly(claim)}}) == result.setup == setup
 
 
@@ -116,8 +116,8 @@ def test_settings_in_commands_and_calls_can_be_read_again(beta: Claim) -> None:
     ],
 )
 def test_a_setting_is_read_as_its_type_wants_it(text: str, hint: Any, value: Any) -> None:
-    assert read_value(text, hint) == value
-    assert type(read_value(text, hint)) is type(value)
+    assert parse_value(text, hint) == value
+    assert type(parse_value(text, hint)) is type(value)
 
 
 def test_a_result_comes_back_as_it_was_kept(tmp_path: Path, beta: Claim, result: Result) -> None:

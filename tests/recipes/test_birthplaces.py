@@ -146,7 +146,7 @@ def test_a_run_that_was_broken_off_ends_as_the_whole_one(tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        birthplaces.run(settings, RunLocation(folder=tmp_path, show=until))
+        birthplaces.run(settings, RunLocation(folder=tmp_path, on_progress=until))
     resumed = birthplaces.run(settings, RunLocation(folder=tmp_path, resume=True))
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -163,7 +163,7 @@ def test_what_the_model_does_not_know_is_looked_up_kept_and_learned(tmp_path: Pa
     for each in aside:
         asking.store.keep(each, "Bern")
     heard: list[str] = []
-    new, _ = asking.learn(RunLocation(tell=heard.append), steps=300, rate=0.01)
+    new, _ = asking.learn(RunLocation(on_message=heard.append), steps=300, rate=0.01)
     for each in aside:
         assert f"stays in the store alone, for its form, letters or length: {each} Bern" in heard
     assert [fact.question for fact in new] == [question]
@@ -198,7 +198,7 @@ def test_a_model_is_not_judged_by_what_it_was_told(tmp_path: Path) -> None:
     for each in (*found.held, *found.test):
         asking.store.keep(each.text, each.place)
     heard: list[str] = []
-    load_question_answerer(tmp_path).learn(RunLocation(tell=heard.append), steps=1)
+    load_question_answerer(tmp_path).learn(RunLocation(on_message=heard.append), steps=1)
     assert "every question to judge by was told: figures and confidence are those from before" in heard
     assert read_run(tmp_path / "result.json")["figures"] == figures
 
@@ -373,7 +373,7 @@ def test_questions_whose_names_make_no_strangers_are_not_answered(tmp_path: Path
     (tmp_path / "train.tsv").write_text("".join(f"The town of {name}?\tBern\n" for name in names))
     (tmp_path / "dev.tsv").write_text("The town of Cy?\tBern\n")
     heard: list[str] = []
-    outcome = birthplaces.run(tiny(2, held=24), RunLocation(data=tmp_path, tell=heard.append))
+    outcome = birthplaces.run(tiny(2, held=24), RunLocation(data=tmp_path, on_message=heard.append))
     assert any("no stranger's name can be joined of two questions 'Where was {name} born?'" in each for each in heard)
     assert "strangers answered" not in outcome.figures
     assert outcome.more["confidence"]["threshold"] == NEVER

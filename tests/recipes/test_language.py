@@ -550,7 +550,7 @@ def test_a_run_leaves_a_model_that_can_be_judged_again_and_goes_on_exactly_when_
 
     place = RunLocation(data=text, folder=tmp_path / "killed")
     with pytest.raises(KilledError):
-        found.run(chosen, replace(place, show=kill))
+        found.run(chosen, replace(place, on_progress=kill))
     resumed = found.run(chosen, replace(place, resume=True))
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -223,7 +223,7 @@ def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path):
 
     whole = speech.run(settings, RunLocation(folder=tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
-        speech.run(settings, RunLocation(folder=tmp_path / "stopped", show=stop))
+        speech.run(settings, RunLocation(folder=tmp_path / "stopped", on_progress=stop))
     resumed = speech.run(settings, RunLocation(folder=tmp_path / "stopped", resume=True))
     for (name, one), other in zip(whole.model.state_dict().items(), resumed.model.state_dict().values(), strict=True):
         assert torch.equal(one, other), name

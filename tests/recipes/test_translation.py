@@ -418,7 +418,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_alike(folder: Path, ran: tuple[
 
     settings = small(penalties=(0.0, 2.0))
     with pytest.raises(KeyboardInterrupt):
-        run(settings, RunLocation(data=folder, folder=tmp_path, show=stop))
+        run(settings, RunLocation(data=folder, folder=tmp_path, on_progress=stop))
     outcome = run(settings, RunLocation(data=folder, folder=tmp_path, resume=True))
     straight = ran[1]
     assert {**outcome.figures, "seconds": 0} == {**straight.figures, "seconds": 0}
@@ -433,13 +433,13 @@ def test_without_sacrebleu_or_plain_text_its_figure_is_left_out_with_a_word(
     said: list[str] = []
     monkeypatch.setattr(translation, "translated", lambda m, p, sentences, s: ["drei hundert eins ."] * len(sentences))
     monkeypatch.setattr(translation, "has_sacrebleu", lambda: False)
-    figures = translation.judged(settings, model, pairs, RunLocation(data=folder, tell=said.append))
+    figures = translation.judged(settings, model, pairs, RunLocation(data=folder, on_message=said.append))
     assert said == ["sacrebleu is not installed, so its figure is left out"]
     assert "test sacreBLEU" not in figures
     for file in folder.glob("*.lc.tok.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.setattr(translation, "has_sacrebleu", lambda: True)
-    figures = translation.judged(settings, model, pairs, RunLocation(data=tmp_path, tell=said.append))
+    figures = translation.judged(settings, model, pairs, RunLocation(data=tmp_path, on_message=said.append))
     assert "left out, which is counted on plain text" in said[1]
     assert "has neither test.en nor" in said[1]
     assert "test sacreBLEU" not in figures

@@ -84,7 +84,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        vision.run(settings, RunLocation(folder=tmp_path / "killed", show=kill))
+        vision.run(settings, RunLocation(folder=tmp_path / "killed", on_progress=kill))
     resumed = vision.run(settings, RunLocation(folder=tmp_path / "killed", resume=True))
     assert alike(whole.model, resumed.model)
     assert whole.figures["test accuracy"] == resumed.figures["test accuracy"]

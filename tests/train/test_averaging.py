@@ -1,4 +1,4 @@
-"""Means of weights against their definitions."""
+"""Averaged weights compared with their definitions."""
 
 from contextlib import suppress
 
@@ -27,77 +27,77 @@ class Counted(nn.Module):
         return torch.tensor(float(step**2))
 
 
-def test_the_last_states_are_averaged() -> None:
+def test_the_last_snapshots_are_averaged() -> None:
     model = Counted()
     averager = Averager(LastKAverage(count=3, every=2), model)
     for step in range(1, 12):
         model.move(step)
         averager.update(step)
     mean = (6**2 + 8**2 + 10**2) / 3
-    with averager.in_place():
+    with averager.applied():
         assert model.weight[0, 0].item() == pytest.approx(mean)
         assert model.running[0].item() == pytest.approx(mean)
-        assert model.calls == 121, "what only counts is not averaged"
+        assert model.calls == 121, "integer buffers are not averaged"
     assert (model.weight == 121).all()
-    averager.settle()
+    averager.apply()
     assert model.tied[1, 2].item() == pytest.approx(mean)
 
 
-def test_the_mean_that_forgets_is_its_recurrence() -> None:
+def test_the_exponential_average_follows_its_recurrence() -> None:
     model, mean = Counted(), torch.zeros(())
     averager = Averager(ExponentialAverage(decay=0.6), model)
     for step in range(1, 30):
         now = model.move(step)
-        keep = min(0.6, step / (step + 9)) if step > 1 else 0.0
-        mean = keep * mean + (1 - keep) * now
+        decay = min(0.6, step / (step + 9)) if step > 1 else 0.0
+        mean = decay * mean + (1 - decay) * now
         averager.update(step)
-    averager.settle()
+    averager.apply()
     torch.testing.assert_close(model.weight.detach(), mean.expand(3, 5))
 
 
-def test_before_anything_is_taken_the_weights_are_their_own() -> None:
+def test_before_the_first_snapshot_the_weights_are_unchanged() -> None:
     model = Counted()
     averager = Averager(LastKAverage(count=2, every=50), model)
     model.move(3)
     averager.update(3)
-    with averager.in_place():
+    with averager.applied():
         assert (model.weight == 9).all()
-    averager.settle()
+    averager.apply()
     assert (model.weight == 9).all()
 
 
-def test_own_weights_come_back_after_an_error() -> None:
+def test_the_weights_are_restored_after_an_error() -> None:
     model = Counted()
     averager = Averager(ExponentialAverage(), model)
     model.move(1)
     averager.update(1)
     model.move(4)
-    with suppress(KeyboardInterrupt), averager.in_place():
+    with suppress(KeyboardInterrupt), averager.applied():
         assert (model.weight == 1).all()
         raise KeyboardInterrupt
     assert (model.weight == 16).all()
 
 
 @pytest.mark.parametrize(
-    "plan", [LastKAverage(count=12, every=1), ExponentialAverage(decay=0.9)], ids=["last", "exponential"]
+    "config", [LastKAverage(count=12, every=1), ExponentialAverage(decay=0.9)], ids=["last", "exponential"]
 )
-def test_what_is_kept_is_written_down_and_taken_up_again(plan: LastKAverage | ExponentialAverage) -> None:
+def test_the_state_dict_restores_the_average(config: LastKAverage | ExponentialAverage) -> None:
     model, other = Counted(), Counted()
-    averager, again = Averager(plan, model), Averager(plan, other)
+    averager, again = Averager(config, model), Averager(config, other)
     for step in range(1, 13):
         model.move(step)
         averager.update(step)
-    again.load({name: tensor.clone() for name, tensor in averager.tensors().items()})
+    again.load_state_dict({name: tensor.clone() for name, tensor in averager.state_dict().items()})
     for each, owner in ((averager, model), (again, other)):
         owner.move(13)
         each.update(13)
-        each.settle()
+        each.apply()
     assert torch.equal(model.weight, other.weight)
     assert torch.equal(model.running, other.running)
 
 
-def test_what_is_no_mean_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Exponential\(decay\) is from 0 to below 1, not 1"):
+def test_invalid_settings_raise_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"ExponentialAverage\(decay\) must be at least 0 and below 1, not 1"):
         ExponentialAverage(decay=1)
-    with pytest.raises(ConfigError, match=r"LastK\(count\) is 0, but must be at least 1: it counts states"):
+    with pytest.raises(ConfigError, match=r"LastKAverage\(count\) is 0, but must be at least 1: it counts snapshots"):
         LastKAverage(count=0)

@@ -10,7 +10,7 @@ from regard.train.objectives import IGNORED, cross_entropy, ctc
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("ignored", [IGNORED, 2])
-def test_cross_entropy_is_torchs_mean_and_its_gradient(smoothing: float, ignored: int) -> None:
+def test_cross_entropy_gives_the_mean_and_gradient_of_torch(smoothing: float, ignored: int) -> None:
     logits = torch.randn(3, 5, 7, requires_grad=True)
     targets = torch.randint(0, 7, (3, 5))
     targets[0, 1] = targets[2, 4] = ignored
@@ -26,14 +26,14 @@ def test_cross_entropy_is_torchs_mean_and_its_gradient(smoothing: float, ignored
     assert not mine[2, 4].any()
 
 
-def test_smoothing_is_its_formula() -> None:
+def test_label_smoothing_follows_its_formula() -> None:
     logits, targets = torch.randn(11, 7), torch.randint(0, 7, (11,))
     logs = logits.log_softmax(-1)
     expected = -(0.7 * logs[torch.arange(11), targets] + 0.3 * logs.mean(-1)).sum()
     torch.testing.assert_close(cross_entropy(logits, targets, smoothing=0.3).total, expected)
 
 
-def test_shares_add_up_though_they_count_unequally() -> None:
+def test_losses_of_micro_batches_add_up_to_that_of_the_batch() -> None:
     logits, targets = torch.randn(9, 5), torch.randint(0, 5, (9,))
     targets[:3] = IGNORED
     whole = cross_entropy(logits, targets)
@@ -42,7 +42,7 @@ def test_shares_add_up_though_they_count_unequally() -> None:
     torch.testing.assert_close(sum(each.total for each in shares) / 6, whole.total / whole.count)
 
 
-def test_nothing_but_ignored_targets_is_a_sum_of_nothing() -> None:
+def test_a_batch_of_ignored_targets_has_loss_and_count_0() -> None:
     logits = torch.randn(4, 3, requires_grad=True)
     loss = cross_entropy(logits, torch.full((4,), IGNORED))
     loss.total.backward()
@@ -50,15 +50,15 @@ def test_nothing_but_ignored_targets_is_a_sum_of_nothing() -> None:
     assert not logits.grad.any()
 
 
-def test_cross_entropy_says_what_does_not_fit() -> None:
-    with pytest.raises(ShapeError, match=r"targets is \(3, 4\), but logits is \(3, 5, 7\), which is a row of scores"):
+def test_invalid_arguments_of_cross_entropy_raise_an_error() -> None:
+    with pytest.raises(ShapeError, match=r"targets is \(3, 4\), but logits is \(3, 5, 7\) and needs .* \(3, 5\)"):
         cross_entropy(torch.randn(3, 5, 7), torch.zeros(3, 4, dtype=torch.int64))
-    with pytest.raises(ConfigError, match=r"smoothing is the share of a target that .* get, from 0 to 1, not 2"):
+    with pytest.raises(ConfigError, match="smoothing must be from 0 to 1, not 2"):
         cross_entropy(torch.randn(5, 7), torch.zeros(5, dtype=torch.int64), smoothing=2)
 
 
 def every_alignment(logits: torch.Tensor, tokens: list[int], blank: int) -> torch.Tensor:
-    """The likelihood of tokens by going through all strings of rows."""
+    """The likelihood of tokens as a sum over all alignments."""
     logs, total = logits.log_softmax(-1), torch.zeros(())
     for string in torch.cartesian_prod(*[torch.arange(logits.shape[1])] * logits.shape[0]).tolist():
         read = [t for before, t in zip([None, *string], string, strict=False) if t not in (before, blank)]
@@ -77,9 +77,9 @@ def test_ctc_is_the_sum_over_all_alignments(blank: int) -> None:
     torch.testing.assert_close(loss.total, -expected)
 
 
-def test_ctc_refuses_what_has_no_alignment() -> None:
+def test_ctc_raises_an_error_if_there_is_no_alignment() -> None:
     logits, lengths = torch.randn(2, 3, 4), torch.tensor([1, 3])
     with pytest.raises(ShapeError, match=r"sequence 1 has 3 rows, but its 3 tokens need 4: one each and a blank"):
         ctc(logits, torch.tensor([[1, 0, 0], [2, 2, 1]]), rows=torch.tensor([3, 3]), lengths=lengths)
-    with pytest.raises(ConfigError, match="blank=4 is a token, but logits has tokens 0 to 3"):
+    with pytest.raises(ConfigError, match="blank=4 must be a token of the logits, from 0 to 3"):
         ctc(logits, torch.ones(2, 3, dtype=torch.int64), rows=torch.tensor([3, 3]), lengths=lengths, blank=4)

@@ -15,7 +15,7 @@ def running() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name.startswith("batches")]
 
 
-def test_batches_come_in_order_and_none_is_made_that_no_step_asks_for() -> None:
+def test_batches_are_loaded_in_order_and_none_after_the_last_step() -> None:
     made: list[int] = []
     with Prefetcher(lambda step: made.append(step) or step * 10, 3, 6) as ahead:
         assert [ahead.next() for _ in range(3)] == [30, 40, 50]
@@ -24,7 +24,7 @@ def test_batches_come_in_order_and_none_is_made_that_no_step_asks_for() -> None:
     assert not running()
 
 
-def test_the_next_one_is_made_while_this_one_is_used() -> None:
+def test_the_next_batch_is_loaded_while_this_one_is_used() -> None:
     begun = threading.Event()
 
     def make(step: int) -> int:
@@ -37,7 +37,7 @@ def test_the_next_one_is_made_while_this_one_is_used() -> None:
         assert begun.wait(10), "nobody has asked for the second one"
 
 
-def test_an_error_comes_when_its_step_is_due() -> None:
+def test_an_error_is_raised_at_its_step() -> None:
     def make(step: int) -> int:
         if step == 2:
             raise ValueError("line 7")
@@ -61,7 +61,7 @@ class Held:
     more: dict[str, Any]
 
 
-def test_tensors_are_moved_in_whatever_holds_them() -> None:
+def test_tensors_are_moved_inside_all_containers() -> None:
     x = torch.arange(3)
     batch = [x, (x, 7), Pair(x, "b"), {"k": [x, None]}, Held(x, {"y": (x,)})]
     out = move_to_device(batch, torch.device("meta"))

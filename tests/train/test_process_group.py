@@ -1,4 +1,4 @@
-"""A world of one process does what it is asked and sends nothing."""
+"""A group of one process."""
 
 import pytest
 import torch
@@ -7,29 +7,29 @@ from regard.train.process_group import SINGLE_PROCESS, local_shard, single_proce
 from tests.train.tiny import Tiny
 
 
-def test_one_process_is_its_own_leader_and_hears_itself() -> None:
+def test_a_single_process_is_main_and_its_collectives_return_its_own_values() -> None:
     model = Tiny()
-    assert SINGLE_PROCESS.leads
-    assert not SINGLE_PROCESS.sharded
-    assert SINGLE_PROCESS.trained(model) is model
-    assert SINGLE_PROCESS.called(model) is model
-    assert SINGLE_PROCESS.shared(lambda: 7) == 7
-    assert SINGLE_PROCESS.gathered(lambda: 7) == [7]
-    assert SINGLE_PROCESS.summed(torch.tensor(3)) == 3
+    assert SINGLE_PROCESS.is_main
+    assert not SINGLE_PROCESS.is_sharded
+    assert SINGLE_PROCESS.prepare(model) is model
+    assert SINGLE_PROCESS.wrap(model) is model
+    assert SINGLE_PROCESS.run_on_main(lambda: 7) == 7
+    assert SINGLE_PROCESS.all_gather(lambda: 7) == [7]
+    assert SINGLE_PROCESS.all_reduce(torch.tensor(3)) == 3
     assert local_shard(model.embed.weight) is model.embed.weight
 
 
-def test_the_device_asked_for_is_taken() -> None:
-    with single_process("cpu") as world:
-        assert world.device == torch.device("cpu")
-    with single_process() as world:
-        assert world.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+def test_the_device_is_used() -> None:
+    with single_process("cpu") as group:
+        assert group.device == torch.device("cpu")
+    with single_process() as group:
+        assert group.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_an_error_is_its_own() -> None:
+def test_errors_are_raised() -> None:
     def fail() -> None:
         raise ValueError("no")
 
-    for ask in (SINGLE_PROCESS.shared, SINGLE_PROCESS.gathered):
+    for call in (SINGLE_PROCESS.run_on_main, SINGLE_PROCESS.all_gather):
         with pytest.raises(ValueError, match="no"):
-            ask(fail)
+            call(fail)

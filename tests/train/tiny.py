@@ -1,4 +1,4 @@
-"""A model, a task and plans so small that a run of twelve steps takes milliseconds."""
+"""A small model, task and plans: a run of twelve steps takes milliseconds."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ WIDTH, CLASSES, RECORDS, BATCH = 13, 5, 57, 24
 
 
 class Tiny(nn.Module):
-    """Two blocks between two layers; a buffer that counts and one that does not learn but is averaged."""
+    """Two blocks between two layers, and a buffer that counts calls."""
 
     def __init__(self, dropout: float = 0.0, seed: int = 3) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Tiny(nn.Module):
 
 @dataclass
 class Points:
-    """Points in classes; every fourth target is left out, so that shares of a batch count unequally."""
+    """Classify points. Every fourth target is ignored, so that micro-batches have different counts."""
 
     batch_size: int = BATCH
     order: ShuffledOrder = field(init=False)
@@ -78,7 +78,7 @@ def plan(**changes: Any) -> TrainingPlan:
     return TrainingPlan(**settings | changes)
 
 
-# plans under which several processes must learn what one does, each with something that could go wrong
+# plans with which several processes must give the results of one
 PLANS = {
     "accumulated": plan(gradient_accumulation_steps=3, max_grad_norm=0.05, averaging=ExponentialAverage(decay=0.7)),
     "last": plan(averaging=LastKAverage(count=3, every=2)),

@@ -1,4 +1,4 @@
-"""Runs that are killed: a child process that kills itself at a stated instant, as `kill -9` would."""
+"""Runs in a child process that kills itself with SIGKILL at a chosen moment."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from regard.train.averaging import ExponentialAverage, LastKAverage
 from regard.train.loop import fit
 from regard.train.optimizers import AdamW, Muon
 from regard.train.task import Loss
-from tests.train.children import start
+from tests.train.subprocesses import start
 from tests.train.tiny import Points, Tiny, plan
 
 PLANS = {
@@ -39,7 +39,7 @@ def die() -> None:
 
 
 def at(count: int, act: Callable[..., Any], *, dying: Callable[..., Any] = lambda *args: die()) -> Callable[..., Any]:
-    """The act, and death in place of its `count`-th call."""
+    """Return a function that calls `act`, and `dying` at its `count`-th call."""
     calls = [0]
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ def half_of_tensors(tensors: Any, path: Path) -> None:
     die()
 
 
-def half_of_a_line(self: log.Log, step: int, figures: dict[str, float]) -> None:
+def half_of_a_line(self: log.MetricsLog, step: int, metrics: dict[str, float]) -> None:
     self._file.write('{"step": 1, "lo')
     self._file.flush()
     die()
@@ -75,25 +75,25 @@ def half_of_json(path: Path, write: Callable[[Path], object]) -> Path:
 
 original_save, original_write = checkpoint.save_file, checkpoint.write_atomically
 
-# where a child dies, and how often it has been there before
+# where a child dies, and at which call
 INSTANTS: dict[str, tuple[Any, str, Callable[..., Any], int]] = {
     "a batch": (Points, "batch", lambda *args: die(), 8),
     "a first loss": (Points, "loss", lambda *args: die(), 1),
     "a loss": (Points, "loss", lambda *args: die(), 17),
-    "an evaluation": (Points, "evaluate", lambda *args: die(), 2),
+    "a validation": (Points, "evaluate", lambda *args: die(), 2),
     "half of the first tensors": (checkpoint, "save_file", half_of_tensors, 1),
     "half of the tensors": (checkpoint, "save_file", half_of_tensors, 3),
-    "between the files of a state": (checkpoint.CheckpointFolder, "_finish", lambda *args: die(), 2),
-    "half of the JSON": (checkpoint, "write_atomically", half_of_json, 6),
-    "before older states go": (checkpoint, "_tidy", lambda *args: die(), 3),
-    "while older states go": (checkpoint, "_clear", lambda *args: die(), 4),
-    "half of a line": (log.Log, "add", half_of_a_line, 5),
-    "half of the last line": (log.Log, "add", half_of_a_line, 7),
+    "between the files of a checkpoint": (checkpoint.CheckpointFolder, "_finish", lambda *args: die(), 2),
+    "half of the JSON": (checkpoint, "write_atomically", half_of_json, 7),
+    "before old checkpoints are removed": (checkpoint, "_remove_old", lambda *args: die(), 3),
+    "while old checkpoints are removed": (checkpoint, "_remove_unfinished", lambda *args: die(), 4),
+    "half of a line": (log.MetricsLog, "add", half_of_a_line, 5),
+    "half of the last line": (log.MetricsLog, "add", half_of_a_line, 7),
 }
 
 
 class Slow(Points):
-    """The task, slow enough to be killed from outside in the middle of it."""
+    """The task, slowed down so that it can be killed from outside."""
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         time.sleep(0.01)
@@ -101,7 +101,7 @@ class Slow(Points):
 
 
 def run(folder: Path, name: str, instant: str | None, resume: bool) -> None:
-    """What the child does."""
+    """Train in the child process."""
     torch.set_num_threads(1)
     if instant is not None:
         owner, attribute, dying, count = INSTANTS[instant]
@@ -109,8 +109,8 @@ def run(folder: Path, name: str, instant: str | None, resume: bool) -> None:
     fit(model(), Slow() if instant is None else Points(), PLANS[name], folder=folder, resume=resume)
 
 
-def killed(folder: Path, name: str, instant: str, resume: bool = False) -> None:
-    """A run that does not outlive the instant."""
+def run_killed(folder: Path, name: str, instant: str, resume: bool = False) -> None:
+    """Start a run that kills itself at that moment, and wait for its end."""
     process = start(run, folder, name, instant, resume)
     process.join(60)
     assert process.exitcode == -signal.SIGKILL, f"the child ended with {process.exitcode}"

@@ -1,12 +1,12 @@
-"""Processes that tests start and kill, forked from one that has loaded torch already."""
+"""Start processes quickly: they are forked from a server that has imported torch."""
 
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-# torch loads its compiler when the first optimizer is made
-PARTS = ("loop", "objectives", "distributed", "shards")
+# torch imports its compiler when the first optimizer is created
+PARTS = ("loop", "objectives", "distributed", "sharded_safetensors")
 LOADED = ["torch._dynamo", *[f"regard.train.{part}" for part in PARTS]]
 
 
