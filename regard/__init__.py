@@ -19,7 +19,7 @@ _MODULES = {
     "regard.core.channel": ("channel_attend",),
     "regard.core.cache": ("DynamicCache", "SlidingWindowCache", "StaticCache", "Stream"),
     "regard.core.kernels": ("recording",),
-    "regard.models.presets": ("build",),
+    "regard.models.presets": ("build", "list_models"),
     "regard.models.saving": ("load",),
     "regard.models.generation": ("generate",),
     "regard.see.watch": ("watch",),
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     )
     from regard.core.softargmax import softargmax as softargmax
     from regard.models.generation import generate as generate
-    from regard.models.presets import build as build
+    from regard.models.presets import build as build, list_models as list_models
     from regard.models.saving import load as load
     from regard.see.watch import watch as watch
 

@@ -1,4 +1,4 @@
-"""`regard count`: what a model costs, by torch's own counters and without running it."""
+"""`regard count`: parameters, multiply-adds and memory of a model, without running it."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 def command(
     name: Annotated[str, typer.Argument(help="A preset such as gpt2, or the folder of a saved model")],
     length: Annotated[
-        int | None, typer.Option(help="Positions, frames or pixels a side; the model's own unless given")
+        int | None, typer.Option(help="Positions, frames or pixels a side [default: the model's own]")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences or images at once")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="The counts as JSON")] = False,
+    batch: Annotated[int, typer.Option(help="Sequences or images in the batch")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """Count what a model costs: parameters, work and memory."""
+    """Count the parameters, multiply-adds and memory of a model."""
     from regard.models.count import count
     from regard.models.presets import PRESETS
     from regard.models.saving import load_config
 
     config = load_config(name) if Path(name).exists() else PRESETS[name]
-    counted = count(config, batch=batch, length=length)
+    costs = count(config, batch=batch, length=length)
     if json:
-        show_json({"model": name, **asdict(counted), "total_parameters": counted.total})
+        show_json({"model": name, **asdict(costs), "total_parameters": costs.total})
     else:
-        show(table(name, counted))
+        show(make_table(name, costs))
 
 
-def table(name: str, counted: "Count") -> Table:
-    """The counts, one a line."""
-    of = f"batch {counted.batch}" + (f", length {counted.length:,}" if counted.length is not None else "")
-    lines = Table("", "", title=f"{name}, {of}", title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
-    lines.columns[1].justify = "right"
-    for part, size in counted.parameters.items():
-        lines.add_row(part, f"{size:,}")
-    lines.add_row("parameters", f"{counted.total:,}", style="bold", end_section=True)
-    lines.add_row("multiply-adds of a forward pass", f"{counted.multiply_adds:,}")
-    lines.add_row("attention entries", f"{counted.attention_entries:,}")
-    lines.add_row("bytes in the cache afterwards", f"{counted.cache_bytes:,}")
-    lines.add_row("bytes kept for the backward pass", f"{counted.activation_bytes:,}")
-    return lines
+def make_table(name: str, costs: "Count") -> Table:
+    """A table with one count on each line."""
+    size = f"batch {costs.batch}" + (f", length {costs.length:,}" if costs.length is not None else "")
+    table = Table("", "", title=f"{name}, {size}", title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    table.columns[1].justify = "right"
+    for module, parameters in costs.parameters.items():
+        table.add_row(module, f"{parameters:,}")
+    table.add_row("parameters", f"{costs.total:,}", style="bold", end_section=True)
+    table.add_row("multiply-adds of a forward pass", f"{costs.multiply_adds:,}")
+    table.add_row("attention entries", f"{costs.attention_entries:,}")
+    table.add_row("bytes of the KV cache", f"{costs.cache_bytes:,}")
+    table.add_row("bytes saved for the backward pass", f"{costs.activation_bytes:,}")
+    return table

@@ -1,9 +1,9 @@
-"""`regard generate`: a prompt goes on, token by token as they come."""
+"""`regard generate`: continue a prompt, printing each token as soon as it is known."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
-from json import loads as json_of
+from json import loads as parse_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,131 +15,118 @@ from regard.cli.text_input import from_stdin, typed
 
 if TYPE_CHECKING:
     from regard.data.tokenizers import Tokenizer
-    from regard.models.generation import GeneratedText
     from regard.models.generation_adapters import GenerationAdapter
+    from regard.models.generation_types import GeneratedText
     from regard.models.gpt import GPT
     from regard.models.sampling import Strategy
     from regard.models.transformer import Transformer
 
-RUN, RESULT = "run.json", "result.json"  # what a run leaves from its first moment on, and at its end
-# what the model of a finished run is for that does not go on with a text, by the recipe
-INSTEAD = {
+RUN, RESULT = "run.json", "result.json"  # files of a run: from its start, and at its end
+# commands for finished runs whose model does not continue a text, by recipe
+OTHER_COMMANDS = {
     "translation": "`regard translate {0} TEXT` translates",
-    "speech": "`regard listen {0} FILE` writes down what it hears",
+    "speech": "`regard listen {0} FILE` transcribes speech",
 }
-
-# where Hugging Face writes tokens that matter for writing; what the first says goes before the second
-NAMING = ("generation_config.json", "config.json")
+CONFIG_FILES = ("generation_config.json", "config.json")  # files of Hugging Face with special tokens; the first wins
 
 
-class SamplingMethod(StrEnum):
-    """The strategies there are."""
+class StrategyName(StrEnum):
+    """The decoding strategies."""
 
     greedy = "greedy"
     sample = "sample"
-    kth = "kth"
     beam = "beam"
-
-
-# which options belong to which strategy: any other combination would be ignored, so it is refused
-SETTINGS = {
-    SamplingMethod.greedy: (),
-    SamplingMethod.sample: ("temperature", "top_k", "top_p", "seed", "count"),
-    SamplingMethod.kth: ("kth",),
-    SamplingMethod.beam: ("beams", "length_penalty"),
-}
+    kth = "kth"
 
 
 def command(
     model: Annotated[str, typer.Argument(help="A saved folder, ours or Hugging Face's, a finished run, or a preset")],
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The text to go on from, or to answer; - reads it from stdin, less its last line break"),
+        typer.Argument(help="The text to continue, or to answer; - reads it from stdin without its last line break"),
     ] = None,
-    strategy: Annotated[SamplingMethod, typer.Option(help="How each token is taken")] = SamplingMethod.greedy,
-    temperature: Annotated[float | None, typer.Option(help="sample: divides the logits [1.0]")] = None,
-    top_k: Annotated[int | None, typer.Option(help="sample: only the k likeliest tokens")] = None,
-    top_p: Annotated[float | None, typer.Option(help="sample: only the likeliest tokens that reach this share")] = None,
-    seed: Annotated[int | None, typer.Option(help="sample: where chance begins [0]")] = None,
-    count: Annotated[int | None, typer.Option(help="sample: so many texts; number r draws with seed + r [1]")] = None,
-    kth: Annotated[int | None, typer.Option(help="kth: which token in order of likelihood [2]")] = None,
-    beams: Annotated[int | None, typer.Option(help="beam: texts searched side by side [4]")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens")] = 64,
+    temperature: Annotated[float | None, typer.Option(help="Sample: divide the logits by this [1.0]")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus with this probability")] = None,
+    seed: Annotated[int | None, typer.Option(help="Sample: seed of the random numbers [0]")] = None,
+    num_return_sequences: Annotated[int, typer.Option(help="Sample: number of texts; text r uses seed + r", min=1)] = 1,
+    num_beams: Annotated[int | None, typer.Option(help="Beam search: number of beams")] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="beam: alpha of log-probability / tokens ** alpha [0]")
+        float | None, typer.Option(help="Beam search: alpha of log-probability / tokens ** alpha [0]")
     ] = None,
-    length: Annotated[int, typer.Option(help="The most new tokens")] = 64,
+    strategy: Annotated[
+        StrategyName | None, typer.Option(help="Decoding strategy [default: by the options above, else greedy]")
+    ] = None,
+    kth: Annotated[int | None, typer.Option(help="--strategy kth: always the k-th most likely token [2]")] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends it, matched as tokens; give it again for several")
+        list[str] | None, typer.Option(help="Text that ends the output, matched as tokens; can be repeated")
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run a whole pass for every token")] = False,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json; the folder's own unless given, else bytes")
+        Path | None, typer.Option(help="A tokenizer.json [default: the folder's own, else bytes]")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The texts with their tokens and log-probabilities")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON with tokens and log-probabilities")] = False,
 ) -> None:
-    """Write on from a prompt, or answer it with an encoder-decoder."""
-    given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "count": count}
-    given |= {"kth": kth, "beams": beams, "length_penalty": length_penalty}
-    settings = fitting(strategy, {name: value for name, value in given.items() if value is not None})
-    texts = settings.pop("count", 1)
-    if texts < 1:
-        raise ConfigError(f"--count is {texts}, but at least 1 text is written")
-    values = [strategy_of(strategy, settings, number) for number in range(texts)]
+    """Continue a prompt, or answer it with an encoder-decoder."""
+    strategies = make_strategies(
+        strategy,
+        kth,
+        num_return_sequences,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+    )
     text = read_prompt(prompt)
-    place = model_in(model)
-    network = opened(place)
-    words = words_of(place, network.config.vocab, tokenizer)
-    tokens = read_as("the prompt", text, words)
+    folder = find_model(model)
+    network = load_model(folder)
+    words = find_tokenizer(folder, network.config.vocab, tokenizer)
+    tokens = encode("the prompt", text, words)
     if not tokens:
-        raise ConfigError("the prompt is empty; a text needs a first token to go on from")
-    writer, begun = started(place, network, tokens)
-    stops = [read_as("--stop", typed("--stop", each), words, special=False) for each in stop or ()]
-    stops += endings(place, network.config.vocab)
-    written = [
-        write(writer, begun, words, value, length=length, stops=stops, cache=not no_cache, shown=not json)
-        for value in values
-    ]
+        raise ConfigError("the prompt is empty; it needs at least one token")
+    generator, first = prepare_model(folder, network, tokens)
+    stops = [encode("--stop", typed("--stop", each), words, special=False) for each in stop or ()]
+    stops += [[token] for token in special_tokens(folder, "eos_token_id", network.config.vocab)]
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stops, "use_cache": not no_cache}
+    generated = [generate_text(generator, first, words, each, options, show=not json) for each in strategies]
     if json:
-        chosen = {"name": strategy.value, **asdict(values[0])}  # type: ignore[call-overload]
-        told = [{"text": words.decode(each.body), **asdict(each)} for each in written]
-        show_json({"model": model, "prompt": text, "strategy": chosen, "length": length, "texts": told})
+        chosen = {"name": strategies[0].name, **asdict(strategies[0])}  # type: ignore[call-overload]
+        texts = [{"text": words.decode(each.body), **asdict(each)} for each in generated]
+        about = {"model": model, "prompt": text, "strategy": chosen, "max_new_tokens": max_new_tokens}
+        show_json({**about, "texts": texts})
 
 
-def fitting(strategy: SamplingMethod, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings, if they all belong to this strategy."""
-    for name in given:
-        if name not in SETTINGS[strategy]:
-            (owner,) = (way for way, names in SETTINGS.items() if name in names)
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} goes with --strategy {owner}, not with {strategy}")
-    return given
+def make_strategies(
+    strategy: StrategyName | None, kth: int | None, count: int, **settings: float | int | None
+) -> "list[Strategy]":
+    """One strategy for each text; samples have consecutive seeds."""
+    from regard.models.sampling import KthLargest, Sample, make_strategy
 
-
-def strategy_of(strategy: SamplingMethod, settings: dict[str, Any], number: int = 0) -> "Strategy":
-    """The strategy of text number so and so."""
-    from regard.models.sampling import beam, greedy, kth_largest, sample
-
-    match strategy:
-        case SamplingMethod.sample:
-            return sample(**{**settings, "seed": settings.get("seed", 0) + number})
-        case SamplingMethod.kth:
-            return kth_largest(settings.get("kth", 2))
-        case SamplingMethod.beam:
-            return beam(settings.get("beams", 4), settings.get("length_penalty", 0.0))
-    return greedy()
+    if kth is not None and strategy != StrategyName.kth:
+        raise ConfigError(f"--kth {kth} is for --strategy kth; leave it out")
+    chosen = KthLargest(2 if kth is None else kth) if strategy == StrategyName.kth else strategy and strategy.value
+    made = make_strategy(chosen, **settings)  # type: ignore[arg-type]
+    if count == 1:
+        return [made]
+    if not isinstance(made, Sample):
+        raise ConfigError(f"--num-return-sequences {count} is for sampling; set --temperature, --top-k or --top-p too")
+    return [replace(made, seed=made.seed + number) for number in range(count)]
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The prompt as given, or from stdin."""
+    """The prompt, from the argument or from stdin."""
     if prompt is None:
-        raise ConfigError("there is no prompt; write one after the model, or - to read it from stdin")
+        raise ConfigError("there is no prompt; give one after the model, or - to read it from stdin")
     return from_stdin().replace("\r\n", "\n").removesuffix("\n") if prompt == "-" else typed("the prompt", prompt)
 
 
-def read_as(origin: str, text: str, words: "Tokenizer", special: bool = True) -> list[int]:
-    """The tokens of a text, or an error that names all of its characters that have none."""
+def encode(origin: str, text: str, words: "Tokenizer", special: bool = True) -> list[int]:
+    """The tokens of a text; an error names all characters that have no token."""
 
-    def readable(character: str) -> bool:
+    def is_known(character: str) -> bool:
         try:
             words.encode(character)
         except DataError:
@@ -149,12 +136,12 @@ def read_as(origin: str, text: str, words: "Tokenizer", special: bool = True) ->
     try:
         return words.encode(text, special=special)
     except DataError:
-        unknown = "".join(each for each in dict.fromkeys(text) if not readable(each))
-        raise DataError(f"{origin} has {unknown!r}, which the model's training text never had; leave it out") from None
+        unknown = "".join(each for each in dict.fromkeys(text) if not is_known(each))
+        raise DataError(f"{origin} has {unknown!r}, which is not in the model's vocabulary; leave it out") from None
 
 
-def model_in(name: str) -> str:
-    """The folder of the model, where a finished run is named whose model writes text; else what was named."""
+def find_model(name: str) -> str:
+    """The folder of the model if `name` is a finished run whose model continues a text; else `name`."""
     folder = Path(name)
     if (folder / "config.json").is_file() or not any((folder / file).is_file() for file in (RUN, RESULT)):
         return name
@@ -165,81 +152,82 @@ def model_in(name: str) -> str:
     if not (folder / RESULT).is_file():
         recipe = read_json_fields(folder / RUN, "recipe")["recipe"]
         raise ConfigError(
-            f"{name} holds a run of {recipe} that is not finished; `regard train {recipe} --resume --folder {name}` "
-            "goes on with it"
+            f"{name} has a run of {recipe} that is not finished; `regard train {recipe} --resume --folder {name}` "
+            "resumes it"
         )
     recipe = read_json_fields(folder / RESULT, "recipe")["recipe"]
     if not isinstance(load_config(folder / "model"), GPT.Config):
-        instead = INSTEAD.get(recipe, "`regard eval {0}` shows what it can do").format(name)
-        raise ConfigError(f"{name} holds a run of {recipe}, whose model does not go on with a text; {instead}")
+        other = OTHER_COMMANDS.get(recipe, "`regard eval {0}` evaluates it").format(name)
+        raise ConfigError(f"{name} has a run of {recipe}, whose model does not continue a text; {other}")
     return str(folder / "model")
 
 
-def opened(name: str) -> "GPT | Transformer":
-    """The model in a folder, or a fresh one by its name."""
+def load_model(name: str) -> "GPT | Transformer":
+    """Load the model of a folder, or build a preset."""
     from regard.models.gpt import GPT
-    from regard.models.presets import PRESETS, build
+    from regard.models.presets import PRESETS, build, list_models
     from regard.models.saving import load
     from regard.models.transformer import Transformer
 
-    if Path(name).exists() or (name not in PRESETS and ("/" in name or "\\" in name)):
+    if (
+        Path(name).exists()
+        or name in list_models(pretrained=True)
+        or (name not in PRESETS and ("/" in name or "\\" in name))
+    ):
         model = load(name)
     elif isinstance(PRESETS[name], GPT.Config):
         model = build(name).eval()
-        tell(f"{name} is a preset: its weights are random, and so is what it writes; a saved folder has learned ones")
+        tell(f"{name} is a preset with random weights, so the text is random too; a saved folder has trained ones")
     else:
         model = build(name, device="meta")
     if not isinstance(model, GPT | Transformer):
         able = ", ".join(each for each in PRESETS if isinstance(PRESETS[each], GPT.Config))
-        raise ConfigError(f"{name} is a {type(model).__name__}, which does not write text; a GPT does: {able}")
+        raise ConfigError(f"{name} is a {type(model).__name__}, which does not generate text; a GPT does: {able}")
     return model
 
 
-def started(name: str, model: "GPT | Transformer", tokens: list[int]) -> "tuple[GPT | GenerationAdapter, list[int]]":
-    """What writes, and what its text begins with: the prompt, or the token with which an answer to it starts."""
+def prepare_model(
+    name: str, model: "GPT | Transformer", tokens: list[int]
+) -> "tuple[GPT | GenerationAdapter, list[int]]":
+    """The model and its prompt; the prompt of an encoder-decoder is its start token, and `tokens` are the source."""
     import torch
 
-    from regard.models.generation_adapters import make_adapter
+    from regard.models.generation_adapters import EncoderDecoderAdapter
     from regard.models.gpt import GPT
 
     if isinstance(model, GPT):
         return model, tokens
-    start = named(name, "decoder_start_token_id", model.config.vocab)
+    start = special_tokens(name, "decoder_start_token_id", model.config.vocab)
     if not start:
         raise ConfigError(
-            f"{name} is a Transformer, whose answer starts with a token of its own, but no config.json names that as "
-            "decoder_start_token_id; in Python use generate(make_adapter(model, source), [[start]])"
+            f"{name} is a Transformer, which needs a start token, but it has no config.json with a "
+            "decoder_start_token_id; in Python use model.generate(source, start_token=...)"
         )
-    return make_adapter(model, torch.tensor([tokens])), start[:1]
+    return EncoderDecoderAdapter(model, torch.tensor([tokens])), start[:1]
 
 
-def words_of(name: str, vocab: int, given: Path | None) -> "Tokenizer":
-    """The tokenizer that was asked for, or the folder's own, or bytes where the vocabulary has room for them."""
+def find_tokenizer(name: str, vocab: int, path: Path | None) -> "Tokenizer":
+    """The tokenizer at a path, or the folder's own, or bytes if the vocabulary is large enough."""
     from regard.data.tokenizers import FILE, Bytes, load_tokenizer
 
-    if given is not None:
-        return load_tokenizer(given)
+    if path is not None:
+        return load_tokenizer(path)
     if (Path(name) / FILE).is_file():
         return load_tokenizer(name)
     if vocab < Bytes.vocab:
         raise ConfigError(
             f"{name} has no {FILE}, and its vocabulary of {vocab} is too small for bytes, which need {Bytes.vocab}; "
-            "name a tokenizer with --tokenizer"
+            "give a tokenizer with --tokenizer"
         )
     return Bytes()
 
 
-def endings(name: str, vocab: int) -> list[list[int]]:
-    """The tokens that end every text, where a folder names them as Hugging Face does."""
-    return [[token] for token in named(name, "eos_token_id", vocab)]
-
-
-def named(name: str, key: str, vocab: int) -> list[int]:
-    """The tokens that a folder's files name so, one or several; none if no file does, or if it is no folder."""
-    for file in (Path(name) / each for each in NAMING):
+def special_tokens(name: str, key: str, vocab: int) -> list[int]:
+    """The special tokens such as eos_token_id in a folder's Hugging Face files; empty if there are none."""
+    for file in (Path(name) / each for each in CONFIG_FILES):
         if file.is_file():
             try:
-                about = json_of(file.read_text(encoding="utf-8"))
+                about = parse_json(file.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise CheckpointError(f"{file} is not JSON: {error}") from None
             found = about.get(key) if isinstance(about, dict) else None
@@ -249,39 +237,38 @@ def named(name: str, key: str, vocab: int) -> list[int]:
     return []
 
 
-def write(
+def generate_text(
     model: "GPT | GenerationAdapter",
     prompt: list[int],
     words: "Tokenizer",
     strategy: "Strategy",
+    options: dict[str, Any],
     *,
-    length: int,
-    stops: list[list[int]],
-    cache: bool,
-    shown: bool,
+    show: bool,
 ) -> "GeneratedText":
-    """One text, shown as it comes without the stop that ends it."""
+    """Generate one text; with `show` print each token as soon as it is known, without the stop sequence."""
     from regard.data.tokenizers import Unfolding
-    from regard.models.generation import collect_tokens, stream
+    from regard.models.generation import collect_tokens, stream_tokens
 
-    unfolding = Unfolding(words)
-    held = max((len(stop) for stop in stops), default=1) - 1  # so many tokens may turn out to begin a stop
+    decoder = Unfolding(words)
+    delay = max((len(stop) for stop in options["stop"]), default=1) - 1  # this many tokens can be part of a stop
     tokens, printed = [], 0
-    for token in stream(model, [prompt], strategy=strategy, length=length, stops=stops, cache=cache):
+    for token in stream_tokens(model, [prompt], strategy=strategy, **options):
         tokens.append(token)
-        if shown and token.ended is None:
-            safe = max(printed, len(tokens) - held)
+        if show and token.finish_reason is None:
+            safe = max(printed, len(tokens) - delay)
             for each in tokens[printed:safe]:
-                say(unfolding.push(each.token))
+                write_text(decoder.push(each.token))
             printed = safe
-    text = collect_tokens(prompt, tokens, stops)
-    if shown:
+    text = collect_tokens(prompt, tokens, options["stop"])
+    if show:
         for rest in text.body[printed:]:
-            say(unfolding.push(rest))
-        say(unfolding.finish() + "\n")
+            write_text(decoder.push(rest))
+        write_text(decoder.finish() + "\n")
     return text
 
 
-def say(words: str) -> None:
-    sys.stdout.write(words)
+def write_text(text: str) -> None:
+    """Write to stdout at once."""
+    sys.stdout.write(text)
     sys.stdout.flush()

@@ -166,7 +166,7 @@ class Rotary:
     pairing: str = "half"
     width: int | None = None
     axes: int = 1
-    stretch: Stretch | None = None
+    stretch: Interpolate | NTK | Llama3 | YaRN | Stretch | None = None  # the four can be written to JSON
 
     def __post_init__(self) -> None:
         _check_base(self.base)

@@ -1,6 +1,6 @@
-"""An encoder of text that sees both sides of every word: BERT. Devlin et al. 2018, arXiv:1810.04805.
+"""BERT: a bidirectional encoder of text. Devlin et al. 2018, arXiv:1810.04805.
 
-It is taught by two questions: which words were hidden, and whether the second sentence followed the first.
+Its pretraining has two objectives: masked language modelling and next-sentence prediction.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from torch.nn import functional
 from regard.base.errors import DtypeError, ShapeError
 from regard.core.masks.algebra import Mask
 from regard.models.model import Config, Model
-from regard.models.padding_positions import counted, first_tokens
+from regard.models.padding_positions import first_tokens, token_positions
 from regard.nn.attention import Attention, check_heads
 from regard.nn.blocks import Block, run_blocks
 from regard.nn.embeddings import LearnedPositions, TokenEmbedding, check_context
@@ -28,13 +28,13 @@ HEADS = ("pretraining", "masked", "classes", "none")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BERTConfig(Config):
-    """Settings of an encoder of text.
+    """Settings of a bidirectional encoder.
 
     ff_width  None is 4 * width
-    segments  kinds of tokens told apart: those of a first and of a second sentence
-    head      "pretraining" answers both questions, "masked" the first alone, "classes" sorts whole texts, and "none"
-              gives the vectors as they are
-    classes   how many there are for head="classes"
+    segments  number of segment (token type) embeddings: one for the first and one for the second sentence
+    head      "pretraining" has both objectives, "masked" masked language modelling only, "classes" classifies whole
+              texts, "none" returns hidden states only
+    classes   number of classes for head="classes"
     """
 
     vocab: int = 30522
@@ -54,31 +54,37 @@ class BERTConfig(Config):
     def __post_init__(self) -> None:
         self.check_types()
         self.check_counts("vocab", "context", "depth", "ff_width", "segments", "classes")
-        self.check_shares("dropout", "attention_dropout")
+        self.check_probabilities("dropout", "attention_dropout")
         self.check_choice("head", HEADS)
         check_heads(self.width, self.heads)
 
     @property
-    def guesses_words(self) -> bool:
+    def predicts_words(self) -> bool:
+        """Whether the head predicts masked words."""
         return self.head in ("pretraining", "masked")
 
     @property
-    def pooled(self) -> bool:
-        """Whether there is a vector for the text as a whole."""
+    def pools(self) -> bool:
+        """Whether there is a pooled vector for the whole text."""
         return self.head != "masked"
 
 
 class BERTOutput(NamedTuple):
-    """What BERT says of a text; None where its head does not speak of it."""
+    """The outputs of BERT; None for those that its head does not have."""
 
-    logits: Float[Tensor, "b n w"] | Float[Tensor, "b classes"] | None  # of each word, or of the classes
-    pair_logits: Float[Tensor, "b 2"] | None  # the second sentence follows the first; it does not
-    hidden: Float[Tensor, "b n d"]  # a vector for each token
-    pooled: Float[Tensor, "b d"] | None  # a vector for the whole, from the first token
+    logits: Float[Tensor, "b n w"] | Float[Tensor, "b classes"] | None  # of words, or of classes
+    pair_logits: Float[Tensor, "b 2"] | None  # next-sentence prediction: follows, does not follow
+    hidden: Float[Tensor, "b n d"]  # hidden states of the last block
+    pooled: Float[Tensor, "b d"] | None  # pooled from the first token
 
 
 class BERT(Model):
-    """Tokens, of one sentence or of two, to what the head says of them."""
+    """A bidirectional encoder: token ids of one or two sentences in, a `BERTOutput` out.
+
+    >>> model = regard.build("bert-base", depth=1)
+    >>> model(torch.tensor([[101, 2054, 102]])).logits.shape
+    torch.Size([1, 3, 30522])
+    """
 
     Config = BERTConfig
     config: BERTConfig
@@ -91,11 +97,11 @@ class BERT(Model):
         self.segments = nn.Embedding(config.segments, width)
         self.embedding_norm = norm("layer", width, config.eps)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
-        self.words = WordHead(config) if config.guesses_words else None
-        self.pooler = nn.Linear(width, width) if config.pooled else None
+        self.words = WordHead(config) if config.predicts_words else None
+        self.pooler = nn.Linear(width, width) if config.pools else None
         self.pair = nn.Linear(width, 2) if config.head == "pretraining" else None
         self.classifier = nn.Linear(width, config.classes) if config.head == "classes" else None
-        self.initialise()
+        self.init_weights()
 
     def forward(
         self,
@@ -104,9 +110,9 @@ class BERT(Model):
         segments: Int[Tensor, "b n"] | None = None,
         padding: Mask | None = None,
     ) -> BERTOutput:
-        """What the head says of these texts.
+        """The outputs of the head.
 
-        segments  0 for a token of the first sentence, 1 for one of the second; None is 0 for all
+        segments  0 for tokens of the first sentence, 1 for the second (token_type_ids); None is 0 for all
         padding   which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
         """
         hidden = self.hidden(tokens, segments=segments, padding=padding)
@@ -126,7 +132,7 @@ class BERT(Model):
         segments: Int[Tensor, "b n"] | None = None,
         padding: Mask | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """The last block's output: a vector for each token."""
+        """Hidden states of the last block."""
         x = self.tokens(tokens)
         n = tokens.shape[1]
         check_context(n, self.config.context)
@@ -135,14 +141,14 @@ class BERT(Model):
         else:
             check_segments(segments, tokens, self.config.segments)
             x = x + self.segments(segments)
-        x = self.embedding_norm(x + self.positions(counted(padding, 0, n, tokens.device)))
+        x = self.embedding_norm(x + self.positions(token_positions(padding, 0, n, tokens.device)))
         x = functional.dropout(x, self.config.dropout, self.training)
-        return run_blocks(self.blocks, x, recompute=self.recompute, mask=padding)
+        return run_blocks(self.blocks, x, recompute=self.gradient_checkpointing, mask=padding)
 
-    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+    def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         return (torch.zeros(batch, self.config.context if length is None else length, dtype=torch.long),)
 
-    def initial(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Mapping[str, Initializer]:
         return {
             "*norm.weight": constant(1.0),
             "*.bias": constant(0.0),
@@ -152,7 +158,7 @@ class BERT(Model):
 
 
 class WordHead(nn.Module):
-    """The step between a token's vector and the vectors of words it is compared with, and a bias for each word."""
+    """The head for masked language modelling: a dense layer and a norm, and a bias for each word."""
 
     def __init__(self, config: BERTConfig) -> None:
         super().__init__()
@@ -166,13 +172,13 @@ class WordHead(nn.Module):
 
 
 def check_segments(segments: Tensor, tokens: Tensor, kinds: int) -> None:
-    """Raise where there is not one segment for each token. On a GPU the range is torch's to check."""
+    """Raise where there is not one valid segment for each token. On a GPU torch itself checks the range."""
     if not isinstance(segments, Tensor) or segments.dtype not in (torch.int64, torch.int32):
         came = segments.dtype if isinstance(segments, Tensor) else type(segments).__name__
         raise DtypeError(f"segments must be a tensor of whole numbers read as (b n), not {came}")
     if segments.shape != tokens.shape:
         raise ShapeError(
-            f"segments is {tuple(segments.shape)}, but tokens is {tuple(tokens.shape)}; every token has one segment"
+            f"segments is {tuple(segments.shape)}, but tokens is {tuple(tokens.shape)}; give one segment for each token"
         )
     if segments.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -182,11 +188,10 @@ def check_segments(segments: Tensor, tokens: Tensor, kinds: int) -> None:
 
 
 def _block(config: BERTConfig) -> Block:
-    hidden = 4 * config.width if config.ff_width is None else config.ff_width
     return Block(
         config.width,
         Attention(config.width, config.heads, dropout=config.attention_dropout),
-        FeedForward(config.width, hidden, activation=config.activation),
+        FeedForward(config.width, config.ff_width, activation=config.activation),
         eps=config.eps,
         order="post",
         dropout=config.dropout,

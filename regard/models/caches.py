@@ -1,4 +1,4 @@
-"""The caches of a model: one for each of its blocks, in step."""
+"""The KV caches of a model, one for each of its blocks."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,17 +9,21 @@ from regard.core.cache import Cache
 
 
 class Caches:
-    """What every block keeps between calls."""
+    """The KV caches of all blocks, of equal length.
+
+    make   makes the cache of one block
+    depth  number of blocks
+    """
 
     def __init__(self, make: Callable[[], Cache], depth: int) -> None:
         self.layers = [make() for _ in range(depth)]
 
     @property
     def length(self) -> int:
-        """Positions received, by every block."""
+        """The number of positions in every cache."""
         length = self.layers[0].length
         if any(cache.length != length for cache in self.layers):
-            raise CacheError("a call failed half-way, and some blocks took it in; begin anew with model.cache()")
+            raise CacheError("a call failed half-way, and some blocks have stored it; start again with model.cache()")
         return length
 
     @property
@@ -30,15 +34,15 @@ class Caches:
         return iter(self.layers)
 
     def reorder(self, rows: Tensor) -> None:
-        """Let sequence r go on from what sequence rows[r] held, as beam search needs it."""
+        """Replace sequence r by sequence rows[r], as beam search needs it."""
         for cache in self.layers:
             cache.reorder(rows)
 
 
 def check_caches(caches: Caches, depth: int) -> Caches:
-    """The caches, if they were made for a model of this depth."""
+    """Raise where the caches are not those of a model of this depth."""
     if not isinstance(caches, Caches):
-        raise CacheError(f"cache takes what model.cache() gives, not {type(caches).__name__}")
+        raise CacheError(f"cache takes the result of model.cache(), not {type(caches).__name__}")
     if len(caches.layers) != depth:
         raise CacheError(f"this cache was made for {len(caches.layers)} blocks, but the model has {depth}")
     return caches

@@ -1,4 +1,4 @@
-"""A small convolutional network: the baseline that knows neighbours and little else. LeCun et al. 1998."""
+"""A small convolutional network (CNN), a baseline for images. LeCun et al. 1998."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,10 @@ from regard.nn.init import Initializer, constant, fan_in
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CNNConfig(Config):
-    """Settings of a convolutional network: each stage has its width, and each after the first half the rows."""
+    """Settings of a convolutional network.
+
+    widths  channels of each stage; every stage after the first halves rows and columns
+    """
 
     channels: int = 1
     classes: int = 10
@@ -30,15 +33,15 @@ class CNNConfig(Config):
     def __post_init__(self) -> None:
         self.check_types()
         self.check_counts("channels", "classes")
-        self.check_shares("dropout")
+        self.check_probabilities("dropout")
         if not self.widths:
-            raise ConfigError("widths has one number for each stage, and there must be a stage: widths=(32, 64)")
+            raise ConfigError("widths has one number for each stage and cannot be empty, as in widths=(32, 64)")
         for width in self.widths:
             check_integer("widths", width, 1)
 
 
 class CNN(Model):
-    """Images of any size to logits of their classes."""
+    """A CNN: images of any size in, logits of classes out."""
 
     Config = CNNConfig
     config: CNNConfig
@@ -47,25 +50,25 @@ class CNN(Model):
         super().__init__(config)
         sizes = (config.channels, *config.widths)
         self.stages = nn.ModuleList(
-            Stage(old, new, stride=2 if number else 1) for number, (old, new) in enumerate(pairwise(sizes))
+            ConvNormReLU(old, new, stride=2 if number else 1) for number, (old, new) in enumerate(pairwise(sizes))
         )
         self.head = nn.Linear(sizes[-1], config.classes)
-        self.initialise()
+        self.init_weights()
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
         pooled = functional.dropout(self.hidden(image).mean((2, 3)), self.config.dropout, self.training)
         return self.head(pooled)
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
-        """The last stage's maps."""
+        """Feature maps of the last stage."""
         check_image(image, self.config.channels)
-        return run_blocks_with_batch_norm(self.stages, image, recompute=self.recompute)
+        return run_blocks_with_batch_norm(self.stages, image, recompute=self.gradient_checkpointing)
 
-    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+    def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         side = 28 if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initial(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Mapping[str, Initializer]:
         return {
             "*.convolution.weight": fan_in(math.sqrt(2)),
             "*.norm.weight": constant(1.0),
@@ -77,8 +80,8 @@ class CNN(Model):
         }
 
 
-class Stage(ConvNorm):
-    """A convolution, a norm and a relu."""
+class ConvNormReLU(ConvNorm):
+    """A convolution, batch norm and ReLU."""
 
     def forward(self, x: Float[Tensor, "b m y x"]) -> Float[Tensor, "b d rows columns"]:
         return super().forward(x).relu()

@@ -1,4 +1,4 @@
-"""What a model costs, without running it: torch's own counters over a pass with tensors that hold no numbers."""
+"""Count the parameters, multiply-adds and memory of a model, by torch's counters over a pass with fake tensors."""
 
 import re
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from regard.models.presets import model_class
 class Count:
     """The costs of one model for one batch.
 
-    parameters         by part; blocks of one kind are summed under `*`
+    parameters         by module; blocks are summed under `*`
     multiply_adds      of one forward pass, as torch counts matrix products, convolutions and attention
-    attention_entries  query-key pairs that masks let through, over all layers, heads and sequences
-    cache_bytes        keys and values held after the pass
-    activation_bytes   what a training step keeps of the forward pass for the backward pass, without parameters
+    attention_entries  query-key pairs that the masks leave visible, over all layers, heads and sequences
+    cache_bytes        size of the KV cache after the pass
+    activation_bytes   what autograd saves for the backward pass, without parameters
     """
 
     batch: int
@@ -34,17 +34,18 @@ class Count:
 
     @property
     def total(self) -> int:
+        """The number of parameters."""
         return sum(self.parameters.values())
 
 
 def count(config: Config, *, batch: int = 1, length: int | None = None) -> Count:
-    """The costs of the model of this configuration; no memory is taken for it."""
+    """Count the costs of the model of a configuration, without allocating its memory."""
     check_integer("batch", batch, 1, "sequences")
     if length is not None:
         check_integer("length", length, 1)
-    with FakeTensorMode(allow_non_fake_inputs=True):  # masks and positions are worked out for real
+    with FakeTensorMode(allow_non_fake_inputs=True):  # masks and positions are computed with real tensors
         model = model_class(config)(config)
-        inputs = model.example(batch, length)
+        inputs = model.example_inputs(batch, length)
         entries: list[int] = []
         watched = observe_requests(lambda name, call, out: entries.append(call.visible_pairs))
         with torch.no_grad(), count_flops() as flops, watched:
@@ -57,7 +58,7 @@ def count(config: Config, *, batch: int = 1, length: int | None = None) -> Count
         return Count(
             batch=batch,
             length=length,
-            parameters=by_part({name: tensor.numel() for name, tensor in model.named_parameters()}),
+            parameters=sum_by_module({name: tensor.numel() for name, tensor in model.named_parameters()}),
             multiply_adds=flops.get_total_flops() // 2,
             attention_entries=sum(entries),
             cache_bytes=cached,
@@ -65,8 +66,8 @@ def count(config: Config, *, batch: int = 1, length: int | None = None) -> Count
         )
 
 
-def by_part(sizes: dict[str, int]) -> dict[str, int]:
-    """Sizes summed by what stands before the last dot, with `*` for the numbers of blocks, at most three deep."""
+def sum_by_module(sizes: dict[str, int]) -> dict[str, int]:
+    """Sum sizes of parameters by module, with `*` for the numbers of blocks, at most three names deep."""
     parts: dict[str, int] = {}
     for name, size in sizes.items():
         owner = re.sub(r"\.\d+(?=\.|$)", ".*", name).rpartition(".")[0] or name

@@ -1,6 +1,6 @@
-"""Reading the output of a model trained with CTC: the likeliest token of each row, without repeats and blanks.
+"""Greedy decoding of connectionist temporal classification (CTC): the best token of each row, no repeats, no blanks.
 
-Connectionist temporal classification: Graves et al. 2006.
+Graves et al. 2006.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from regard.base.errors import CacheError, ConfigError, ShapeError
 from regard.base.validation import check_integer
 
 
-class CTCGreedy:
-    """A reader that goes on where it stopped: rows in pieces of any size read the same as all at once."""
+class CTCGreedyDecoder:
+    """Streaming greedy CTC decoder: rows in chunks of any size decode the same as all at once."""
 
     def __init__(self, blank: int = 0) -> None:
         self.blank = check_integer("blank", blank, 0)
-        self._last: list[int] = []  # the token of each sequence's last row: a repeat of it is not a new one
+        self._last: list[int] = []  # the token of the last row of each sequence, to merge a repeat
 
     def push(self, logits: Float[Tensor, "b n w"]) -> list[list[int]]:
-        """The tokens that these rows add to each sequence."""
+        """The new tokens of each sequence."""
         if logits.ndim != 3 or not logits.shape[2]:
             raise ShapeError(f"logits is {tuple(logits.shape)}, but is read as (b n w), a row of scores for each step")
         if self.blank >= logits.shape[2]:
@@ -28,24 +28,26 @@ class CTCGreedy:
         best: list[list[int]] = logits.argmax(-1).tolist()
         last = self._last or [self.blank] * len(best)
         if len(last) != len(best):
-            raise CacheError(f"logits has b={len(best)} sequences, but {len(last)} were being read")
-        found = [_read(rows, before, self.blank) for rows, before in zip(best, last, strict=True)]
+            raise CacheError(f"logits has b={len(best)} sequences, but the stream has {len(last)}")
+        found = [_collapse(rows, before, self.blank) for rows, before in zip(best, last, strict=True)]
         self._last = [rows[-1] if rows else before for rows, before in zip(best, last, strict=True)]
         return found
 
 
-def ctc_greedy(
+def ctc_greedy_decode(
     logits: Float[Tensor, "b n w"], *, blank: int = 0, lengths: Sequence[int] | Int[Tensor, "b"] | None = None
 ) -> list[list[int]]:
-    """The tokens of each sequence: the best of each of its first `lengths[b]` rows, repeats merged, blanks left out."""
+    """Greedy CTC decoding: the tokens of each sequence, from its first `lengths[b]` rows."""
     if lengths is None:
-        return CTCGreedy(blank).push(logits)
+        return CTCGreedyDecoder(blank).push(logits)
     if len(lengths) != len(logits):
-        raise ShapeError(f"lengths has {len(lengths)} numbers, but logits has b={len(logits)} sequences; give one each")
+        raise ShapeError(
+            f"lengths has {len(lengths)} numbers, but logits has b={len(logits)} sequences; give one for each"
+        )
     each = zip(logits, [int(length) for length in lengths], strict=True)
-    return [CTCGreedy(blank).push(rows[None, :length])[0] for rows, length in each]
+    return [CTCGreedyDecoder(blank).push(rows[None, :length])[0] for rows, length in each]
 
 
-def _read(rows: list[int], before: int, blank: int) -> list[int]:
+def _collapse(rows: list[int], before: int, blank: int) -> list[int]:
     pairs = zip([before, *rows], rows, strict=False)
     return [token for previous, token in pairs if token not in (previous, blank)]

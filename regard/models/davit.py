@@ -1,7 +1,6 @@
-"""DaViT: windows attend to themselves, then channels attend to channels. Ding et al. 2022, arXiv:2204.03645.
+"""DaViT: window attention and channel attention in turn. Ding et al. 2022, arXiv:2204.03645.
 
-Attention inside windows sees details near by; attention between groups of channels sees the whole image at once. Both
-cost time in proportion to the image's area. Four stages work on ever coarser and wider grids.
+The cost of both is linear in the area of the image. Four stages have ever coarser grids and more channels.
 """
 
 from collections.abc import Mapping
@@ -27,14 +26,14 @@ from regard.nn.windows import merge, partition
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DaViTConfig(Config):
-    """Settings of a DaViT: one number for each stage where there are several.
+    """Settings of a DaViT; widths, depths and heads have one number for each stage.
 
     depths     pairs of blocks, one over windows and one over channels
     heads      of window attention, and groups of channel attention
     window     side of the windows, in positions of the stage's grid
-    ff_factor  how much wider the feed-forward part is than the stage
-    classes    0 gives the pooled features instead of logits
-    drop_path  share of branches dropped in the last pair; in the first none are, and in between it grows evenly
+    ff_factor  width of the feed-forward part, relative to the stage
+    classes    0 returns pooled features instead of logits
+    drop_path  stochastic depth: probability of dropping a branch in the last pair, growing linearly from 0 in the first
     """
 
     channels: int = 3
@@ -51,7 +50,7 @@ class DaViTConfig(Config):
     def __post_init__(self) -> None:
         self.check_types()
         self.check_counts("channels", "window", "ff_factor")
-        self.check_shares("drop_path")
+        self.check_probabilities("drop_path")
         check_integer("classes", self.classes, 0)
         if not len(self.widths) == len(self.depths) == len(self.heads) or not self.widths:
             raise ConfigError(
@@ -64,7 +63,7 @@ class DaViTConfig(Config):
 
 
 class DaViT(Model):
-    """Images to logits of their classes."""
+    """A DaViT: images in, logits of classes out."""
 
     Config = DaViTConfig
     config: DaViTConfig
@@ -72,34 +71,34 @@ class DaViT(Model):
     def __init__(self, config: DaViTConfig) -> None:
         super().__init__(config)
         self.stem = Stem(config.channels, config.widths[0], config.eps)
-        self.stages = nn.ModuleList(Stage(config, number) for number in range(len(config.widths)))
+        self.stages = nn.ModuleList(DaViTStage(config, number) for number in range(len(config.widths)))
         self.norm = norm("layer", config.widths[-1], config.eps)
         self.head = nn.Linear(config.widths[-1], config.classes) if config.classes else None
-        self.initialise()
+        self.init_weights()
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
-        """Logits of the classes, or with classes=0 the features that they would be told from."""
+        """Logits of the classes, or pooled features with classes=0."""
         pooled = self.norm(self.hidden(image).mean((1, 2)))
         return pooled if self.head is None else self.head(pooled)
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b rows columns d"]:
-        """The last stage's grid; each stage after the first halves rows and columns, and the stem quarters them."""
+        """The grid of the last stage; the stem divides rows and columns by 4, each stage after the first by 2."""
         x = self.stem(image)
         for stage in self.stages:
-            x = stage(x, recompute=self.recompute)
+            x = stage(x, recompute=self.gradient_checkpointing)
         return x
 
-    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+    def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         side = 224 if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initial(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Mapping[str, Initializer]:
         return {
             "*norm.weight": constant(1.0),
             "*norm.bias": constant(0.0),
             "*.bias": constant(0.0),
             "*.projection.weight": fan_in(),
-            "*_positions.weight": fan_in(3**-0.5),  # small beside what it is added to
+            "*_positions.weight": fan_in(3**-0.5),  # small compared with what it is added to
             "*.weight": normal(0.02, cut=2),
         }
 
@@ -115,11 +114,11 @@ class Stem(nn.Module):
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b rows columns d"]:
         check_image(image, self.channels)
-        return self.norm(_over_grid(self.projection, image.permute(0, 2, 3, 1)))
+        return self.norm(_convolve(self.projection, image.permute(0, 2, 3, 1)))
 
 
-class Coarser(nn.Module):
-    """One position for each 2 x 2, of another width."""
+class Downsample(nn.Module):
+    """One position for each 2 x 2, with another width."""
 
     def __init__(self, old: int, new: int, eps: float) -> None:
         super().__init__()
@@ -129,25 +128,25 @@ class Coarser(nn.Module):
     def forward(self, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
         rows, columns = x.shape[1:3]
         even = pad(self.norm(x), (0, 0, 0, columns % 2, 0, rows % 2))
-        return _over_grid(self.projection, even)
+        return _convolve(self.projection, even)
 
 
-class Stage(nn.Module):
-    """A coarser grid, except in the first stage, then pairs of blocks."""
+class DaViTStage(nn.Module):
+    """Downsampling, except in the first stage, then pairs of blocks."""
 
     def __init__(self, config: DaViTConfig, number: int) -> None:
         super().__init__()
         width, before, total = config.widths[number], sum(config.depths[:number]), sum(config.depths)
-        self.coarser = Coarser(config.widths[number - 1], width, config.eps) if number else None
+        self.downsample = Downsample(config.widths[number - 1], width, config.eps) if number else None
         shares = [config.drop_path * (before + n) / max(total - 1, 1) for n in range(config.depths[number])]
-        self.blocks = nn.ModuleList(Pair(config, number, share) for share in shares)
+        self.blocks = nn.ModuleList(DualBlock(config, number, share) for share in shares)
 
     def forward(self, x: Float[Tensor, "b y x d"], *, recompute: bool = False) -> Float[Tensor, "b rows columns m"]:
-        return run_blocks(self.blocks, x if self.coarser is None else self.coarser(x), recompute=recompute)
+        return run_blocks(self.blocks, x if self.downsample is None else self.downsample(x), recompute=recompute)
 
 
-class Pair(nn.Module):
-    """A block over windows, then one over channels."""
+class DualBlock(nn.Module):
+    """A block of window attention, then one of channel attention."""
 
     def __init__(self, config: DaViTConfig, number: int, drop_path: float) -> None:
         super().__init__()
@@ -161,10 +160,10 @@ class Pair(nn.Module):
 
 
 class GridBlock(nn.Module):
-    """x + attention, x + feed-forward; before each, what stands around a position is added to say where it is.
+    """x + attention, x + feed-forward; before each, a depthwise convolution adds position information.
 
-    window  side of the squares that attend to themselves. At the image's edge they are filled with zeros, which are
-            seen like anything else. Without it the whole grid is one sequence.
+    window  side of the windows of attention. At the edge they are padded with zeros, which are not masked. None makes
+            the whole grid one sequence
     """
 
     def __init__(
@@ -182,20 +181,20 @@ class GridBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b y x d"]:
         rows, columns = x.shape[1:3]
-        x = x + _over_grid(self.attention_positions, x)
+        x = x + _convolve(self.attention_positions, x)
         inner = self.attention_norm(x)
         if self.window is None:
             attended = self.attention(inner.flatten(1, 2))
         else:
             attended = merge(self.attention(partition(inner, self.window)), self.window, rows, columns).flatten(1, 2)
         x = x + self.residual(attended).unflatten(1, (rows, columns))
-        x = x + _over_grid(self.feedforward_positions, x)
-        changed = self.feedforward(self.feedforward_norm(x).flatten(1, 2))
-        return x + self.residual(changed).unflatten(1, (rows, columns))
+        x = x + _convolve(self.feedforward_positions, x)
+        output = self.feedforward(self.feedforward_norm(x).flatten(1, 2))
+        return x + self.residual(output).unflatten(1, (rows, columns))
 
 
-def _over_grid(convolution: nn.Conv2d, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
-    """The convolution, in the dtype of its weights: what blocks add to stays exact when autocast is on."""
+def _convolve(convolution: nn.Conv2d, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
+    """Apply a convolution to a grid, in the dtype of its weights: under autocast the residual stream stays exact."""
     return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(convolution.weight.dtype)
 
 

@@ -1,10 +1,10 @@
-"""Text from a model that tells each next token.
+"""Text generation by autoregressive decoding: greedy, sampling, beam search.
 
-    texts = generate(model, [[5, 17], [3, 8, 2]], strategy=sample(top_p=0.9, seed=1), length=40, stops=[0])
-    for token in stream(model, [[5, 17]]): ...
+    texts = model.generate([[5, 17], [3, 8, 2]], max_new_tokens=40, temperature=0.8, top_p=0.9, seed=1, stop=[0])
+    for token in stream_tokens(model, [[5, 17]]): ...
 
-A text is a function of its prompt, the strategy and its number in the batch. What stands beside it, how the batch is
-padded, and whether a cache is used change the rounding of numbers and nothing else.
+A text depends on its prompt, the strategy and its number in the batch only. The other prompts, padding and the KV cache
+change rounding and nothing else.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -21,237 +21,197 @@ from torch import Tensor, nn
 from regard.base.errors import ConfigError, RegardError, ShapeError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.models.generation_adapters import Aligned, GenerationAdapter, Reader, Shifted, as_decoder, make_adapter
+from regard.core.masks.algebra import Mask
+from regard.core.masks.data import PaddingMask
+from regard.models.generation_adapters import AlignedReader, GenerationAdapter, LeftPaddedReader, make_adapter
+from regard.models.generation_types import (
+    FinishReason,
+    GeneratedText,
+    GeneratedToken,
+    GenerationOptions,
+    Prompts,
+    TokenIds,
+)
 from regard.models.gpt import GPT
-from regard.models.sampling import Beam, Choice, Strategy, beam, check_strategy, greedy, kth_largest, leading, sample
+from regard.models.sampling import BeamSearch, StepwiseStrategy, Strategy, make_strategy, top_tokens
 from regard.nn.embeddings import check_tokens
-
-__all__ = [
-    "GeneratedText",
-    "GeneratedToken",
-    "GenerationAdapter",
-    "beam",
-    "collect_tokens",
-    "generate",
-    "greedy",
-    "kth_largest",
-    "make_adapter",
-    "sample",
-    "stream",
-]
-
-Ended = Literal["stop", "length", "context"]
-Side = Literal["left", "right"]
-Tokens = Sequence[int] | Tensor
-Stop = int | Tokens
-GREEDY = greedy()
-
-
-class GeneratedToken(NamedTuple):
-    """One token as it comes."""
-
-    text: int  # of which prompt
-    token: int
-    log_probability: float  # what the model gave it, whatever the strategy made of that
-    ended: Ended | None  # why it is its text's last, if it is
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedText:
-    """What was written after a prompt.
-
-    tokens             the new ones, with the stop that ended them
-    log_probabilities  what the model gave each of them, whatever the strategy made of that
-    ended              "stop"; "length": as long as was asked for; "context": the model can read no further
-    stop               the tokens that ended it, if some did
-    """
-
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    log_probabilities: tuple[float, ...]
-    ended: Ended
-    stop: tuple[int, ...] = ()
-
-    @property
-    def body(self) -> tuple[int, ...]:
-        """The new tokens without the stop."""
-        return self.tokens[: len(self.tokens) - len(self.stop)]
-
-    @property
-    def log_probability(self) -> float:
-        """Of all new tokens together."""
-        return sum(self.log_probabilities)
 
 
 def generate(
-    model: GPT | GenerationAdapter,
-    prompts: Sequence[Tokens] | Tensor,
-    *,
-    lengths: Sequence[int] | Tensor | None = None,
-    filled: Side = "right",
-    strategy: Strategy = GREEDY,
-    length: int = 64,
-    stops: Sequence[Stop] = (),
-    cache: bool = True,
-    padding: Side = "right",
+    model: GPT | GenerationAdapter, tokens: Prompts, **options: Unpack[GenerationOptions]
 ) -> list[GeneratedText]:
-    """Each prompt's continuation.
+    """Continue each prompt by autoregressive decoding; returns one `GeneratedText` for each.
 
-    model    a GPT; for an encoder-decoder `make_adapter(model, source)`, with prompts that hold its start token
-    prompts  lists of tokens, or a tensor (b n) of which `lengths[r]` tokens of row r are real
-    filled   on which side such a tensor was filled up: "right" means that the real tokens come first, "left" that they
-             come last. It says nothing about `padding`
-    length   the most new tokens. A text also ends when the model has read as many as its context holds: the last token
-             may then be one that could not be read any more
-    stops    tokens, and sequences of tokens, that end a text where they are written; a prompt's tokens do not count
-    cache    False runs a whole pass for every token
-    padding  how prompts of different lengths share a batch inside, however they were given. "right" keeps each token at
-             its own position and suits all models; "left" fills up at the front and reads all prompts in one pass.
-             Texts are the same
+    model           a GPT; for an encoder-decoder see `Transformer.generate`
+    tokens          prompts: lists of token ids, or a tensor (b n)
+    max_new_tokens  64 if not given. A text also ends when the model's context is full
+    temperature, top_k, top_p, seed
+                    sample the next token, see `Sample`; prompt r of the batch draws with seed + r
+    num_beams, length_penalty
+                    beam search, see `BeamSearch`
+    strategy        "greedy", "sample", "beam", or a value such as KthLargest(2); default by the keywords above, and
+                    greedy decoding if there are none
+    stop            token ids, and sequences of token ids, that end a text; those in a prompt do not count
+    padding         which tokens of a tensor are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
+    use_cache       False runs a whole pass for every token instead of using a KV cache
+    left_pad        True pads prompts of different lengths on the left and reads all of them in one pass (GPT only).
+                    The texts are the same
+
+    >>> texts = regard.generate(model, [[5, 17]], max_new_tokens=8, temperature=0.8, top_p=0.9, seed=0)
+    >>> texts[0].tokens, texts[0].log_probability, texts[0].finish_reason
     """
-    task = _task(model, prompts, lengths, filled, strategy, length, stops, cache, padding)
-    written: list[list[GeneratedToken]] = [[] for _ in task.prompts]
-    for token in task.run():
-        written[token.text].append(token)
-    return [collect_tokens(prompt, tokens, task.stops) for prompt, tokens in zip(task.prompts, written, strict=True)]
+    run = _prepare(model, tokens, **options)
+    generated: list[list[GeneratedToken]] = [[] for _ in run.prompts]
+    for token in run.tokens():
+        generated[token.prompt_index].append(token)
+    return [collect_tokens(prompt, new, run.stop) for prompt, new in zip(run.prompts, generated, strict=True)]
 
 
-def stream(
-    model: GPT | GenerationAdapter,
-    prompts: Sequence[Tokens] | Tensor,
-    *,
-    lengths: Sequence[int] | Tensor | None = None,
-    filled: Side = "right",
-    strategy: Strategy = GREEDY,
-    length: int = 64,
-    stops: Sequence[Stop] = (),
-    cache: bool = True,
-    padding: Side = "right",
+def stream_tokens(
+    model: GPT | GenerationAdapter, tokens: Prompts, **options: Unpack[GenerationOptions]
 ) -> Iterator[GeneratedToken]:
-    """The tokens that `generate` puts together, as they come; those of a beam come when its search is over."""
-    return _task(model, prompts, lengths, filled, strategy, length, stops, cache, padding).run()
+    """Yield each token of `generate` as soon as it is known; with beam search when the search has ended."""
+    return _prepare(model, tokens, **options).tokens()
+
+
+def collect_tokens(
+    prompt: Sequence[int], tokens: Sequence[GeneratedToken], stop: Sequence[int | TokenIds] = ()
+) -> GeneratedText:
+    """The text that the streamed tokens of one prompt make up."""
+    if not tokens or tokens[-1].finish_reason is None:
+        raise ConfigError("the stream of this text has not ended: its last token has no finish_reason")
+    new = tuple(each.token for each in tokens)
+    values = tuple(each.log_probability for each in tokens)
+    matched = _matched_stop(_stop_sequences(stop), new) if tokens[-1].finish_reason == "stop" else ()
+    return GeneratedText(tuple(prompt), new, values, tokens[-1].finish_reason, matched)
 
 
 @dataclass(slots=True)
-class Row:
-    """A text under way."""
+class Hypothesis:
+    """A sequence that is being generated."""
 
-    text: int
-    tokens: list[int]  # prompt and all
+    prompt_index: int
+    tokens: list[int]  # the prompt and the new tokens
     log_probabilities: list[float] = field(default_factory=list)
-    ended: Ended | None = None
+    finish_reason: FinishReason | None = None
 
     @property
-    def new(self) -> int:
+    def length(self) -> int:
+        """The number of new tokens."""
         return len(self.log_probabilities)
 
-    def extended(self, token: int, log_probability: float) -> "Row":
-        return Row(self.text, [*self.tokens, token], [*self.log_probabilities, log_probability])
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.tokens[len(self.tokens) - self.length :]
+
+    @property
+    def log_probability(self) -> float:
+        return sum(self.log_probabilities)
+
+    def append(self, token: int, log_probability: float) -> "Hypothesis":
+        """A copy with one more token."""
+        return Hypothesis(self.prompt_index, [*self.tokens, token], [*self.log_probabilities, log_probability])
 
 
 @dataclass(frozen=True)
 class GenerationRun:
-    """All that was asked for, checked."""
+    """The checked arguments of `generate`, and the decoding loops."""
 
-    decoder: GenerationAdapter
-    reader: Reader
+    adapter: GenerationAdapter
+    reader: AlignedReader | LeftPaddedReader
     prompts: list[list[int]]
     strategy: Strategy
-    length: int
-    stops: tuple[tuple[int, ...], ...]
+    max_new_tokens: int
+    stop: tuple[tuple[int, ...], ...]
 
-    def run(self) -> Iterator[GeneratedToken]:
-        rows = [Row(text, prompt) for text, prompt in enumerate(self.prompts)]
-        if isinstance(self.strategy, Beam):
-            return self._search(rows, self.strategy)
-        assert isinstance(self.strategy, Choice)
-        return self._choose(rows, self.strategy)
+    def tokens(self) -> Iterator[GeneratedToken]:
+        """The new tokens of all prompts, in the order in which they are known."""
+        rows = [Hypothesis(index, prompt) for index, prompt in enumerate(self.prompts)]
+        if isinstance(self.strategy, BeamSearch):
+            return self._beam_search(rows, self.strategy)
+        assert isinstance(self.strategy, StepwiseStrategy)
+        return self._step_by_step(rows, self.strategy)
 
-    def _choose(self, rows: list[Row], strategy: Choice) -> Iterator[GeneratedToken]:
-        draws = [make_generator(strategy.seed + text) for text in range(len(rows))]
+    def _step_by_step(self, rows: list[Hypothesis], strategy: StepwiseStrategy) -> Iterator[GeneratedToken]:
+        generators = [make_generator(strategy.seed + index) for index in range(len(rows))]
         while rows:
-            ready, logits, log_probabilities = self._read(rows)
-            chance = [torch.rand((), generator=draws[rows[row].text], dtype=torch.float64) for row in ready]
-            chosen = strategy.choose(logits, torch.stack(chance).to(logits.device))
+            ready, logits, log_probabilities = self._next_logits(rows)
+            uniform = [
+                torch.rand((), generator=generators[rows[row].prompt_index], dtype=torch.float64) for row in ready
+            ]
+            chosen = strategy.choose(logits, torch.stack(uniform).to(logits.device))
             values = log_probabilities.gather(1, chosen[:, None])[:, 0]
             for row, token, value in zip(ready, chosen.tolist(), values.tolist(), strict=True):
-                rows[row] = rows[row].extended(token, value)
-                rows[row].ended = self._ended(rows[row])
-                yield GeneratedToken(rows[row].text, token, value, rows[row].ended)
-            going = [number for number, row in enumerate(rows) if row.ended is None]
-            rows = self._kept(rows, going, [rows[number] for number in going])
+                rows[row] = self._extend(rows[row], token, value)
+                yield GeneratedToken(rows[row].prompt_index, token, value, rows[row].finish_reason)
+            unfinished = [number for number, row in enumerate(rows) if row.finish_reason is None]
+            rows = self._select(rows, unfinished, [rows[number] for number in unfinished])
 
-    def _search(self, rows: list[Row], strategy: Beam) -> Iterator[GeneratedToken]:
-        done: list[list[Row]] = [[] for _ in rows]
+    def _beam_search(self, rows: list[Hypothesis], strategy: BeamSearch) -> Iterator[GeneratedToken]:
+        finished: list[list[Hypothesis]] = [[] for _ in rows]
         while rows:
-            ready, _, log_probabilities = self._read(rows)
-            best = dict(zip(ready, _best([rows[row] for row in ready], log_probabilities, strategy.width), strict=True))
-            following: list[Row] = []
+            ready, _, log_probabilities = self._next_logits(rows)
+            continuations = _best_continuations([rows[row] for row in ready], log_probabilities, strategy.num_beams)
+            best = dict(zip(ready, continuations, strict=True))
+            following: list[Hypothesis] = []
             parents: list[int] = []
-            for text, group in groupby(range(len(rows)), key=lambda number: rows[number].text):
+            for index, group in groupby(range(len(rows)), key=lambda number: rows[number].prompt_index):
                 members = list(group)
-                if members[0] not in best:  # a longer prompt, still being read
+                if members[0] not in best:  # a longer prompt that is still being read
                     following += [rows[member] for member in members]
                     parents += members
                     continue
-                free = strategy.width - len(done[text])
-                possible = [(member, *each) for member in members for each in best[member]]
-                # equally likely ones stay in order: earlier rows first, and then lower tokens
-                for member, token, value, _ in sorted(possible, key=lambda each: -each[-1])[:free]:
-                    row = rows[member].extended(token, value)
-                    row.ended = self._ended(row)
-                    if row.ended is not None:
-                        done[text].append(row)
+                free = strategy.num_beams - len(finished[index])
+                candidates = [(member, *each) for member in members for each in best[member]]
+                # the sort is stable: of equally likely ones, earlier rows first, then lower token ids
+                for member, token, value, _ in sorted(candidates, key=lambda each: -each[-1])[:free]:
+                    row = self._extend(rows[member], token, value)
+                    if row.finish_reason is not None:
+                        finished[index].append(row)
                     else:
                         following.append(row)
                         parents.append(member)
-                if not following or following[-1].text != text:
-                    yield from _told(max(done[text], key=lambda row: strategy.score(_total(row), row.new)))
-            rows = self._kept(rows, parents, following)
+                if not following or following[-1].prompt_index != index:
+                    winner = max(finished[index], key=lambda row: strategy.score(row.log_probability, row.length))
+                    reasons = [None] * (winner.length - 1) + [winner.finish_reason]
+                    for each in zip(winner.new_tokens, winner.log_probabilities, reasons, strict=True):
+                        yield GeneratedToken(index, *each)
+            rows = self._select(rows, parents, following)
 
-    def _read(self, rows: list[Row]) -> tuple[list[int], Float[Tensor, "r w"], Float[Tensor, "r w"]]:
-        """Which rows have been read to their ends, the logits of their next tokens, and the log-probabilities."""
-        with torch.no_grad(), eval_mode(self.decoder.module):
+    def _next_logits(self, rows: list[Hypothesis]) -> tuple[list[int], Float[Tensor, "r w"], Float[Tensor, "r w"]]:
+        """Which rows have been read to their ends, their next-token logits, and the log-probabilities."""
+        with torch.no_grad(), eval_mode(self.adapter.module):
             ready, logits = self.reader.read([row.tokens for row in rows])
         log_probabilities = logits.log_softmax(-1, dtype=torch.float64)
-        if log_probabilities[:, 0].isnan().any():  # one bad logit spoils its whole row
-            raise RegardError("the model's logits hold NaN or infinity and tell no next token; look at its weights")
+        if log_probabilities[:, 0].isnan().any():  # one bad logit makes its whole row NaN
+            raise RegardError("the model's logits contain NaN or infinity; check its weights")
         return ready, logits, log_probabilities
 
-    def _kept(self, rows: list[Row], parents: list[int], following: list[Row]) -> list[Row]:
-        """The rows that follow, of which number r goes on from rows[parents[r]]; the reader does likewise."""
+    def _select(self, rows: list[Hypothesis], parents: list[int], following: list[Hypothesis]) -> list[Hypothesis]:
+        """The next rows, of which number r continues rows[parents[r]]; the KV cache is reordered likewise."""
         if following and parents != list(range(len(rows))):
-            self.reader.keep(parents)
+            self.reader.reorder(parents)
         return following
 
-    def _ended(self, row: Row) -> Ended | None:
-        if _met(self.stops, row.tokens[len(row.tokens) - row.new :]):
-            return "stop"
-        if row.new == self.length:
-            return "length"
-        return "context" if len(row.tokens) > self.decoder.context else None
+    def _extend(self, row: Hypothesis, token: int, log_probability: float) -> Hypothesis:
+        """The row with one more token, and its finish_reason if it ends there."""
+        row = row.append(token, log_probability)
+        if _matched_stop(self.stop, row.new_tokens):
+            row.finish_reason = "stop"
+        elif row.length == self.max_new_tokens:
+            row.finish_reason = "length"
+        elif len(row.tokens) > self.adapter.context:
+            row.finish_reason = "context"
+        return row
 
 
-def collect_tokens(
-    prompt: Sequence[int], tokens: Sequence[GeneratedToken], stops: Sequence[Stop] = ()
-) -> GeneratedText:
-    """The text that the tokens of a stream make up, from the first to the one that says why it ended."""
-    if not tokens or tokens[-1].ended is None:
-        raise ConfigError("the stream of this text has not ended; its last token says why it did")
-    new = tuple(each.token for each in tokens)
-    values = tuple(each.log_probability for each in tokens)
-    stop = _met(_in_order(stops), new) if tokens[-1].ended == "stop" else ()
-    return GeneratedText(tuple(prompt), new, values, tokens[-1].ended, stop)
-
-
-def _best(rows: list[Row], log_probabilities: Float[Tensor, "r w"], count: int) -> list[list[tuple[int, float, float]]]:
-    """The likeliest continuations of each row by one token, best first: the token, its log-probability, that of all.
-
-    All rows at once: what a GPU is asked for should not grow with the number of texts.
-    """
-    before = torch.tensor([_total(row) for row in rows], dtype=torch.float64, device=log_probabilities.device)
+def _best_continuations(
+    rows: list[Hypothesis], log_probabilities: Float[Tensor, "r w"], count: int
+) -> list[list[tuple[int, float, float]]]:
+    """The most likely continuations of each row by one token: the token, its log-probability, that of the row."""
+    before = torch.tensor([row.log_probability for row in rows], dtype=torch.float64, device=log_probabilities.device)
     totals = before[:, None] + log_probabilities
-    tokens = leading(totals, count)
+    tokens = top_tokens(totals, count)
     values, sums = log_probabilities.gather(1, tokens), totals.gather(1, tokens)
     return [
         [each for each in zip(*row, strict=True) if each[-1] > -math.inf]
@@ -259,19 +219,9 @@ def _best(rows: list[Row], log_probabilities: Float[Tensor, "r w"], count: int) 
     ]
 
 
-def _told(row: Row) -> Iterator[GeneratedToken]:
-    tokens = row.tokens[len(row.tokens) - row.new :]
-    for number, (token, value) in enumerate(zip(tokens, row.log_probabilities, strict=True), 1):
-        yield GeneratedToken(row.text, token, value, row.ended if number == row.new else None)
-
-
-def _total(row: Row) -> float:
-    return sum(row.log_probabilities)
-
-
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """No dropout meanwhile; afterwards every part is in the mode it was in."""
+    """Run in eval mode; restores the mode of every submodule on exit."""
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False
@@ -282,101 +232,91 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def _task(
+def _prepare(
     model: GPT | GenerationAdapter,
-    prompts: Sequence[Tokens] | Tensor,
-    lengths: Sequence[int] | Tensor | None,
-    filled: str,
-    strategy: Strategy,
-    length: int,
-    stops: Sequence[Stop],
-    cache: bool,
-    padding: str,
+    tokens: Prompts,
+    *,
+    max_new_tokens: int = 64,
+    stop: Sequence[int | TokenIds] = (),
+    padding: Mask | None = None,
+    use_cache: bool = True,
+    left_pad: bool = False,
+    **choice: Any,
 ) -> GenerationRun:
-    decoder = as_decoder(model)
-    check_strategy(strategy, decoder.vocab)
-    length = check_integer("length", length, 1, "new tokens")
-    rows = _prompts(prompts, lengths, filled, decoder)
-    decoder.check_texts(len(rows))
-    ends = _in_order(stops, decoder.vocab)
-    capacity = min(decoder.context, max(map(len, rows)) + length)
-    reader: Reader
-    if padding == "right":
-        with torch.no_grad(), eval_mode(decoder.module):  # an encoder-decoder reads its source here
-            reader = Aligned(decoder, len(rows), capacity, cache)
-    elif padding == "left":
-        reader = Shifted(decoder, capacity, cache)
+    """Check the arguments of `generate`; `choice` are those of `make_strategy`."""
+    adapter, strategy = make_adapter(model), make_strategy(**choice)
+    strategy.check(adapter.vocab)
+    check_integer("max_new_tokens", max_new_tokens, 1)
+    prompts = _check_prompts(tokens, padding, adapter)
+    adapter.check_batch(len(prompts))
+    capacity = min(adapter.context, max(map(len, prompts)) + max_new_tokens)
+    reader: AlignedReader | LeftPaddedReader
+    if left_pad:
+        reader = LeftPaddedReader(adapter, capacity, use_cache)
     else:
-        raise ConfigError(f"padding is 'left' or 'right', not {padding!r}")
-    return GenerationRun(decoder, reader, rows, strategy, length, ends)
+        with torch.no_grad(), eval_mode(adapter.module):  # an encoder-decoder encodes its source here
+            reader = AlignedReader(adapter, len(prompts), capacity, use_cache)
+    return GenerationRun(adapter, reader, prompts, strategy, max_new_tokens, _stop_sequences(stop, adapter.vocab))
 
 
-def _prompts(
-    prompts: Sequence[Tokens] | Tensor, lengths: Sequence[int] | Tensor | None, filled: str, decoder: GenerationAdapter
-) -> list[list[int]]:
-    """Prompts as lists, or an error that says which one does not fit."""
-    if filled not in ("left", "right"):
-        raise ConfigError(f"filled is 'left' or 'right', not {filled!r}")
-    if filled == "left" and lengths is None:
-        raise ConfigError("filled='left' goes with lengths, which say how many tokens at each row's end are real")
-    if isinstance(prompts, Tensor):
-        check_tokens(prompts, decoder.vocab, "prompts")
-        rows = prompts.tolist()
-        if lengths is not None:
-            real = _lengths(lengths, *prompts.shape)
-            starts = [len(row) - count if filled == "left" else 0 for row, count in zip(rows, real, strict=True)]
-            rows = [row[start : start + count] for row, start, count in zip(rows, starts, real, strict=True)]
+def _check_prompts(tokens: Prompts, padding: Mask | None, adapter: GenerationAdapter) -> list[list[int]]:
+    """The prompts as lists, without their padding."""
+    if isinstance(tokens, Tensor):
+        check_tokens(tokens, adapter.vocab)
+        rows = tokens.tolist()
+        if padding is not None:
+            rows = _without_padding(rows, padding)
+    elif padding is not None:
+        raise ConfigError("padding goes with a tensor of prompts (b n); lists of tokens have their own lengths")
+    elif not isinstance(tokens, list | tuple) or not tokens:
+        raise ConfigError(f"tokens takes prompts, a list of lists of token ids or a tensor (b n), not {tokens!r}")
     else:
-        if lengths is not None:
-            raise ConfigError("lengths go with prompts in one tensor (b n); lists of tokens have lengths of their own")
-        if not isinstance(prompts, list | tuple):
-            raise ConfigError(f"prompts are lists of tokens, or one tensor of them (b n), not {prompts!r}")
-        if not prompts:
-            raise ConfigError("there are no prompts; give at least one list of tokens")
-        rows = [_tokens(f"prompts[{number}]", prompt, decoder.vocab) for number, prompt in enumerate(prompts)]
+        rows = [_token_list(f"tokens[{number}]", prompt, adapter.vocab) for number, prompt in enumerate(tokens)]
     for number, row in enumerate(rows):
         if not row:
-            raise ShapeError(f"prompts[{number}] is empty; a text needs a first token to go on from")
-        if len(row) > decoder.context:
+            raise ShapeError(f"tokens[{number}] is empty; a prompt needs at least one token")
+        if len(row) > adapter.context:
             raise ShapeError(
-                f"prompts[{number}] has {len(row)} tokens, but the model can read {decoder.context}; "
-                f"keep the last ones: prompt[-{decoder.context}:]"
+                f"tokens[{number}] has {len(row)} tokens, but the model can read {adapter.context}; "
+                f"keep the last ones: prompt[-{adapter.context}:]"
             )
     return rows
 
 
-def _lengths(lengths: Sequence[int] | Tensor, b: int, n: int) -> list[int]:
-    found: list[int] = [check_integer("lengths", each, 0) for each in lengths]
-    if len(found) != b or max(found) > n:
-        raise ShapeError(f"lengths are one number up to {n} for each of {b} prompts, not {found}")
-    return found
+def _without_padding(rows: list[list[int]], padding: Mask) -> list[list[int]]:
+    if not isinstance(padding, PaddingMask):
+        raise ConfigError(f"padding takes padding(lengths), not {padding!r}")
+    lengths, width = padding.data.tolist(), len(rows[0])
+    if len(lengths) != len(rows) or max(lengths) > width or padding.width not in (None, width):
+        raise ShapeError(f"{padding!r} does not fit tokens of shape ({len(rows)}, {width}); give one length per prompt")
+    return [row[:n] if padding.side == "right" else row[width - n :] for row, n in zip(rows, lengths, strict=True)]
 
 
-def _tokens(name: str, tokens: object, vocab: int | None) -> list[int]:
-    """A list of tokens of the vocabulary."""
+def _token_list(name: str, tokens: object, vocab: int | None) -> list[int]:
+    """A list of token ids of the vocabulary."""
     if isinstance(tokens, Tensor) and tokens.ndim == 1:
         tokens = tokens.tolist()
     if isinstance(tokens, str) or not isinstance(tokens, Sequence):
-        raise ConfigError(f"{name} is a list of tokens such as [3, 1, 4], not {tokens!r}")
+        raise ConfigError(f"{name} takes a list of token ids such as [3, 1, 4], not {tokens!r}")
     found = [check_integer(f"a token of {name}", token, 0) for token in tokens]
     if vocab is not None and found and max(found) >= vocab:
-        raise ShapeError(f"{name} holds {max(found)}, but the vocabulary has tokens 0 to {vocab - 1}")
+        raise ShapeError(f"{name} has token {max(found)}, but the vocabulary has tokens 0 to {vocab - 1}")
     return found
 
 
-def _in_order(stops: Sequence[Stop], vocab: int | None = None) -> tuple[tuple[int, ...], ...]:
-    """Stops as sequences, long ones first, so that the longest is the one that is told."""
-    if not isinstance(stops, list | tuple):
-        raise ConfigError(f"stops is a list of tokens and of sequences of tokens, not {stops!r}")
+def _stop_sequences(stop: Sequence[int | TokenIds], vocab: int | None = None) -> tuple[tuple[int, ...], ...]:
+    """The stop sequences, longest first, so that the longest match is reported."""
+    if not isinstance(stop, list | tuple):
+        raise ConfigError(f"stop takes a list of token ids and of sequences of token ids, not {stop!r}")
     found = set()
-    for stop in stops:
-        tokens = _tokens("a stop", stop if isinstance(stop, str | Sequence | Tensor) else [stop], vocab)
+    for each in stop:
+        tokens = _token_list("stop", each if isinstance(each, str | Sequence | Tensor) else [each], vocab)
         if not tokens:
-            raise ConfigError("a stop is a token or a sequence of tokens; an empty one would end every text at once")
+            raise ConfigError("stop has an empty sequence, which would end every text at once")
         found.add(tuple(tokens))
-    return tuple(sorted(found, key=lambda stop: (-len(stop), stop)))
+    return tuple(sorted(found, key=lambda tokens: (-len(tokens), tokens)))
 
 
-def _met(stops: Sequence[tuple[int, ...]], new: Sequence[int]) -> tuple[int, ...]:
-    """The stop that these tokens end in, if they do."""
-    return next((stop for stop in stops if tuple(new[-len(stop) :]) == stop), ())
+def _matched_stop(stop: Sequence[tuple[int, ...]], new: Sequence[int]) -> tuple[int, ...]:
+    """The stop sequence at the end of the new tokens, empty if there is none."""
+    return next((tokens for tokens in stop if tuple(new[-len(tokens) :]) == tokens), ())

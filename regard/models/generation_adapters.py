@@ -1,7 +1,7 @@
-"""Models that write, seen alike: tokens go in, logits of the next one come out, and a state is kept between.
+"""Adapters for autoregressive decoding: one interface to every model that predicts the next token.
 
-`Decoder` is all that generation knows of a model. Two readers stand on it, for texts of different lengths in one batch:
-`Aligned` keeps every token at its own position and needs no padding at all, `Shifted` fills texts up at their front.
+`GenerationAdapter` is all that `generate` knows of a model. Two readers feed it a batch of sequences of different
+lengths: `AlignedReader` uses no padding, `LeftPaddedReader` pads on the left.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ from regard.core.masks import padding
 from regard.core.masks.algebra import Mask
 from regard.core.masks.forms.padding import PaddingMask
 from regard.models.caches import Caches
-from regard.models.gpt import GPT
+from regard.models.gpt import GPT, SyntheticAttention
 from regard.models.transformer import Transformer
 from regard.nn.embeddings import check_tokens
 
 
 @runtime_checkable
 class DecodingState(Protocol):
-    """What a model keeps of the tokens it has read."""
+    """What a model keeps of the tokens it has read, such as a KV cache."""
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Let text r go on from what text rows[r] held."""
+        """Replace sequence r by sequence rows[r]."""
 
 
 @runtime_checkable
 class GenerationAdapter(Protocol):
-    """A model that tells each next token, together with whatever it writes about."""
+    """A model that predicts the next token, together with what it is conditioned on."""
 
     @property
     def module(self) -> nn.Module:
@@ -40,28 +40,28 @@ class GenerationAdapter(Protocol):
 
     @property
     def vocab(self) -> int:
-        """How many tokens there are."""
+        """The size of the vocabulary."""
 
     @property
     def context(self) -> int:
-        """How many tokens of a text can be read."""
+        """The most tokens of a sequence that can be read."""
 
-    def check_texts(self, texts: int) -> None:
-        """Raise where it cannot write so many texts at once."""
+    def check_batch(self, prompts: int) -> None:
+        """Raise where it cannot continue this number of prompts."""
 
     def start(self, capacity: int) -> DecodingState:
-        """The state of texts of which nothing was read, with room for `capacity` tokens each."""
+        """An empty state with room for `capacity` tokens of each sequence."""
 
     def step(self, tokens: Int[Tensor, "b n"], state: Any) -> Float[Tensor, "b w"]:
-        """Logits of the token after the last of these, which go on where the state ends; the state takes them in."""
+        """Logits after the last of these tokens, which continue where the state ends; the state is extended."""
 
-    def whole(self, tokens: Int[Tensor, "b n"], rows: Int[Tensor, "b"]) -> Float[Tensor, "b w"]:
-        """The same from whole texts and no state; `rows` says which text of the batch each one continues."""
+    def full_pass(self, tokens: Int[Tensor, "b n"], rows: Int[Tensor, "b"]) -> Float[Tensor, "b w"]:
+        """The same from whole sequences without a state; `rows[r]` is the prompt that sequence r continues."""
 
 
 @dataclass(frozen=True)
-class Continuing:
-    """A GPT, which goes on with the text it is given."""
+class DecoderAdapter:
+    """Adapter of a GPT, a decoder-only model."""
 
     module: GPT
 
@@ -71,33 +71,43 @@ class Continuing:
 
     @property
     def context(self) -> int:
-        config = self.module.config
-        return config.context if not config.synthesizer or config.reach is None else min(config.context, config.reach)
+        return self.module.config.max_length
 
-    def check_texts(self, texts: int) -> None:
-        """Any number will do."""
+    def check_batch(self, prompts: int) -> None:
+        """A GPT continues any number of prompts."""
 
     def start(self, capacity: int) -> Caches:
         return self.module.cache(capacity)
 
     def step(self, tokens: Int[Tensor, "b n"], state: Caches) -> Float[Tensor, "b w"]:
-        return self.last(tokens, cache=state)
+        return self.last_logits(tokens, cache=state)
 
-    def whole(self, tokens: Int[Tensor, "b n"], rows: Int[Tensor, "b"]) -> Float[Tensor, "b w"]:
-        return self.last(tokens)
+    def full_pass(self, tokens: Int[Tensor, "b n"], rows: Int[Tensor, "b"]) -> Float[Tensor, "b w"]:
+        return self.last_logits(tokens)
 
-    def last(self, tokens: Int[Tensor, "b n"], **settings: Any) -> Float[Tensor, "b w"]:
-        """Logits after the last token alone: of a long prompt, all of them would be large."""
-        return self.module.unembed(self.module.hidden(tokens, **settings)[:, -1:])[:, 0]
+    def last_logits(self, tokens: Int[Tensor, "b n"], **options: Any) -> Float[Tensor, "b w"]:
+        """Logits after the last token only: those of a whole long prompt would take much memory."""
+        return self.module.unembed(self.module.hidden(tokens, **options)[:, -1:])[:, 0]
 
 
 @dataclass(frozen=True)
-class Answering:
-    """An encoder-decoder that writes about a source, one text for each of its rows."""
+class EncoderDecoderAdapter:
+    """Adapter of a Transformer (encoder-decoder) that is conditioned on source sequences, one for each prompt.
+
+    source          token ids (b m)
+    source_padding  which source tokens are real: `padding(lengths)`
+    """
 
     module: Transformer
     source: Int[Tensor, "b m"]
-    source_padding: PaddingMask | None = None
+    source_padding: Mask | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, Transformer):
+            raise ConfigError(f"only an encoder-decoder takes a source, not a {type(self.module).__name__}")
+        check_tokens(self.source, self.vocab, "source")
+        if self.source_padding is not None and not isinstance(self.source_padding, PaddingMask):
+            raise ConfigError(f"source_padding takes padding(lengths), not {self.source_padding!r}")
 
     @property
     def vocab(self) -> int:
@@ -107,9 +117,9 @@ class Answering:
     def context(self) -> int:
         return self.module.config.context
 
-    def check_texts(self, texts: int) -> None:
-        if texts != len(self.source):
-            raise ShapeError(f"there are {texts} prompts, but {len(self.source)} sources; they come in pairs")
+    def check_batch(self, prompts: int) -> None:
+        if prompts != len(self.source):
+            raise ShapeError(f"there are {prompts} prompts, but {len(self.source)} sources; give one prompt for each")
 
     def start(self, capacity: int) -> DecodingState:
         return self.module.start(self.source, self.source_padding, capacity=capacity)
@@ -117,129 +127,100 @@ class Answering:
     def step(self, tokens: Int[Tensor, "b n"], state: Any) -> Float[Tensor, "b w"]:
         return self.module.step(tokens, state)[:, -1]
 
-    def whole(self, tokens: Int[Tensor, "b n"], rows: Int[Tensor, "b"]) -> Float[Tensor, "b w"]:
-        kept = self.source_padding
-        if kept is not None:
-            kept = PaddingMask(kept.data[rows.to(kept.data.device)], kept.side, kept.width)
-        return self.module(self.source[rows], tokens, source_padding=kept)[:, -1]
+    def full_pass(self, tokens: Int[Tensor, "b n"], rows: Int[Tensor, "b"]) -> Float[Tensor, "b w"]:
+        real = self.source_padding
+        if isinstance(real, PaddingMask):
+            real = PaddingMask(real.data[rows.to(real.data.device)], real.side, real.width)
+        return self.module(self.source[rows], tokens, source_padding=real)[:, -1]
 
 
-def make_adapter(model: Transformer, source: Tensor, source_padding: Mask | None = None) -> GenerationAdapter:
-    """The model as a writer about these sources, for `generate` and `stream`; prompts hold the token that says start.
-
-    source          tokens (b m), one row for each text
-    source_padding  which source tokens are real: `padding(lengths)`
-    """
-    if not isinstance(model, Transformer):
-        raise ConfigError(f"only an encoder-decoder answers a source, not a {type(model).__name__}")
-    check_tokens(source, model.config.vocab, "source")
-    if source_padding is not None and not isinstance(source_padding, PaddingMask):
-        raise ConfigError(f"source_padding says how long each source is, padding(lengths), not {source_padding!r}")
-    return Answering(model, source, source_padding)
-
-
-def as_decoder(model: object) -> GenerationAdapter:
-    """The decoder that is meant by a model."""
+def make_adapter(model: object) -> GenerationAdapter:
+    """The adapter of a model; an adapter is returned as it is."""
     if isinstance(model, GPT):
-        return Continuing(model)
+        return DecoderAdapter(model)
     if isinstance(model, Transformer):
-        raise ConfigError("a Transformer writes about a source; hand in make_adapter(model, source, source_padding)")
+        raise ConfigError("a Transformer needs a source; call model.generate(source, start_token=...)")
     if not isinstance(model, GenerationAdapter):
-        raise ConfigError(
-            f"text is generated by a GPT, make_adapter(model, source) or a Decoder, not by {_named(model)}"
-        )
+        name = f"a {type(model).__name__}" if isinstance(model, nn.Module) else repr(model)
+        raise ConfigError(f"text is generated by a GPT, a Transformer or a GenerationAdapter, not by {name}")
     return model
 
 
-Texts = Sequence[Sequence[int]]
+TokenLists = Sequence[Sequence[int]]
 
 
-class Aligned:
-    """Reads texts side by side, every token at its own position.
+class AlignedReader:
+    """Reads sequences without padding, every token at its own position.
 
-    What is known of all texts is read in one pass. Then the shortest of them get their next tokens while the others go
-    on with what they already hold, so nothing is filled in, and no cache has a hole.
+    The first pass reads as many tokens as the shortest prompt has. Then the shortest sequences are extended while the
+    others still read their own prompts, so that the KV cache has no gaps.
     """
 
-    def __init__(self, decoder: GenerationAdapter, texts: int, capacity: int, cached: bool) -> None:
-        self.decoder, self.length = decoder, 0
-        self.device = _device(decoder.module)
-        self.rows = torch.arange(texts, device=self.device)
-        self.state = decoder.start(capacity) if cached else None
+    def __init__(self, adapter: GenerationAdapter, prompts: int, capacity: int, use_cache: bool) -> None:
+        self.adapter, self.length = adapter, 0
+        self.device = _device(adapter.module)
+        self.rows = torch.arange(prompts, device=self.device)
+        self.state = adapter.start(capacity) if use_cache else None
 
-    def read(self, texts: Texts) -> tuple[list[int], Float[Tensor, "r w"]]:
-        """The texts that have been read to their ends, and logits of their next tokens. Each has grown since before."""
-        until = min(map(len, texts))
+    def read(self, texts: TokenLists) -> tuple[list[int], Float[Tensor, "r w"]]:
+        """Which sequences have been read to their ends, and the logits of their next tokens."""
+        end, start = min(map(len, texts)), 0 if self.state is None else self.length
+        tokens = torch.tensor([list(text[start:end]) for text in texts], device=self.device)
         if self.state is None:
-            logits = self.decoder.whole(self._columns(texts, 0, until), self.rows)
+            logits = self.adapter.full_pass(tokens, self.rows)
         else:
-            logits = self.decoder.step(self._columns(texts, self.length, until), self.state)
-        self.length = until
-        ready = [row for row, text in enumerate(texts) if len(text) == until]
+            logits = self.adapter.step(tokens, self.state)
+        self.length = end
+        ready = [row for row, text in enumerate(texts) if len(text) == end]
         return ready, logits if len(ready) == len(texts) else logits[ready]
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Let text r be what text rows[r] was."""
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Replace sequence r by sequence rows[r]."""
         index = torch.tensor(rows, device=self.device)
         self.rows = self.rows[index]
         if self.state is not None:
             self.state.reorder(index)
 
-    def _columns(self, texts: Texts, start: int, until: int) -> Int[Tensor, "b n"]:
-        return torch.tensor([list(text[start:until]) for text in texts], device=self.device)
 
+class LeftPaddedReader:
+    """Reads sequences of a GPT padded on the left, so that all end in the same column.
 
-class Shifted:
-    """Reads texts of a GPT that are filled up at their front, so that all end together and each goes on at every step.
-
-    A mask hides what was filled in, and positions are counted from each text's own start. When the columns reach the
-    context, the texts that are left are shorter than that and are filled up anew.
+    A mask hides the padding, and positions are counted from the first real token. When the columns reach the context,
+    the sequences that are left are shorter than it, and are padded again.
     """
 
-    def __init__(self, decoder: GenerationAdapter, capacity: int, cached: bool) -> None:
-        if not isinstance(decoder, Continuing):
-            raise ConfigError("padding='left' is for a GPT; with any other decoder use padding='right'")
-        if decoder.module.config.synthesizer:
-            raise ConfigError(
-                "a synthesizer has its weights by absolute position, so padding='left' would move them; "
-                "use padding='right'"
-            )
-        self.decoder, self.capacity, self.cached = decoder, capacity, cached
-        self.device = _device(decoder.module)
+    def __init__(self, adapter: GenerationAdapter, capacity: int, use_cache: bool) -> None:
+        if not isinstance(adapter, DecoderAdapter):
+            raise ConfigError("left_pad=True is for a GPT; leave it out for other models")
+        if isinstance(adapter.module.config.mixer, SyntheticAttention):
+            raise ConfigError("SyntheticAttention has its weights by absolute position; leave out left_pad=True")
+        self.adapter, self.capacity, self.use_cache = adapter, capacity, use_cache
+        self.device = _device(adapter.module)
         self.cache: Caches | None = None
-        self.filled: list[int] = []  # columns before each text
-        self.width = 0  # columns of the pass that filled them
+        self.padding: list[int] = []  # columns before each sequence
+        self.width = 0  # columns of the first pass
 
-    def read(self, texts: Texts) -> tuple[list[int], Float[Tensor, "r w"]]:
-        """As in `Aligned`; here every text is ready."""
-        if self.cache is None or self.cache.length == self.decoder.context:
+    def read(self, texts: TokenLists) -> tuple[list[int], Float[Tensor, "r w"]]:
+        """As in `AlignedReader`; every sequence is ready."""
+        if self.cache is None or self.cache.length == self.adapter.context:
             self.width = max(map(len, texts))
-            self.filled = [self.width - len(text) for text in texts]
-            self.cache = self.decoder.start(self.capacity) if self.cached else None
-            start = 0
-        else:
-            start = self.cache.length
-        rows = [[0] * fill + list(text) for fill, text in zip(self.filled, texts, strict=True)]
+            self.padding = [self.width - len(text) for text in texts]
+            self.cache = self.adapter.start(self.capacity) if self.use_cache else None
+        start = 0 if self.cache is None else self.cache.length
+        rows = [[0] * count + list(text) for count, text in zip(self.padding, texts, strict=True)]
         tokens = torch.tensor([row[start:] for row in rows], device=self.device)
-        front = torch.tensor(self.filled, device=self.device)
-        positions = torch.arange(start, start + tokens.shape[1], device=self.device) - front[:, None]
-        hidden = padding(self.width - front.cpu(), side="left", width=self.width) if any(self.filled) else None
-        logits = self.decoder.last(tokens, cache=self.cache, padding=hidden, positions=positions.clamp(min=0))
+        before = torch.tensor(self.padding, device=self.device)
+        positions = torch.arange(start, start + tokens.shape[1], device=self.device) - before[:, None]
+        real = padding(self.width - before.cpu(), side="left", width=self.width) if any(self.padding) else None
+        logits = self.adapter.last_logits(tokens, cache=self.cache, padding=real, positions=positions.clamp(min=0))
         return list(range(len(texts))), logits
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """As in `Aligned`."""
-        self.filled = [self.filled[row] for row in rows]
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Replace sequence r by sequence rows[r]."""
+        self.padding = [self.padding[row] for row in rows]
         if self.cache is not None:
             self.cache.reorder(torch.tensor(rows, device=self.device))
 
 
-Reader = Aligned | Shifted
-
-
 def _device(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
-
-
-def _named(model: object) -> str:
-    return f"a {type(model).__name__}" if isinstance(model, nn.Module) else repr(model)

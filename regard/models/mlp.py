@@ -1,4 +1,4 @@
-"""A multi-layer perceptron on images: the baseline that knows nothing of neighbours. Rumelhart et al. 1986."""
+"""A multi-layer perceptron (MLP) on images, a baseline. Rumelhart et al. 1986."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,10 @@ from regard.nn.init import Initializer, constant, fan_in
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MLPConfig(Config):
-    """Settings of a perceptron; widths are those of its hidden layers, none of which makes it a linear classifier."""
+    """Settings of a multi-layer perceptron.
+
+    widths  of the hidden layers; without any it is a linear classifier
+    """
 
     image: int = 28
     channels: int = 1
@@ -32,7 +35,7 @@ class MLPConfig(Config):
     def __post_init__(self) -> None:
         self.check_types()
         self.check_counts("image", "channels", "classes")
-        self.check_shares("dropout")
+        self.check_probabilities("dropout")
         for width in self.widths:
             check_integer("widths", width, 1)
         if self.activation not in ACTIVATIONS:
@@ -40,7 +43,7 @@ class MLPConfig(Config):
 
 
 class MLP(Model):
-    """Images to logits of their classes."""
+    """An MLP: images in, logits of classes out."""
 
     Config = MLPConfig
     config: MLPConfig
@@ -50,13 +53,13 @@ class MLP(Model):
         sizes = (config.channels * config.image**2, *config.widths)
         self.layers = nn.ModuleList(nn.Linear(old, new) for old, new in pairwise(sizes))
         self.head = nn.Linear(sizes[-1], config.classes)
-        self.initialise()
+        self.init_weights()
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
         return self.head(self.hidden(image))
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d"]:
-        """The last hidden layer, from which the head tells the class."""
+        """The last hidden layer."""
         check_image(image, self.config.channels)
         side = self.config.image
         if image.shape[2:] != (side, side):
@@ -70,11 +73,11 @@ class MLP(Model):
             x = functional.dropout(x, self.config.dropout, self.training)
         return x
 
-    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+    def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         side = self.config.image if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initial(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Mapping[str, Initializer]:
         return {"*.bias": constant(0.0), "layers.*.weight": fan_in(math.sqrt(2)), "head.weight": fan_in()}
 
 

@@ -1,4 +1,4 @@
-"""What every model has: a configuration, a table of initial values, and a way to its parameters' names."""
+"""The base classes of all models and their configurations."""
 
 import os
 from abc import ABC, abstractmethod
@@ -17,10 +17,10 @@ from regard.nn.init import Initializer, init_parameters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """The settings of a model. Its class says of which."""
+    """The base class of model configurations: frozen dataclasses that are checked when they are built."""
 
     def check_types(self) -> None:
-        """Raise where a setting is not of the kind that its annotation says."""
+        """Raise where a setting does not have the type of its annotation."""
         for name, hint in get_type_hints(type(self)).items():
             coerce(f"{type(self).__name__}.{name}", getattr(self, name), hint)
 
@@ -30,26 +30,57 @@ class Config:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
 
-    def check_shares(self, *names: str) -> None:
+    def check_probabilities(self, *names: str) -> None:
+        """Raise where one of these settings is not a probability."""
         for name in names:
             check_probability(name, getattr(self, name))
 
     def check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        """Raise where this setting is not one of the choices."""
         if getattr(self, name) not in choices:
             raise ConfigError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
 
 
 class Model(nn.Module, ABC):
-    """A network made from a configuration alone."""
+    """The base class of models: a network built from a configuration alone."""
 
     Config: ClassVar[type[Config]]
-    recompute = False  # if set, only the inputs of blocks are kept for the backward pass, and the rest is made again
+    gradient_checkpointing = False  # True saves only the inputs of blocks for the backward pass and recomputes the rest
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         if not isinstance(config, self.Config):
-            raise ConfigError(f"{type(self).__name__} is made from a {self.Config.__name__}, not {config!r}")
+            raise ConfigError(f"{type(self).__name__} is built from a {self.Config.__name__}, not {config!r}")
         self.config = config
+
+    @abstractmethod
+    def initializers(self) -> Mapping[str, Initializer]:
+        """The initial values of parameters, by patterns of their names."""
+
+    def init_weights(self, seed: int = 0) -> None:
+        """Set all parameters to their initial values."""
+        init_parameters(self, self.initializers(), seed)
+
+    @abstractmethod
+    def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+        """Inputs of a forward pass, all zero.
+
+        length  positions, frames or pixels a side; None is the model's own
+        """
+
+    def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
+        """The bytes of the KV cache after such an input; 0 for a model without a cache."""
+        return 0
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def save(self, path: "str | os.PathLike[str]") -> None:
+        """Write the model into a folder: config.json and its weights as safetensors."""
+        from regard.models.saving import save  # it imports all models
+
+        save(self, path)
 
     def export(
         self, path: "str | os.PathLike[str]", *, model_type: str | None = None, shard: int | None = None
@@ -58,32 +89,3 @@ class Model(nn.Module, ABC):
         from regard.models.convert import export
 
         export(self, path, model_type=model_type, shard=shard)
-
-    @abstractmethod
-    def initial(self) -> Mapping[str, Initializer]:
-        """The table of initial values."""
-
-    def initialise(self, seed: int = 0) -> None:
-        """Fill all parameters by the table."""
-        init_parameters(self, self.initial(), seed)
-
-    def save(self, path: "str | os.PathLike[str]") -> None:
-        """Write the model into a folder: its configuration and its weights."""
-        from regard.models.saving import save  # it knows all kinds of models
-
-        save(self, path)
-
-    @abstractmethod
-    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
-        """Inputs of the usual kind and size, all zero: what a forward pass takes.
-
-        length  positions, frames or pixels a side; None is the model's own
-        """
-
-    def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
-        """What the model keeps between calls after such an input; nothing for a model that takes it whole."""
-        return 0
-
-    @property
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())

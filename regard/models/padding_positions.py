@@ -1,4 +1,4 @@
-"""Where tokens stand in sequences that were filled up to a common length: what was filled in has no place."""
+"""Positions of tokens in padded sequences: padding has no position of its own."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,31 +8,31 @@ from regard.core.masks.algebra import Mask
 from regard.core.masks.forms.padding import PaddingMask
 
 
-def counted(padding: Mask | None, start: int, n: int, device: torch.device) -> Int[Tensor, "*b n"]:
-    """Positions of the columns from `start` on: (n), or (b n) where sequences are filled at their front.
+def token_positions(padding: Mask | None, start: int, n: int, device: torch.device) -> Int[Tensor, "*b n"]:
+    """Positions of the columns from `start` on: (n), or (b n) for left-padded sequences.
 
-    Counting starts at a sequence's first real token, so that filling at either side changes nothing.
+    They are counted from the first real token of a sequence, so that padding on either side changes nothing.
     """
     columns = torch.arange(start, start + n, device=device)
-    front = _front(padding, device)
-    return columns if front is None else (columns - front[:, None]).clamp(min=0)
+    before = _left_padding(padding, device)
+    return columns if before is None else (columns - before[:, None]).clamp(min=0)
 
 
 def first_tokens(x: Float[Tensor, "b n d"], padding: Mask | None) -> Float[Tensor, "b d"]:
-    """The row of each sequence's first real token."""
-    front = _front(padding, x.device)
-    if front is None:
+    """The row of the first real token of each sequence; of an empty sequence the last row."""
+    before = _left_padding(padding, x.device)
+    if before is None:
         return x[:, 0]
-    # an empty sequence has none; its last row stands in
-    return x[torch.arange(x.shape[0], device=x.device), front.clamp(max=x.shape[1] - 1)]
+    return x[torch.arange(x.shape[0], device=x.device), before.clamp(max=x.shape[1] - 1)]
 
 
-def is_filled_in_front(padding: Mask | None) -> bool:
+def is_left_padded(padding: Mask | None) -> bool:
+    """Whether padding comes before the real tokens."""
     return isinstance(padding, PaddingMask) and padding.width is not None
 
 
-def _front(padding: Mask | None, device: torch.device) -> Int[Tensor, "b"] | None:
-    """How many columns were filled in before each sequence, or None where none were."""
+def _left_padding(padding: Mask | None, device: torch.device) -> Int[Tensor, "b"] | None:
+    """The number of padding columns before each sequence, or None where there are none."""
     if not isinstance(padding, PaddingMask) or padding.width is None:
         return None
     return padding.width - padding.data.to(device)

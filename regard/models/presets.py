@@ -1,6 +1,8 @@
-"""Models by name."""
+"""Models by name: `list_models`, `build`."""
 
+from fnmatch import fnmatchcase
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from regard.base.errors import ConfigError
 from regard.base.registry import Registry
 from regard.models.model import Config, Model
 
-# one file each, and the class in it
+# the file of each architecture, and the class in it
 _FILES = {
     "transformer": "Transformer",
     "gpt": "GPT",
@@ -23,13 +25,27 @@ _FILES = {
     "cnn": "CNN",
     "resnet": "ResNet",
 }
-KINDS: Registry[type[Model]] = Registry("kind of model")
+MODEL_CLASSES: Registry[type[Model]] = Registry("architecture")
+ZOO = Path(__file__).parent / "zoo"  # trained models that ship with the package, one folder each
 PRESETS: Registry[Config] = Registry("model")
 for _file, _class in _FILES.items():
     _module = import_module(f"regard.models.{_file}")
-    KINDS.add(_file)(getattr(_module, _class))
+    MODEL_CLASSES.add(_file)(getattr(_module, _class))
     for _name, _config in _module.PRESETS.items():
         PRESETS.add(_name)(_config)
+
+
+def list_models(pattern: str | None = None, *, pretrained: bool = False) -> list[str]:
+    """The names of models, sorted.
+
+    pattern     a glob pattern such as "gpt2*"; None is all
+    pretrained  False lists the presets, for `build`; True the models that ship with trained weights, for `load`
+
+    >>> regard.list_models("gpt2*")
+    ['gpt2', 'gpt2-large', 'gpt2-medium', 'gpt2-xl']
+    """
+    names = [folder.parent.name for folder in ZOO.glob("*/config.json")] if pretrained else list(PRESETS)
+    return sorted(name for name in names if pattern is None or fnmatchcase(name, pattern))
 
 
 def build(
@@ -40,7 +56,16 @@ def build(
     dtype: torch.dtype = torch.float32,
     **overrides: Any,
 ) -> Model:
-    """The model of that name, freshly initialised; settings of its configuration can be changed: depth=4."""
+    """Build a model by name with initial weights. `list_models()` lists the names.
+
+    seed       of the initial weights
+    device     where its parameters are placed
+    dtype      of its parameters
+    overrides  settings of its configuration, such as depth=4
+
+    >>> regard.build("gpt2", depth=2).parameter_count
+    53561088
+    """
     if not isinstance(name, str):
         raise ConfigError(f"build takes the name of a model such as 'gpt2', not {name!r}")
     return build_from_config(override(PRESETS[name], overrides), seed=seed, device=device, dtype=dtype)
@@ -53,25 +78,26 @@ def build_from_config(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Model:
-    """The model of a configuration. Without a seed nothing is filled in, for weights that are about to be loaded."""
+    """Build a model from its configuration; seed=None leaves the weights uninitialised, for a model that is loaded."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(f"dtype takes a floating type such as torch.float32, not {dtype!r}")
+        raise ConfigError(f"dtype takes a floating-point type such as torch.float32, not {dtype!r}")
     try:
         device = torch.device(device)
     except (RuntimeError, TypeError):
         raise ConfigError(f"device takes a device such as 'cpu' or 'cuda', not {device!r}") from None
-    with torch.device("meta"):  # no library's default is drawn only to be drawn over
+    with torch.device("meta"):  # skips torch's default initialisation
         model = model_class(config)(config)
     model = model.to(dtype)
     if device.type != "meta":
         model = model.to_empty(device=device)
         if seed is not None:
-            model.initialise(seed)
+            model.init_weights(seed)
     return model
 
 
 def model_class(config: Config) -> type[Model]:
-    for name in KINDS:
-        if KINDS[name].Config is type(config):
-            return KINDS[name]
-    raise ConfigError(f"no model is made from a {type(config).__name__}")
+    """The class of models with this configuration."""
+    for name in MODEL_CLASSES:
+        if MODEL_CLASSES[name].Config is type(config):
+            return MODEL_CLASSES[name]
+    raise ConfigError(f"no model is built from a {type(config).__name__}")

@@ -22,7 +22,7 @@ STAGES = 3
 class ResNetConfig(Config):
     """Settings of a residual network.
 
-    width  of the first stage; the second and third are two and four times as wide, on half and a quarter of the rows
+    width  channels of the first stage; the second and third have two and four times as many
     depth  layers with weights: two in each block, one before all blocks and one after, so 6 n + 2
     """
 
@@ -40,7 +40,7 @@ class ResNetConfig(Config):
 
 
 class ResNet(Model):
-    """Images of any size to logits of their classes."""
+    """A residual network: images of any size in, logits of classes out."""
 
     Config = ResNetConfig
     config: ResNetConfig
@@ -55,21 +55,21 @@ class ResNet(Model):
             width = blocks[-1].width
         self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(width, config.classes)
-        self.initialise()
+        self.init_weights()
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
         return self.head(self.hidden(image).mean((2, 3)))
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
-        """The last block's maps."""
+        """Feature maps of the last block."""
         check_image(image, self.config.channels)
-        return run_blocks_with_batch_norm(self.blocks, self.stem(image).relu(), recompute=self.recompute)
+        return run_blocks_with_batch_norm(self.blocks, self.stem(image).relu(), recompute=self.gradient_checkpointing)
 
-    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+    def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         side = 32 if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initial(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Mapping[str, Initializer]:
         return {
             "*.convolution.weight": fan_in(math.sqrt(2)),
             "*norm.weight": constant(1.0),
@@ -82,7 +82,7 @@ class ResNet(Model):
 
 
 class ConvBlock(nn.Module):
-    """Two convolutions, added to what went in; where it gets wider, that is thinned out and filled up with zeros."""
+    """Two convolutions with a residual connection, which is strided and zero-padded where the width grows."""
 
     def __init__(self, old: int, width: int) -> None:
         super().__init__()
@@ -91,10 +91,10 @@ class ConvBlock(nn.Module):
         self.second = ConvNorm(width, width)
 
     def forward(self, x: Float[Tensor, "b m y x"]) -> Float[Tensor, "b d rows columns"]:
-        changed = self.second(self.first(x).relu())
-        kept = x[:, :, :: self.stride, :: self.stride]
+        residual = self.second(self.first(x).relu())
+        shortcut = x[:, :, :: self.stride, :: self.stride]
         missing = self.width - self.old
-        return torch.relu(changed + pad(kept, (0, 0, 0, 0, missing // 2, missing - missing // 2)))
+        return torch.relu(residual + pad(shortcut, (0, 0, 0, 0, missing // 2, missing - missing // 2)))
 
 
 PRESETS = {"resnet": ResNetConfig()}

@@ -1,238 +1,236 @@
-"""Ways to take the next token from what a model says of it. Each is a value; equal logits go to the lower token."""
+"""Decoding strategies: greedy, sampling with temperature, top-k and top-p (nucleus), beam search. Each is a value.
+
+Of tokens with equal logits, the one with the lower id comes first.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from regard.base.errors import ConfigError
 from regard.base.validation import LARGEST_FLOAT, check_integer, check_number
 
-BINS = 4096  # at most, and so many that few tokens share one
-FAINT = 40.0  # so far below the largest logit, a whole vocabulary has no share to speak of
-
 
 class Strategy:
-    """How a text goes on."""
+    """How the next tokens are chosen."""
+
+    name: ClassVar[str]
 
     def check(self, vocab: int) -> None:
-        """Raise where a setting asks for more tokens than there are; most have no such setting."""
+        """Raise where a setting asks for more tokens than the vocabulary has."""
 
 
-class Choice(Strategy, ABC):
-    """One token for each text at a time."""
+class StepwiseStrategy(Strategy, ABC):
+    """A strategy that chooses one token for each sequence at a time."""
 
     seed: int = 0
 
     @abstractmethod
-    def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-        """The next token of each text; `chance` is one number in [0, 1) for each, for those that leave it to luck."""
+    def choose(self, logits: Float[Tensor, "b w"], uniform: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+        """The next token of each sequence; `uniform` is one random number in [0, 1) for each, for sampling."""
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy(Choice):
-    """Always the likeliest token."""
+class Greedy(StepwiseStrategy):
+    """Greedy decoding: always the most likely token."""
 
-    def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-        return logits.argmax(-1)  # of equal ones, the first: torch promises so
+    name: ClassVar[str] = "greedy"
+
+    def choose(self, logits: Float[Tensor, "b w"], uniform: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+        return logits.argmax(-1)  # torch returns the first of equal ones
 
 
 @dataclass(frozen=True, slots=True)
-class Kth(Choice):
-    """Always the token that comes k-th."""
+class KthLargest(StepwiseStrategy):
+    """Always the k-th most likely token: KthLargest(1) is greedy decoding."""
 
+    name: ClassVar[str] = "kth"
     k: int
 
     def __post_init__(self) -> None:
-        check_integer("kth(k)", self.k, 1)
+        check_integer("k", self.k, 1)
 
     def check(self, vocab: int) -> None:
-        _check_vocab("kth(k)", self.k, vocab)
+        _check_vocab("k", self.k, vocab)
 
-    def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-        return leading(logits, self.k)[:, -1]
+    def choose(self, logits: Float[Tensor, "b w"], uniform: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+        return top_tokens(logits, self.k)[:, -1]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample(Choice):
-    """Each token as often as its probability says, after some were ruled out."""
+class Sample(StepwiseStrategy):
+    """Sampling: each token is drawn with its probability. Sequence r of a batch draws with seed + r.
 
+    temperature  divides the logits: below 1 likely tokens become more likely, above 1 less
+    top_k        draw from the k most likely tokens only. Fan et al. 2018, arXiv:1805.04833
+    top_p        nucleus sampling: draw from the fewest most likely tokens whose probabilities sum to top_p or more.
+                 Holtzman et al. 2019, arXiv:1904.09751
+    """
+
+    name: ClassVar[str] = "sample"
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 < check_number("sample(temperature)", self.temperature) <= LARGEST_FLOAT:
+        if not 0.0 < check_number("temperature", self.temperature) <= LARGEST_FLOAT:
             raise ConfigError(
-                f"sample(temperature) divides the logits, so it is above 0 and finite, not {self.temperature}; "
-                "for the likeliest token at every step use greedy()"
+                f"temperature divides the logits, so it must be above 0 and finite, not {self.temperature}; "
+                "for the most likely token at every step leave it out (greedy decoding)"
             )
         if self.top_k is not None:
-            check_integer("sample(top_k)", self.top_k, 1, "tokens")
-        if self.top_p is not None and not 0.0 < check_number("sample(top_p)", self.top_p) <= 1.0:
-            raise ConfigError(f"sample(top_p) is a share of probability, above 0 and at most 1, not {self.top_p}")
-        check_integer("sample(seed)", self.seed, 0)
+            check_integer("top_k", self.top_k, 1, "tokens")
+        if self.top_p is not None and not 0.0 < check_number("top_p", self.top_p) <= 1.0:
+            raise ConfigError(f"top_p is a probability, above 0 and at most 1, not {self.top_p}")
+        check_integer("seed", self.seed, 0)
 
     def check(self, vocab: int) -> None:
         if self.top_k is not None:
-            _check_vocab("sample(top_k)", self.top_k, vocab)
+            _check_vocab("top_k", self.top_k, vocab)
 
     def probabilities(self, logits: Float[Tensor, "b w"]) -> Float[Tensor, "b w"]:
-        """What is drawn from: softmax(logits / temperature), of which top_k and then top_p leave a part."""
-        tokens, shares = self.left(logits)
+        """The distribution that is sampled: softmax(logits / temperature) after top_k and then top_p."""
+        tokens, probabilities = self.candidates(logits)
         if tokens is None:
-            return shares
-        return shares.new_zeros(logits.shape).scatter(-1, tokens, shares)
+            return probabilities
+        return probabilities.new_zeros(logits.shape).scatter(-1, tokens, probabilities)
 
-    def choose(self, logits: Float[Tensor, "b w"], chance: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-        tokens, shares = self.left(logits)
-        reached = shares.cumsum(-1)
-        total = reached[:, -1:]
+    def choose(self, logits: Float[Tensor, "b w"], uniform: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+        tokens, probabilities = self.candidates(logits)
+        cumulative = probabilities.cumsum(-1)
+        total = cumulative[:, -1:]
         # the product may round up to the total, which no token would exceed
-        aim = torch.minimum(chance.to(reached)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-        place = torch.searchsorted(reached, aim, right=True)
-        return (place if tokens is None else tokens.gather(-1, place))[:, 0]
+        target = torch.minimum(uniform.to(cumulative)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+        index = torch.searchsorted(cumulative, target, right=True)
+        return (index if tokens is None else tokens.gather(-1, index))[:, 0]
 
-    def left(self, logits: Float[Tensor, "b w"]) -> tuple[Int[Tensor, "b k"] | None, Float[Tensor, "b k"]]:
-        """The tokens that can be drawn, by number, and how often each is; None means all tokens."""
+    def candidates(self, logits: Float[Tensor, "b w"]) -> tuple[Int[Tensor, "b k"] | None, Float[Tensor, "b k"]]:
+        """The tokens that can be drawn in ascending order, and their probabilities; None means all tokens."""
         tokens = None
         if self.top_k is not None:
-            tokens = leading(logits, self.top_k).sort(-1).values
+            tokens = top_tokens(logits, self.top_k).sort(-1).values
             logits = logits.gather(-1, tokens)
-        shares = self._shares(logits)
+        # in double precision; the largest becomes 0 first, because a tiny temperature would make it infinite
+        exact = logits.double()
+        probabilities = (exact - exact.amax(-1, keepdim=True)).div_(self.temperature).softmax(-1)
         if self.top_p is not None and self.top_p < 1.0:
-            shares.mul_(nucleus(logits, shares, self.top_p, FAINT * self.temperature))
-        return tokens, shares.div_(shares.sum(-1, keepdim=True))
-
-    def _shares(self, logits: Float[Tensor, "b w"]) -> Float[Tensor, "b w"]:
-        if self.temperature == 1.0:
-            return logits.softmax(-1, dtype=torch.float64)
-        logits = logits.double()
-        # the largest becomes 0 first: the smallest temperatures would make it infinite
-        return (logits - logits.amax(-1, keepdim=True)).div_(self.temperature).softmax(-1)
+            probabilities.mul_(nucleus_mask(logits, probabilities, self.top_p))
+        return tokens, probabilities.div_(probabilities.sum(-1, keepdim=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Beam(Strategy):
-    """The best of several texts that are continued side by side.
+class BeamSearch(Strategy):
+    """Beam search: the best of `num_beams` hypotheses per prompt. Graves 2012, arXiv:1211.3711; Sutskever et al. 2014.
 
-    At every step all one-token continuations of a prompt's texts are compared by their log-probability; the best
-    `width` go on. A text that has ended keeps its place among the `width`, and the search is over when all have.
-    Then score = log-probability / (new tokens) ** length_penalty decides.
+    At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability, and the
+    best `num_beams` are kept. A finished hypothesis keeps its place; the search ends when all are finished.
+
+    length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are compared:
+                    0 prefers the most likely text, 1 the best mean token; larger values prefer longer texts
     """
 
-    width: int
+    name: ClassVar[str] = "beam"
+    num_beams: int = 4
     length_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        check_integer("beam(width)", self.width, 1, "texts")
-        if abs(check_number("beam(length_penalty)", self.length_penalty)) > LARGEST_FLOAT:
-            raise ConfigError(f"beam(length_penalty) is a finite exponent such as 0.6, not {self.length_penalty}")
+        check_integer("num_beams", self.num_beams, 1, "hypotheses")
+        if abs(check_number("length_penalty", self.length_penalty)) > LARGEST_FLOAT:
+            raise ConfigError(f"length_penalty is a finite exponent such as 0.6, not {self.length_penalty}")
 
     def score(self, log_probability: float, length: int) -> float:
+        """The log-probability with the length penalty."""
         return float(log_probability / length**self.length_penalty)
 
 
-def greedy() -> Strategy:
-    """Always the likeliest token."""
-    return Greedy()
+# each strategy by name, and the keywords of `generate` that belong to it
+STRATEGIES: dict[str, tuple[type[Strategy], tuple[str, ...]]] = {
+    "greedy": (Greedy, ()),
+    "sample": (Sample, ("temperature", "top_k", "top_p", "seed")),
+    "beam": (BeamSearch, ("num_beams", "length_penalty")),
+}
 
 
-def sample(temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int = 0) -> Strategy:
-    """Tokens drawn by their probability. Text number r of a batch draws with seed + r, whatever stands beside it.
+def make_strategy(
+    strategy: Strategy | str | None = None,
+    *,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+) -> Strategy:
+    """The strategy that the keywords of `generate` describe: sampling, beam search, or greedy decoding.
 
-    temperature  divides the logits: below 1 likely tokens gain, above 1 rare ones
-    top_k        only the k likeliest tokens. Fan et al. 2018, arXiv:1805.04833
-    top_p        only the fewest likeliest tokens that together reach this probability. Holtzman et al. 2019,
-                 arXiv:1904.09751
+    strategy  a value, or a name: "greedy", "sample", "beam". None chooses beam search for num_beams above 1, sampling
+              where temperature, top_k or top_p is given, and greedy decoding otherwise
     """
-    return Sample(temperature, top_k, top_p, seed)
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    settings |= {"num_beams": None if num_beams == 1 else num_beams, "length_penalty": length_penalty}
+    given = {name: value for name, value in settings.items() if value is not None}
+    if isinstance(strategy, Strategy):
+        if given:
+            raise ConfigError(f"strategy={strategy!r} has its own settings; leave out {', '.join(given)}")
+        return strategy
+    if strategy is None:
+        sampling = {*given} & {"temperature", "top_k", "top_p"}
+        strategy = "beam" if "num_beams" in given else "sample" if sampling else "greedy"
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        raise ConfigError(
+            f"strategy is {', '.join(map(repr, STRATEGIES))} or a value such as Sample(top_p=0.9), not {strategy!r}"
+        )
+    kind, names = STRATEGIES[strategy]
+    for name, value in given.items():
+        if name not in names:
+            (owner,) = (other for other, (_, settings) in STRATEGIES.items() if name in settings)
+            chosen = ", ".join(f"{each}={given[each]}" for each in given if each in names) or f"strategy={strategy!r}"
+            fix = " or give temperature, top_k or top_p too" if name == "seed" and strategy == "greedy" else ""
+            raise ConfigError(f"{name}={value} is for strategy={owner!r}, but {chosen} was chosen; leave it out{fix}")
+    return kind(**given)
 
 
-def kth_largest(k: int) -> Strategy:
-    """Always the k-th likeliest token: kth(1) is greedy."""
-    return Kth(k)
-
-
-def beam(width: int, length_penalty: float = 0.0) -> Strategy:
-    """The best of `width` texts searched side by side. Graves 2012, arXiv:1211.3711; Sutskever et al. 2014.
-
-    length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which ended texts are compared: 0 asks
-                    for the likeliest text, 1 for the best mean token, and the larger, the longer
-    """
-    return Beam(width, length_penalty)
-
-
-def ranked(logits: Float[Tensor, "*b w"]) -> Int[Tensor, "*b w"]:
-    """Tokens from the likeliest on."""
+def rank_tokens(logits: Float[Tensor, "*b w"]) -> Int[Tensor, "*b w"]:
+    """Token ids from the most to the least likely."""
     return logits.sort(stable=True, dim=-1, descending=True).indices
 
 
-def leading(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
-    """The first k of `ranked`, without a sort of all the others."""
+def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
+    """The first k of `rank_tokens`, without sorting all the others."""
     if 4 * k >= logits.shape[-1]:
-        return ranked(logits)[..., :k]
+        return rank_tokens(logits)[..., :k]
     values, tokens = logits.topk(k + 1)
     border = values[..., k - 1 : k]
     if (border == values[..., k:]).any():
-        # some that equal the k-th are left out: those with the highest numbers
+        # several tokens equal the k-th, and some of them have to go: those with the highest ids
         above, level = logits > border, logits == border
         room = k - above.sum(-1, keepdim=True)
         tokens = (above | (level & (level.cumsum(-1) <= room))).nonzero()[:, -1].view(*logits.shape[:-1], k)
     else:
         tokens = tokens[..., :k].sort(-1).values
-    return tokens.gather(-1, ranked(logits.gather(-1, tokens)))
+    return tokens.gather(-1, rank_tokens(logits.gather(-1, tokens)))
 
 
-def nucleus(
-    logits: Float[Tensor, "b w"], shares: Float[Tensor, "b w"], top_p: float, reach: float = FAINT
+def nucleus_mask(
+    logits: Float[Tensor, "b w"], probabilities: Float[Tensor, "b w"], top_p: float
 ) -> Bool[Tensor, "b w"]:
-    """Which tokens come before the likeliest ones have reached top_p together.
-
-    Tokens fall into bins by how far their logits are below the largest, up to `reach`. Bins are in or out as a whole,
-    and only in the one where top_p is reached tokens are ranked.
-    """
-    count = min(BINS, logits.shape[-1])
-    depth = (logits.amax(-1, keepdim=True) - logits).float()
-    span = depth.amax(-1, keepdim=True).clamp(max=min(reach, 1e30)).clamp(min=1e-30)
-    bins = depth.mul_(count / span).clamp_(max=count - 1).long()
-    before = pad(shares.new_zeros(len(shares), count).scatter_add(-1, bins, shares).cumsum(-1), (1, -1))
-    border = (before < top_p).sum(-1, keepdim=True) - 1
-    kept = bins < border
-    rows, tokens = (bins == border).nonzero(as_tuple=True)
-    counts = rows.bincount(minlength=len(bins))
-    places = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-    # the tokens of each row's bin side by side, lower ones first; where there are fewer, nothing follows
-    level = logits.new_full((len(bins), max(1, int(counts.max()))), -torch.inf)
-    level[rows, places] = logits[rows, tokens]
-    mass = torch.zeros_like(level, dtype=shares.dtype)
-    mass[rows, places] = shares[rows, tokens]
-    order = ranked(level)
-    mass = mass.gather(-1, order)
-    above = before.gather(-1, border) + mass.cumsum(-1) - mass
-    if (torch.cat([before, above], -1) - top_p).abs().amin() < 1e-12:
-        # so close that the order of summation decides: then it is that of the ranking, as if there were no bins
-        order = ranked(logits)
-        mass = shares.gather(-1, order)
-        return torch.zeros_like(kept).scatter(-1, order, mass.cumsum(-1) - mass < top_p)
-    inside = above < top_p
-    kept[rows, tokens] = torch.empty_like(inside).scatter(-1, order, inside)[rows, places]
-    return kept
+    """Which tokens are in the nucleus: those before which the more likely ones sum to less than top_p."""
+    k, vocab = 256, logits.shape[-1]
+    while True:
+        tokens = top_tokens(logits, min(k, vocab))
+        mass = probabilities.gather(-1, tokens)
+        cumulative = mass.cumsum(-1)
+        if k >= vocab or bool((cumulative[:, -1] >= top_p).all()):
+            break
+        k *= 4
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, tokens, cumulative - mass < top_p)
 
 
-def check_strategy(strategy: object, vocab: int) -> None:
-    """Raise where this is none, or asks for more tokens than there are."""
-    if not isinstance(strategy, Choice | Beam):
-        raise ConfigError(
-            f"strategy is a value such as greedy(), sample(top_p=0.9), kth(2) or beam(4), not {strategy!r}"
-        )
-    strategy.check(vocab)
-
-
-def _check_vocab(what: str, k: int, vocab: int) -> None:
+def _check_vocab(name: str, k: int, vocab: int) -> None:
     if k > vocab:
-        raise ConfigError(f"{what} is {k}, but the vocabulary has only {vocab} tokens")
+        raise ConfigError(f"{name} is {k}, but the vocabulary has only {vocab} tokens")

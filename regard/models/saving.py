@@ -1,7 +1,7 @@
-"""Models on disk: a folder with `config.json` and the weights it names, in safetensors.
+"""Save and load models: a folder with `config.json` and the weights in safetensors.
 
-`config.json` is replaced last and in one step, and names the weights by what they contain. Whatever happens on the way,
-a folder that held a model holds a whole one: the old or the new.
+The weights are named by a hash of their contents, and `config.json`, which names them, is replaced last, in one step.
+After a crash the folder has either the old model or the new one.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError
 from regard.base.tracing import is_meta_or_fake
 from regard.models.model import Config, Model
-from regard.models.presets import KINDS, build_from_config, model_class
+from regard.models.presets import MODEL_CLASSES, ZOO, build_from_config, list_models, model_class
 
 CONFIG = "config.json"
 FORMAT = "regard-1"
@@ -31,27 +31,32 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def save(model: Model, path: str | os.PathLike[str]) -> None:
-    """Write the model into a folder, which is made if it is not there."""
-    folder = made_folder(path)
-    kind = next((name for name in KINDS if KINDS[name] is type(model)), None)
+    """Save the model in a folder, which is created if it does not exist."""
+    folder = create_folder(path)
+    kind = next((name for name in MODEL_CLASSES if MODEL_CLASSES[name] is type(model)), None)
     if kind is None:
-        known = ", ".join(KINDS[name].__name__ for name in KINDS)
-        raise CheckpointError(f"{type(model).__name__} could not be loaded again: a folder holds one of {known}")
-    hollow = [name for name, tensor in model.state_dict().items() if is_meta_or_fake(tensor)]
-    if hollow:
-        raise CheckpointError(f"{hollow[0]} has no numbers to save: the model was built on the meta device")
+        known = ", ".join(MODEL_CLASSES[name].__name__ for name in MODEL_CLASSES)
+        raise CheckpointError(f"{type(model).__name__} could not be loaded again; saved can be: {known}")
+    check_has_numbers(model, "save")
     weights = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-    kept = write_atomically(folder / "weights-.safetensors", lambda file: save_file(weights, file), named_by_content)
-    about = {"format": FORMAT, "model": kind, "config": to_json(model.config), "weights": kept.name}
+    new = write_atomically(folder / "weights-.safetensors", lambda file: save_file(weights, file), _weights_name)
+    about = {"format": FORMAT, "model": kind, "config": to_json(model.config), "weights": new.name}
     text = json.dumps(about, indent=1) + "\n"
     write_atomically(folder / CONFIG, lambda file: file.write_text(text))
     for old in folder.glob("weights-*.safetensors"):
-        if old.name != kept.name:
+        if old.name != new.name:
             old.unlink()
 
 
-def made_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder, made if it is not there."""
+def check_has_numbers(model: Model, action: str) -> None:
+    """Raise where the model is on the meta device, so that there is nothing to save or export."""
+    empty = [name for name, tensor in model.state_dict().items() if is_meta_or_fake(tensor)]
+    if empty:
+        raise CheckpointError(f"{empty[0]} has no numbers to {action}: the model was built on the meta device")
+
+
+def create_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder, created if it does not exist."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; a model is saved as a folder, with {CONFIG} and its weights")
@@ -60,99 +65,118 @@ def made_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Model:
-    """The model that a folder holds, ours or Hugging Face's, in eval mode and in the dtype it was saved with."""
-    folder = Path(path)
+    """Load a saved model, ours or Hugging Face's, in eval mode and in the dtype it was saved with.
+
+    path    the folder of a model, or the name of a pretrained model of `list_models(pretrained=True)`
+    device  where its parameters are placed
+
+    >>> regard.build("mlp").save("folder")
+    >>> model = regard.load("folder")
+    """
+    folder = pretrained_folder(path)
     about = read_config(folder)
     if about.get("format") != FORMAT:
-        return foreign().load(folder, about, device=device)
+        return _converters().load(folder, about, device=device)
     file = folder / Path(str(about.get("weights"))).name  # a name with a path could reach outside the folder
     weights = read_weights(file)
-    if named_by_content(file) != file.name:
-        raise CheckpointError(f"{file} is damaged: its contents are not those it was named by")
-    return assembled(load_config(folder), weights, str(folder), device)
+    if _weights_name(file) != file.name:
+        raise CheckpointError(f"{file} is damaged: its contents do not match the hash in its name")
+    return build_with_weights(load_config(folder), weights, str(folder), device)
 
 
 def load_config(path: str | os.PathLike[str]) -> Config:
-    """The configuration of the model that a folder holds."""
-    folder = Path(path)
+    """Load the configuration of a saved model."""
+    folder = pretrained_folder(path)
     about = read_config(folder)
     if about.get("format") != FORMAT:
-        return foreign().load_config(folder, about)
-    kind = KINDS[str(about.get("model"))]
+        return _converters().load_config(folder, about)
+    kind = MODEL_CLASSES[str(about.get("model"))]
     return from_json(f"{folder / CONFIG}: config", kind.Config, about.get("config", {}))
 
 
-def foreign() -> ModuleType:
-    """Other projects' models, which build on this file."""
-    return import_module("regard.models.convert")
+def _converters() -> ModuleType:
+    return import_module("regard.models.convert")  # it imports this file
 
 
-def assembled(config: Config, weights: Mapping[str, Tensor], source: str, device: torch.device | str = "cpu") -> Model:
-    """The model of a configuration with these weights; nothing is made of weights that do not fit."""
+def build_with_weights(
+    config: Config, weights: Mapping[str, Tensor], source: str, device: torch.device | str = "cpu"
+) -> Model:
+    """Build the model of a configuration with these weights, which must fit it exactly."""
     with torch.device("meta"):
         wanted = model_class(config)(config).state_dict()
     missing, unknown = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
     if missing or unknown:
-        lists = (("lacks", missing), ("has besides", unknown))
-        told = "; ".join(f"{verb} {len(names)}: {_some(names)}" for verb, names in lists if names)
-        raise CheckpointError(f"the weights of {source} are not those of a {type(config).__name__}: it {told}")
+        lists = (("missing", missing), ("unknown", unknown))
+        problems = "; ".join(f"{len(names)} {what}: {_list_names(names)}" for what, names in lists if names)
+        raise CheckpointError(f"the weights of {source} do not fit its {type(config).__name__}: {problems}")
     for name, tensor in weights.items():
         if tensor.shape != wanted[name].shape:
             raise CheckpointError(
-                f"{name} in {source} is {tuple(tensor.shape)}, but by its configuration {tuple(wanted[name].shape)}"
+                f"{name} in {source} is {tuple(tensor.shape)}, but its configuration has {tuple(wanted[name].shape)}"
             )
         if tensor.is_floating_point() != wanted[name].is_floating_point():
-            raise CheckpointError(f"{name} in {source} is {tensor.dtype}, but the model's is {wanted[name].dtype}")
+            raise CheckpointError(f"{name} in {source} is {tensor.dtype}, but the model has {wanted[name].dtype}")
     model = build_from_config(config, seed=None, device="meta")
-    # each in the dtype it was saved with, and copied: a file's layout leaves tensors at odd addresses
+    # in the dtype it was saved with, and copied: in a file tensors are not aligned
     model.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
     return model.to(device).eval()
 
 
+def pretrained_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder of a model: a path, or the name of a pretrained model that ships with the package."""
+    folder = Path(path)
+    return ZOO / folder if not folder.exists() and str(path) in list_models(pretrained=True) else folder
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json."""
+    """Read the config.json of a folder."""
     if folder.suffix in PICKLED:
-        raise pickled(folder)
+        raise pickle_error(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; a model is a folder with {CONFIG} and its weights")
     file = folder / CONFIG
     if not file.is_file():
-        there = _some(sorted(each.name for each in folder.iterdir()))
+        there = _list_names(sorted(each.name for each in folder.iterdir()))
         raise CheckpointError(f"{folder} has no {CONFIG}; it has: {there}")
     try:
         about = json.loads(file.read_text())
     except ValueError as error:
         raise CheckpointError(f"{file} is not JSON: {error}") from None
     if not isinstance(about, dict):
-        raise CheckpointError(f"{file} should hold an object, not {type(about).__name__}")
+        raise CheckpointError(f"{file} should be an object, not {type(about).__name__}")
     return about
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file."""
+    """Read all tensors of a safetensors file."""
     if file.suffix in PICKLED:
-        raise pickled(file)
+        raise pickle_error(file)
     if not file.is_file():
-        raise CheckpointError(f"{file} is not there")
+        raise CheckpointError(f"{file} does not exist")
     try:
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is not a whole safetensors file: {error}") from None
+        raise CheckpointError(f"{file} is not a complete safetensors file: {error}") from None
 
 
-def pickled(file: Path) -> CheckpointError:
-    """The refusal of a format that can run code when it is read."""
+def pickle_error(file: Path) -> CheckpointError:
+    """The error for a pickled checkpoint, which can run code when it is read."""
     return CheckpointError(
-        f"{file} is a pickled checkpoint, and unpickling runs whatever code is inside; convert it where you trust it: "
+        f"{file} is a pickled checkpoint, and unpickling can run any code inside; if you trust it, convert it: "
         "safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')"
     )
 
 
-def named_by_content(file: Path) -> str:
+def content_hash(file: Path) -> str:
+    """The first 16 digits of the SHA-256 of a file."""
     with file.open("rb") as opened:
-        return f"weights-{hashlib.file_digest(opened, 'sha256').hexdigest()[:16]}.safetensors"
+        return hashlib.file_digest(opened, "sha256").hexdigest()[:16]
 
 
-def _some(names: list[str]) -> str:
+def _weights_name(file: Path) -> str:
+    return f"weights-{content_hash(file)}.safetensors"
+
+
+def _list_names(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"

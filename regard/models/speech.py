@@ -1,9 +1,8 @@
-"""A streaming encoder of speech: frames of a spectrogram to scores of tokens, for CTC. Graves et al. 2006.
+"""A streaming encoder of speech for CTC: frames of a spectrogram to logits of tokens. Graves et al. 2006.
 
-Two convolutions make one row of every 4 frames, and blocks of attention over chunks of rows follow (chunked streaming
-as in Chen et al. 2021, arXiv:2010.11395). A row sees its own chunk, `look_back` chunks before and `look_ahead` after
-it, in every block. Nothing looks further ahead, so rows can be given out while the input goes on, and they are the rows
-of one pass over the whole of it.
+Two convolutions make one row of every 4 frames. Blocks with chunked attention follow (Chen et al. 2021,
+arXiv:2010.11395): a row sees its own chunk, `look_back` chunks before it in every block, and `look_ahead` chunks after
+it in the first. A stream returns the same rows as one pass over the whole input.
 """
 
 import math
@@ -30,18 +29,18 @@ from regard.nn.init import Initializer, constant, fan_in, normal
 from regard.nn.norms import norm
 
 POSITIONS = ("rotary", "none")
-STEP = 4  # frames of which one row is made
+STEP = 4  # frames per row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeechConfig(Config):
     """Settings of a streaming encoder.
 
-    vocab       tokens that are told apart, with the blank of CTC as number 0
-    mels        numbers in a frame
-    chunk       rows that see each other; a row is made of 4 frames
-    look_back   whole chunks that a row sees before its own, in every block; None is all, and memory grows
-    look_ahead  whole chunks that a row sees after its own, in the first block; in the others they would add up
+    vocab       number of tokens, including the blank of CTC, token 0
+    mels        mel bands of a frame
+    chunk       rows of a chunk, which see each other; a row is made of 4 frames
+    look_back   chunks that a row sees before its own, in every block; None is all, and memory grows
+    look_ahead  chunks that a row sees after its own, in the first block only: over several blocks they would add up
     ff_width    None is 4 * width
     """
 
@@ -66,7 +65,7 @@ class SpeechConfig(Config):
     def __post_init__(self) -> None:
         self.check_types()
         self.check_counts("vocab", "mels", "depth", "ff_width", "chunk")
-        self.check_shares("dropout", "attention_dropout")
+        self.check_probabilities("dropout", "attention_dropout")
         self.check_choice("positions", POSITIONS)
         check_heads(self.width, self.heads, self.kv_heads)
         if self.positions == "rotary":
@@ -76,77 +75,76 @@ class SpeechConfig(Config):
             check_integer("look_back", self.look_back, 0)
 
     @property
-    def delay(self) -> int:
-        """The most frames that come after a frame before its row is given out.
+    def latency(self) -> int:
+        """The most frames between a frame and the output of its row.
 
-        Chunk number n is given out with the last frame of chunk n + look_ahead: after its own last frame
-        4 * chunk * look_ahead more, and after its first frame 4 * chunk - 1 on top of these. Depth adds nothing:
-        blocks after the first look no further than the end of the chunk they are in.
+        Chunk n is output with the last frame of chunk n + look_ahead: 4 * chunk * look_ahead frames after its own last
+        frame, and 4 * chunk - 1 more after its first. Depth adds nothing, because later blocks do not look ahead.
         """
         return STEP * self.chunk * (self.look_ahead + 1) - 1
 
 
-class Halving(nn.Module):
-    """One row of every two, seen together with the one before them: nothing later, so it can be a stream."""
+class CausalConvolution(nn.Module):
+    """A causal convolution of stride 2: each output sees two rows and the one before them, so it can stream."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
         self.convolution = nn.Conv1d(width, out, 3, stride=2)
 
-    def forward(self, x: Float[Tensor, "b n d"], held: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The rows that are complete with x, and what the next ones need: the last row or two."""
-        x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if held is None else held, x], 1)
+    def forward(self, x: Float[Tensor, "b n d"], state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The rows that are complete with x, and the state for the next: the last row or two."""
+        x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if state is None else state, x], 1)
         ready = (x.shape[1] - 1) // 2
         rest = x[:, 2 * ready :]
         return self.rows(x) if ready else x.new_zeros(x.shape[0], 0, self.convolution.out_channels), rest
 
-    def whole(self, x: Float[Tensor, "b n f"]) -> Float[Tensor, "b m d"]:
-        """All rows of an input that is complete."""
+    def full_pass(self, x: Float[Tensor, "b n f"]) -> Float[Tensor, "b m d"]:
+        """All rows of a whole input."""
         return self.rows(functional.pad(x, (0, 0, 1, 0)))
 
     def rows(self, x: Float[Tensor, "b n f"]) -> Float[Tensor, "b m d"]:
         return functional.gelu(self.convolution(x.transpose(1, 2)).transpose(1, 2))
 
 
-class FrontEnd(nn.Module):
-    """Frames to rows: one for every 4 frames, which also sees the 3 frames before them."""
+class ConvSubsampling(nn.Module):
+    """Two causal convolutions: one row for every 4 frames, which also sees the 3 frames before them."""
 
     def __init__(self, mels: int, width: int) -> None:
         super().__init__()
-        self.first = Halving(mels, width)
-        self.second = Halving(width, width)
+        self.first = CausalConvolution(mels, width)
+        self.second = CausalConvolution(width, width)
 
     def forward(
-        self, frames: Float[Tensor, "b n mels"], held: tuple[Tensor, ...] | None = None
+        self, frames: Float[Tensor, "b n mels"], state: tuple[Tensor, ...] | None = None
     ) -> tuple[Float[Tensor, "b m d"], tuple[Tensor, ...]]:
-        """The rows that are complete now, and what the next ones need."""
-        before, between = (None, None) if held is None else held
+        """The rows that are complete now, and the state for the next."""
+        before, between = (None, None) if state is None else state
         half, before = self.first(frames, before)
         rows, between = self.second(half, between)
         return rows, (before, between)
 
-    def whole(self, frames: Float[Tensor, "b n mels"]) -> Float[Tensor, "b m d"]:
-        """All rows of an input that is complete."""
-        return self.second.whole(self.first.whole(frames))
+    def full_pass(self, frames: Float[Tensor, "b n mels"]) -> Float[Tensor, "b m d"]:
+        """All rows of a whole input."""
+        return self.second.full_pass(self.first.full_pass(frames))
 
 
 class Speech(Model):
-    """Frames to logits of tokens: one row for every 4 frames."""
+    """A streaming speech encoder: frames in, logits of tokens out, one row for every 4 frames."""
 
     Config = SpeechConfig
     config: SpeechConfig
 
     def __init__(self, config: SpeechConfig) -> None:
         super().__init__(config)
-        self.front = FrontEnd(config.mels, config.width)
+        self.front = ConvSubsampling(config.mels, config.width)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.norm = norm(config.norm, config.width, config.eps)
         self.head = nn.Linear(config.width, config.vocab)
-        self.initialise()
+        self.init_weights()
 
     @property
     def masks(self) -> list[Mask]:
-        """Who sees whom, in each block: the first one looks ahead."""
+        """The mask of each block; only the first looks ahead."""
         config = self.config
         ahead = [config.look_ahead, *[0] * (config.depth - 1)]
         return [chunks(config.chunk, before=config.look_back, after=after) for after in ahead]
@@ -154,9 +152,9 @@ class Speech(Model):
     def forward(
         self, frames: Float[Tensor, "b n mels"], *, lengths: Int[Tensor, "b"] | None = None
     ) -> Float[Tensor, "b m w"]:
-        """Logits of the tokens, n // 4 rows.
+        """Logits of tokens, n // 4 rows.
 
-        lengths  how many frames of each sequence are real; what its rows from lengths // 4 on hold means nothing
+        lengths  real frames of each sequence; rows from lengths // 4 on are undefined
         """
         check_frames(frames, self.config.mels)
         if frames.shape[1] < STEP:
@@ -166,27 +164,28 @@ class Speech(Model):
             check_lengths(lengths, frames)
             real = padding(lengths // STEP)
             masks = [mask & real for mask in masks]
-        x = functional.dropout(self.front.whole(frames), self.config.dropout, self.training)
+        x = functional.dropout(self.front.full_pass(frames), self.config.dropout, self.training)
         for block, mask in zip(self.blocks, masks, strict=True):
-            x = run_blocks([block], x, recompute=self.recompute, mask=mask)
+            x = run_blocks([block], x, recompute=self.gradient_checkpointing, mask=mask)
         return self.unembed(x)
 
     def unembed(self, hidden: Float[Tensor, "b m d"]) -> Float[Tensor, "b m w"]:
+        """Logits of tokens from the output of the last block."""
         return self.head(self.norm(hidden))
 
     def stream(self, batch: int = 1) -> "SpeechStream":
-        """The state of a stream: frames go in as they come, rows come out as soon as they are final."""
+        """Start a stream: `push` takes frames and returns rows as soon as they are final."""
         return SpeechStream(self, batch)
 
-    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+    def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         return (torch.zeros(batch, 1000 if length is None else length, self.config.mels),)
 
     def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
         stream = self.stream(batch)
-        stream.push(*self.example(batch, length))
+        stream.push(*self.example_inputs(batch, length))
         return sum(x.numel() * x.element_size() for x in stream.tensors())
 
-    def initial(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Mapping[str, Initializer]:
         into_residual = normal(0.02 / math.sqrt(2 * self.config.depth))
         return {
             "front.*.weight": fan_in(math.sqrt(2.0)),
@@ -200,59 +199,59 @@ class Speech(Model):
 
 
 class SpeechStream:
-    """The model fed frame by frame or in pieces of any size. It keeps what later rows can see, and no gradients.
+    """Streaming inference: frames in chunks of any size. It keeps what later rows can see, and no gradients.
 
-    Positions are relative, so it needs no end. Their phases are float32: after 2^17 rows, an hour and a half of 10 ms
-    frames, they are exact to 0.01 radians still.
+    Positions are relative, so a stream has no maximum length. Rotary phases are float32: after 2^17 rows, an hour and a
+    half of 10 ms frames, they are exact to 0.01 radians.
     """
 
     def __init__(self, model: Speech, batch: int = 1) -> None:
         self.model, self.batch = model, check_integer("batch", batch, 1)
-        self.received = 0  # frames taken in
-        self.given = 0  # rows given out
+        self.received = 0  # frames
+        self.emitted = 0  # rows
         blocks = zip(model.blocks, model.masks, strict=True)
         self._blocks = [cast(Block, block).stream(mask) for block, mask in blocks]
-        self._held: tuple[Tensor, ...] | None = None  # frames and half rows that the convolutions still need
+        self._state: tuple[Tensor, ...] | None = None  # of the convolutions
         self._finished = False
 
     @torch.no_grad()
     def push(self, frames: Float[Tensor, "b n mels"]) -> Float[Tensor, "b r w"]:
-        """Take in n frames; give out the logits that are final now, possibly of no rows."""
+        """Read n frames; returns the logits that are final now, of 0 or more rows."""
         check_frames(frames, self.model.config.mels)
         if frames.shape[0] != self.batch:
-            raise CacheError(f"frames is {tuple(frames.shape)}, but this stream was made for batch={self.batch}")
+            raise CacheError(f"frames is {tuple(frames.shape)}, but this stream has batch={self.batch}")
         if self._finished:
-            raise CacheError("this stream is finished; make another with model.stream()")
-        x, self._held = self.model.front(frames, self._held)
+            raise CacheError("this stream is finished; start another with model.stream()")
+        x, self._state = self.model.front(frames, self._state)
         self.received += frames.shape[1]
         for block in self._blocks:
             x = block.push(x)
-        return self._given(x)
+        return self._emit(x)
 
     @torch.no_grad()
     def finish(self) -> Float[Tensor, "b r w"]:
-        """The input has ended: the logits of rows that were waiting for more. Up to 3 last frames make no row."""
-        if self._held is None:
+        """End the input: the logits of the remaining rows. Up to 3 last frames make no row."""
+        if self._state is None:
             raise CacheError("nothing was pushed into this stream, so there is nothing to finish")
         if self._finished:
-            raise CacheError("this stream is finished; make another with model.stream()")
+            raise CacheError("this stream is finished; start another with model.stream()")
         self._finished = True
         x = self._blocks[0].finish()
         for block in self._blocks[1:]:
             x = torch.cat([block.push(x), block.finish()], 1)
-        return self._given(x)
+        return self._emit(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is stored."""
-        return (*(self._held or ()), *(tensor for block in self._blocks for tensor in block.tensors()))
+        """The tensors of the state."""
+        return (*(self._state or ()), *(tensor for block in self._blocks for tensor in block.tensors()))
 
     @property
     def nbytes(self) -> int:
-        """The memory that is held."""
+        """The size of the state."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
-    def _given(self, hidden: Tensor) -> Tensor:
-        self.given += hidden.shape[1]
+    def _emit(self, hidden: Tensor) -> Tensor:
+        self.emitted += hidden.shape[1]
         return self.model.unembed(hidden)
 
 
@@ -267,12 +266,14 @@ def check_frames(frames: Tensor, mels: int) -> None:
 
 
 def check_lengths(lengths: Tensor, frames: Tensor) -> None:
-    """Raise where these are not the numbers of real frames. On a GPU their range is not looked at."""
+    """Raise where these are not the numbers of real frames. Their range is checked on the CPU only."""
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         came = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
         raise DtypeError(f"lengths must be a tensor of whole numbers, one for each sequence, not {came}")
     if lengths.shape != frames.shape[:1]:
-        raise ShapeError(f"lengths is {tuple(lengths.shape)}, but frames has b={frames.shape[0]}: give one for each")
+        raise ShapeError(
+            f"lengths is {tuple(lengths.shape)}, but frames has b={frames.shape[0]}: give one for each sequence"
+        )
     if lengths.device.type != "cpu" or torch.compiler.is_compiling() or is_meta_or_fake(lengths):
         return
     low, high = (int(x) for x in lengths.aminmax())
@@ -290,12 +291,11 @@ def _block(config: SpeechConfig) -> Block:
         qk_norm_eps=config.eps,
         dropout=config.attention_dropout,
     )
-    hidden = 4 * config.width if config.ff_width is None else config.ff_width
-    feedforward = FeedForward(config.width, hidden, activation=config.activation)
+    feedforward = FeedForward(config.width, config.ff_width, activation=config.activation)
     return Block(config.width, attention, feedforward, norm_kind=config.norm, eps=config.eps, dropout=config.dropout)
 
 
 PRESETS = {
-    # the blank, 26 letters, the space and the apostrophe; 10 ms frames make chunks of 0.64 s
+    # blank, 26 letters, space and apostrophe; with frames of 10 ms a chunk is 0.64 s
     "speech-stream": SpeechConfig(vocab=29, depth=12),
 }

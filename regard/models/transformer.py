@@ -1,12 +1,13 @@
-"""An encoder that reads a source and a decoder that writes a target, looking at both. Vaswani et al. 2017.
+"""The Transformer: an encoder-decoder with cross-attention. Vaswani et al. 2017.
 
-"Attention is all you need", arXiv:1706.03762. With other values of the same settings it is the network of BART (Lewis
-et al. 2019, arXiv:1910.13461) and of Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344).
+"Attention is all you need", arXiv:1706.03762. Other settings make it BART (Lewis et al. 2019, arXiv:1910.13461)
+or Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344).
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -19,8 +20,9 @@ from regard.core.masks import causal
 from regard.core.masks.algebra import Mask
 from regard.core.masks.forms.padding import PaddingMask
 from regard.models.caches import Caches, check_caches
+from regard.models.generation_types import GeneratedText, GenerationOptions
 from regard.models.model import Config, Model
-from regard.models.padding_positions import counted
+from regard.models.padding_positions import token_positions
 from regard.nn.attention import Attention, CachedAttention, check_heads
 from regard.nn.blocks import ORDERS, Block, run_blocks
 from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding, check_context
@@ -35,14 +37,15 @@ POSITIONS = ("sinusoidal", "sinusoidal-half", "learned")
 class TransformerConfig(Config):
     """Settings of an encoder-decoder; one vocabulary serves source, target and output.
 
-    depth           blocks of the encoder
-    decoder_depth   blocks of the decoder; None is as many
-    ff_width        None is 4 * width
-    order           "post" normalises after each sum, as in 2017; "pre" before each part, and once more at the end
-    positions       "sinusoidal" as in 2017, "sinusoidal-half" with all sines before all cosines, or "learned"
-    scaled          whether token vectors are multiplied by sqrt(width) before positions are added
-    embedding_norm  whether their sum is normalised
-    output_bias     whether every token of the output has a number of its own, added to its logit
+    depth            blocks of the encoder
+    decoder_depth    blocks of the decoder; None is depth
+    ff_width         None is 4 * width
+    ff_dropout       dropout inside the feed-forward part
+    order            "post" normalises after each sum, as in 2017; "pre" before each part, and at the end
+    positions        "sinusoidal" as in 2017, "sinusoidal-half" with all sines before all cosines, or "learned"
+    scale_embedding  whether token embeddings are multiplied by sqrt(width) before positions are added
+    embedding_norm   whether their sum is normalised
+    output_bias      whether a learned bias for each token is added to the logits
     """
 
     vocab: int
@@ -57,24 +60,24 @@ class TransformerConfig(Config):
     eps: float = 1e-5
     activation: str = "relu"
     positions: str = "sinusoidal"
-    scaled: bool = True
+    scale_embedding: bool = True
     embedding_norm: bool = False
     output_bias: bool = False
     dropout: float = 0.1
     attention_dropout: float = 0.0
-    ff_dropout: float = 0.0  # inside the feed-forward part
+    ff_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         self.check_types()
         self.check_counts("vocab", "context", "depth", "decoder_depth", "ff_width")
-        self.check_shares("dropout", "attention_dropout", "ff_dropout")
+        self.check_probabilities("dropout", "attention_dropout", "ff_dropout")
         self.check_choice("order", ORDERS)
         self.check_choice("positions", POSITIONS)
         check_heads(self.width, self.heads)
 
 
 class Transformer(Model):
-    """A source and a target to logits of each next target token."""
+    """An encoder-decoder: source and target token ids in, logits of each next target token out."""
 
     Config = TransformerConfig
     config: TransformerConfig
@@ -82,11 +85,13 @@ class Transformer(Model):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         depth = config.depth if config.decoder_depth is None else config.decoder_depth
-        self.tokens = TokenEmbedding(config.vocab, config.width, scale=math.sqrt(config.width) if config.scaled else 1)
-        self.encoder = Stack(config, config.depth, crossing=False)
-        self.decoder = Stack(config, depth, crossing=True)
+        self.tokens = TokenEmbedding(
+            config.vocab, config.width, scale=math.sqrt(config.width) if config.scale_embedding else 1
+        )
+        self.encoder = Stack(config, config.depth, cross_attention=False)
+        self.decoder = Stack(config, depth, cross_attention=True)
         self.output_bias = nn.Parameter(torch.zeros(config.vocab)) if config.output_bias else None
-        self.initialise()
+        self.init_weights()
 
     def forward(
         self,
@@ -95,21 +100,24 @@ class Transformer(Model):
         *,
         source_padding: Mask | None = None,
         target_padding: Mask | None = None,
-        places: Int[Tensor, " t"] | None = None,
+        indices: Int[Tensor, " t"] | None = None,
     ) -> Float[Tensor, "*n w"]:
-        """Logits of the target token after each one; the target begins with a token that says start.
+        """Logits of the token after each target token (b n w). The target begins with a start token.
 
-        Padding says which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`.
-
-        places  numbers into the flattened target (b n): only these tokens get their logits, which are (t w) then
+        source_padding, target_padding
+                 which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
+        indices  indices into the flattened target (b n): logits of these tokens only, (t w)
         """
         memory = self.encode(source, source_padding)
-        return self.decode(target, memory, source_padding=source_padding, target_padding=target_padding, places=places)
+        return self.decode(
+            target, memory, source_padding=source_padding, target_padding=target_padding, indices=indices
+        )
 
     def encode(self, source: Int[Tensor, "b m"], padding: Mask | None = None) -> Float[Tensor, "b m d"]:
-        """What the decoder looks at: one vector for each token of the source."""
-        x = self._embedded(self.encoder, "source", source, padding, 0)
-        return self.encoder.close(run_blocks(self.encoder.blocks, x, recompute=self.recompute, mask=padding))
+        """The encoder's output: one vector for each source token, which the decoder attends to."""
+        x = self._embed(self.encoder, "source", source, padding, 0)
+        x = run_blocks(self.encoder.blocks, x, recompute=self.gradient_checkpointing, mask=padding)
+        return self.encoder.final_norm(x)
 
     def decode(
         self,
@@ -119,139 +127,165 @@ class Transformer(Model):
         source_padding: Mask | None = None,
         target_padding: Mask | None = None,
         cache: Caches | None = None,
-        places: Int[Tensor, " t"] | None = None,
+        indices: Int[Tensor, " t"] | None = None,
     ) -> Float[Tensor, "*n w"]:
-        """Logits of the target token after each one, given what `encode` made or what each block remembers of it.
+        """Logits of the token after each target token.
 
-        cache   from `self.cache()`: the target goes on where it ends
-        places  as in `forward`
+        memory   the output of `encode`, or the keys and values that each block projected from it
+        cache    KV cache from `self.cache()`; the target continues where it ends
+        indices  as in `forward`
         """
         rows = memory.shape[0] if isinstance(memory, Tensor) else len(memory[0].k)
         if isinstance(target, Tensor) and target.ndim == 2 and target.shape[0] != rows:
-            raise ShapeError(f"target has {target.shape[0]} sequences, but the source has {rows}; they come in pairs")
-        x = self._embedded(self.decoder, "target", target, target_padding, 0 if cache is None else cache.length)
+            raise ShapeError(
+                f"target has {target.shape[0]} sequences, but the source has {rows}; give one target for each"
+            )
+        x = self._embed(self.decoder, "target", target, target_padding, 0 if cache is None else cache.length)
         mask = causal() if target_padding is None else causal() & target_padding
         blocks = self.decoder.blocks
         if isinstance(memory, Tensor) and cache is None:
-            x = run_blocks(blocks, x, recompute=self.recompute, memory=memory, mask=mask, memory_mask=source_padding)
+            masks: dict[str, Any] = {"mask": mask, "memory_mask": source_padding}
+            x = run_blocks(blocks, x, recompute=self.gradient_checkpointing, memory=memory, **masks)
         else:
             if cache is not None:
                 check_caches(cache, len(blocks))
             memories = [memory] * len(blocks) if isinstance(memory, Tensor) else memory
             caches = [None] * len(blocks) if cache is None else cache
-            for block, seen, kept in zip(blocks, memories, caches, strict=True):
-                x = block(x, seen, mask=mask, memory_mask=source_padding, cache=kept)
-        x = self.decoder.close(x)
-        if places is not None:
-            x = x.flatten(0, 1).index_select(0, _checked(places, x.shape[0] * x.shape[1]))
+            for block, keys_values, block_cache in zip(blocks, memories, caches, strict=True):
+                x = block(x, keys_values, mask=mask, memory_mask=source_padding, cache=block_cache)
+        x = self.decoder.final_norm(x)
+        if indices is not None:
+            x = x.flatten(0, 1).index_select(0, _check_indices(indices, x.shape[0] * x.shape[1]))
         logits = self.tokens.unembed(x)
         return logits if self.output_bias is None else logits + self.output_bias
 
     def start(
         self, source: Int[Tensor, "b m"], source_padding: Mask | None = None, *, capacity: int | None = None
-    ) -> "Decoding":
-        """A target with no tokens yet, to be continued by `step`; capacity is as in `cache`."""
+    ) -> "DecoderState":
+        """Encode the source and return the state of an empty target, for `step`; capacity is as in `cache`."""
         if source_padding is not None and not isinstance(source_padding, PaddingMask):
-            raise ConfigError(f"source_padding says how long each source is, padding(lengths), not {source_padding!r}")
+            raise ConfigError(f"source_padding takes padding(lengths), not {source_padding!r}")
         memory = self.encode(source, source_padding)
-        return Decoding(self.decoder.remember(memory), source_padding, self.cache(capacity))
+        return DecoderState(self.decoder.project_memory(memory), source_padding, self.cache(capacity))
 
-    def step(self, tokens: Int[Tensor, "b n"], state: "Decoding") -> Float[Tensor, "b n w"]:
-        """Logits of the token after each of these, which go on where the state ends; the state takes them in."""
-        return self.decode(tokens, state.remembered, source_padding=state.source_padding, cache=state.caches)
+    def step(self, tokens: Int[Tensor, "b n"], state: "DecoderState") -> Float[Tensor, "b n w"]:
+        """Logits of the token after each of these, which continue where the state ends; the state is extended."""
+        return self.decode(tokens, state.memory, source_padding=state.source_padding, cache=state.caches)
 
     def cache(self, capacity: int | None = None) -> Caches:
-        """An empty cache for the decoder: with room for `capacity` tokens taken once, or growing."""
+        """An empty KV cache for the decoder: static with room for `capacity` tokens, or a dynamic one."""
         return Caches(DynamicCache if capacity is None else lambda: StaticCache(capacity), len(self.decoder.blocks))
 
-    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+    def generate(
+        self,
+        source: Int[Tensor, "b m"],
+        *,
+        start_token: int,
+        source_padding: Mask | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> list[GeneratedText]:
+        """Generate a target for each source by autoregressive decoding; takes the keywords of `regard.generate`.
+
+        source          token ids (b m)
+        start_token     the first token of every target (`decoder_start_token_id` of Hugging Face)
+        source_padding  which source tokens are real: `padding(lengths)`
+
+        >>> model.generate(source, start_token=1, max_new_tokens=40, num_beams=4, stop=[2])[0].body
+        """
+        from regard.models.generation import generate  # it imports this file
+        from regard.models.generation_adapters import EncoderDecoderAdapter
+
+        adapter = EncoderDecoderAdapter(self, source, source_padding)
+        return generate(adapter, [[start_token]] * len(source), **options)
+
+    def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         text = torch.zeros(batch, self.config.context if length is None else length, dtype=torch.long)
         return text, text
 
     def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
-        source, target = self.example(batch, length)
+        source, target = self.example_inputs(batch, length)
         state = self.start(source)
         self.step(target, state)
         return state.nbytes
 
-    def initial(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Mapping[str, Initializer]:
         width = self.config.width
         return {
-            "tokens.weight": normal(width**-0.5),  # of variance 1 after scaling, and so are the logits at the start
-            "*.positions.weight": normal(1.0 if self.config.scaled else width**-0.5),
+            "tokens.weight": normal(width**-0.5),  # variance 1 after scaling; so have the first logits
+            "*.positions.weight": normal(1.0 if self.config.scale_embedding else width**-0.5),
             "output_bias": constant(0.0),
             "*norm.weight": constant(1.0),
             "*.bias": constant(0.0),
-            "*.query_key_value.weight": uniform(math.sqrt(3.0 / width)),  # each third as xavier would fill it alone
+            "*.query_key_value.weight": uniform(math.sqrt(3.0 / width)),  # each third as xavier alone
             "*.weight": xavier(),
         }
 
-    def _embedded(self, stack: "Stack", name: str, tokens: Tensor, padding: Mask | None, start: int) -> Tensor:
+    def _embed(self, stack: "Stack", name: str, tokens: Tensor, padding: Mask | None, start: int) -> Tensor:
         x = self.tokens(tokens, name)
         check_context(start + tokens.shape[1], self.config.context)
-        x = stack.open(x, counted(padding, start, tokens.shape[1], tokens.device))
+        x = stack.add_positions(x, token_positions(padding, start, tokens.shape[1], tokens.device))
         return functional.dropout(x, self.config.dropout, self.training)
 
 
 class Stack(nn.Module):
-    """Blocks with what stands before and after them: the encoder or the decoder without its token vectors."""
+    """The encoder or the decoder without the token embeddings: positions, blocks and norms."""
 
-    def __init__(self, config: TransformerConfig, depth: int, *, crossing: bool) -> None:
+    def __init__(self, config: TransformerConfig, depth: int, *, cross_attention: bool) -> None:
         super().__init__()
         self.positions = _positions(config)
         self.embedding_norm = norm(config.norm, config.width, config.eps) if config.embedding_norm else None
-        self.blocks = nn.ModuleList(_block(config, crossing) for _ in range(depth))
+        self.blocks = nn.ModuleList(_block(config, cross_attention) for _ in range(depth))
         self.norm = norm(config.norm, config.width, config.eps) if config.order == "pre" else None
 
-    def open(self, x: Float[Tensor, "b n d"], positions: Int[Tensor, "*b n"]) -> Float[Tensor, "b n d"]:
+    def add_positions(self, x: Float[Tensor, "b n d"], positions: Int[Tensor, "*b n"]) -> Float[Tensor, "b n d"]:
         x = x + self.positions(positions).to(x.dtype)
         return x if self.embedding_norm is None else self.embedding_norm(x)
 
-    def close(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    def final_norm(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         return x if self.norm is None else self.norm(x)
 
-    def remember(self, memory: Float[Tensor, "b m d"]) -> tuple[CachedAttention, ...]:
-        """The keys and values that each block looks up in a memory."""
-        crossings = [block.cross for block in self.blocks if isinstance(block, Block)]
-        return tuple(cross.remember(memory) for cross in crossings if cross is not None)
+    def project_memory(self, memory: Float[Tensor, "b m d"]) -> tuple[CachedAttention, ...]:
+        """The cross-attention keys and values of each block."""
+        layers = [block.cross for block in self.blocks if isinstance(block, Block)]
+        return tuple(layer.remember(memory) for layer in layers if layer is not None)
 
 
-class Decoding:
-    """A target under way: what every decoder block remembers of the source, and of the target so far."""
+@dataclass
+class DecoderState:
+    """The state of incremental decoding: keys and values of the source in every block, and the KV cache."""
 
-    def __init__(
-        self, remembered: tuple[CachedAttention, ...], source_padding: PaddingMask | None, caches: Caches
-    ) -> None:
-        self.remembered, self.source_padding, self.caches = remembered, source_padding, caches
+    memory: tuple[CachedAttention, ...]
+    source_padding: PaddingMask | None
+    caches: Caches
 
     @property
     def length(self) -> int:
-        """Target tokens taken in."""
+        """The number of target tokens read."""
         return self.caches.length
 
     @property
     def nbytes(self) -> int:
-        return self.caches.nbytes + sum(x.numel() * x.element_size() for pair in self.remembered for x in pair)
+        return self.caches.nbytes + sum(x.numel() * x.element_size() for pair in self.memory for x in pair)
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Let sequence r go on from what sequence rows[r] held, source and target; there may be more rows or fewer."""
-        self.remembered = tuple(CachedAttention(*(x.index_select(0, rows) for x in pair)) for pair in self.remembered)
+        """Replace sequence r by sequence rows[r], source and target; there may be more rows or fewer than before."""
+        self.memory = tuple(CachedAttention(*(x.index_select(0, rows) for x in pair)) for pair in self.memory)
         if self.source_padding is not None:
-            kept = self.source_padding
-            self.source_padding = replace(kept, data=kept.data.index_select(0, rows.to(kept.data.device)))
+            lengths = self.source_padding.data
+            self.source_padding = replace(self.source_padding, data=lengths.index_select(0, rows.to(lengths.device)))
         self.caches.reorder(rows)
 
 
-def _checked(places: object, tokens: int) -> Int[Tensor, " t"]:
-    """Positions in so many tokens; those on a GPU are not looked at, since that would be waited for."""
-    if not isinstance(places, Tensor) or places.ndim != 1 or places.dtype not in (torch.int32, torch.int64):
-        kind = f"{tuple(places.shape)} of {places.dtype}" if isinstance(places, Tensor) else f"{places!r:.40}"
-        raise ShapeError(f"places is {kind}, but is a tensor (t) of whole numbers into the flattened target (b n)")
-    if places.device.type == "cpu" and not torch.compiler.is_compiling() and len(places):
-        least, most = int(places.min()), int(places.max())
+def _check_indices(indices: object, tokens: int) -> Int[Tensor, " t"]:
+    """Raise where these are not indices of tokens. Their range is checked on the CPU only: a GPU would have to wait."""
+    if not isinstance(indices, Tensor) or indices.ndim != 1 or indices.dtype not in (torch.int32, torch.int64):
+        kind = f"{tuple(indices.shape)} of {indices.dtype}" if isinstance(indices, Tensor) else f"{indices!r:.40}"
+        raise ShapeError(f"indices is {kind}, but must be a tensor (t) of whole numbers")
+    if indices.device.type == "cpu" and not torch.compiler.is_compiling() and len(indices):
+        least, most = int(indices.min()), int(indices.max())
         if least < 0 or most >= tokens:
-            raise ShapeError(f"places has {least if least < 0 else most}, but the target has tokens 0 to {tokens - 1}")
-    return places
+            raise ShapeError(f"indices has {least if least < 0 else most}, but the target has tokens 0 to {tokens - 1}")
+    return indices
 
 
 def _positions(config: TransformerConfig) -> nn.Module:
@@ -260,14 +294,13 @@ def _positions(config: TransformerConfig) -> nn.Module:
     return SinusoidalPositions(config.width, pairing="half" if config.positions == "sinusoidal-half" else "interleaved")
 
 
-def _block(config: TransformerConfig, crossing: bool) -> Block:
+def _block(config: TransformerConfig, cross_attention: bool) -> Block:
     attention = Attention(config.width, config.heads, dropout=config.attention_dropout)
-    cross = Attention(config.width, config.heads, dropout=config.attention_dropout) if crossing else None
-    hidden = 4 * config.width if config.ff_width is None else config.ff_width
+    cross = Attention(config.width, config.heads, dropout=config.attention_dropout) if cross_attention else None
     return Block(
         config.width,
         attention,
-        FeedForward(config.width, hidden, activation=config.activation, dropout=config.ff_dropout),
+        FeedForward(config.width, config.ff_width, activation=config.activation, dropout=config.ff_dropout),
         cross=cross,
         norm_kind=config.norm,
         eps=config.eps,
@@ -276,8 +309,8 @@ def _block(config: TransformerConfig, crossing: bool) -> Block:
     )
 
 
-# The paper says "about 37000" byte pairs, 65 M and 213 M parameters, but 37000 give 63.1 M and 214.2 M. Counts are
-# what a preset is checked by, so each has a vocabulary that leads to its published count; one's own replaces it.
+# The paper says "about 37000" byte pairs, 65 M and 213 M parameters, but 37000 give 63.1 M and 214.2 M. A preset has
+# the vocabulary that gives the published count; pass vocab= for another one.
 PRESETS = {
     "transformer-tiny": TransformerConfig(vocab=10000, width=128, depth=4, heads=4, ff_width=256),
     "transformer-base": TransformerConfig(vocab=40700),

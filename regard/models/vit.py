@@ -34,15 +34,15 @@ NEEDS_REACH = ("local", "global-local")
 class ViTConfig(Config):
     """Settings of a Vision Transformer.
 
-    image      side of the images that positions are learned for; others are served by interpolating these
-    classes    0 gives the pooled features instead of logits
-    pool       "class" reads a token of its own, before the patches; "mean" has none and takes the mean of the patches.
-               Both read what was normalised
-    head       "mlp-tanh" has one more layer, as the paper had while pre-training
-    attention  "local": patches see those within `reach` rows and columns, and the class token sees all but is unseen;
-               "global-local": it is seen by all, too; "linear": kernelised, all see all
+    image      side of the images that positions are learned for; they are interpolated for other sizes
+    classes    0 returns pooled features instead of logits
+    pool       "class" has a class token before the patches and reads it; "mean" takes the mean of the patches. Both
+               come after the final norm
+    head       "mlp-tanh" has one more layer, as in the paper's pretraining
+    attention  "full"; "local": patches see those within `reach` rows and columns, and the class token sees all patches
+               but is not seen; "global-local": all patches see it, too; "linear": linear attention
     ff_width   None is 4 * width
-    drop_path  share of branches dropped in the last block; in the first none are, and in between it grows evenly
+    drop_path  stochastic depth: probability of dropping a branch in the last block, linear from 0 in the first
     """
 
     image: int = 224
@@ -67,7 +67,7 @@ class ViTConfig(Config):
     def __post_init__(self) -> None:
         self.check_types()
         self.check_counts("image", "patch", "channels", "depth", "ff_width", "reach")
-        self.check_shares("dropout", "attention_dropout", "drop_path")
+        self.check_probabilities("dropout", "attention_dropout", "drop_path")
         for name, choices in (("pool", POOLS), ("head", HEADS), ("positions", POSITIONS), ("attention", ATTENTIONS)):
             self.check_choice(name, choices)
         check_integer("classes", self.classes, 0)
@@ -79,67 +79,71 @@ class ViTConfig(Config):
             )
         if (self.reach is not None) != (self.attention in NEEDS_REACH):
             raise ConfigError(
-                f"reach says how far {' and '.join(NEEDS_REACH)} attention see, in rows and columns of patches: "
+                f"reach is for {' and '.join(NEEDS_REACH)} attention, in rows and columns of patches: "
                 f"attention={self.attention!r}, reach={self.reach}"
             )
         if self.attention == "global-local" and self.pool != "class":
-            raise ConfigError("global-local attention needs the class token: pool='class'; without one choose 'local'")
+            raise ConfigError("global-local attention needs the class token: pool='class'; or choose 'local'")
         if self.attention == "linear" and self.attention_dropout:
-            raise ConfigError("linear attention has no weights to drop: attention_dropout=0 goes with it")
+            raise ConfigError("linear attention has no weights to drop; set attention_dropout=0")
 
     @property
     def side(self) -> int:
-        """Patches in a row, and rows of patches."""
+        """The number of patches in a row and in a column."""
         return self.image // self.patch
 
 
 class ViT(Model):
-    """Images to logits of their classes."""
+    """A Vision Transformer: images in, logits of classes out.
+
+    >>> model = regard.build("vit-ti/16", depth=1)
+    >>> model(torch.zeros(1, 3, 224, 224)).shape
+    torch.Size([1, 1000])
+    """
 
     Config = ViTConfig
     config: ViTConfig
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        self.first = 1 if config.pool == "class" else 0  # tokens before the first patch
+        self.prefix_tokens = 1 if config.pool == "class" else 0  # tokens before the first patch
         self.patches = PatchEmbedding(config.width, config.patch, config.channels)
-        self.class_token = nn.Parameter(torch.zeros(config.width)) if self.first else None
+        self.class_token = nn.Parameter(torch.zeros(config.width)) if self.prefix_tokens else None
         learned = config.positions == "learned"
-        self.positions = LearnedPositions(self.first + config.side**2, config.width) if learned else None
+        self.positions = LearnedPositions(self.prefix_tokens + config.side**2, config.width) if learned else None
         self.blocks = nn.ModuleList(_block(config, number) for number in range(config.depth))
         self.norm = norm("layer", config.width, config.eps)
         self.head_hidden = nn.Linear(config.width, config.width) if config.head == "mlp-tanh" else None
         self.head = nn.Linear(config.width, config.classes) if config.classes else None
-        self.initialise()
+        self.init_weights()
 
     def mask(self, columns: int) -> Mask:
-        """Who sees whom, with that many patches in a row."""
+        """The attention mask for images with `columns` patches in a row."""
         if self.config.reach is None:
             return full()
-        near = Nearby(self.config.reach, columns, self.first)
-        if not self.first:
+        near = LocalPatches(self.config.reach, columns, self.prefix_tokens)
+        if not self.prefix_tokens:
             return near
         return near | (global_tokens(1) if self.config.attention == "global-local" else FirstRows(1))
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
-        """Logits of the classes, or with classes=0 the features that they would be told from."""
+        """Logits of the classes, or pooled features with classes=0."""
         hidden = self.hidden(image)
-        pooled = hidden[:, 0] if self.first else hidden.mean(1)
+        pooled = hidden[:, 0] if self.prefix_tokens else hidden.mean(1)
         if self.head_hidden is not None:
             pooled = self.head_hidden(pooled).tanh()
         return pooled if self.head is None else self.head(pooled)
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n d"]:
-        """The last block's output, normalised: the class token if there is one, then the patches row by row."""
+        """Hidden states after the final norm: the class token if there is one, then the patches row by row."""
         x = functional.dropout(self.embed(image), self.config.dropout, self.training)
         mask = self.mask(image.shape[3] // self.config.patch)
-        return self.norm(run_blocks(self.blocks, x, recompute=self.recompute, mask=mask))
+        return self.norm(run_blocks(self.blocks, x, recompute=self.gradient_checkpointing, mask=mask))
 
     def embed(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n d"]:
-        """What goes into the first block: patches and the class token, with their positions."""
+        """The input of the first block: class token and patches with their positions."""
         grid = self.patches(image)
-        # parameters set the dtype from here on: autocast makes a convolution's output half precise, not all that is
-        # ever added to it
+        # in the dtype of the parameters: autocast lowers the convolution, but the residual stream stays exact
         x = grid.flatten(1, 2).to(self.norm.weight.dtype)
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
@@ -148,14 +152,14 @@ class ViT(Model):
         table, old, new = self.positions.weight, (self.config.side, self.config.side), (grid.shape[1], grid.shape[2])
         if new == old:
             return x + table
-        resized = interpolate_positions(table[self.first :], old, new)
-        return x + torch.cat([table[: self.first], resized])
+        resized = interpolate_positions(table[self.prefix_tokens :], old, new)
+        return x + torch.cat([table[: self.prefix_tokens], resized])
 
-    def example(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
+    def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         side = self.config.image if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initial(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Mapping[str, Initializer]:
         return {
             "class_token": normal(0.02),
             "positions.weight": normal(0.02, cut=2),
@@ -168,29 +172,32 @@ class ViT(Model):
 
 
 @dataclass(frozen=True, repr=False)
-class Nearby(Mask):
-    """Patches within `reach` rows and columns, of images with so many `columns`; the `first` tokens are no patches."""
+class LocalPatches(Mask):
+    """Mask: patches within `reach` rows and columns, of images with `columns` patches in a row.
+
+    prefix  number of tokens before the first patch; they see nothing and are not seen
+    """
 
     reach: int
     columns: int
-    first: int = 0
+    prefix: int = 0
 
     def see(self, grid: Grid) -> Bool[Tensor, "..."]:
-        i, j = grid.i - self.first, grid.j - self.first
+        i, j = grid.i - self.prefix, grid.j - self.prefix
         down = i // self.columns - j // self.columns
         across = i % self.columns - j % self.columns
         return (down.abs() <= self.reach) & (across.abs() <= self.reach) & (i >= 0) & (j >= 0)
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
-        top, bottom, upper, lower = ((x - self.first) // self.columns for x in (first, last, start, stop))
+        top, bottom, upper, lower = ((x - self.prefix) // self.columns for x in (first, last, start, stop))
         none: Flag = (upper > bottom + self.reach) | (lower < top - self.reach)
         if self.reach < self.columns - 1:
-            return BoxVisibility(none, all=False)  # of two rows it sees, some pairs are too far apart
+            return BoxVisibility(none, all=False)  # some pairs of these rows are too far apart
         near = (bottom - upper <= self.reach) & (lower - top <= self.reach)
-        return BoxVisibility(none, all=near & (first >= self.first) & (start >= self.first))
+        return BoxVisibility(none, all=near & (first >= self.prefix) & (start >= self.prefix))
 
     def __repr__(self) -> str:
-        return f"nearby(reach={self.reach}, columns={self.columns}, first={self.first})"
+        return f"local_patches(reach={self.reach}, columns={self.columns}, prefix={self.prefix})"
 
 
 def _block(config: ViTConfig, number: int) -> Block:
@@ -200,9 +207,9 @@ def _block(config: ViTConfig, number: int) -> Block:
     else:
         inner, dropout = config.query_key_value_bias, config.attention_dropout
         mixer = Attention(config.width, config.heads, bias=inner, out_bias=True, dropout=dropout)
-    feedforward = FeedForward(config.width, 4 * config.width if config.ff_width is None else config.ff_width)
-    share = config.drop_path * number / max(config.depth - 1, 1)
-    return Block(config.width, mixer, feedforward, eps=config.eps, dropout=config.dropout, drop_path=share)
+    feedforward = FeedForward(config.width, config.ff_width)
+    drop_path = config.drop_path * number / max(config.depth - 1, 1)
+    return Block(config.width, mixer, feedforward, eps=config.eps, dropout=config.dropout, drop_path=drop_path)
 
 
 # With 1000 classes these have 5.7, 22.1, 86.6, 88.2, 304.3 and 632.0 million parameters. The paper rounds base, large

@@ -30,15 +30,23 @@ def check_activation(name: str) -> None:
 class FeedForward(nn.Module):
     """down(f(up x)), or gated down(f(gate x) * up x) for an activation such as "gated-silu".
 
+    hidden  width between up and down; None is 4 * width
+
     The gate is that of Shazeer 2020, arXiv:2002.05202.
     """
 
     def __init__(
-        self, width: int, hidden: int, *, activation: str = "gelu", bias: bool = True, dropout: float = 0.0
+        self,
+        width: int,
+        hidden: int | None = None,
+        *,
+        activation: str = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_integer("width", width, 1)
-        check_integer("hidden", hidden, 1)
+        hidden = 4 * width if hidden is None else check_integer("hidden", hidden, 1)
         check_probability("dropout", dropout)
         self.activation = ACTIVATIONS[activation.removeprefix(GATED)]
         self.gate = nn.Linear(width, hidden, bias=bias) if activation.startswith(GATED) else None

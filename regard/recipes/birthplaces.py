@@ -14,12 +14,13 @@ from pathlib import Path
 from regard.base.config import to_json
 from regard.base.errors import ConfigError, DataError
 from regard.base.validation import check_integer, check_number as real_number
+from regard.core.positions import Rotary
 from regard.data.birthplaces_dataset import QUESTION, BirthplaceQuestion, read_birthplaces
 from regard.data.characters import Characters
 from regard.data.span_corruption import MASK, PAD
 from regard.data.splits import split
 from regard.data.synthetic_biographies import biographies
-from regard.models.gpt import GPT, GPTConfig
+from regard.models.gpt import GPT, GPTConfig, Learned, SyntheticAttention
 from regard.models.model import Model
 from regard.models.presets import build_from_config
 from regard.recipes.calibration import NEVER, Confidence, Prediction, calibrated
@@ -92,7 +93,7 @@ class Settings:
 
 def built_in() -> Settings:
     model = GPTConfig(
-        vocab=64, context=80, width=64, depth=2, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
+        vocab=64, context=80, width=64, depth=2, heads=4, positions=Rotary(), dropout=0.0, attention_dropout=0.0
     )
     plan = TrainingPlan(
         steps=600, batch_size=64, optimizer=Muon(lr=0.02, weight_decay=0.01, adamw=AdamW(lr=3e-3, weight_decay=0.01)),
@@ -103,7 +104,7 @@ def built_in() -> Settings:
 
 def real() -> Settings:
     model = GPTConfig(
-        vocab=256, context=192, width=256, depth=4, heads=8, positions="rotary", dropout=0.1,
+        vocab=256, context=192, width=256, depth=4, heads=8, positions=Rotary(), dropout=0.1,
         attention_dropout=0.1,
     )  # fmt: skip
     plan = TrainingPlan(
@@ -134,7 +135,7 @@ def synthesizer(settings: Settings) -> Settings:
 
     Such a model is slower to learn names, so more of the gaps are phrases, and more of the texts name and piece alone.
     """
-    model = replace(settings.model, positions="learned", synthesizer=("dense",))
+    model = replace(settings.model, positions=Learned(), mixer=SyntheticAttention())
     phrases, pieces = (max(0.9, share) for share in (settings.phrases, settings.pieces))
     return course(replace(settings, model=model, phrases=phrases, pieces=pieces))
 

@@ -11,7 +11,7 @@ from regard.base.errors import TrainingError
 from regard.data.characters import Characters
 from regard.data.digit_strings import DigitStrings
 from regard.data.log_mel import LogMel, LogMelStream, log_mel
-from regard.models.ctc import CTCGreedy, ctc_greedy
+from regard.models.ctc import CTCGreedyDecoder, ctc_greedy_decode
 from regard.models.speech import STEP, Speech, SpeechConfig
 
 DIGITS = Characters("0123456789", special=("<blank>",))  # the blank of CTC is token 0
@@ -24,10 +24,10 @@ def latency(model: SpeechConfig, sound: LogMel) -> float:
     """The algorithmic latency in seconds: the most sound that comes between a moment and what is said about it.
 
     A row of the model covers 4 frames. It is given out when the chunk it is in and those it looks ahead to are there:
-    counted from the first sample of the row, `model.delay` hops later the last frame begins that is needed, and that
+    counted from the first sample of the row, `model.latency` hops later the last frame begins that is needed, and that
     takes its own length. Time to compute comes on top.
     """
-    return (model.delay * sound.hop + sound.length) / sound.rate
+    return (model.latency * sound.hop + sound.length) / sound.rate
 
 
 def heard(sound: Float[Tensor, "*b n"], settings: LogMel) -> Float[Tensor, "*b frames bands"]:
@@ -56,7 +56,7 @@ class DigitListener:
         self.received = 0  # samples
         self._device = next(model.parameters()).device
         self._none = torch.zeros(1, 0, model.config.vocab, device=self._device)
-        self._frames, self._stream, self._reader = LogMelStream(sound), model.stream(), CTCGreedy()
+        self._frames, self._stream, self._reader = LogMelStream(sound), model.stream(), CTCGreedyDecoder()
         self._row = 0
 
     def push(self, samples: Float[Tensor, "n"]) -> list[RecognizedWord]:
@@ -121,7 +121,7 @@ def at_once(model: Speech, sounds: DigitStrings, settings: LogMel, together: int
             row[: len(sound)] = sound
         real = torch.tensor([settings.frames(len(sound)) for sound in part], device=device)
         logits = model(heard(padded, settings), lengths=real)
-        told += [[token - 1 for token in tokens] for tokens in ctc_greedy(logits, lengths=real // STEP)]
+        told += [[token - 1 for token in tokens] for tokens in ctc_greedy_decode(logits, lengths=real // STEP)]
     return told
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, DataError
 from regard.base.validation import check_integer, check_number as real_number
+from regard.core.positions import Rotary
 from regard.data.byte_pairs import BytePairs
 from regard.data.characters import Characters
 from regard.data.plain_text import read_text
@@ -122,7 +123,7 @@ class Settings:
 def built_in() -> Settings:
     gpt = Writing(
         model=GPTConfig(
-            vocab=512, context=128, width=128, depth=4, heads=4, positions="rotary", dropout=0.0, attention_dropout=0.0
+            vocab=512, context=128, width=128, depth=4, heads=4, positions=Rotary(), dropout=0.0, attention_dropout=0.0
         ),
         plan=TrainingPlan(
             steps=500, batch_size=16, schedule=Cosine(warmup=50, min_lr_ratio=0.05), evaluate_every=100, save_every=100,
@@ -145,7 +146,7 @@ def built_in() -> Settings:
 def real() -> Settings:
     gpt = Writing(
         model=GPTConfig(
-            vocab=65, context=256, width=384, depth=6, heads=6, positions="rotary", bias=False, dropout=0.25,
+            vocab=65, context=256, width=384, depth=6, heads=6, positions=Rotary(), bias=False, dropout=0.25,
             attention_dropout=0.25,
         ),
         plan=TrainingPlan(

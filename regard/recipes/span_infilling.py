@@ -15,7 +15,8 @@ from regard.data.birthplaces_dataset import BirthplaceQuestion
 from regard.data.characters import Characters
 from regard.data.sampler import ShuffledOrder, sampler_generator
 from regard.data.span_corruption import IGNORED, MASK, PAD, PHRASE, prompt
-from regard.models.generation import GeneratedText, generate
+from regard.models.generation import generate
+from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT
 from regard.train.task import Loss
 
@@ -198,7 +199,7 @@ def answers(model: GPT, letters: Characters, questions: Sequence[str], at_once: 
     stop = letters.encode(PAD)[0]
     for start in range(0, len(questions), at_once):
         prompts = [letters.encode(prompt(each)) for each in questions[start : start + at_once]]
-        found += generate(model, prompts, length=LONGEST, stops=[stop])
+        found += generate(model, prompts, max_new_tokens=LONGEST, stop=[stop])
     return found
 
 

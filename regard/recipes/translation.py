@@ -28,10 +28,10 @@ from regard.data.byte_pairs import END as WORD_END, BytePairs
 from regard.data.number_words import number_words
 from regard.data.sampler import LengthBuckets, sampler_generator
 from regard.data.sentence_pairs import SentencePairs, read_sentence_pairs
-from regard.models.generation import GeneratedText, beam, generate, greedy, make_adapter
+from regard.models.generation_types import GeneratedText
 from regard.models.model import Model
 from regard.models.presets import build_from_config
-from regard.models.sampling import Strategy
+from regard.models.sampling import BeamSearch, Greedy, Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.bleu import bleu, detokenised, has_sacrebleu, sacrebleu, tokenised
 from regard.recipes.recipe import Phase, RecipeResult, RunLocation, Start
@@ -204,7 +204,7 @@ class TranslationTask:
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        logits = model(batch.source, batch.given, source_padding=batch.source_padding, places=batch.places).float()
+        logits = model(batch.source, batch.given, source_padding=batch.source_padding, indices=batch.places).float()
         told = cross_entropy(logits, batch.wanted, smoothing=self.smoothing)
         if not self.consistency:
             return told
@@ -215,7 +215,7 @@ class TranslationTask:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Transformer)
         with torch.autocast(next(model.parameters()).device.type, enabled=False):
-            said = translated(model, self.pairs, self.held.source, greedy())
+            said = translated(model, self.pairs, self.held.source, Greedy())
         return {"BLEU": bleu(said, self.held.target), "exact": exact(said, self.held.target)}
 
     @cached_property
@@ -361,9 +361,14 @@ def _answered(
     device = next(model.parameters()).device
     source = filled(rows, pairs.token(PAD), model.config.context).to(device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
-    writer = make_adapter(model, source, padding(lengths))
-    begun = [[pairs.token(START)]] * len(rows)
-    return generate(writer, begun, strategy=strategy, length=length, stops=[pairs.token(END)])
+    return model.generate(
+        source,
+        start_token=pairs.token(START),
+        source_padding=padding(lengths),
+        strategy=strategy,
+        max_new_tokens=length,
+        stop=[pairs.token(END)],
+    )
 
 
 def translated(model: Transformer, pairs: BytePairs, sentences: Sequence[str], strategy: Strategy) -> list[str]:
@@ -413,11 +418,13 @@ def judged(settings: Settings, model: Model, pairs: BytePairs, place: RunLocatio
     assert isinstance(model, Transformer)
     found = data(place.data, settings)
     tried = {
-        penalty: bleu(translated(model, pairs, found.held.source, beam(settings.beams, penalty)), found.held.target)
+        penalty: bleu(
+            translated(model, pairs, found.held.source, BeamSearch(settings.beams, penalty)), found.held.target
+        )
         for penalty in settings.penalties
     }
     penalty = max(tried, key=lambda each: tried[each])
-    said = translated(model, pairs, found.test.source, beam(settings.beams, penalty))
+    said = translated(model, pairs, found.test.source, BeamSearch(settings.beams, penalty))
     return {
         "test BLEU": bleu(said, found.test.target),
         "test exact": exact(said, found.test.target),

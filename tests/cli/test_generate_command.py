@@ -13,15 +13,15 @@ from tokenizers import Tokenizer as Library, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.cli.generate import SETTINGS, SamplingMethod
+from regard.cli.generate import StrategyName
 from regard.core.cache import DynamicCache
 from regard.data.characters import Characters
 from regard.data.tokenizers import Bytes, load_tokenizer
 from regard.models.caches import Caches
-from regard.models.generation import beam, generate, greedy, kth_largest, make_adapter, sample
+from regard.models.generation import generate
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.presets import build, build_from_config
-from regard.models.sampling import Strategy
+from regard.models.sampling import STRATEGIES, BeamSearch, Greedy, KthLargest, Sample, Strategy
 from regard.models.saving import save
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.recipe import RecipeResult, get_recipe, save_result
@@ -84,59 +84,61 @@ def written(*words: str, stdin: str | None = None) -> str:
 @pytest.mark.parametrize(
     ("words", "strategy"),
     [
-        ([], greedy()),
-        (["--no-cache"], greedy()),
-        (["--strategy", "kth"], kth_largest(2)),
-        (["--strategy", "kth", "--kth", "3"], kth_largest(3)),
-        (["--strategy", "sample"], sample()),
+        ([], Greedy()),
+        (["--no-cache"], Greedy()),
+        (["--strategy", "kth"], KthLargest(2)),
+        (["--strategy", "kth", "--kth", "3"], KthLargest(3)),
+        (["--strategy", "sample"], Sample()),
         (
             ["--strategy", "sample", "--temperature", "1.5", "--top-k", "40", "--top-p", "0.9", "--seed", "7"],
-            sample(1.5, 40, 0.9, 7),
+            Sample(1.5, 40, 0.9, 7),
         ),
-        (["--strategy", "beam"], beam(4)),
-        (["--strategy", "beam", "--beams", "2", "--length-penalty", "0.6"], beam(2, 0.6)),
+        (["--strategy", "beam"], BeamSearch(4)),
+        (["--strategy", "beam", "--num-beams", "2", "--length-penalty", "0.6"], BeamSearch(2, 0.6)),
     ],
 )
 def test_it_writes_what_the_library_writes(folder: str, model: GPT, words: list[str], strategy: Strategy) -> None:
-    (truth,) = generate(model, [list(b"Where")], strategy=strategy, length=11)
-    assert written(folder, "Where", "--length", "11", *words) == Bytes().decode(truth.tokens) + "\n"
-    (text,) = told(folder, "Where", "--length", "11", *words)["texts"]
+    (truth,) = generate(model, [list(b"Where")], strategy=strategy, max_new_tokens=11)
+    assert written(folder, "Where", "--max-new-tokens", "11", *words) == Bytes().decode(truth.tokens) + "\n"
+    (text,) = told(folder, "Where", "--max-new-tokens", "11", *words)["texts"]
     assert text["tokens"] == list(truth.tokens)
     assert text["log_probabilities"] == pytest.approx(truth.log_probabilities, abs=2e-5)
-    assert (text["prompt"], text["ended"], text["stop"]) == (list(b"Where"), "length", [])
+    assert (text["prompt"], text["finish_reason"], text["stop"]) == (list(b"Where"), "length", [])
     assert text["text"] == Bytes().decode(truth.tokens)
 
 
 def test_only_no_cache_makes_no_cache(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(GPT, "cache", lambda self, capacity: asked.append(capacity) or Caches(DynamicCache, 1))
-    written(folder, "Where", "--length", "4", "--no-cache")
+    written(folder, "Where", "--max-new-tokens", "4", "--no-cache")
     assert asked == []
-    written(folder, "Where", "--length", "4")
+    written(folder, "Where", "--max-new-tokens", "4")
     assert asked == [9]
 
 
 def test_json_says_what_was_asked_for(folder: str) -> None:
-    asked = told(folder, "Hi", "--strategy", "sample", "--top-p", "0.5", "--length", "3")
-    assert (asked["model"], asked["prompt"], asked["length"]) == (folder, "Hi", 3)
+    asked = told(folder, "Hi", "--strategy", "sample", "--top-p", "0.5", "--max-new-tokens", "3")
+    assert (asked["model"], asked["prompt"], asked["max_new_tokens"]) == (folder, "Hi", 3)
     assert asked["strategy"] == {"name": "sample", "temperature": 1.0, "top_k": None, "top_p": 0.5, "seed": 0}
-    assert told(folder, "Hi", "--length", "1")["strategy"] == {"name": "greedy"}
+    assert told(folder, "Hi", "--max-new-tokens", "1")["strategy"] == {"name": "greedy"}
 
 
 def test_several_samples_are_those_of_a_batch(folder: str, model: GPT) -> None:
-    words = ["--strategy", "sample", "--seed", "5", "--count", "3", "--length", "6"]
-    truth = generate(model, [list(b"ab")] * 3, strategy=sample(seed=5), length=6)
+    words = ["--strategy", "sample", "--seed", "5", "--num-return-sequences", "3", "--max-new-tokens", "6"]
+    truth = generate(model, [list(b"ab")] * 3, strategy=Sample(seed=5), max_new_tokens=6)
     assert [text["tokens"] for text in told(folder, "ab", *words)["texts"]] == [list(text.tokens) for text in truth]
     assert written(folder, "ab", *words) == "".join(Bytes().decode(text.tokens) + "\n" for text in truth)
 
 
 def test_the_prompt_can_come_from_stdin(folder: str) -> None:
-    assert written(folder, "-", "--length", "5", stdin="Wo?\n") == written(folder, "Wo?", "--length", "5")
+    assert written(folder, "-", "--max-new-tokens", "5", stdin="Wo?\n") == written(
+        folder, "Wo?", "--max-new-tokens", "5"
+    )
     assert told(folder, "-", stdin="two\nlines\n\n")["prompt"] == "two\nlines\n"
 
 
 def test_a_stop_ends_the_text_and_is_not_shown(folder: str, model: GPT) -> None:
-    (whole,) = generate(model, [list(b"Where")], strategy=sample(temperature=0.3), length=12)
+    (whole,) = generate(model, [list(b"Where")], strategy=Sample(temperature=0.3), max_new_tokens=12)
     plain = [number for number, byte in enumerate(whole.tokens) if byte < 128 and byte not in whole.tokens[:number]]
     for size in (1, 2):
         stop, before = next(
@@ -147,32 +149,32 @@ def test_a_stop_ends_the_text_and_is_not_shown(folder: str, model: GPT) -> None:
         words = ["Where", "--strategy", "sample", "--temperature", "0.3", "--stop", bytes(stop).decode()]
         assert written(folder, *words, "--stop", "never") == Bytes().decode(before) + "\n"
         (text,) = told(folder, *words)["texts"]
-        assert (text["ended"], text["stop"], text["text"]) == ("stop", list(stop), Bytes().decode(before))
+        assert (text["finish_reason"], text["stop"], text["text"]) == ("stop", list(stop), Bytes().decode(before))
 
 
 def test_the_end_token_that_a_folder_names_ends_the_text(model: GPT, tmp_path: Path) -> None:
-    (whole,) = generate(model, [list(b"Where")], strategy=sample(), length=9)
+    (whole,) = generate(model, [list(b"Where")], strategy=Sample(), max_new_tokens=9)
     end = whole.tokens[4]
     before = whole.tokens.index(end)
     save(model, tmp_path)
     about = json.loads((tmp_path / "config.json").read_text())
     for named in (end, [end, 999], None):
         (tmp_path / "config.json").write_text(json.dumps({**about, "eos_token_id": named}))
-        (text,) = told(str(tmp_path), "Where", "--strategy", "sample", "--length", "9")["texts"]
+        (text,) = told(str(tmp_path), "Where", "--strategy", "sample", "--max-new-tokens", "9")["texts"]
         expected = whole.tokens if named is None else whole.tokens[: before + 1]
         assert tuple(text["tokens"]) == expected
         assert text["stop"] == ([] if named is None else [end])
 
 
 def test_the_end_token_may_stand_in_the_settings_for_generation_which_go_first(model: GPT, tmp_path: Path) -> None:
-    (whole,) = generate(model, [list(b"Where")], strategy=sample(), length=9)
+    (whole,) = generate(model, [list(b"Where")], strategy=Sample(), max_new_tokens=9)
     early, *_, late = dict.fromkeys(whole.tokens)  # in order of their first places
     save(model, tmp_path)
     about = json.loads((tmp_path / "config.json").read_text())
     for ours, theirs, end in ((None, late, late), (early, late, late), (late, [early], early), (late, None, late)):
         (tmp_path / "config.json").write_text(json.dumps({**about, "eos_token_id": ours}))
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": theirs}))
-        (text,) = told(str(tmp_path), "Where", "--strategy", "sample", "--length", "9")["texts"]
+        (text,) = told(str(tmp_path), "Where", "--strategy", "sample", "--max-new-tokens", "9")["texts"]
         assert (text["stop"], len(text["tokens"])) == ([end], whole.tokens.index(end) + 1)
     (tmp_path / "generation_config.json").write_text("{")
     result = run.invoke(app, ["generate", str(tmp_path), "Where"])
@@ -191,15 +193,15 @@ def test_an_encoder_decoder_answers_the_prompt(tmp_path: Path) -> None:
     save(translator, tmp_path)
     result = run.invoke(app, ["generate", str(tmp_path), "Where"])
     assert result.exit_code == 2
-    assert "is a Transformer, whose answer starts with a token of its own" in result.stderr
+    assert "is a Transformer, which needs a start token" in result.stderr
     source = torch.tensor([list(b"Where")])
-    (whole,) = generate(make_adapter(translator, source), [[257]], strategy=sample(seed=5), length=9)
+    (whole,) = translator.generate(source, start_token=257, strategy=Sample(seed=5), max_new_tokens=9)
     end = whole.tokens[4]
     about = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(
         json.dumps({**about, "decoder_start_token_id": 257, "eos_token_id": end, "pad_token_id": 258})
     )
-    words = [str(tmp_path), "Where", "--strategy", "sample", "--seed", "5", "--length", "9"]
+    words = [str(tmp_path), "Where", "--strategy", "sample", "--seed", "5", "--max-new-tokens", "9"]
     (text,) = told(*words)["texts"]
     before = whole.tokens[: whole.tokens.index(end)]
     assert (text["prompt"], text["tokens"], text["stop"]) == ([257], [*before, end], [end])
@@ -207,71 +209,83 @@ def test_an_encoder_decoder_answers_the_prompt(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_of_the_folder_is_used(wordy: str) -> None:
-    asked = told(wordy, "the cat sat", "--length", "5")
+    asked = told(wordy, "the cat sat", "--max-new-tokens", "5")
     (text,) = asked["texts"]
     assert text["prompt"] == [0, 1, 2]
     assert text["text"] == " ".join(WORDS[token] for token in text["tokens"])
-    assert written(wordy, "the cat sat", "--length", "5") == text["text"] + "\n"
+    assert written(wordy, "the cat sat", "--max-new-tokens", "5") == text["text"] + "\n"
 
 
 def test_a_tokenizer_can_be_named(tmp_path: Path, folder: str) -> None:
     write_words(tmp_path / "tokenizer.json")
     for path in (tmp_path, tmp_path / "tokenizer.json"):
-        assert told(folder, "a mat", "--tokenizer", str(path), "--length", "1")["texts"][0]["prompt"] == [4, 5]
+        assert told(folder, "a mat", "--tokenizer", str(path), "--max-new-tokens", "1")["texts"][0]["prompt"] == [4, 5]
     assert load_tokenizer(tmp_path).vocab == 9
 
 
 def test_a_preset_says_that_its_weights_are_random() -> None:
-    result = run.invoke(app, ["generate", "birthplace-rotary", "Where", "--length", "4"])
+    result = run.invoke(app, ["generate", "birthplace-rotary", "Where", "--max-new-tokens", "4"])
     assert result.exit_code == 0
-    assert result.stderr.startswith("birthplace-rotary is a preset: its weights are random, and so is what it writes")
+    assert result.stderr.startswith("birthplace-rotary is a preset with random weights, so the text is random too")
     model = build("birthplace-rotary").eval()
     assert isinstance(model, GPT)
-    assert result.stdout == Bytes().decode(generate(model, [list(b"Where")], length=4)[0].tokens) + "\n"
+    assert result.stdout == Bytes().decode(generate(model, [list(b"Where")], max_new_tokens=4)[0].tokens) + "\n"
 
 
 def test_tokens_are_shown_as_they_come(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("regard.cli.generate.say", said.append)
-    assert run.invoke(app, ["generate", folder, "Where", "--length", "11"]).exit_code == 0
+    monkeypatch.setattr("regard.cli.generate.write_text", said.append)
+    assert run.invoke(app, ["generate", folder, "Where", "--max-new-tokens", "11"]).exit_code == 0
     shown = list(said)
     assert len(shown) == 12, "eleven tokens and the end of the line"
     # a stop of three tokens could have begun, so two are always held back; of a longer one, more
     for stop in ("xyz", "a long stop"):
         said.clear()
-        assert run.invoke(app, ["generate", folder, "Where", "--length", "11", "--stop", stop]).exit_code == 0
+        assert run.invoke(app, ["generate", folder, "Where", "--max-new-tokens", "11", "--stop", stop]).exit_code == 0
         assert "".join(said) == "".join(shown)
 
 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["FOLDER"], "there is no prompt; write one after the model, or - to read it from stdin"),
-        (["FOLDER", ""], "the prompt is empty; a text needs a first token to go on from"),
-        (["FOLDER", "x" * 32], "prompts[0] has 32 tokens, but the model can read 31; keep the last ones"),
-        (["FOLDER", "x", "--length", "0"], "length is 0, but must be at least 1"),
-        (["FOLDER", "x", "--top-k", "3"], "--top-k goes with --strategy sample, not with greedy"),
-        (["FOLDER", "x", "--count", "3"], "--count goes with --strategy sample, not with greedy"),
-        (["FOLDER", "x", "--strategy", "sample", "--beams", "3"], "--beams goes with --strategy beam, not with sample"),
-        (["FOLDER", "x", "--strategy", "beam", "--kth", "3"], "--kth goes with --strategy kth, not with beam"),
-        (["FOLDER", "x", "--strategy", "beam", "--length-penalty", "nan"], "beam(length_penalty) is nan"),
-        (["FOLDER", "x", "--strategy", "beam", "--beams", "0"], "beam(width) is 0, but must be at least 1"),
-        (["FOLDER", "x", "--strategy", "sample", "--count", "0"], "--count is 0, but at least 1 text is written"),
+        (["FOLDER"], "there is no prompt; give one after the model, or - to read it from stdin"),
+        (["FOLDER", ""], "the prompt is empty; it needs at least one token"),
+        (["FOLDER", "x" * 32], "tokens[0] has 32 tokens, but the model can read 31; keep the last ones"),
+        (["FOLDER", "x", "--max-new-tokens", "0"], "max_new_tokens is 0, but must be at least 1"),
+        (
+            ["FOLDER", "x", "--strategy", "greedy", "--top-k", "3"],
+            "top_k=3 is for strategy='sample', but strategy='greedy'",
+        ),
+        (
+            ["FOLDER", "x", "--num-return-sequences", "3"],
+            "--num-return-sequences 3 is for sampling; set --temperature, --top-k or --top-p too",
+        ),
+        (
+            ["FOLDER", "x", "--strategy", "sample", "--num-beams", "3"],
+            "num_beams=3 is for strategy='beam', but strategy='sample'",
+        ),
+        (["FOLDER", "x", "--strategy", "beam", "--kth", "3"], "--kth 3 is for --strategy kth; leave it out"),
+        (["FOLDER", "x", "--strategy", "beam", "--length-penalty", "nan"], "length_penalty is nan"),
+        (["FOLDER", "x", "--strategy", "beam", "--num-beams", "0"], "num_beams is 0, but must be at least 1"),
+        (
+            ["FOLDER", "x", "--strategy", "sample", "--num-return-sequences", "0"],
+            "'--num-return-sequences': 0 is not in the range x>=1",
+        ),
         (["FOLDER", "x", "--strategy", "sample", "--top-p", "1.5"], "above 0 and at most 1, not 1.5"),
-        (["FOLDER", "x", "--strategy", "sample", "--temperature", "0"], "use greedy()"),
+        (["FOLDER", "x", "--strategy", "sample", "--temperature", "0"], "leave it out (greedy decoding)"),
         (["FOLDER", "x", "--strategy", "sample", "--top-k", "257"], "but the vocabulary has only 256 tokens"),
-        (["FOLDER", "x", "--strategy", "kth", "--kth", "257"], "kth(k) is 257, but the vocabulary has only 256"),
-        (["FOLDER", "x", "--stop", ""], "an empty one would end every text at once"),
+        (["FOLDER", "x", "--strategy", "kth", "--kth", "257"], "k is 257, but the vocabulary has only 256"),
+        (["FOLDER", "x", "--stop", ""], "an empty sequence, which would end every text at once"),
         (["FOLDER", "x", "--tokenizer", "absent.json"], "absent.json is not there; a tokenizer is read from"),
         (["gtp2", "x"], "unknown model 'gtp2'; did you mean 'gpt2'?"),
         (["./absent", "x"], "absent is not a folder; a model is a folder with config.json and its weights"),
         (
             ["transformer-tiny", "x"],
-            "transformer-tiny is a Transformer, whose answer starts with a token of its own, but no config.json names "
-            "that as decoder_start_token_id; in Python use generate(make_adapter(model, source), [[start]])",
+            "transformer-tiny is a Transformer, which needs a start token, but it has no config.json with a "
+            "decoder_start_token_id; in Python use model.generate(source, start_token=...)",
         ),
-        (["vit-b/16", "x"], "vit-b/16 is a ViT, which does not write text; a GPT does: "),
-        (["bert-base", "x"], "bert-base is a BERT, which does not write text; a GPT does: "),
+        (["vit-b/16", "x"], "vit-b/16 is a ViT, which does not generate text; a GPT does: "),
+        (["bert-base", "x"], "bert-base is a BERT, which does not generate text; a GPT does: "),
         (["vit-b/17", "x"], "vit-b/17 is not a folder"),
     ],
 )
@@ -303,7 +317,7 @@ def test_characters_that_training_never_had_are_all_named(words: list[str], orig
     result = run.invoke(app, ["generate", str(tmp_path), *words])
     assert result.exit_code == 2
     unknown = "éö" if origin == "the prompt" else "öé"
-    assert f"{origin} has {unknown!r}, which the model's training text never had; leave it out" in result.stderr
+    assert f"{origin} has {unknown!r}, which is not in the model's vocabulary; leave it out" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -312,7 +326,7 @@ def test_a_small_vocabulary_without_a_tokenizer_is_refused(tmp_path: Path) -> No
     result = run.invoke(app, ["generate", str(tmp_path), "x"])
     assert result.exit_code == 2
     assert "has no tokenizer.json, and its vocabulary of 9 is too small for bytes, which need 256" in result.stderr
-    assert "name a tokenizer with --tokenizer" in result.stderr
+    assert "give a tokenizer with --tokenizer" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["language", "birthplaces"])
@@ -320,8 +334,8 @@ def test_a_finished_run_writes_as_the_model_in_it(name: str, tmp_path: Path) -> 
     letters = Characters.of("Where was Ada born?")
     outcome = RecipeResult({}, lively(letters.vocab), letters)
     save_result(name, get_recipe(name).settings(real=False), outcome, tmp_path)
-    text = written(str(tmp_path), "Where", "--length", "7")
-    assert text == written(str(tmp_path / "model"), "Where", "--length", "7")
+    text = written(str(tmp_path), "Where", "--max-new-tokens", "7")
+    assert text == written(str(tmp_path / "model"), "Where", "--max-new-tokens", "7")
     assert set(text.strip("\n")) <= set(letters.alphabet)
     assert told(str(tmp_path), "Where")["model"] == str(tmp_path)
 
@@ -329,9 +343,9 @@ def test_a_finished_run_writes_as_the_model_in_it(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("vision", "`regard eval RUN` shows what it can do"),
+        ("vision", "`regard eval RUN` evaluates it"),
         ("translation", "`regard translate RUN TEXT` translates"),
-        ("speech", "`regard listen RUN FILE` writes down what it hears"),
+        ("speech", "`regard listen RUN FILE` transcribes speech"),
     ],
 )
 def test_a_run_that_does_not_write_is_refused_with_what_it_does(name: str, instead: str, tmp_path: Path) -> None:
@@ -340,16 +354,14 @@ def test_a_run_that_does_not_write_is_refused_with_what_it_does(name: str, inste
     result = run.invoke(app, ["generate", str(tmp_path), "Where"])
     assert (result.exit_code, result.stdout) == (2, "")
     does = instead.replace("RUN", str(tmp_path))
-    assert result.stderr == (
-        f"regard: {tmp_path} holds a run of {name}, whose model does not go on with a text; {does}\n"
-    )
+    assert result.stderr == (f"regard: {tmp_path} has a run of {name}, whose model does not continue a text; {does}\n")
 
 
 def test_a_run_that_is_not_finished_is_refused_with_how_to_finish_it(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"recipe": "language"}')
     result = run.invoke(app, ["generate", str(tmp_path), "Where"])
     assert result.exit_code == 2
-    assert "holds a run of language that is not finished; `regard train language --resume --folder" in result.stderr
+    assert "has a run of language that is not finished; `regard train language --resume --folder" in result.stderr
 
 
 def test_an_unknown_strategy_is_a_usage_error(folder: str) -> None:
@@ -358,17 +370,17 @@ def test_an_unknown_strategy_is_a_usage_error(folder: str) -> None:
     assert "'lucky' is not one of" in result.stderr
 
 
-def test_every_strategy_has_its_settings_and_help_names_them() -> None:
-    assert set(SETTINGS) == set(SamplingMethod)
+def test_help_names_every_strategy_and_its_settings() -> None:
+    assert set(StrategyName) == {*STRATEGIES, "kth"}
     result = run.invoke(app, ["generate", "--help"], env={"COLUMNS": "120"})
-    for names in SETTINGS.values():
+    for _, names in STRATEGIES.values():
         for name in names:
             assert f"--{name.replace('_', '-')} " in result.stdout
 
 
 def test_it_runs_as_a_command_and_pipes(folder: str, root: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "regard", "generate", folder, "-", "--length", "3"],
+        [sys.executable, "-m", "regard", "generate", folder, "-", "--max-new-tokens", "3"],
         cwd=root,
         input="Grüße",
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -377,4 +389,4 @@ def test_it_runs_as_a_command_and_pipes(folder: str, root: Path) -> None:
         encoding="utf-8",
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == written(folder, "Grüße", "--length", "3")
+    assert done.stdout == written(folder, "Grüße", "--max-new-tokens", "3")

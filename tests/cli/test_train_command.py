@@ -19,7 +19,7 @@ from regard.base.config import to_json
 from regard.cli import app
 from regard.cli.settings import apply_settings, list_settings, parse_value
 from regard.cli.train import build_settings, read_run
-from regard.models.gpt import GPT
+from regard.models.gpt import GPT, Learned, SyntheticAttention
 from regard.models.presets import build_from_config
 from regard.models.saving import load, save
 from regard.recipes.recipe import RECIPES, RecipeResult, get_recipe, save_result
@@ -205,13 +205,13 @@ def test_a_nested_setting_is_set_by_the_name_of_its_class(text: str, kind: str) 
     assert type(getattr(settings.plan, text.split("=")[0].split(".")[1])).__name__ == kind
 
 
-TOGETHER = ["model.synthesizer=dense", "model.positions=learned", "model.reach=37"]
+TOGETHER = ["model.mixer=SyntheticAttention", "model.positions=learned", "model.mixer.context=37"]
 
 
 @pytest.mark.parametrize("texts", list(permutations(TOGETHER)))
 def test_settings_that_need_each_other_can_be_in_any_order(texts: tuple[str, ...]) -> None:
     model = build_settings(get_recipe("birthplaces"), None, None, list(texts)).model
-    assert (model.synthesizer, model.positions, model.reach) == (("dense",), "learned", 37)
+    assert (model.mixer, model.positions) == (SyntheticAttention(context=37), Learned())
 
 
 @pytest.mark.parametrize("texts", list(permutations(["model.width=9", "model.heads=3", "model.positions=none"])))
@@ -227,8 +227,9 @@ def test_outer_settings_are_applied_first_and_the_last_of_a_name_is_used() -> No
     found = build_settings(get_recipe("vision"), None, None, texts)
     assert (found.plan.optimizer, found.seed) == (AdamW(lr=0.7), 5)
     # a setting that is tried again does not override a later one of the same name
-    texts = ["model.synthesizer=dense", "model.positions=learned", "model.synthesizer=dense,dot"]
-    assert build_settings(get_recipe("birthplaces"), None, None, texts).model.synthesizer == ("dense", "dot")
+    chosen = ["model.mixer=syntheticattention", "model.positions=learned"]
+    texts = [*chosen, "model.mixer.parts=dense", "model.mixer.parts=dense,dot"]
+    assert build_settings(get_recipe("birthplaces"), None, None, texts).model.mixer.parts == ("dense", "dot")
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 from regard.cli import clean, translate
 from regard.data.number_words import english, german
 from regard.data.sentence_pairs import SentencePairs
-from regard.models.generation import beam, greedy
 from regard.models.presets import build_from_config
-from regard.models.sampling import Strategy
+from regard.models.sampling import BeamSearch, Greedy, Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.bleu import detokenised
 from regard.recipes.recipe import RecipeResult, load_finished_run, save_result
@@ -61,10 +60,10 @@ def written(*words: str, stdin: str | None = None) -> str:
 @pytest.mark.parametrize(
     ("words", "strategy"),
     [
-        ([], beam(3, 0.7)),  # as in the run
-        (["--greedy"], greedy()),
-        (["--beams", "2"], beam(2, 0.7)),
-        (["--length-penalty", "2"], beam(3, 2.0)),
+        ([], BeamSearch(3, 0.7)),  # as in the run
+        (["--greedy"], Greedy()),
+        (["--num-beams", "2"], BeamSearch(2, 0.7)),
+        (["--length-penalty", "2"], BeamSearch(3, 2.0)),
     ],
 )
 def test_each_line_is_translated_as_the_library_does(folder: str, words: list[str], strategy: Strategy) -> None:
@@ -84,43 +83,50 @@ def test_a_sentence_a_line_of_stdin_and_a_line_of_a_file_are_one_thing(folder: s
 def test_json_has_the_tokens_and_how_likely_they_are(folder: str) -> None:
     told = json.loads(written(folder, "-", "--json", stdin="\n".join(LINES)))
     assert told["folder"] == folder
-    assert told["strategy"] == {"name": "beam", "width": 3, "length_penalty": 0.7}
+    assert told["strategy"] == {"name": "beam", "num_beams": 3, "length_penalty": 0.7}
     first, empty, last = told["translations"]
-    for each, line, text in zip((first, last), (LINES[0], LINES[2]), truth(folder, beam(3, 0.7)), strict=True):
-        assert (each["source"], each["tokens"], each["ended"]) == (line, list(text.tokens), text.ended)
+    for each, line, text in zip((first, last), (LINES[0], LINES[2]), truth(folder, BeamSearch(3, 0.7)), strict=True):
+        assert (each["source"], each["tokens"], each["finish_reason"]) == (line, list(text.tokens), text.finish_reason)
         assert each["log_probability"] == pytest.approx(text.log_probability, abs=1e-4)
-    assert empty == {"source": "", "text": "", "tokens": [], "log_probability": None, "ended": None, "unknown": ""}
+    assert empty == {
+        "source": "",
+        "text": "",
+        "tokens": [],
+        "log_probability": None,
+        "finish_reason": None,
+        "unknown": "",
+    }
     assert [first["unknown"], last["unknown"]] == ["", ""]
     assert json.loads(written(folder, "-", "--json", "--greedy", stdin=LINES[0]))["strategy"] == {"name": "greedy"}
 
 
-def test_characters_that_training_never_had_are_told_once_for_each_line(folder: str) -> None:
+def test_unknown_characters_are_reported_once_for_each_line(folder: str) -> None:
     text = "One hundred three.\n\nOne-hundred 日本日-ten.\nÇa\n"
     result = run.invoke(app, [folder, "-", "--json"], input=text)
     assert result.exit_code == 0
     assert [each["unknown"] for each in json.loads(result.stdout)["translations"]] == ["", "", "-日本", "ç"]
     assert result.stderr == (
-        "stdin, line 3: training never had '-日本'; what it says there may be nonsense\n"
-        "stdin, line 4: training never had 'ç'; what it says there may be nonsense\n"
+        "stdin, line 3: '-日本' is not in the vocabulary; the translation may be wrong\n"
+        "stdin, line 4: 'ç' is not in the vocabulary; the translation may be wrong\n"
     )
     plainly = run.invoke(app, [folder, "one-hundred"])
     assert plainly.stdout.count("\n") == 1
-    assert plainly.stderr == "the text, line 1: training never had '-'; what it says there may be nonsense\n"
+    assert plainly.stderr == "the text, line 1: '-' is not in the vocabulary; the translation may be wrong\n"
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "say what to translate in one way: a sentence, - for lines from stdin, or --file"),
-        (["one", "--file", "lines.txt"], "say what to translate in one way"),
+        ([], "give one of: a sentence, - for lines from stdin, or --file"),
+        (["one", "--file", "lines.txt"], "give one of: a sentence"),
         (["--file", "nowhere.txt"], "nowhere.txt cannot be read"),
         ([" "], "there is nothing to translate: every line is empty"),
-        (["one", "--greedy", "--beams", "3"], "--beams and --length-penalty belong to a search"),
-        (["one", "--beams", "0"], "beam(width) is 0, but must be at least 1"),
+        (["one", "--greedy", "--num-beams", "3"], "--num-beams and --length-penalty are for beam search"),
+        (["one", "--num-beams", "0"], "num_beams is 0, but must be at least 1"),
         (["one " * 30], "has 30 tokens, but the model reads from 1 to 19"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(folder: str, words: list[str], complaint: str) -> None:
+def test_errors_are_one_line(folder: str, words: list[str], complaint: str) -> None:
     result = run.invoke(app, [folder, *words])
     assert (result.exit_code, result.stdout) == (2, "")
     assert complaint in result.stderr
@@ -163,17 +169,17 @@ def test_stdin_is_utf8_whatever_the_system_thinks(folder: str) -> None:
     assert b"stdin, line 2, byte 4: 0xFF is not UTF-8" in refused.stderr
 
 
-def test_a_folder_without_a_run_of_this_recipe_is_told(folder: str, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_of_this_recipe_is_refused(folder: str, tmp_path: Path) -> None:
     result = run.invoke(app, [str(tmp_path), "one"])
     assert result.exit_code == 2
     assert "holds no finished run" in result.stderr
 
 
-def test_a_run_of_another_recipe_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_another_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.recipes import recipe
 
     other = recipe.Recipe("vision", "", "", "", "", recipe)  # type: ignore[arg-type]
     monkeypatch.setattr(recipe, "load_finished_run", lambda folder: (other, None, None, None))
     result = run.invoke(app, [str(tmp_path), "one"])
     assert result.exit_code == 2
-    assert "holds a run of vision, which does not translate" in result.stderr
+    assert "has a run of vision, which does not translate" in result.stderr

@@ -15,9 +15,10 @@ from regard.base.seeds import make_generator
 from regard.lab.claim import REFUTED, SUPPORTED, Claim, claims
 from regard.lab.transformers import bert_tasks, byte_pairs
 from regard.models.bert import BERT, BERTConfig
-from regard.models.generation import GeneratedText, generate, greedy
+from regard.models.generation import generate
+from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
-from regard.models.sampling import Beam, Sample
+from regard.models.sampling import BeamSearch, Greedy, Sample
 from regard.nn.attention import Attention
 from tests.lab.quick import Fault, cases, outcome
 
@@ -34,7 +35,7 @@ def overlapping(word: list[int], pair: tuple[int, int], token: int) -> list[int]
 
 def beams_of_one(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[GeneratedText]:
     """A search that forgets all but the best text."""
-    return generate(model, prompts, strategy=greedy() if isinstance(strategy, Beam) else strategy, **rest)
+    return generate(model, prompts, strategy=Greedy() if isinstance(strategy, BeamSearch) else strategy, **rest)
 
 
 def one_too_many(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[GeneratedText]:

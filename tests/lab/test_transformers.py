@@ -123,12 +123,12 @@ class Untied(Transformer):
         super().__init__(config)
         self.unembedding = nn.Parameter(torch.zeros(config.vocab, config.width))
 
-    def initial(self) -> Any:
-        return {**super().initial(), "unembedding": constant(0.0)}
+    def initializers(self) -> Any:
+        return {**super().initializers(), "unembedding": constant(0.0)}
 
-    def initialise(self, seed: int = 0) -> None:
+    def init_weights(self, seed: int = 0) -> None:
         if hasattr(self, "unembedding"):
-            super().initialise(seed)
+            super().init_weights(seed)
 
 
 def with_positions(config: ViTConfig) -> ViT:
@@ -170,7 +170,7 @@ class OfTheLastToken(ViT):
 
     def forward(self, image: Tensor) -> Tensor:
         hidden = self.hidden(image)
-        pooled = hidden[:, -1] if self.first else hidden.mean(1)
+        pooled = hidden[:, -1] if self.prefix_tokens else hidden.mean(1)
         return told(self, pooled, torch.tanh)
 
 
@@ -179,7 +179,7 @@ class WithoutTanh(ViT):
 
     def forward(self, image: Tensor) -> Tensor:
         hidden = self.hidden(image)
-        pooled = hidden[:, 0] if self.first else hidden.mean(1)
+        pooled = hidden[:, 0] if self.prefix_tokens else hidden.mean(1)
         return told(self, pooled, nn.Identity())
 
 

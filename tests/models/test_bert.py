@@ -12,7 +12,7 @@ from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.core.attend import attend
 from regard.core.masks import padding
 from regard.models.bert import BERT, HEADS, BERTConfig, BERTOutput
-from regard.models.presets import build, build_from_config
+from regard.models.presets import build_from_config
 from regard.models.saving import load, save
 
 SMALL = {"vocab": 29, "context": 17, "width": 24, "depth": 2, "heads": 3, "ff_width": 40, "segments": 3, "classes": 5}
@@ -40,11 +40,6 @@ def near(left: Tensor, right: Tensor, within: float = 1e-12) -> bool:
 
 def shapes(out: BERTOutput) -> list[tuple[int, ...] | None]:
     return [None if part is None else tuple(part.shape) for part in out]
-
-
-@pytest.mark.parametrize(("name", "count"), [("bert-base", 110_106_428), ("bert-large", 336_226_108)])
-def test_presets_have_as_many_parameters_as_the_published_checkpoints(name: str, count: int) -> None:
-    assert build(name, device="meta").parameter_count == count
 
 
 def test_each_head_says_what_it_is_for() -> None:
@@ -163,7 +158,7 @@ BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "no numbers": ([[1, 2]], None, DtypeError, "tokens must be a tensor of whole numbers read as .* not list"),
     "a third segment": (TOKENS, TOKENS + 3, ShapeError, "segments holds 3, but there are segments 0 to 2"),
     "a segment below 0": (TOKENS, TOKENS - 1, ShapeError, "segments holds -1, but there are segments 0 to 2"),
-    "few segments": (TOKENS, TOKENS[:, :5], ShapeError, r"segments is \(2, 5\), but tokens is \(2, 7\); every token"),
+    "few segments": (TOKENS, TOKENS[:, :5], ShapeError, r"segments is \(2, 5\), but tokens is \(2, 7\); give one segment"),
     "real segments": (
         TOKENS,
         TOKENS.float(),
@@ -214,7 +209,7 @@ def gradients(model: BERT) -> dict[str, Tensor]:
 def test_recomputing_gives_the_same_gradients_and_every_parameter_has_one() -> None:
     model = small()
     plain = gradients(model)
-    model.recompute = True
+    model.gradient_checkpointing = True
     again = gradients(model)
     assert all(torch.equal(plain[name], again[name]) for name in plain)
     assert not [name for name, gradient in plain.items() if not gradient.abs().max() > 1e-9]

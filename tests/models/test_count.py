@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.base.counting import saved_tensor_bytes
 from regard.base.errors import ConfigError
-from regard.models.count import by_part, count
+from regard.models.count import count, sum_by_module
 from regard.models.presets import PRESETS, build
 
 SMALL = {
@@ -15,7 +15,7 @@ SMALL = {
     "birthplace-synthesizer": {"depth": 1},
     "transformer-tiny": {"depth": 1},
     "bert-base": {"depth": 1, "width": 48, "heads": 4, "vocab": 101, "context": 64},
-    "vit-ti/16": {"depth": 1, "image": 64},
+    "vit-ti/16": {"depth": 1, "image": 96},
     "davit-tiny": {},
     "speech-stream": {"depth": 2},
     "rnn": {},
@@ -24,7 +24,7 @@ SMALL = {
     "cnn": {},
     "resnet": {},
 }
-LENGTHS = {"vit-ti/16": 64, "davit-tiny": 64, "speech-stream": 67, "mlp": None, "cnn": None, "resnet": None}
+LENGTHS = {"vit-ti/16": 96, "davit-tiny": 64, "speech-stream": 67, "mlp": None, "cnn": None, "resnet": None}
 
 
 @pytest.fixture(params=SMALL)
@@ -37,7 +37,7 @@ def test_the_counts_are_those_of_a_real_pass(name: str) -> None:
     length = LENGTHS.get(name, 60)
     counted = count(model.config, batch=2, length=length)
     assert counted.total == model.parameter_count
-    inputs = model.example(2, length)
+    inputs = model.example_inputs(2, length)
     if not name.startswith("rnn"):  # torch's fused recurrence keeps what it likes; counted is the one written out
         with saved_tensor_bytes([*model.parameters(), *model.buffers()]) as kept:
             model.train()(*inputs)
@@ -56,7 +56,7 @@ def test_multiply_adds_are_what_torch_counts(name: str) -> None:
     model = build(name, **SMALL[name], device="meta").eval()
     length = LENGTHS.get(name, 60)
     with torch.no_grad(), FlopCounterMode(display=False) as flops:
-        model(*(x.to("meta") for x in model.example(2, length)))
+        model(*(x.to("meta") for x in model.example_inputs(2, length)))
     assert count(model.config, batch=2, length=length).multiply_adds == flops.get_total_flops() // 2 > 0
 
 
@@ -79,7 +79,7 @@ def test_a_window_is_counted_as_a_window() -> None:
 
 def test_parts_are_summed_over_blocks() -> None:
     sizes = {"a.weight": 1, "blocks.0.x.y.weight": 2, "blocks.11.x.z.bias": 4, "blocks.1.p": 8, "scale": 16}
-    assert by_part(sizes) == {"a": 1, "blocks.*.x": 6, "blocks.*": 8, "scale": 16}
+    assert sum_by_module(sizes) == {"a": 1, "blocks.*.x": 6, "blocks.*": 8, "scale": 16}
 
 
 def test_odd_sizes_are_refused() -> None:

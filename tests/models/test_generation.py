@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +12,34 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, DtypeError, RegardError, ShapeError
 from regard.core.masks import causal, padding
-from regard.models.generation import (
-    GeneratedText,
-    GeneratedToken,
-    beam,
-    collect_tokens,
-    generate,
-    greedy,
-    kth_largest,
-    make_adapter,
-    sample,
-    stream,
-)
-from regard.models.gpt import GPT, GPTConfig
+from regard.core.positions import Rotary
+from regard.models.generation import collect_tokens, generate, stream_tokens
+from regard.models.generation_adapters import EncoderDecoderAdapter
+from regard.models.generation_types import GeneratedText, GeneratedToken
+from regard.models.gpt import GPT, DotProductAttention, GPTConfig, Sinusoidal, SyntheticAttention
 from regard.models.presets import build, build_from_config
-from regard.models.sampling import Beam, Choice, Strategy
+from regard.models.sampling import BeamSearch, Greedy, KthLargest, Sample, StepwiseStrategy, Strategy
 from regard.models.saving import load
 from regard.models.transformer import Transformer, TransformerConfig
 
 SMALL: dict[str, Any] = dict(vocab=23, context=9, width=24, depth=2, heads=3, ff_width=40, tied=False)  # noqa: C408
 CONFIGS = {
     "learned": GPTConfig(**SMALL),
-    "rotary": GPTConfig(**SMALL, positions="rotary"),
-    "sinusoidal": GPTConfig(**SMALL, positions="sinusoidal"),
-    "grouped": GPTConfig(**SMALL, positions="rotary", kv_heads=1, qk_norm="rms"),
+    "rotary": GPTConfig(**SMALL, positions=Rotary()),
+    "sinusoidal": GPTConfig(**SMALL, positions=Sinusoidal()),
+    "grouped": GPTConfig(**SMALL, positions=Rotary(), mixer=DotProductAttention(kv_heads=1, qk_norm="rms")),
     "windowed": GPTConfig(**SMALL, window=3),
-    "windowed-rotary": GPTConfig(**SMALL, positions="rotary", window=4),
-    "synthesizer": GPTConfig(**SMALL, synthesizer=("dense",), reach=8),
-    "mixture": GPTConfig(**SMALL, synthesizer=("dense", "random", "dot")),
+    "windowed-rotary": GPTConfig(**SMALL, positions=Rotary(), window=4),
+    "synthesizer": GPTConfig(**SMALL, mixer=SyntheticAttention(context=8)),
+    "mixture": GPTConfig(**SMALL, mixer=SyntheticAttention(parts=("dense", "random", "dot"))),
 }
 STRATEGIES = {
-    "greedy": greedy(),
-    "sample": sample(seed=3),
-    "nucleus": sample(temperature=1.3, top_k=11, top_p=0.9, seed=40),
-    "kth": kth_largest(2),
-    "beam": beam(3),
-    "penalised": beam(4, 0.7),
+    "greedy": Greedy(),
+    "sample": Sample(seed=3),
+    "nucleus": Sample(temperature=1.3, top_k=11, top_p=0.9, seed=40),
+    "kth": KthLargest(2),
+    "beam": BeamSearch(3),
+    "penalised": BeamSearch(4, 0.7),
 }
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [2, 2, 2]]
 STOPS = [3, (1, 4), (20, 20)]
@@ -68,8 +60,7 @@ def models() -> dict[str, GPT]:
 
 
 def reach(model: GPT) -> int:
-    config = model.config
-    return config.context if config.reach is None else config.reach
+    return model.config.max_length
 
 
 def ends(stops: Sequence[int | tuple[int, ...]], new: list[int]) -> bool:
@@ -79,9 +70,9 @@ def ends(stops: Sequence[int | tuple[int, ...]], new: list[int]) -> bool:
 @torch.no_grad()
 def by_hand(model: GPT, prompt: list[int], strategy: Strategy, number: int, length: int, stops: Any) -> list[int]:
     """The new tokens of one prompt alone, from whole passes: what generation must come to."""
-    if isinstance(strategy, Beam):
+    if isinstance(strategy, BeamSearch):
         return beam_by_hand(model, prompt, strategy, length, stops)
-    assert isinstance(strategy, Choice)
+    assert isinstance(strategy, StepwiseStrategy)
     draws = torch.Generator().manual_seed(strategy.seed + number)
     new: list[int] = []
     while len(new) < length and len(prompt) + len(new) <= reach(model) and not ends(stops, new):
@@ -91,7 +82,7 @@ def by_hand(model: GPT, prompt: list[int], strategy: Strategy, number: int, leng
     return new
 
 
-def beam_by_hand(model: GPT, prompt: list[int], strategy: Beam, length: int, stops: Any) -> list[int]:
+def beam_by_hand(model: GPT, prompt: list[int], strategy: BeamSearch, length: int, stops: Any) -> list[int]:
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     done: list[tuple[float, list[int]]] = []
     while live:
@@ -99,7 +90,7 @@ def beam_by_hand(model: GPT, prompt: list[int], strategy: Beam, length: int, sto
         rows = model(torch.tensor([prompt + new for _, new in live]))[:, -1].double().log_softmax(-1).tolist()
         for (total, new), scores in zip(live, rows, strict=True):
             found += [(total + score, [*new, token]) for token, score in enumerate(scores)]
-        found = sorted(found, key=lambda pair: -pair[0])[: strategy.width - len(done)]
+        found = sorted(found, key=lambda pair: -pair[0])[: strategy.num_beams - len(done)]
 
         def over(new: list[int]) -> bool:
             return ends(stops, new) or len(new) == length or len(prompt) + len(new) > reach(model)
@@ -113,16 +104,16 @@ def beam_by_hand(model: GPT, prompt: list[int], strategy: Beam, length: int, sto
     ("name", "way"),
     [*itertools.product(CONFIGS, ("greedy", "nucleus", "penalised")), *itertools.product(["learned"], STRATEGIES)],
 )
-def test_every_padding_with_and_without_a_cache_writes_what_whole_passes_write(
-    models: dict[str, GPT], name: str, way: str
-) -> None:
+def test_left_padding_and_the_cache_change_no_text(models: dict[str, GPT], name: str, way: str) -> None:
     model, strategy = models[name], STRATEGIES[way]
     truth = [by_hand(model, prompt, strategy, number, 6, STOPS) for number, prompt in enumerate(PROMPTS)]
-    for cache, side in itertools.product((True, False), ("right", "left")):
-        if side == "left" and model.config.synthesizer:
+    for cache, left_pad in itertools.product((True, False), (False, True)):
+        if left_pad and isinstance(model.config.mixer, SyntheticAttention):
             continue
-        texts = generate(model, PROMPTS, strategy=strategy, length=6, stops=STOPS, cache=cache, padding=side)
-        assert [list(text.tokens) for text in texts] == truth, (cache, side)
+        texts = generate(
+            model, PROMPTS, strategy=strategy, max_new_tokens=6, stop=STOPS, use_cache=cache, left_pad=left_pad
+        )
+        assert [list(text.tokens) for text in texts] == truth, (cache, left_pad)
         assert [list(text.prompt) for text in texts] == PROMPTS
 
 
@@ -131,7 +122,7 @@ def test_every_padding_with_and_without_a_cache_writes_what_whole_passes_write(
 def test_log_probabilities_are_those_of_one_pass_over_the_whole_text(models: dict[str, GPT], name: str) -> None:
     model = models[name]
     for way in ("nucleus", "beam"):
-        for text in generate(model, PROMPTS, strategy=STRATEGIES[way], length=9):
+        for text in generate(model, PROMPTS, strategy=STRATEGIES[way], max_new_tokens=9):
             after = model(torch.tensor([[*text.prompt, *text.tokens[:-1]]]))
             rows = after[0].double().log_softmax(-1)[len(text.prompt) - 1 :]
             truth = rows.gather(1, torch.tensor(text.tokens)[:, None])[:, 0]
@@ -141,30 +132,30 @@ def test_log_probabilities_are_those_of_one_pass_over_the_whole_text(models: dic
 
 def test_in_double_precision_the_numbers_agree_too() -> None:
     model = lively(CONFIGS["learned"], torch.float64)
-    one = generate(model, PROMPTS, strategy=sample(), length=11, cache=False)
-    for cache, side in ((True, "right"), (True, "left"), (False, "left")):
-        other = generate(model, PROMPTS, strategy=sample(), length=11, cache=cache, padding=side)
+    one = generate(model, PROMPTS, strategy=Sample(), max_new_tokens=11, use_cache=False)
+    for cache, left_pad in ((True, False), (True, True), (False, True)):
+        other = generate(model, PROMPTS, strategy=Sample(), max_new_tokens=11, use_cache=cache, left_pad=left_pad)
         for a, b in zip(one, other, strict=True):
             assert a.tokens == b.tokens
             assert a.log_probabilities == pytest.approx(b.log_probabilities, abs=1e-12)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_what_stands_beside_a_text_changes_nothing(models: dict[str, GPT], side: Any) -> None:
+@pytest.mark.parametrize("left_pad", [False, True])
+def test_other_prompts_of_the_batch_change_nothing(models: dict[str, GPT], left_pad: bool) -> None:
     model = models["learned"]
     beside = [[[7] * 9, [4], [9, 1]], [[2, 2], [4], [1] * 7, [5]], [[4]]]
-    texts = [generate(model, prompts, strategy=sample(), length=9, padding=side) for prompts in beside[:2]]
+    texts = [generate(model, prompts, strategy=Sample(), max_new_tokens=9, left_pad=left_pad) for prompts in beside[:2]]
     assert texts[0][1].tokens == texts[1][1].tokens
-    alone = generate(model, beside[2], strategy=sample(seed=1), length=9, padding=side)[0]
+    alone = generate(model, beside[2], strategy=Sample(seed=1), max_new_tokens=9, left_pad=left_pad)[0]
     assert alone.tokens == texts[0][1].tokens
-    assert texts[0][1].tokens != generate(model, [[4]], strategy=sample(seed=2), length=9)[0].tokens
+    assert texts[0][1].tokens != generate(model, [[4]], strategy=Sample(seed=2), max_new_tokens=9)[0].tokens
 
 
 def test_equal_prompts_are_drawn_apart_and_seeds_repeat(models: dict[str, GPT]) -> None:
     model = models["rotary"]
-    texts = generate(model, [[4, 5]] * 5, strategy=sample(temperature=2.0), length=8)
+    texts = generate(model, [[4, 5]] * 5, strategy=Sample(temperature=2.0), max_new_tokens=8)
     assert len({text.tokens for text in texts}) == 5
-    again = generate(model, [[4, 5]] * 5, strategy=sample(temperature=2.0), length=8)
+    again = generate(model, [[4, 5]] * 5, strategy=Sample(temperature=2.0), max_new_tokens=8)
     assert [text.tokens for text in again] == [text.tokens for text in texts]
 
 
@@ -173,11 +164,11 @@ def test_a_beam_of_one_the_first_of_the_ranking_and_one_candidate_are_all_greedy
     models: dict[str, GPT], name: str
 ) -> None:
     model = models[name]
-    truth = generate(model, PROMPTS, length=11, stops=STOPS)
-    for strategy in (beam(1), beam(1, 1.5), kth_largest(1), sample(top_k=1, seed=9), sample(top_p=1e-9)):
-        texts = generate(model, PROMPTS, strategy=strategy, length=11, stops=STOPS)
-        assert [(text.tokens, text.ended, text.stop) for text in texts] == [
-            (text.tokens, text.ended, text.stop) for text in truth
+    truth = generate(model, PROMPTS, max_new_tokens=11, stop=STOPS)
+    for strategy in (BeamSearch(1), BeamSearch(1, 1.5), KthLargest(1), Sample(top_k=1, seed=9), Sample(top_p=1e-9)):
+        texts = generate(model, PROMPTS, strategy=strategy, max_new_tokens=11, stop=STOPS)
+        assert [(text.tokens, text.finish_reason, text.stop) for text in texts] == [
+            (text.tokens, text.finish_reason, text.stop) for text in truth
         ]
 
 
@@ -190,7 +181,7 @@ class Markov(nn.Module):
         self.module, self.vocab, self.context = self, table.shape[-1], context
         self.calls: list[tuple[int, int]] = []
 
-    def check_texts(self, texts: int) -> None: ...
+    def check_batch(self, prompts: int) -> None: ...
 
     class Memory:
         """All tokens, one row for each text."""
@@ -207,9 +198,9 @@ class Markov(nn.Module):
     def step(self, tokens: Tensor, state: Any) -> Tensor:
         self.calls.append((tokens.shape[0], tokens.shape[1]))
         state.tokens = tokens if state.tokens is None else torch.cat([state.tokens, tokens], 1)
-        return self.whole(state.tokens, torch.arange(len(tokens)))
+        return self.full_pass(state.tokens, torch.arange(len(tokens)))
 
-    def whole(self, tokens: Tensor, rows: Tensor) -> Tensor:
+    def full_pass(self, tokens: Tensor, rows: Tensor) -> Tensor:
         if self.table.ndim == 2:
             return self.table[tokens[:, -1]]
         before = tokens[:, -2] if tokens.shape[1] > 1 else torch.zeros_like(tokens[:, -1])
@@ -224,7 +215,7 @@ def every_text(model: Markov, prompt: list[int], length: int, stop: int) -> dict
         if len(new) == length or (new and new[-1] == stop):
             found[new] = total
             return
-        scores = model.whole(torch.tensor([[*prompt, *new]]), torch.arange(1))[0].log_softmax(-1).tolist()
+        scores = model.full_pass(torch.tensor([[*prompt, *new]]), torch.arange(1))[0].log_softmax(-1).tolist()
         for token, score in enumerate(scores):
             go((*new, token), total + score)
 
@@ -239,7 +230,7 @@ def test_a_wide_beam_finds_the_best_of_all_texts(seed: int, penalty: float) -> N
     table = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(seed)) * 1.5
     model = Markov(table)
     prompts = [[1], [2, 3, 0], [3, 3]]
-    texts = generate(model, prompts, strategy=beam(4**4, penalty), length=4, stops=[2])
+    texts = generate(model, prompts, strategy=BeamSearch(4**4, penalty), max_new_tokens=4, stop=[2])
     for prompt, text in zip(prompts, texts, strict=True):
         every = every_text(model, prompt, 4, 2)
         best = max(every, key=lambda new: every[new] / len(new) ** penalty)
@@ -256,15 +247,15 @@ def test_a_wide_beam_finds_the_best_of_all_texts_of_a_gpt() -> None:
         rows = model(texts[:, :-1]).double().log_softmax(-1)[:, len(prompt) - 1 :]
         totals = rows.gather(2, texts[:, len(prompt) :, None])[..., 0].sum(1)
         best = texts[totals.argmax()].tolist()[len(prompt) :]
-        assert list(generate(model, [prompt], strategy=beam(5**4), length=4)[0].tokens) == best
+        assert list(generate(model, [prompt], strategy=BeamSearch(5**4), max_new_tokens=4)[0].tokens) == best
 
 
 def test_a_beam_finds_what_greedy_misses() -> None:
     # from 0, token 1 is likelier than 2, but leads nowhere good
     shares = torch.tensor([[0.0, 0.6, 0.4, 0.0], [0.25] * 4, [0.0, 0.0, 0.0, 1.0], [0.25] * 4])
     model = Markov(shares.log())
-    assert generate(model, [[0]], length=2)[0].tokens == (1, 0)
-    text = generate(model, [[0]], strategy=beam(2), length=2)[0]
+    assert generate(model, [[0]], max_new_tokens=2)[0].tokens == (1, 0)
+    text = generate(model, [[0]], strategy=BeamSearch(2), max_new_tokens=2)[0]
     assert text.tokens == (2, 3)
     assert text.log_probability == pytest.approx(math.log(0.4))
 
@@ -273,34 +264,34 @@ def test_a_text_that_has_ended_keeps_its_place_in_the_beam() -> None:
     # 3 is the stop: it is second best at once, so that a beam of two goes on with one text only
     shares = torch.tensor([[0.2, 0.5, 0.0, 0.3], [0.5, 0.0, 0.4, 0.1], [0.0, 0.0, 1.0, 0.0], [0.25] * 4])
     model = Markov(shares.log())
-    text = generate(model, [[0]], strategy=beam(2), length=3, stops=[3])[0]
+    text = generate(model, [[0]], strategy=BeamSearch(2), max_new_tokens=3, stop=[3])[0]
     assert model.calls == [(1, 1)] * 3
-    assert (text.tokens, text.ended, text.stop, text.body) == ((3,), "stop", (3,), ())
+    assert (text.tokens, text.finish_reason, text.stop, text.body) == ((3,), "stop", (3,), ())
     # a mean over tokens prefers a long text that begins well: 0.5 * 0.5 * 0.5 over three against 0.3 over one
-    longer = generate(Markov(shares.log()), [[0]], strategy=beam(2, 1.0), length=3, stops=[3])[0]
+    longer = generate(Markov(shares.log()), [[0]], strategy=BeamSearch(2, 1.0), max_new_tokens=3, stop=[3])[0]
     assert longer.tokens == (1, 0, 1)
-    assert longer.ended == "length"
+    assert longer.finish_reason == "length"
 
 
 def test_equal_texts_of_a_beam_go_to_the_lower_tokens() -> None:
     model = Markov(torch.zeros(5, 5))
-    assert generate(model, [[2]], strategy=beam(3), length=4)[0].tokens == (0, 0, 0, 0)
-    assert generate(model, [[2]], length=3)[0].tokens == (0, 0, 0)
-    assert generate(model, [[2]], strategy=kth_largest(4), length=3)[0].tokens == (3, 3, 3)
+    assert generate(model, [[2]], strategy=BeamSearch(3), max_new_tokens=4)[0].tokens == (0, 0, 0, 0)
+    assert generate(model, [[2]], max_new_tokens=3)[0].tokens == (0, 0, 0)
+    assert generate(model, [[2]], strategy=KthLargest(4), max_new_tokens=3)[0].tokens == (3, 3, 3)
 
 
 def test_a_beam_does_not_go_on_with_what_is_impossible() -> None:
     table = torch.full((4, 4), -math.inf)
     table[:, 1] = 0.0
     model = Markov(table)
-    text = generate(model, [[0]], strategy=beam(3), length=3)[0]
+    text = generate(model, [[0]], strategy=BeamSearch(3), max_new_tokens=3)[0]
     assert (text.tokens, text.log_probability) == ((1, 1, 1), 0.0)
     assert model.calls == [(1, 1)] * 3, "one text, since there is no other"
 
 
 def test_texts_of_many_seeds_are_as_frequent_as_their_probabilities() -> None:
     shares = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.3, 0.3, 0.4]])
-    texts = generate(Markov(shares.log()), [[0]] * 6000, strategy=sample(seed=11), length=2)
+    texts = generate(Markov(shares.log()), [[0]] * 6000, strategy=Sample(seed=11), max_new_tokens=2)
     counts = torch.zeros(3, 3)
     for text in texts:
         counts[text.tokens] += 1
@@ -319,90 +310,82 @@ def counting(following: int, vocab: int = 10) -> Markov:
 
 
 def test_a_stop_ends_a_text_and_belongs_to_it() -> None:
-    (text,) = generate(counting(1), [[2]], stops=[6])
-    assert (text.tokens, text.ended, text.stop, text.body) == ((3, 4, 5, 6), "stop", (6,), (3, 4, 5))
+    (text,) = generate(counting(1), [[2]], stop=[6])
+    assert (text.tokens, text.finish_reason, text.stop, text.body) == ((3, 4, 5, 6), "stop", (6,), (3, 4, 5))
     assert len(text.log_probabilities) == 4
 
 
 def test_a_sequence_of_tokens_stops_as_a_whole() -> None:
-    (text,) = generate(counting(1), [[2]], stops=[(5, 5), (4, 5), (9,)])
+    (text,) = generate(counting(1), [[2]], stop=[(5, 5), (4, 5), (9,)])
     assert (text.tokens, text.stop, text.body) == ((3, 4, 5), (4, 5), (3,))
-    (text,) = generate(counting(1), [[2]], stops=[5, [3, 4, 5], torch.tensor([4, 5])])
+    (text,) = generate(counting(1), [[2]], stop=[5, [3, 4, 5], torch.tensor([4, 5])])
     assert (text.tokens, text.stop) == ((3, 4, 5), (3, 4, 5)), "the longest one is told"
 
 
 def test_tokens_of_the_prompt_do_not_count_for_a_stop() -> None:
-    (text,) = generate(counting(1), [[1, 2]], stops=[2, (2, 3)], length=4)
-    assert (text.tokens, text.ended) == ((3, 4, 5, 6), "length")
+    (text,) = generate(counting(1), [[1, 2]], stop=[2, (2, 3)], max_new_tokens=4)
+    assert (text.tokens, text.finish_reason) == ((3, 4, 5, 6), "length")
 
 
 def test_a_stop_is_told_before_the_length_and_the_length_before_the_context() -> None:
-    assert generate(counting(1), [[2]], stops=[4], length=2)[0].ended == "stop"
-    assert generate(Markov(torch.zeros(3, 3), context=4), [[1, 1]], length=3)[0].ended == "length"
-    assert generate(Markov(torch.zeros(3, 3), context=4), [[1, 1]], length=4)[0].ended == "context"
+    assert generate(counting(1), [[2]], stop=[4], max_new_tokens=2)[0].finish_reason == "stop"
+    assert generate(Markov(torch.zeros(3, 3), context=4), [[1, 1]], max_new_tokens=3)[0].finish_reason == "length"
+    assert generate(Markov(torch.zeros(3, 3), context=4), [[1, 1]], max_new_tokens=4)[0].finish_reason == "context"
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("left_pad", [False, True])
 @pytest.mark.parametrize("cache", [True, False])
-def test_a_text_ends_with_the_token_that_could_not_be_read(models: dict[str, GPT], side: Any, cache: bool) -> None:
+def test_a_text_ends_with_the_token_that_could_not_be_read(models: dict[str, GPT], left_pad: bool, cache: bool) -> None:
     prompts = [[1] * 9, [2] * 8, [3] * 2]
-    texts = generate(models["learned"], prompts, length=1000, padding=side, cache=cache)
-    assert [text.ended for text in texts] == ["context"] * 3
+    texts = generate(models["learned"], prompts, max_new_tokens=1000, left_pad=left_pad, use_cache=cache)
+    assert [text.finish_reason for text in texts] == ["context"] * 3
     assert [len(text.prompt) + len(text.tokens) for text in texts] == [10] * 3
 
 
 def test_the_synthesizer_preset_writes_up_to_the_end_of_its_table() -> None:
     model = build("birthplace-synthesizer", depth=1).eval()
-    texts = generate(model, [[65] * 127, [66] * 120], length=100)
+    texts = generate(model, [[65] * 127, [66] * 120], max_new_tokens=100)
     assert [len(text.tokens) for text in texts] == [1, 8]
-    assert [text.ended for text in texts] == ["context", "context"]
-    assert list(texts[1].tokens) == by_hand(model, [66] * 120, greedy(), 1, 100, ())
+    assert [text.finish_reason for text in texts] == ["context", "context"]
+    assert list(texts[1].tokens) == by_hand(model, [66] * 120, Greedy(), 1, 100, ())
 
 
-def test_prompts_may_be_one_tensor(models: dict[str, GPT]) -> None:
+def test_prompts_may_be_lists_of_tensors_or_one_tensor(models: dict[str, GPT]) -> None:
     model = models["rotary"]
-    rows = torch.full((4, 7), 22)
-    for number, prompt in enumerate(PROMPTS):
-        rows[number, : len(prompt)] = torch.tensor(prompt)
-    truth = [text.tokens for text in generate(model, PROMPTS, length=5)]
-    for lengths in ([3, 1, 7, 3], torch.tensor([3, 1, 7, 3])):
-        assert [text.tokens for text in generate(model, rows, lengths=lengths, length=5)] == truth
-    assert generate(model, rows[2:3], length=5)[0].tokens == truth[2]
-    assert [text.tokens for text in generate(model, [torch.tensor(p) for p in PROMPTS], length=5)] == truth
-    assert generate(model, ((4,),), length=5)[0].tokens == truth[1]
+    truth = [text.tokens for text in generate(model, PROMPTS, max_new_tokens=5)]
+    assert generate(model, torch.tensor(PROMPTS[2:3]), max_new_tokens=5)[0].tokens == truth[2]
+    assert [t.tokens for t in generate(model, [torch.tensor(p) for p in PROMPTS], max_new_tokens=5)] == truth
+    assert generate(model, ((4,),), max_new_tokens=5)[0].tokens == truth[1]
 
 
+@pytest.mark.parametrize("left_pad", [False, True])
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("filled", ["left", "right"])
-def test_the_side_on_which_a_tensor_was_filled_up_is_not_the_side_of_the_padding(
-    models: dict[str, GPT], filled: Any, side: Any
-) -> None:
+def test_a_tensor_of_prompts_may_be_padded_on_either_side(models: dict[str, GPT], side: Any, left_pad: bool) -> None:
     model = models["learned"]
     rows = torch.full((4, 7), 22)
     for number, prompt in enumerate(PROMPTS):
-        start = 7 - len(prompt) if filled == "left" else 0
+        start = 7 - len(prompt) if side == "left" else 0
         rows[number, start : start + len(prompt)] = torch.tensor(prompt)
-    truth = generate(model, PROMPTS, length=5)
-    texts = generate(model, rows, lengths=[3, 1, 7, 3], filled=filled, length=5, padding=side)
+    real = padding([3, 1, 7, 3], side=side, width=7 if side == "left" else None)
+    truth = generate(model, PROMPTS, max_new_tokens=5)
+    texts = generate(model, rows, padding=real, max_new_tokens=5, left_pad=left_pad)
     assert [(text.prompt, text.tokens) for text in texts] == [(text.prompt, text.tokens) for text in truth]
-    streamed = stream(model, rows[:1], lengths=[3], filled=filled, length=5, padding=side)
-    assert tuple(token.token for token in streamed) == truth[0].tokens
 
 
 @pytest.mark.parametrize("way", STRATEGIES)
 def test_a_stream_gives_the_tokens_of_the_texts(models: dict[str, GPT], way: str) -> None:
-    settings: Any = {"strategy": STRATEGIES[way], "length": 10, "stops": STOPS}
-    tokens = list(stream(models["learned"], PROMPTS, **settings))
+    settings: Any = {"strategy": STRATEGIES[way], "max_new_tokens": 10, "stop": STOPS}
+    tokens = list(stream_tokens(models["learned"], PROMPTS, **settings))
     texts = generate(models["learned"], PROMPTS, **settings)
     for number, text in enumerate(texts):
-        mine = [token for token in tokens if token.text == number]
-        assert [token.ended for token in mine] == [None] * (len(mine) - 1) + [text.ended]
+        mine = [token for token in tokens if token.prompt_index == number]
+        assert [token.finish_reason for token in mine] == [None] * (len(mine) - 1) + [text.finish_reason]
         assert collect_tokens(PROMPTS[number], mine, STOPS) == text
 
 
 def test_a_stream_gives_each_token_after_its_pass() -> None:
     model = counting(1)
-    tokens = stream(model, [[2], [3, 4]], length=2)
+    tokens = stream_tokens(model, [[2], [3, 4]], max_new_tokens=2)
     assert model.calls == []
     assert next(tokens)[:2] == (0, 3)
     assert model.calls == [(2, 1)]
@@ -413,21 +396,21 @@ def test_a_stream_gives_each_token_after_its_pass() -> None:
 
 def test_what_is_known_of_all_texts_is_read_in_one_pass() -> None:
     model = counting(1)
-    generate(model, [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3]], length=2)
+    generate(model, [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3]], max_new_tokens=2)
     # the short text ends after two tokens; what is left of the long prompt is then read at once
     assert model.calls == [(2, 3), (2, 1), (1, 3), (1, 1)]
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_with_a_cache_each_token_is_read_once(models: dict[str, GPT], side: Any) -> None:
+@pytest.mark.parametrize("left_pad", [False, True])
+def test_with_a_cache_each_token_is_read_once(models: dict[str, GPT], left_pad: bool) -> None:
     read = []
     model = models["learned"]
     hook = model.tokens.register_forward_pre_hook(lambda module, inputs: read.append(tuple(inputs[0].shape)))
     try:
-        generate(model, [[1, 2, 3], [4, 5, 6]], length=4, padding=side)
+        generate(model, [[1, 2, 3], [4, 5, 6]], max_new_tokens=4, left_pad=left_pad)
         assert read == [(2, 3), (2, 1), (2, 1), (2, 1)]
         read.clear()
-        generate(model, [[1, 2, 3], [4, 5, 6]], length=4, padding=side, cache=False)
+        generate(model, [[1, 2, 3], [4, 5, 6]], max_new_tokens=4, left_pad=left_pad, use_cache=False)
         assert read == [(2, 3), (2, 4), (2, 5), (2, 6)]
     finally:
         hook.remove()
@@ -446,21 +429,21 @@ def test_the_mode_of_the_model_and_gradients_are_left_as_they_were() -> None:
     model.train()
     model.blocks[0].eval()  # type: ignore[index]
     before = [part.training for part in model.modules()]
-    tokens = stream(model, [[1, 2]], length=6)  # type: ignore[arg-type]
+    tokens = stream_tokens(model, [[1, 2]], max_new_tokens=6)  # type: ignore[arg-type]
     first = next(tokens)
     assert torch.is_grad_enabled()
     assert [part.training for part in model.modules()] == before
     trained = [first.token, *(token.token for token in tokens)]
     assert [part.training for part in model.modules()] == before
-    assert trained == list(generate(model.eval(), [[1, 2]], length=6)[0].tokens)  # type: ignore[arg-type]
+    assert trained == list(generate(model.eval(), [[1, 2]], max_new_tokens=6)[0].tokens)  # type: ignore[arg-type]
 
 
 def test_half_precision_and_autocast_write() -> None:
     model = lively(CONFIGS["learned"], torch.bfloat16)
-    truth = [by_hand(model, [4, 5], greedy(), 0, 6, ())]
-    assert [list(text.tokens) for text in generate(model, [[4, 5]], length=6)] == truth
+    truth = [by_hand(model, [4, 5], Greedy(), 0, 6, ())]
+    assert [list(text.tokens) for text in generate(model, [[4, 5]], max_new_tokens=6)] == truth
     with torch.autocast("cpu", torch.bfloat16):
-        assert len(generate(lively(CONFIGS["rotary"]), [[4, 5], [1]], length=6)[1].tokens) == 6
+        assert len(generate(lively(CONFIGS["rotary"]), [[4, 5], [1]], max_new_tokens=6)[1].tokens) == 6
 
 
 @pytest.mark.cuda
@@ -468,18 +451,19 @@ def test_half_precision_and_autocast_write() -> None:
 @pytest.mark.parametrize("name", ["learned", "windowed-rotary", "mixture"])
 def test_a_gpu_writes_the_same(name: str, way: str) -> None:
     model = lively(CONFIGS[name], torch.float64)
-    settings: Any = {"strategy": STRATEGIES[way], "length": 6, "stops": STOPS}
+    settings: Any = {"strategy": STRATEGIES[way], "max_new_tokens": 6, "stop": STOPS}
     truth = [text.tokens for text in generate(model, PROMPTS, **settings)]
     model.to("cuda")
-    for side in ("right",) if model.config.synthesizer else ("right", "left"):
-        assert [text.tokens for text in generate(model, PROMPTS, padding=side, **settings)] == truth
+    for left_pad in (False,) if isinstance(model.config.mixer, SyntheticAttention) else (False, True):
+        assert [text.tokens for text in generate(model, PROMPTS, left_pad=left_pad, **settings)] == truth
 
 
 TRANSLATOR = TransformerConfig(vocab=19, context=13, width=16, depth=2, heads=2, ff_width=24)
+ROW = torch.tensor([[1, 2]])
 SOURCES = torch.tensor([[5, 6, 7, 8, 0, 0], [9, 3, 0, 0, 0, 0], [2, 4, 6, 8, 10, 12]])
 
 
-@pytest.mark.parametrize("strategy", [greedy(), sample(seed=2), beam(3, 0.6)])
+@pytest.mark.parametrize("strategy", [Greedy(), Sample(seed=2), BeamSearch(3, 0.6)])
 @torch.no_grad()
 def test_an_encoder_decoder_writes_about_each_source_what_it_would_write_about_it_alone(strategy: Strategy) -> None:
     model = lively(TRANSLATOR)
@@ -487,121 +471,137 @@ def test_an_encoder_decoder_writes_about_each_source_what_it_would_write_about_i
     real = padding([4, 2, 6])
     for cache in (True, False):
         texts = generate(
-            make_adapter(model, SOURCES, real), prompts, strategy=strategy, length=9, stops=[2, 3], cache=cache
+            EncoderDecoderAdapter(model, SOURCES, real),
+            prompts,
+            strategy=strategy,
+            max_new_tokens=9,
+            stop=[2, 3],
+            use_cache=cache,
         )
         for number, length in enumerate((4, 2, 6)):
             source, prompt = SOURCES[number : number + 1, :length], prompts[number]
-            if strategy == greedy():
+            if strategy == Greedy():
                 new: list[int] = []
                 while len(new) < 9 and not (new and new[-1] in (2, 3)):
                     new.append(int(model(source, torch.tensor([prompt + new]))[0, -1].argmax()))
                 assert list(texts[number].tokens) == new
-            own = sample(seed=2 + number) if isinstance(strategy, Choice) and strategy.seed else strategy
-            alone = generate(make_adapter(model, source), [prompt], strategy=own, length=9, stops=[2, 3], cache=False)
+            own = Sample(seed=2 + number) if isinstance(strategy, StepwiseStrategy) and strategy.seed else strategy
+            alone = generate(
+                EncoderDecoderAdapter(model, source),
+                [prompt],
+                strategy=own,
+                max_new_tokens=9,
+                stop=[2, 3],
+                use_cache=False,
+            )
             assert alone[0].tokens == texts[number].tokens
 
 
 def test_an_encoder_decoder_ends_at_its_context() -> None:
-    (text,) = generate(make_adapter(lively(TRANSLATOR), SOURCES[:1]), [[1, 1]], length=99)
-    assert (len(text.tokens), text.ended) == (12, "context")
+    (text,) = generate(EncoderDecoderAdapter(lively(TRANSLATOR), SOURCES[:1]), [[1, 1]], max_new_tokens=99)
+    assert (len(text.tokens), text.finish_reason) == (12, "context")
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "words"),
+    ("tokens", "options", "kind", "words"),
     [
-        (lambda m: generate(m, [[1], []]), ShapeError, r"prompts\[1\] is empty; a text needs a first token"),
-        (lambda m: generate(m, []), ConfigError, "there are no prompts; give at least one list of tokens"),
-        (lambda m: generate(m, [1, 2]), ConfigError, r"prompts\[0\] is a list of tokens such as \[3, 1, 4\], not 1"),
-        (lambda m: generate(m, "text"), ConfigError, r"prompts are lists of tokens, or one tensor .* not 'text'"),
-        (lambda m: generate(m, ["text"]), ConfigError, r"prompts\[0\] is a list of tokens .* not 'text'"),
-        (lambda m: generate(m, [[1], [2, 23]]), ShapeError, r"prompts\[1\] holds 23, but .* has tokens 0 to 22"),
-        (lambda m: generate(m, [[-1]]), ConfigError, r"a token of prompts\[0\] is -1, but must be at least 0"),
-        (lambda m: generate(m, [[1.5]]), ConfigError, r"a token of prompts\[0\] takes a whole number, not 1\.5"),
+        ([[1], []], {}, ShapeError, r"tokens\[1\] is empty; a prompt needs at least one token"),
+        ([], {}, ConfigError, r"tokens takes prompts, a list of lists of token ids or a tensor \(b n\), not \[\]"),
+        ([1, 2], {}, ConfigError, r"tokens\[0\] takes a list of token ids such as \[3, 1, 4\], not 1"),
+        ("text", {}, ConfigError, "tokens takes prompts, .* not 'text'"),
+        (["text"], {}, ConfigError, r"tokens\[0\] takes a list of token ids .* not 'text'"),
+        ([[1], [2, 23]], {}, ShapeError, r"tokens\[1\] has token 23, but the vocabulary has tokens 0 to 22"),
+        ([[-1]], {}, ConfigError, r"a token of tokens\[0\] is -1, but must be at least 0"),
+        ([[1.5]], {}, ConfigError, r"a token of tokens\[0\] takes a whole number, not 1\.5"),
+        ([[1], [1] * 10], {}, ShapeError, r"tokens\[1\] has 10 tokens, but the model can read 9; .*: prompt\[-9:\]"),
+        (torch.zeros(2, 3), {}, DtypeError, "tokens must be a tensor of whole numbers"),
+        (torch.tensor([1, 2]), {}, ShapeError, r"tokens is \(2,\), but is read as \(b n\)"),
+        (torch.tensor([[1, 99]]), {}, ShapeError, "tokens holds 99, but the vocabulary has"),
+        (ROW, {"padding": padding([3])}, ShapeError, r"padding\(\[3\]\) does not fit tokens of shape \(1, 2\)"),
+        (ROW, {"padding": padding([1, 1])}, ShapeError, "give one length per prompt"),
+        (ROW, {"padding": padding([1], side="left", width=3)}, ShapeError, "does not fit tokens"),
+        (ROW, {"padding": padding([0])}, ShapeError, r"tokens\[0\] is empty"),
+        (ROW, {"padding": causal()}, ConfigError, r"padding takes padding\(lengths\), not causal"),
+        ([[1]], {"padding": padding([1])}, ConfigError, "padding goes with a tensor of prompts"),
+        ([[1]], {"max_new_tokens": 0}, ConfigError, "max_new_tokens is 0, but must be at least 1"),
+        ([[1]], {"strategy": "gredy"}, ConfigError, "strategy is 'greedy', 'sample', 'beam' or a value such as"),
+        ([[1]], {"strategy": KthLargest(24)}, ConfigError, "k is 24, but the vocabulary has only 23 tokens"),
+        ([[1]], {"top_k": 24}, ConfigError, "top_k is 24, but the vocabulary has only 23 tokens"),
         (
-            lambda m: generate(m, [[1], [1] * 10]),
-            ShapeError,
-            r"prompts\[1\] has 10 tokens, but the model can read 9; keep the last ones: prompt\[-9:\]",
-        ),
-        (lambda m: generate(m, torch.zeros(2, 3)), DtypeError, "prompts must be a tensor of whole numbers"),
-        (lambda m: generate(m, torch.tensor([1, 2])), ShapeError, r"prompts is \(2,\), but is read as \(b n\)"),
-        (lambda m: generate(m, torch.tensor([[1, 99]])), ShapeError, "prompts holds 99, but the vocabulary has"),
-        (
-            lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[3]),
-            ShapeError,
-            r"lengths are one number up to 2 for each of 1 prompts, not \[3\]",
-        ),
-        (lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[1, 1]), ShapeError, "for each of 1 prompts"),
-        (lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[0]), ShapeError, r"prompts\[0\] is empty"),
-        (lambda m: generate(m, [[1]], lengths=[1]), ConfigError, "lengths go with prompts in one tensor"),
-        (
-            lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[1], filled="front"),
+            [[1]],
+            {"num_beams": 2, "temperature": 0.5},
             ConfigError,
-            "filled is 'left' or 'right', not 'front'",
+            "temperature=0.5 is for strategy='sample', but num_",
         ),
-        (
-            lambda m: generate(m, torch.tensor([[1, 2]]), filled="left"),
-            ConfigError,
-            "filled='left' goes with lengths, which say how many tokens at each row's end are real",
-        ),
-        (lambda m: generate(m, torch.tensor([[1, 2]]), lengths=[0], filled="left"), ShapeError, "is empty"),
-        (lambda m: generate(m, [[1]], length=0), ConfigError, "length is 0, but must be at least 1: it counts new"),
-        (lambda m: generate(m, [[1]], strategy="greedy"), ConfigError, r"strategy is a value such as greedy\(\)"),
-        (
-            lambda m: generate(m, [[1]], strategy=kth_largest(24)),
-            ConfigError,
-            r"kth\(k\) is 24, but .* has only 23 tokens",
-        ),
-        (lambda m: generate(m, [[1]], strategy=sample(top_k=24)), ConfigError, r"sample\(top_k\) is 24"),
-        (lambda m: generate(m, [[1]], padding="both"), ConfigError, "padding is 'left' or 'right', not 'both'"),
-        (lambda m: generate(m, [[1]], stops=5), ConfigError, "stops is a list of tokens and of sequences"),
-        (lambda m: generate(m, [[1]], stops=[()]), ConfigError, "an empty one would end every text at once"),
-        (lambda m: generate(m, [[1]], stops=["."]), ConfigError, r"a stop is a list of tokens .* not '\.'"),
-        (lambda m: generate(m, [[1]], stops=[23]), ShapeError, "a stop holds 23, but the vocabulary has"),
-        (lambda m: stream(m, [[1]], strategy=None), ConfigError, "strategy is a value such as"),
-        (lambda m: generate(nn.Linear(2, 2), [[1]]), ConfigError, r"text is generated by a GPT, .* not by a Linear"),
-        (lambda m: generate("gpt2", [[1]]), ConfigError, "not by 'gpt2'"),
-        (lambda m: make_adapter(m, SOURCES), ConfigError, "only an encoder-decoder answers a source, not a GPT"),
+        ([[1]], {"stop": 5}, ConfigError, "stop takes a list of token ids and of sequences"),
+        ([[1]], {"stop": [()]}, ConfigError, "stop has an empty sequence"),
+        ([[1]], {"stop": ["."]}, ConfigError, r"stop takes a list of token ids .* not '\.'"),
+        ([[1]], {"stop": [23]}, ShapeError, "stop has token 23, but the vocabulary has"),
     ],
 )
-def test_what_does_not_fit_is_said_before_anything_runs(
-    models: dict[str, GPT], call: Callable[[Any], object], kind: type[Exception], words: str
+def test_wrong_arguments_are_refused_before_anything_runs(
+    models: dict[str, GPT], tokens: Any, options: Any, kind: type[Exception], words: str
 ) -> None:
-    with pytest.raises(kind, match=words):
-        call(models["learned"])
+    for call in (generate, stream_tokens, GPT.generate):
+        with pytest.raises(kind, match=words):
+            call(models["learned"], tokens, **options)
+
+
+def test_only_models_that_predict_the_next_token_generate() -> None:
+    with pytest.raises(ConfigError, match=r"text is generated by a GPT, .* not by a Linear"):
+        generate(nn.Linear(2, 2), [[1]])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not by 'gpt2'"):
+        generate("gpt2", [[1]])  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_the_method_takes_the_keywords_of_the_function(models: dict[str, GPT]) -> None:
+    model = models["learned"]
+    for options, strategy in (
+        ({}, Greedy()),
+        ({"temperature": 1.3, "top_k": 11, "top_p": 0.9, "seed": 40}, STRATEGIES["nucleus"]),
+        ({"num_beams": 4, "length_penalty": 0.7}, STRATEGIES["penalised"]),
+        ({"strategy": "sample", "seed": 3}, STRATEGIES["sample"]),
+    ):
+        texts = model.generate(PROMPTS, max_new_tokens=6, stop=STOPS, **options)  # type: ignore[arg-type]
+        assert texts == generate(model, PROMPTS, max_new_tokens=6, stop=STOPS, strategy=strategy)
+    translator = lively(TRANSLATOR)
+    real = padding([4, 2, 6])
+    adapter = EncoderDecoderAdapter(translator, SOURCES, real)
+    texts = translator.generate(SOURCES, start_token=1, source_padding=real, num_beams=2, max_new_tokens=5, stop=[2])
+    assert texts == generate(adapter, [[1]] * 3, strategy=BeamSearch(2), max_new_tokens=5, stop=[2])
 
 
 def test_left_padding_is_refused_where_it_would_move_positions(models: dict[str, GPT]) -> None:
-    with pytest.raises(ConfigError, match=r"a synthesizer has its weights by absolute position.*use padding='right'"):
-        generate(models["synthesizer"], [[1]], padding="left")
-    with pytest.raises(ConfigError, match="padding='left' is for a GPT; with any other decoder use padding='right'"):
-        generate(counting(1), [[1]], padding="left")
+    with pytest.raises(ConfigError, match="SyntheticAttention has its weights by absolute position"):
+        generate(models["synthesizer"], [[1]], left_pad=True)
+    with pytest.raises(ConfigError, match="left_pad=True is for a GPT; leave it out for other models"):
+        generate(counting(1), [[1]], left_pad=True)
 
 
 def test_an_encoder_decoder_wants_its_sources() -> None:
     model = build_from_config(TRANSLATOR)
     assert isinstance(model, Transformer)
-    with pytest.raises(
-        ConfigError, match=r"writes about a source; hand in make_adapter\(model, source, source_padding\)"
-    ):
+    with pytest.raises(ConfigError, match=r"a Transformer needs a source; call model\.generate\(source, start_token="):
         generate(model, [[1]])  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match="there are 2 prompts, but 3 sources; they come in pairs"):
-        generate(make_adapter(model, SOURCES), [[1], [1]])
+    with pytest.raises(ShapeError, match="there are 2 prompts, but 3 sources; give one prompt for each"):
+        generate(EncoderDecoderAdapter(model, SOURCES), [[1], [1]])
     with pytest.raises(
         ShapeError, match=r"source is \(2,\), but is read as \(b n\); for one text write source\[None\]"
     ):
-        make_adapter(model, torch.tensor([5, 6]))
+        EncoderDecoderAdapter(model, torch.tensor([5, 6]))
     with pytest.raises(ShapeError, match="source holds 19, but the vocabulary has tokens 0 to 18"):
-        make_adapter(model, torch.tensor([[5, 19]]))
-    with pytest.raises(ConfigError, match=r"source_padding says how long each source is, padding\(lengths\), not"):
-        make_adapter(model, SOURCES, causal())
+        EncoderDecoderAdapter(model, torch.tensor([[5, 19]]))
+    with pytest.raises(ConfigError, match=r"source_padding takes padding\(lengths\), not"):
+        EncoderDecoderAdapter(model, SOURCES, causal())
 
 
-@pytest.mark.parametrize("strategy", [greedy(), sample(), beam(2)])
+@pytest.mark.parametrize("strategy", [Greedy(), Sample(), BeamSearch(2)])
 def test_a_model_that_tells_nothing_is_not_believed(strategy: Strategy) -> None:
     for bad, token in ((math.nan, 1), (math.inf, 1), (math.nan, 1000), (math.inf, 0), (-math.inf, slice(None))):
         table = torch.zeros(1009, 1009)
         table[0, token] = bad
-        with pytest.raises(RegardError, match="the model's logits hold NaN or infinity and tell no next token"):
+        with pytest.raises(RegardError, match="the model's logits contain NaN or infinity"):
             generate(Markov(table), [[0]], strategy=strategy)
 
 
@@ -610,13 +610,13 @@ def test_a_beam_over_a_large_vocabulary_is_the_beam_by_hand() -> None:
     model = lively(GPTConfig(vocab=2003, context=9, width=12, depth=1, heads=3, tied=True))
     model.tokens.weight[1000:2000] = model.tokens.weight[:1000]  # twins, so that texts tie
     for prompt in ([1], [1999, 3]):
-        (text,) = generate(model, [prompt], strategy=beam(5), length=4)
-        assert list(text.tokens) == beam_by_hand(model, prompt, Beam(5), 4, ())
+        (text,) = generate(model, [prompt], strategy=BeamSearch(5), max_new_tokens=4)
+        assert list(text.tokens) == beam_by_hand(model, prompt, BeamSearch(5), 4, ())
         assert all(token < 1000 or token >= 2000 for token in text.tokens)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_hugging_face_model_writes_here_what_it_writes_there(tmp_path: Path, side: Any) -> None:
+@pytest.mark.parametrize("left_pad", [False, True])
+def test_a_hugging_face_model_writes_here_what_it_writes_there(tmp_path: Path, left_pad: bool) -> None:
     theirs = pytest.importorskip("transformers", reason="the texts are compared with those of transformers")
     torch.manual_seed(5)
     config = theirs.GPT2Config(
@@ -630,8 +630,8 @@ def test_a_hugging_face_model_writes_here_what_it_writes_there(tmp_path: Path, s
     ours = load(tmp_path)
     assert isinstance(ours, GPT)
     prompts = [[3, 1, 4, 1, 5], [9, 2], [6]]
-    for strategy, settings in ((greedy(), {}), (beam(3), {"num_beams": 3, "length_penalty": 0.0})):
-        texts = generate(ours, prompts, strategy=strategy, length=9, padding=side)
+    for strategy, settings in ((Greedy(), {}), (BeamSearch(3), {"num_beams": 3, "length_penalty": 0.0})):
+        texts = generate(ours, prompts, strategy=strategy, max_new_tokens=9, left_pad=left_pad)
         for prompt, text in zip(prompts, texts, strict=True):
             tokens = torch.tensor([prompt])
             seen = torch.ones_like(tokens)

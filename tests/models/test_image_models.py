@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.models.model import Config, Model
-from regard.models.presets import KINDS, build_from_config
+from regard.models.presets import MODEL_CLASSES, build_from_config
 from regard.models.saving import load, save
 from tests.models.images import BASELINES, DAVIT, VIT, enlarged, images
 
@@ -55,7 +55,7 @@ def test_every_parameter_counts(model: Model) -> None:
 
 def test_recomputing_gives_the_same_gradients_and_statistics(model: Model) -> None:
     other = copy.deepcopy(model.train())
-    other.recompute = True
+    other.gradient_checkpointing = True
     expected, actual = gradients(model), gradients(other)
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
@@ -65,7 +65,7 @@ def test_recomputing_gives_the_same_gradients_and_statistics(model: Model) -> No
 def test_recomputing_keeps_less(model: Model) -> None:
     kept = []
     for recompute in (False, True):
-        model.recompute, sizes = recompute, []
+        model.gradient_checkpointing, sizes = recompute, []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x):
             model(images(16))
         kept.append(sum(sizes))
@@ -97,7 +97,7 @@ def test_it_compiles_as_one_graph(model: Model) -> None:
 
 @pytest.mark.parametrize("model", ["vit", "davit", "resnet"], indirect=True)
 def test_it_compiles_with_recomputation_too(model: Model) -> None:
-    model.train().recompute = True
+    model.train().gradient_checkpointing = True
     compiled_alike(model, "aot_eager")
 
 
@@ -152,6 +152,8 @@ def test_a_wrong_image_is_refused_in_words(model: Model, wrong: object, error: t
 
 
 def test_a_model_is_made_from_its_own_configuration(model: Model) -> None:
-    other = next(KINDS[name] for name in KINDS if KINDS[name].Config is not type(model.config))
-    with pytest.raises(ConfigError, match=f"is made from a {other.Config.__name__}, not {type(model.config).__name__}"):
+    other = next(MODEL_CLASSES[name] for name in MODEL_CLASSES if MODEL_CLASSES[name].Config is not type(model.config))
+    with pytest.raises(
+        ConfigError, match=f"is built from a {other.Config.__name__}, not {type(model.config).__name__}"
+    ):
         other(model.config)

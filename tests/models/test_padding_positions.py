@@ -1,22 +1,22 @@
-"""Positions in batches that were filled up: counted from the first real token."""
+"""Positions of tokens in padded batches: counted from the first real token."""
 
 import torch
 
 from regard.core.masks import causal, padding
-from regard.models.padding_positions import counted, first_tokens
+from regard.models.padding_positions import first_tokens, token_positions
 
 CPU = torch.device("cpu")
 
 
-def test_columns_are_positions_unless_a_batch_is_filled_at_its_front() -> None:
+def test_columns_are_positions_unless_a_batch_is_left_padded() -> None:
     for real in (None, padding([3, 1]), causal()):
-        assert counted(real, 2, 3, CPU).tolist() == [2, 3, 4]
+        assert token_positions(real, 2, 3, CPU).tolist() == [2, 3, 4]
 
 
-def test_a_front_that_was_filled_in_does_not_count() -> None:
+def test_left_padding_does_not_count() -> None:
     left = padding([5, 2, 0], side="left", width=5)
-    assert counted(left, 0, 5, CPU).tolist() == [[0, 1, 2, 3, 4], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
-    assert counted(left, 5, 2, CPU).tolist() == [[5, 6], [2, 3], [0, 1]]  # tokens that are added later are real
+    assert token_positions(left, 0, 5, CPU).tolist() == [[0, 1, 2, 3, 4], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
+    assert token_positions(left, 5, 2, CPU).tolist() == [[5, 6], [2, 3], [0, 1]]  # tokens that are added later are real
 
 
 def test_the_first_token_is_the_first_real_one() -> None:

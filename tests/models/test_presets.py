@@ -1,9 +1,12 @@
 """Every kind of model, built small by its preset: what all of them have to do."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import regard
+from regard.models import presets, saving
 from regard.models.model import Model
 
 SMALL = {
@@ -29,7 +32,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def inputs(model: Model, name: str, batch: int) -> tuple[torch.Tensor, ...]:
-    return model.example(batch, LENGTHS.get(name, 12))
+    return model.example_inputs(batch, LENGTHS.get(name, 12))
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -51,7 +54,7 @@ def parts(out: object) -> list[torch.Tensor]:
 
 def test_its_own_example_is_one_that_it_takes(model: Model) -> None:
     with torch.no_grad():
-        out = model(*model.example())
+        out = model(*model.example_inputs())
     logits = out if isinstance(out, torch.Tensor) else out.logits
     assert logits.isfinite().all()
 
@@ -71,7 +74,7 @@ def test_a_gpu_gives_the_same_logits_and_gradients(name: str, monkeypatch: pytes
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # convolutions would round to ten bits
     model = regard.build(name.partition(" ")[0], **{**SMALL, **MORE}[name]).eval()
     length = 64 if "vit" in name else 64 if name == "davit-tiny" else LENGTHS.get(name, 12)
-    example = model.example(2, length)
+    example = model.example_inputs(2, length)
     if example[0].is_floating_point():
         example = tuple(torch.randn_like(x) if x.is_floating_point() else x for x in example)
     if name in ("cnn", "resnet"):  # rounding that carries a map across zero would switch its gradient off
@@ -88,10 +91,64 @@ def test_a_gpu_gives_the_same_logits_and_gradients(name: str, monkeypatch: pytes
         assert (cpu - gpu).abs().max() <= 2e-4 * max(1.0, cpu.abs().max().item())
 
 
-def test_presets_are_those_that_were_promised() -> None:
-    from regard.models.presets import PRESETS
+# exact counts; papers and model cards publish them in millions, see docs/models.md where they differ
+PARAMETERS = {
+    "transformer-tiny": 2_605_056,
+    "transformer-base": 64_976_896,  # 65 M
+    "transformer-big": 213_016_576,  # 213 M
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "birthplace": 3_323_392,
+    "birthplace-rotary": 3_290_624,
+    "birthplace-synthesizer": 3_076_988,
+    "bert-base": 110_106_428,
+    "bert-large": 336_226_108,
+    "vit-ti/16": 5_717_416,
+    "vit-s/16": 22_050_664,
+    "vit-b/16": 86_567_656,
+    "vit-b/32": 88_224_232,
+    "vit-l/16": 304_326_632,
+    "vit-h/14": 632_045_800,
+    "davit-tiny": 28_360_168,  # 28.3 M
+    "davit-small": 49_745_896,  # 49.7 M
+    "davit-base": 87_954_408,  # 87.9 M
+    "speech-stream": 9_743_645,
+    "rnn": 22_038_528,
+    "rnn-attention": 22_563_328,
+    "mlp": 269_322,
+    "cnn": 94_186,
+    "resnet": 269_722,  # 0.27 M
+}
 
-    promised = """transformer-tiny transformer-base transformer-big gpt2 gpt2-medium gpt2-large gpt2-xl birthplace
-        birthplace-rotary birthplace-synthesizer bert-base bert-large vit-ti/16 vit-s/16 vit-b/16 vit-b/32 vit-l/16
-        vit-h/14 davit-tiny davit-small davit-base speech-stream"""
-    assert set(promised.split()) <= set(PRESETS)
+
+@pytest.mark.parametrize("name", regard.list_models())
+def test_every_preset_has_the_published_number_of_parameters(name: str) -> None:
+    assert regard.build(name, device="meta").parameter_count == PARAMETERS[name]
+
+
+def test_every_preset_of_the_table_exists() -> None:
+    assert regard.list_models() == sorted(PARAMETERS)
+
+
+def test_list_models_filters_by_pattern() -> None:
+    assert regard.list_models("gpt2*") == ["gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]
+    assert regard.list_models("*/14") == ["vit-h/14"]
+    assert regard.list_models("gtp*") == []
+
+
+def test_a_folder_of_the_zoo_is_listed_and_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "ZOO", tmp_path)
+    monkeypatch.setattr(saving, "ZOO", tmp_path)
+    assert regard.list_models(pretrained=True) == []
+    model = regard.build("mlp", widths=(5,), seed=3)
+    model.save(tmp_path / "digits-mlp")
+    (tmp_path / "notes").mkdir()
+    assert regard.list_models(pretrained=True) == ["digits-mlp"]
+    assert regard.list_models("vit*", pretrained=True) == []
+    loaded = regard.load("digits-mlp")
+    assert loaded.config == model.config
+    assert torch.equal(loaded.state_dict()["head.weight"], model.state_dict()["head.weight"])
+    with pytest.raises(regard.RegardError, match="digits-vit is not a folder"):
+        regard.load("digits-vit")

@@ -36,7 +36,7 @@ def model(**changes: object) -> RNN:
     return recurrent
 
 
-def test_a_layer_is_that_of_torch_and_so_is_its_unrolled_form():
+def test_a_layer_and_its_loop_are_that_of_torch():
     torch.manual_seed(3)
     layer, theirs = LSTM(5), nn.LSTM(5, 5, batch_first=True)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_a_layer_is_that_of_torch_and_so_is_its_unrolled_form():
         theirs.bias_hh_l0.zero_()
     x, state = torch.randn(3, 8, 5), RNNState(torch.randn(3, 5), torch.randn(3, 5))
     expected, (h, c) = theirs(x, (state.h[None], state.c[None]))
-    for form in (layer, layer.unrolled):
+    for form in (layer, layer.step_by_step):
         rows, after = form(x, state)
         torch.testing.assert_close(rows, expected)
         torch.testing.assert_close(after.h, h[0])
@@ -148,7 +148,6 @@ def test_names_are_stable():
 
 def test_presets_differ_by_attention_alone():
     counts = {name: build(name, device="meta").parameter_count for name in ("rnn", "rnn-attention")}
-    assert counts == {"rnn": 22_038_528, "rnn-attention": 22_563_328}
     assert counts["rnn-attention"] - counts["rnn"] == 2 * 512 * 512 + 512
 
 
@@ -183,7 +182,7 @@ def test_autocast_gives_bfloat16_near_the_truth(form):
 def test_recomputing_gives_the_same_gradients():
     recurrent, found = model().train(), []
     for recompute in (False, True):
-        recurrent.recompute = recompute
+        recurrent.gradient_checkpointing = recompute
         recurrent.zero_grad()
         torch.manual_seed(4)
         recurrent(SOURCE, TARGET).square().sum().backward()
@@ -194,7 +193,7 @@ def test_recomputing_gives_the_same_gradients():
 
 def test_recomputing_compiles():
     recurrent = model(depth=1, attention=None).train()
-    recurrent.recompute = True
+    recurrent.gradient_checkpointing = True
     source, target = SOURCE[:, :2], TARGET[:, :1]
     torch._dynamo.reset()
     compiled = torch.compile(recurrent, fullgraph=True, backend="aot_eager")
@@ -256,9 +255,9 @@ def test_bad_inputs_are_refused():
         recurrent(SOURCE, TARGET + 13 - TARGET.max())
     with pytest.raises(ShapeError, match="target has b=2 sequences, but the source has b=3"):
         recurrent(SOURCE, TARGET[:2])
-    with pytest.raises(ConfigError, match=r"source_padding takes padding\(lengths\), with sequences filled up at"):
+    with pytest.raises(ConfigError, match=r"source_padding takes padding\(lengths\), with padding on the right"):
         recurrent(SOURCE, TARGET, source_padding=causal())
-    with pytest.raises(ConfigError, match="filled up at their ends"):
+    with pytest.raises(ConfigError, match="with padding on the right"):
         recurrent(SOURCE, TARGET, source_padding=padding([9, 9, 9], side="left", width=9))
     with pytest.raises(ShapeError, match="source_padding has 2 lengths, but source has b=3 sequences"):
         recurrent(SOURCE, TARGET, source_padding=padding([9, 9]))

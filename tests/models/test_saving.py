@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.base.errors import CheckpointError, ConfigError, RegardError
-from regard.core.positions import Llama3
+from regard.core.positions import Llama3, Rotary
 from regard.models import saving
-from regard.models.gpt import GPT, GPTConfig
-from regard.models.presets import KINDS
+from regard.models.gpt import GPT, GPTConfig, SyntheticAttention
+from regard.models.presets import MODEL_CLASSES
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.synthesizer import Synthesizer
 
@@ -28,8 +28,8 @@ def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
 
 @pytest.mark.parametrize("config", [
     TINY,
-    replace(TINY, positions="rotary", rotary_stretch=Llama3(factor=4.0, original=64), window=3),
-    replace(TINY, synthesizer=("dense", "dot"), tied=True),
+    replace(TINY, positions=Rotary(stretch=Llama3(factor=4.0, original=64)), window=3),
+    replace(TINY, mixer=SyntheticAttention(parts=("dense", "dot")), tied=True),
 ], ids=["plain", "a stretch", "a tuple"])  # fmt: skip
 def test_what_is_saved_comes_back(config: GPTConfig, tmp_path: Path) -> None:
     model = GPT(config)
@@ -133,7 +133,7 @@ def rewritten(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Other weights, named as they should be."""
     file = weights(folder)
     save_file(tensors, file)
-    edit(folder, weights=file.rename(folder / saving.named_by_content(file)).name)
+    edit(folder, weights=file.rename(folder / f"weights-{saving.content_hash(file)}.safetensors").name)
 
 
 def flipped(file: Path) -> None:
@@ -141,19 +141,19 @@ def flipped(file: Path) -> None:
 
 
 WRONG = {
-    "no weights": (lambda folder: weights(folder).unlink(), "is not there"),
-    "half the weights": (lambda folder: weights(folder).write_bytes(weights(folder).read_bytes()[:999]), "not a whole"),
-    "a tensor gone": (lambda folder: without(folder, "head.weight"), "lacks 1: head.weight"),
-    "another kind": (whole_numbers, r"norm.bias in .* is torch.int64, but the model's is torch.float32"),
-    "another shape": (reshaped, r"norm.bias in .* is \(23,\), but by its configuration \(24,\)"),
-    "other bytes": (lambda folder: flipped(weights(folder)), "is damaged: its contents are not those it was named by"),
-    "weights elsewhere": (lambda folder: edit(folder, weights=f"../{weights(folder).name}x"), "is not there"),
-    "another depth": (lambda folder: edit_config(folder, depth=3), "it lacks 12: blocks.2"),
-    "a lower depth": (lambda folder: edit_config(folder, depth=1), "it has besides 12: blocks.1"),
+    "no weights": (lambda folder: weights(folder).unlink(), "does not exist"),
+    "half the weights": (lambda folder: weights(folder).write_bytes(weights(folder).read_bytes()[:999]), "not a complete"),
+    "a tensor gone": (lambda folder: without(folder, "head.weight"), "1 missing: head.weight"),
+    "another kind": (whole_numbers, r"norm.bias in .* is torch.int64, but the model has torch.float32"),
+    "another shape": (reshaped, r"norm.bias in .* is \(23,\), but its configuration has \(24,\)"),
+    "other bytes": (lambda folder: flipped(weights(folder)), "is damaged: its contents do not match the hash in its name"),
+    "weights elsewhere": (lambda folder: edit(folder, weights=f"../{weights(folder).name}x"), "does not exist"),
+    "another depth": (lambda folder: edit_config(folder, depth=3), "12 missing: blocks.2"),
+    "a lower depth": (lambda folder: edit_config(folder, depth=1), "12 unknown: blocks.1"),
     "an unknown setting": (lambda folder: edit_config(folder, dept=3), "has dept, which GPTConfig does not know"),
     "a wrong type": (lambda folder: edit_config(folder, depth="3"), "depth takes a whole number, not '3'"),
     "a wrong value": (lambda folder: edit_config(folder, heads=5), "width must be a multiple of heads"),
-    "an unknown model": (lambda folder: edit(folder, model="gtp"), "unknown kind of model 'gtp'; did you mean 'gpt'"),
+    "an unknown model": (lambda folder: edit(folder, model="gtp"), "unknown architecture 'gtp'; did you mean 'gpt'"),
     "nothing known": (lambda folder: edit(folder, format="x"), "neither our format nor a model_type"),
     "no configuration": (lambda folder: (folder / "config.json").unlink(), "has no config.json; it has: weights-"),
 }
@@ -171,7 +171,7 @@ def test_a_spoiled_folder_is_refused(name: str, tmp_path: Path) -> None:
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a folder"):
         regard.load(tmp_path / "nothing")
-    with pytest.raises(CheckpointError, match=r"pickled checkpoint.*convert it where you trust it"):
+    with pytest.raises(CheckpointError, match=r"pickled checkpoint.*if you trust it, convert it"):
         regard.load(tmp_path / "model.pt")
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="is a file; a model is saved as a folder"):
@@ -179,7 +179,18 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_model_is_saved_by_its_name() -> None:
-    assert list(KINDS) == ["transformer", "gpt", "bert", "vit", "davit", "speech", "rnn", "mlp", "cnn", "resnet"]
+    assert list(MODEL_CLASSES) == [
+        "transformer",
+        "gpt",
+        "bert",
+        "vit",
+        "davit",
+        "speech",
+        "rnn",
+        "mlp",
+        "cnn",
+        "resnet",
+    ]
 
 
 def test_build_says_what_it_does_not_know() -> None:
@@ -233,7 +244,7 @@ def test_what_cannot_come_back_is_not_saved(tmp_path: Path) -> None:
         Other(TINY).save(tmp_path / "other")
     with pytest.raises(CheckpointError, match=r"tokens\.weight has no numbers to save"):
         regard.build("birthplace", device="meta").save(tmp_path / "meta")
-    for wrong, text in (({"dtype": torch.int64}, "dtype takes a floating type"), ({"device": "nope"}, "device takes")):
+    for wrong, text in (({"dtype": torch.int64}, "dtype takes a floating-point type"), ({"device": "nope"}, "device takes")):
         with pytest.raises(ConfigError, match=text):
             regard.build("birthplace", **wrong)
 

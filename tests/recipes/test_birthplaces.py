@@ -15,7 +15,7 @@ from regard.data.birthplaces_dataset import BirthplaceQuestion
 from regard.data.characters import Characters
 from regard.data.span_corruption import IGNORED, MASK, PAD
 from regard.data.synthetic_biographies import biographies
-from regard.models.gpt import GPT
+from regard.models.gpt import GPT, Learned, SyntheticAttention
 from regard.models.presets import build_from_config
 from regard.recipes import birthplaces
 from regard.recipes.birthplaces import Settings
@@ -332,7 +332,7 @@ def test_forms_change_what_is_learned_from() -> None:
     assert [each.share for each in second.task.mixed] == [1.0]  # type: ignore[attr-defined]
     proposed = get_recipe("birthplaces").settings(real=True, form="synthesizer")
     assert replace(proposed, model=course.model, phrases=course.phrases, pieces=course.pieces) == course
-    assert (proposed.model.positions, proposed.model.synthesizer) == ("learned", ("dense",))
+    assert (proposed.model.positions, proposed.model.mixer) == (Learned(), SyntheticAttention())
     unread = get_recipe("birthplaces").settings(real=False, form="unread")
     assert [each.name for each in birthplaces.start(unread, RunLocation()).phases] == ["tuning"]
     with pytest.raises(UnknownNameError, match="no form 'cours'; there are course, synthesizer, unread"):

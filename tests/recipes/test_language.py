@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.base.config import override
 from regard.base.errors import ConfigError, DataError
+from regard.core.positions import Rotary
 from regard.data.byte_pairs import BytePairs
 from regard.data.python_text import python_text
 from regard.data.sampler import sampler_generator
@@ -47,7 +48,7 @@ from regard.recipes.recipe import RunLocation, get_recipe, load_finished_run
 from regard.train.objectives import IGNORED
 from regard.train.plan import TrainingPlan
 
-GPT_TINY = GPTConfig(vocab=7, context=15, width=12, depth=1, heads=3, positions="rotary")
+GPT_TINY = GPTConfig(vocab=7, context=15, width=12, depth=1, heads=3, positions=Rotary())
 BERT_TINY = BERTConfig(vocab=7, context=31, width=12, depth=1, heads=3)
 PLAN = TrainingPlan(steps=6, batch_size=4, evaluate_every=3, save_every=2)
 
@@ -560,7 +561,7 @@ def test_a_run_leaves_a_model_that_can_be_judged_again_and_goes_on_exactly_when_
     assert again.module.judged(kept, model, tokenizer, RunLocation(data=text)) == pytest.approx(figures, rel=1e-6)
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["recipe"] == "language"
     if isinstance(model, GPT):
-        (written,) = generate(model, [tokenizer.encode("the ")], length=5)
+        (written,) = generate(model, [tokenizer.encode("the ")], max_new_tokens=5)
         assert len(tokenizer.decode(written.body)) >= 5
 
 

@@ -15,8 +15,8 @@ from regard.core.masks.forms.padding import PaddingMask
 from regard.data.byte_pairs import BytePairs
 from regard.data.number_words import english, german
 from regard.data.sentence_pairs import SentencePairs
-from regard.models.generation import beam, greedy
 from regard.models.presets import build_from_config
+from regard.models.sampling import BeamSearch, Greedy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes import translation
 from regard.recipes.bleu import bleu
@@ -332,7 +332,7 @@ def test_losses_of_shares_make_up_that_of_the_batch(pairs: BytePairs) -> None:
     assert sum(int(share.count) for share in shares) == whole.count
 
 
-@pytest.mark.parametrize("strategy", [greedy(), beam(2, 0.7)], ids=["greedy", "beam"])
+@pytest.mark.parametrize("strategy", [Greedy(), BeamSearch(2, 0.7)], ids=["greedy", "beam"])
 def test_what_is_read_beside_a_sentence_changes_nothing(pairs: BytePairs, strategy: Any) -> None:
     model = model_of(pairs, context=60)  # beyond what is written about any of these
     sentences = [english(101), f"{english(143)} {english(129)} {english(155)}", english(110)]
@@ -348,14 +348,14 @@ def test_what_is_read_beside_a_sentence_changes_nothing(pairs: BytePairs, strate
 
 def test_a_sentence_that_the_model_cannot_read_is_told(pairs: BytePairs) -> None:
     with pytest.raises(DataError, match=r"'one one one.*' has 60 tokens, but the model reads from 1 to 25"):
-        answers(model_of(pairs), pairs, ["one", "one " * 60], greedy())
+        answers(model_of(pairs), pairs, ["one", "one " * 60], Greedy())
     with pytest.raises(DataError, match="'' has 0 tokens"):
-        answers(model_of(pairs), pairs, [""], greedy())
+        answers(model_of(pairs), pairs, [""], Greedy())
 
 
 def test_evaluation_searches_nothing_and_computes_in_full_precision(pairs: BytePairs) -> None:
     task, model = task_of(pairs), model_of(pairs)
-    said = translated(model, pairs, task.held.source, greedy())
+    said = translated(model, pairs, task.held.source, Greedy())
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         figures = task.evaluate(model)
     assert figures == {"BLEU": bleu(said, task.held.target), "exact": 0.0}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.base.errors import CheckpointError, ConfigError
-from regard.cli.generate import named, words_of
+from regard.cli.generate import find_tokenizer, special_tokens
 from regard.cli.looking.huggingface import ARGUMENTS, Theirs, load_theirs, model_type_of
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
 
     from regard.see.report import Sides, TokenLabels
 
-    words = words_of(opened.name, opened.vocab, tokenizer)
+    words = find_tokenizer(opened.name, opened.vocab, tokenizer)
     names = ("source", "target") if opened.kind == "pair" else ("tokens",)
     ids = {names[0]: words.encode(text)}
     lines = [*_encoding(words), f"{names[0]} = torch.tensor([words.encode({_quoted(text)})])"]
@@ -175,7 +175,7 @@ def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path
             raise ConfigError(
                 f"{opened.name} is an encoder-decoder: give what it has written so far with --target 'text'"
             )
-        start = named(opened.name, "decoder_start_token_id", opened.vocab)[:1]
+        start = special_tokens(opened.name, "decoder_start_token_id", opened.vocab)[:1]
         ids["target"] = start + words.encode(target, special=False)
         before = f"{start} + " if start else ""
         lines.append(f"target = torch.tensor([{before}words.encode({_quoted(target)}, special=False)])")
@@ -293,7 +293,7 @@ def image_question(opened: Opened, path: str, device: str) -> ModelQuestion:
     if not is_there(path):
         raise ConfigError(f"{opened.name} looks at images, but there is no file {path!r}; give a png or jpeg")
     model = opened.model
-    (example,) = model.example()
+    (example,) = model.example_inputs()
     channels, side = example.shape[1], example.shape[2]
     mean, std, resample, source = scaling(opened)
     pixels = read_image(path, side, channels=channels, resample=resample)

@@ -105,7 +105,7 @@ def patches(opened: "Opened", seen: "Seen", head: "Head") -> Owed:
     from regard.see.report import Overlay
 
     model: Any = opened.model
-    first: int = model.first
+    first: int = model.prefix_tokens
     imports = "from regard.see.relevance import patch_map, rollout\n\n"
     if first:
         values = patch_map(rollout(seen, rows=[0]), prefix=first)[0].cpu()
@@ -141,7 +141,7 @@ def windows(opened: "Opened", seen: "Seen", table: "HeadTable", head: "Head") ->
         head = min(over, key=lambda each: each.spread)
     model: Any = opened.model
     size: int = model.config.window
-    side = grid_side(model.example()[0].shape[2], int(head.layer.split(".")[1]))
+    side = grid_side(model.example_inputs()[0].shape[2], int(head.layer.split(".")[1]))
     received = seen[head.layer].received
     values = merge(received[:, head.head, :, None], size, side, side)[0, :, :, 0].cpu()
     code = (

@@ -76,7 +76,7 @@ def run(
         transformers.append(vit(looking))
         perceptrons.append(mlp(MLPConfig(image=image, channels=1, classes=5, widths=(setup.hidden,))))
     for model in (*transformers, *perceptrons):
-        model.initialise(setup.seed)
+        model.init_weights(setup.seed)
         model.double().eval()
     draws = make_generator(setup.seed)
     images = [

@@ -161,7 +161,7 @@ def _way(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, in
     else:
         state = RNNState(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
         for token in tokens:
-            out, state = cell.unrolled(token, state)
+            out, state = cell.step_by_step(token, state)
     shortest, longest = _ways_back(out, tokens[0])
     (gradient,) = torch.autograd.grad(out.sum(), tokens[0], allow_unused=True)
     return shortest, longest, 0.0 if gradient is None else float(gradient.norm())
@@ -202,7 +202,7 @@ def _layer(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, 
         return out
 
     with count_flops() as flops:
-        attended() if kind == "attention" else cell.unrolled(x, state)  # counters do not see into the fused form
+        attended() if kind == "attention" else cell.step_by_step(x, state)  # counters do not see into the fused form
     taken = []
     for _ in range(20):
         start = time.perf_counter()
@@ -232,12 +232,12 @@ def _made(
                 dropout=0.0,
             )
         )
-        model.initialise(seed)
+        model.init_weights(seed)
         return model
     looking = "dot" if kind == "recurrent with attention" else None
     model = rnn(RNNConfig(vocab=setup.vocab, width=setup.width, depth=1, attention=looking, dropout=0.0))
     # tokens of the size that the Transformer begins with
-    init_parameters(model, {"source.weight": normal(1.0), "target.weight": normal(1.0), **model.initial()}, seed)
+    init_parameters(model, {"source.weight": normal(1.0), "target.weight": normal(1.0), **model.initializers()}, seed)
     return model
 
 

@@ -24,12 +24,14 @@ from torch.nn import functional
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
+from regard.core.positions import Rotary
 from regard.lab.claim import Numbers, Verdict, decide
 from regard.lab.drawing import COLOURS, make_figure, plot_lines
 from regard.lab.fitting import fit
-from regard.models.generation import GeneratedText, beam, generate, greedy, kth_largest, sample
+from regard.models.generation import generate
+from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
-from regard.models.sampling import Strategy
+from regard.models.sampling import BeamSearch, Greedy, KthLargest, Sample, Strategy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +91,7 @@ SMOKE = Setup(letters=5, length=4, prompts=12, draws=160, width=24, depth=1, bat
 
 
 def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
-    """writer  writes texts: writer(model, prompts, strategy=..., length=...); gpt makes the model"""
+    """writer  writes texts: writer(model, prompts, strategy=..., max_new_tokens=...); gpt makes the model"""
     language = _language(setup)
     model = _trained(setup, language, gpt)
     prompts = _spoken(language, setup.prompts, 4, make_generator(setup.seed + 2)).tolist()
@@ -99,11 +101,11 @@ def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any]
     def written(
         strategy: Strategy, after: Sequence[Sequence[int]] = prompts, length: int = setup.length
     ) -> list[GeneratedText]:
-        return writer(model, after, strategy=strategy, length=length)
+        return writer(model, after, strategy=strategy, max_new_tokens=length)
 
-    beams = {width: written(beam(width)) for width in setup.widths}
-    likeliest = written(greedy())
-    ranks = {k: written(kth_largest(k)) for k in range(1, setup.letters + 1)}
+    beams = {width: written(BeamSearch(width)) for width in setup.widths}
+    likeliest = written(Greedy())
+    ranks = {k: written(KthLargest(k)) for k in range(1, setup.letters + 1)}
     drawn = {name: _drawn(written, strategy, prompts, setup) for name, strategy in _samplers(setup).items()}
     truth = [_shares(model, prompt) for prompt in prompts]
     wanted = {
@@ -142,9 +144,9 @@ def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any]
 def _samplers(setup: Setup) -> dict[str, Strategy]:
     seed = 100_000 * (setup.seed + 1)
     return {
-        "sampling": sample(seed=seed),
-        "top-k": sample(top_k=setup.top_k, seed=seed),
-        "nucleus": sample(top_p=setup.top_p, seed=seed),
+        "sampling": Sample(seed=seed),
+        "top-k": Sample(top_k=setup.top_k, seed=seed),
+        "nucleus": Sample(top_p=setup.top_p, seed=seed),
     }
 
 
@@ -174,12 +176,12 @@ def _trained(setup: Setup, language: Float[Tensor, "w w w"], gpt: Callable[[GPTC
             width=setup.width,
             depth=setup.depth,
             heads=2,
-            positions="rotary",
+            positions=Rotary(),
             dropout=0.0,
             attention_dropout=0.0,
         )
     )
-    model.initialise(setup.seed)
+    model.init_weights(setup.seed)
     draws = make_generator(setup.seed + 1)
 
     def loss() -> Tensor:

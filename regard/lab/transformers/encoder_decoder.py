@@ -118,7 +118,7 @@ def _made(setup: Setup, transformer: Callable[[TransformerConfig], Any], seed: i
             dropout=0.0,
         )
     )
-    model.initialise(seed)
+    model.init_weights(seed)
     return model
 
 

@@ -32,7 +32,8 @@ from regard.lab.claim import Numbers, Verdict, decide
 from regard.lab.drawing import COLOURS, make_figure, plot_lines, plot_shares
 from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.lab.transformers.pretraining_knowledge import Reader, Training
-from regard.models.generation import GeneratedText, generate
+from regard.models.generation import generate
+from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Answer:
 def run(
     setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT, writer: Callable[..., list[GeneratedText]] = generate
 ) -> Numbers:
-    """gpt makes the model: gpt(config); writer writes the answers: writer(model, prompts, length=..., stops=...)"""
+    """gpt makes the model: gpt(config); writer generates: writer(model, prompts, max_new_tokens=..., stop=...)"""
     rows: list[dict[str, float]] = []
     curves: list[list[float]] = []
     for number in range(setup.repeats):
@@ -126,7 +127,7 @@ def _answers(
     prompts = [encode_text(prompt(question.text), reader.letters) for question in questions]
     end = encode_text(PAD, reader.letters)
     longest = max(len(question.answer) for question in questions) + 4
-    texts = writer(reader.model, prompts, length=longest, stops=[end])
+    texts = writer(reader.model, prompts, max_new_tokens=longest, stop=[end])
     return [
         Answer(question, "".join(reader.letters[token] for token in text.body), exp(text.log_probability))
         for question, text in zip(questions, texts, strict=True)

@@ -24,6 +24,7 @@ from torch.nn import functional
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer, check_number
+from regard.core.positions import Rotary
 from regard.data.span_corruption import IGNORED, PHRASE, MaskedText, alphabet, batch, corrupt_spans, encode_question
 from regard.data.synthetic_biographies import Biographies, BiographyQuestion, biographies
 from regard.lab.claim import Numbers, Verdict, decide
@@ -158,7 +159,7 @@ class Reader:
             width=training.width,
             depth=training.depth,
             heads=training.heads,
-            positions="rotary",
+            positions=Rotary(),
             activation="relu",
             dropout=0.0,
             attention_dropout=0.0,

@@ -67,7 +67,7 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT, transformer: Callab
 
 
 def _vit(setup: Setup, model: Any) -> Numbers:
-    model.initialise(setup.seed)
+    model.init_weights(setup.seed)
     model.double().eval()
     side = setup.patch * setup.side
     image = torch.randn(1, 3, side, side, generator=make_generator(setup.seed), dtype=torch.float64)
@@ -87,7 +87,7 @@ def _vit(setup: Setup, model: Any) -> Numbers:
 
 
 def _transformer(setup: Setup, model: Any) -> Numbers:
-    model.initialise(setup.seed)
+    model.init_weights(setup.seed)
     model.double().eval()
     source, target = torch.randint(30, (2, 1, setup.length), generator=make_generator(setup.seed))
     later, elsewhere = target.clone(), source.clone()

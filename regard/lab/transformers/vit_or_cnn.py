@@ -135,7 +135,7 @@ def _transformer(setup: Setup, vit: Callable[[ViTConfig], Any], seed: int) -> An
 
 def _network(setup: Setup, cnn: Callable[[CNNConfig], Any], seed: int) -> Any:
     model = cnn(CNNConfig(channels=1, classes=CLASSES, widths=setup.widths))
-    model.initialise(seed)
+    model.init_weights(seed)
     return model
 
 

@@ -1,4 +1,4 @@
-"""GPT-2 of Hugging Face: GPT2LMHeadModel and GPT2Model."""
+"""Convert GPT-2 of Hugging Face: GPT2LMHeadModel and GPT2Model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,11 +6,25 @@ from typing import Any
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.models.convert.settings import choice, expect, flag, real, whole, whole_or_none
-from regard.models.convert.weight_rules import Rule, same, turned, unrolled
+from regard.models.convert import config_fields as fields
+from regard.models.convert.config_fields import Field, HFConfig
+from regard.models.convert.weight_rules import WeightRule, expand_blocks, rename_all, transpose, with_prefix
 from regard.models.gpt import GPTConfig
 
-ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
+CONFIG = GPTConfig
+FIELDS = {
+    "vocab": Field("vocab_size"),
+    "context": Field("n_positions"),
+    "width": Field("n_embd"),
+    "depth": Field("n_layer"),
+    "heads": Field("n_head"),
+    "ff_width": Field("n_inner", fields.get_optional_int),
+    "eps": Field("layer_norm_epsilon", fields.get_float, 1e-5),
+    "activation": Field("activation_function", fields.ACTIVATION, "gelu_new"),
+    "tied": Field("tie_word_embeddings", fields.get_bool, True),
+    "dropout": Field("resid_pdrop", fields.get_float, 0.1),  # embd_pdrop too: where they differ, only training does
+    "attention_dropout": Field("attn_pdrop", fields.get_float, 0.1),
+}
 LINEAR = {
     "attention.query_key_value": "attn.c_attn",
     "attention.out": "attn.c_proj",
@@ -20,93 +34,44 @@ LINEAR = {
 NORMS = {"attention_norm": "ln_1", "feedforward_norm": "ln_2"}
 
 
-def config(about: Mapping[str, Any]) -> GPTConfig:
-    expect(
-        about,
-        scale_attn_weights=True,
-        scale_attn_by_inverse_layer_idx=False,
-        add_cross_attention=False,
-    )
-    # ours has one rate for both embd_pdrop and resid_pdrop: where they differ, only training does
-    return GPTConfig(
-        vocab=whole(about, "vocab_size"),
-        context=whole(about, "n_positions"),
-        width=whole(about, "n_embd"),
-        depth=whole(about, "n_layer"),
-        heads=whole(about, "n_head"),
-        ff_width=whole_or_none(about, "n_inner"),
-        eps=real(about, "layer_norm_epsilon", 1e-5),
-        activation=choice(about, "activation_function", ACTIVATIONS, "gelu_new"),
-        tied=flag(about, "tie_word_embeddings", True),
-        dropout=real(about, "resid_pdrop", 0.1),
-        attention_dropout=real(about, "attn_pdrop", 0.1),
-    )
+def read_config(hf: HFConfig) -> GPTConfig:
+    fields.expect(hf, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    return GPTConfig(**fields.read_fields(FIELDS, hf))
 
 
-def about(config: Any, model_type: str) -> dict[str, Any]:
-    if not isinstance(config, GPTConfig):
-        raise ConfigError(f"it is made from a GPTConfig, not {type(config).__name__}")
-    usual = GPTConfig(
-        vocab=config.vocab,
-        context=config.context,
-        width=config.width,
-        depth=config.depth,
-        heads=config.heads,
-        ff_width=config.ff_width,
-        eps=config.eps,
-        activation=config.activation,
-        tied=config.tied,
-        dropout=config.dropout,
-        attention_dropout=config.attention_dropout,
-    )
-    if config != usual:
+def write_config(config: GPTConfig, model_type: str) -> dict[str, Any]:
+    if config != GPTConfig(**{name: getattr(config, name) for name in FIELDS}):
         raise ConfigError("it has learned positions, full multi-head attention, layer norms and biases, and no more")
-    theirs = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    if config.activation not in theirs:
-        raise ConfigError(f"it has no activation {config.activation!r}")
     return {
         "model_type": model_type,
         "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": config.vocab,
-        "n_positions": config.context,
-        "n_embd": config.width,
-        "n_layer": config.depth,
-        "n_head": config.heads,
-        "n_inner": config.ff_width,
-        "layer_norm_epsilon": config.eps,
-        "activation_function": theirs[config.activation],
-        "tie_word_embeddings": config.tied,
-        "resid_pdrop": config.dropout,
+        **fields.write_fields(FIELDS, config),
         "embd_pdrop": config.dropout,
-        "attn_pdrop": config.attention_dropout,
         "bos_token_id": None,
         "eos_token_id": None,
     }
 
 
-def rules(config: GPTConfig) -> list[Rule]:
+def rules(config: GPTConfig) -> list[WeightRule]:
     block, theirs = "blocks.{n}.", "transformer.h.{n}."
-    each: list[Rule] = []
-    for ours, other in LINEAR.items():
-        each.append(turned(f"{block}{ours}.weight", f"{theirs}{other}.weight"))
-        each.append(same(f"{block}{ours}.bias", f"{theirs}{other}.bias"))
-    for ours, other in NORMS.items():
-        each += [same(f"{block}{ours}.{part}", f"{theirs}{other}.{part}") for part in ("weight", "bias")]
-    once = [
-        same("tokens.weight", "transformer.wte.weight"),
-        same("positions.weight", "transformer.wpe.weight"),
-        same("norm.weight", "transformer.ln_f.weight"),
-        same("norm.bias", "transformer.ln_f.bias"),
-        *([] if config.tied else [same("head.weight", "lm_head.weight")]),
-    ]
-    return unrolled(once + each, config.depth)
+    linear = {f"{block}{ours}": f"{theirs}{other}" for ours, other in LINEAR.items()}
+    norms = {f"{block}{ours}": f"{theirs}{other}" for ours, other in NORMS.items()} | {"norm": "transformer.ln_f"}
+    tables = {"tokens": "transformer.wte", "positions": "transformer.wpe"} | (
+        {} if config.tied else {"head": "lm_head"}
+    )
+    return expand_blocks(
+        [
+            *rename_all(tables, ["weight"]),
+            *rename_all(norms),
+            *rename_all(linear, ["bias"]),
+            *(transpose(f"{ours}.weight", f"{other}.weight") for ours, other in linear.items()),
+        ],
+        config.depth,
+    )
 
 
-def cleaned(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """With the prefix of the full model, without masks kept as buffers and without a second copy of tied weights."""
-    kept = {name: tensor for name, tensor in weights.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
-    if config.tied:
-        kept.pop("lm_head.weight", None)
-    if not any(name.startswith("transformer.") for name in kept):
-        kept = {name if name == "lm_head.weight" else f"transformer.{name}": tensor for name, tensor in kept.items()}
-    return kept
+def clean_weights(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """Add the prefix of the full model; drop masks stored as buffers and the copy of tied weights."""
+    extra = (".attn.bias", ".attn.masked_bias", *(["lm_head.weight"] if config.tied else []))
+    kept = {name: tensor for name, tensor in weights.items() if not name.endswith(extra)}
+    return with_prefix(kept, "transformer.", ("lm_head.",))

@@ -1,21 +1,17 @@
-"""Marian of Hugging Face, read only: MarianMTModel, the network of the OPUS-MT translators."""
+"""Convert Marian of Hugging Face, read only: MarianMTModel, the network of the OPUS-MT translators."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from regard.models.convert import bart
-from regard.models.convert.bart import cleaned, ends, rules
-from regard.models.convert.settings import expect, whole
+from regard.models.convert.bart import clean_weights, rules, shared_settings
+from regard.models.convert.config_fields import HFConfig, expect, get_architecture
 from regard.models.transformer import TransformerConfig
 
-__all__ = ["cleaned", "config", "ends", "rules"]
+__all__ = ["clean_weights", "read_config", "rules"]
 
 
-def config(about: Mapping[str, Any]) -> TransformerConfig:
-    bart.check_architecture(about, "MarianMTModel", "MarianModel")
-    vocab = whole(about, "vocab_size")
-    if about.get("decoder_vocab_size") is not None:
-        expect(about, decoder_vocab_size=vocab)
-    expect(about, share_encoder_decoder_embeddings=True)
-    # their sinusoids stand in two halves, sines then cosines
-    return TransformerConfig(**bart.settings(about), positions="sinusoidal-half")
+def read_config(hf: HFConfig) -> TransformerConfig:
+    get_architecture(hf, "MarianMTModel", "MarianModel")
+    # their sinusoids have all sines before all cosines
+    settings = shared_settings(hf) | {"positions": "sinusoidal-half"}
+    if hf.get("decoder_vocab_size") is not None:
+        expect(hf, decoder_vocab_size=settings["vocab"])
+    expect(hf, share_encoder_decoder_embeddings=True)
+    return TransformerConfig(**settings)

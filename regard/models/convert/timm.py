@@ -1,17 +1,16 @@
-"""ViT and DaViT of timm: their state dicts in our terms.
+"""Convert ViT and DaViT of timm from their state dicts.
 
-timm keeps no configuration beside the weights of these, so sizes are read from shapes. What shapes do not tell, the
-number of heads above all, comes from our presets or from a hint.
+A state dict has no configuration, so sizes are read from shapes. What shapes do not show, such as the number of heads,
+comes from our presets or from a hint.
 
-Two of timm's models may have the same names and shapes and yet compute different things, and nothing in a state dict
-tells them apart. Assumed is what timm's constructors have by default:
+Two of timm's models can have the same names and shapes and compute different things. timm's defaults are assumed:
 
 vit    act_layer is GELU; a model with a class token reads its logits from that token (global_pool="token"); norms have
-       eps=1e-6, for which eps=... is a hint. A model without a class token takes the mean of its normalised patches
-davit  cpe_act=False and channel_attn_v2=False; act_layer is GELU; window=7 and eps=1e-5, for which there are hints
+       eps=1e-6, or the hint eps=. A model without a class token takes the mean of its normalised patches
+davit  cpe_act=False and channel_attn_v2=False; act_layer is GELU; window=7 and eps=1e-5, or the hints
 
-Ours has no other activation and no other pooling, so what was built otherwise cannot be served, and is not noticed:
-compare logits once.
+A model that was built with another activation or pooling is not supported, and this cannot be detected: compare the
+logits once.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,13 +20,12 @@ from torch import Tensor
 
 from regard.base.config import override
 from regard.base.errors import CheckpointError, ConfigError
-from regard.models.convert.weight_rules import Rule, read, same, squeezed, unrolled
+from regard.models.convert.weight_rules import BOTH, WeightRule, expand_blocks, read_weights, rename_all, squeeze
 from regard.models.davit import DaViTConfig
 from regard.models.model import Model
-from regard.models.saving import assembled
+from regard.models.saving import build_with_weights
 from regard.models.vit import PRESETS as VITS, ViTConfig
 
-BOTH = ("weight", "bias")
 VIT_BLOCK = {
     "attention_norm": "norm1",
     "attention.out": "attn.proj",
@@ -47,17 +45,16 @@ def from_timm(weights: Mapping[str, Tensor], kind: str, **hints: Any) -> Model:
     """The model of a timm state dict, in eval mode.
 
     kind   "vit" or "davit"
-    hints  settings of its configuration that shapes do not tell: heads, eps, of a davit window. What no hint can say is
-           assumed to be as timm has it by default, see above
+    hints  settings that shapes do not show: heads, eps, and window of a davit
     """
     if kind not in READERS:
         raise ConfigError(f"kind is one of {', '.join(READERS)}, not {kind!r}")
     config, ours = READERS[kind](weights, **hints)
-    return assembled(config, ours, f"timm's {kind}")
+    return build_with_weights(config, ours, f"timm's {kind}")
 
 
 def read_vit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """Our configuration and weights of timm's VisionTransformer; hints such as heads=4 say what shapes do not."""
+    """Our configuration and weights of timm's VisionTransformer; hints: settings such as heads=4."""
     source = "timm's vit"
     if any(name.startswith("fc_norm.") for name in weights):
         raise CheckpointError(
@@ -81,21 +78,23 @@ def read_vit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[ViTConfig, di
     if hints.get("pool", config.pool) != config.pool:
         token = "has" if first else "lacks"
         raise CheckpointError(
-            f"{source} {token} cls_token, so pool={config.pool!r}; pool={hints['pool']!r} is not served"
+            f"{source} {token} cls_token, so pool={config.pool!r}; pool={hints['pool']!r} is not supported"
         )
     config = override(config, hints)
-    return config, read(vit_rules(config), weights, source)
+    return config, read_weights(vit_rules(config), weights, source)
 
 
 def read_davit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[DaViTConfig, dict[str, Tensor]]:
-    """Our configuration and weights of timm's DaVit; hints such as window=12 say what shapes do not."""
+    """Our configuration and weights of timm's DaVit; hints: settings such as window=12."""
     source = "timm's davit"
     channels = _shape(weights, "stem.conv.weight", source)[1]
     stages = range(_count(weights, "stages."))
     up = [_shape(weights, f"stages.{s}.blocks.0.0.mlp.fc1.weight", source) for s in stages]
     widths = tuple(shape[1] for shape in up)
     if "heads" not in hints and any(width % DAVIT_HEAD_WIDTH for width in widths):
-        raise CheckpointError(f"{source} has widths {widths}, from which its heads cannot be told; say heads=(1, 2, 4)")
+        raise CheckpointError(
+            f"{source} has widths {widths}, from which its heads cannot be inferred; pass heads=(1, 2, 4)"
+        )
     config = DaViTConfig(
         channels=channels,
         classes=weights["head.fc.weight"].shape[0] if "head.fc.weight" in weights else 0,
@@ -106,53 +105,51 @@ def read_davit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[DaViTConfig
         query_key_value_bias="stages.0.blocks.0.0.attn.qkv.bias" in weights,
     )
     config = override(config, hints)
-    return config, read(davit_rules(config), weights, source)
+    return config, read_weights(davit_rules(config), weights, source)
 
 
 READERS: dict[str, Callable[..., tuple[Any, dict[str, Tensor]]]] = {"vit": read_vit, "davit": read_davit}
 
 
-def vit_rules(config: ViTConfig) -> list[Rule]:
-    block, inner = "blocks.{n}.", BOTH if config.query_key_value_bias else ("weight",)
-    each = [same(f"{block}attention.query_key_value.{part}", f"{block}attn.qkv.{part}") for part in inner]
-    each += [
-        same(f"{block}{ours}.{part}", f"{block}{theirs}.{part}") for ours, theirs in VIT_BLOCK.items() for part in BOTH
-    ]
-    once = [
-        squeezed("positions.weight", "pos_embed", axes=1),
-        *([squeezed("class_token", "cls_token", axes=2)] if config.pool == "class" else []),
-        *(same(f"patches.projection.{part}", f"patch_embed.proj.{part}") for part in BOTH),
-        *(same(f"norm.{part}", f"norm.{part}") for part in BOTH),
-        *(same(f"head.{part}", f"head.{part}") for part in BOTH if config.classes),
-    ]
-    return unrolled(once + each, config.depth)
+def vit_rules(config: ViTConfig) -> list[WeightRule]:
+    block = "blocks.{n}."
+    names = {f"{block}{ours}": f"{block}{theirs}" for ours, theirs in VIT_BLOCK.items()}
+    names |= {"patches.projection": "patch_embed.proj", "norm": "norm"} | ({"head": "head"} if config.classes else {})
+    biased = BOTH if config.query_key_value_bias else ("weight",)
+    return expand_blocks(
+        [
+            squeeze("positions.weight", "pos_embed", axes=1),
+            *([squeeze("class_token", "cls_token", axes=2)] if config.pool == "class" else []),
+            *rename_all(names),
+            *rename_all({f"{block}attention.query_key_value": f"{block}attn.qkv"}, biased),
+        ],
+        config.depth,
+    )
 
 
-def davit_rules(config: DaViTConfig) -> list[Rule]:
-    inner = BOTH if config.query_key_value_bias else ("weight",)
+def davit_rules(config: DaViTConfig) -> list[WeightRule]:
+    biased = BOTH if config.query_key_value_bias else ("weight",)
     names = {"stem.projection": "stem.conv", "stem.norm": "stem.norm", "norm": "head.norm"}
     names |= {"head": "head.fc"} if config.classes else {}
-    rules: list[Rule] = []
+    rules: list[WeightRule] = []
     for stage, depth in enumerate(config.depths):
         if stage:
-            here = f"stages.{stage}"
-            names |= {f"{here}.coarser.{ours}": f"{here}.downsample.{theirs}" for ours, theirs in COARSER.items()}
+            ours, theirs = f"stages.{stage}.downsample.", f"stages.{stage}.downsample."
+            names |= {f"{ours}norm": f"{theirs}norm", f"{ours}projection": f"{theirs}conv"}
         for pair in range(depth):
             block = f"stages.{stage}.blocks.{pair}"
-            into, theirs_into = f"{block}.window.attention.query_key_value", f"{block}.0.attn.qkv"
-            rules += [same(f"{into}.{part}", f"{theirs_into}.{part}") for part in inner]
-            rules += [_turned_about(f"{block}.channel.", f"{block}.1.", part) for part in inner]
-            for ours, theirs in (("window", 0), ("channel", 1)):
-                names |= {f"{block}.{ours}.{a}": f"{block}.{theirs}.{b}" for a, b in DAVIT_BLOCK.items()}
-    return rules + [same(f"{ours}.{part}", f"{theirs}.{part}") for ours, theirs in names.items() for part in BOTH]
+            rules += rename_all({f"{block}.window.attention.query_key_value": f"{block}.0.attn.qkv"}, biased)
+            rules += [_roll_projections(f"{block}.channel.", f"{block}.1.", part) for part in biased]
+            for kind, number in (("window", 0), ("channel", 1)):
+                names |= {
+                    f"{block}.{kind}.{ours}": f"{block}.{number}.{theirs}" for ours, theirs in DAVIT_BLOCK.items()
+                }
+    return rules + rename_all(names)
 
 
-COARSER = {"norm": "norm", "projection": "conv"}
-
-
-def _turned_about(ours: str, theirs: str, part: str) -> Rule:
-    """Between channels timm compares its k with its v and mixes its q: to us these are q, k and v."""
-    return Rule(
+def _roll_projections(ours: str, theirs: str, part: str) -> WeightRule:
+    """Channel attention of timm compares its k with its v and mixes its q: ours calls these q, k and v."""
+    return WeightRule(
         (f"{ours}attention.query_key_value.{part}",),
         (f"{theirs}attn.qkv.{part}",),
         lambda parts: [parts[0].roll(-(len(parts[0]) // 3), 0)],
@@ -161,10 +158,10 @@ def _turned_about(ours: str, theirs: str, part: str) -> Rule:
 
 
 def _vit_heads(width: int) -> int:
-    """Heads are 64 wide in most of these models, but not in the huge one: only known widths are answered for."""
+    """The number of heads of the preset of this width; most have heads of width 64, but not the huge one."""
     known = {config.width: config.heads for config in VITS.values()}
     if width not in known:
-        raise CheckpointError(f"timm's vit is {width} wide, from which its heads cannot be told; say heads=...")
+        raise CheckpointError(f"timm's vit is {width} wide, from which its heads cannot be inferred; pass heads=...")
     return known[width]
 
 
@@ -175,7 +172,7 @@ def _shape(weights: Mapping[str, Tensor], name: str, source: str) -> tuple[int, 
 
 
 def _count(weights: Mapping[str, Tensor], prefix: str) -> int:
-    """How many numbers follow the prefix."""
+    """How many different names follow the prefix."""
     return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
 
 
@@ -183,6 +180,6 @@ def _square_root(count: int) -> int:
     root = round(count**0.5)
     if root * root != count:
         raise CheckpointError(
-            f"timm's vit has positions for {count} patches, which are no square; only squares are served"
+            f"timm's vit has positions for {count} patches, which is not a square; only squares are supported"
         )
     return root

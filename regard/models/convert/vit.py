@@ -1,7 +1,7 @@
-"""ViT of Hugging Face: ViTForImageClassification, and ViTModel as classes=0.
+"""Convert ViT of Hugging Face: ViTForImageClassification, and ViTModel as classes=0.
 
-A ViTModel's pooler, where it has one, is left out: the features are what would go into it. At another resolution than
-its own a model differs a little from theirs: timm and we smooth while interpolating positions, transformers does not.
+The pooler of a ViTModel is left out: the features are its inputs. At other resolutions than its own a model differs a
+little from theirs: timm and we use antialiasing when we interpolate positions, transformers does not.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,40 @@ from typing import Any
 from torch import Tensor
 
 from regard.base.errors import CheckpointError, ConfigError
-from regard.models.convert.settings import classes, expect, flag, real, whole, words, wrong
-from regard.models.convert.weight_rules import Rule, joined, same, squeezed, unrolled
+from regard.models.convert import config_fields as fields
+from regard.models.convert.config_fields import Field, HFConfig
+from regard.models.convert.weight_rules import BOTH, WeightRule, concatenate, expand_blocks, rename_all, squeeze
 from regard.models.vit import ViTConfig
 
+CONFIG = ViTConfig
 CLASSIFIER, FEATURES = "ViTForImageClassification", "ViTModel"
-LINEAR = {
+
+
+def get_side(hf: HFConfig, name: str, default: int) -> int:
+    """The side of a square, written as one number or two equal ones."""
+    size = default if hf.get(name) is None else hf[name]
+    both = size if isinstance(size, list | tuple) else [size]
+    if not both or not all(isinstance(side, int) and not isinstance(side, bool) for side in both):
+        raise fields.wrong_type(hf, name, "a whole number, or two")
+    if len(set(both)) > 1:
+        raise CheckpointError(f"config.json of this vit says {name}={size!r}; only squares are supported")
+    return int(both[0])
+
+
+FIELDS = {
+    "image": Field("image_size", get_side, 224),
+    "patch": Field("patch_size", get_side, 16),
+    "channels": Field("num_channels", default=3),
+    "width": Field("hidden_size"),
+    "depth": Field("num_hidden_layers"),
+    "heads": Field("num_attention_heads"),
+    "ff_width": Field("intermediate_size"),
+    "query_key_value_bias": Field("qkv_bias", fields.get_bool, True),
+    "eps": Field("layer_norm_eps", fields.get_float, 1e-12),
+    "dropout": Field("hidden_dropout_prob", fields.get_float, 0.0),
+    "attention_dropout": Field("attention_probs_dropout_prob", fields.get_float, 0.0),
+}
+BLOCK = {
     "attention.out": "attention.output.dense",
     "feedforward.up": "intermediate.dense",
     "feedforward.down": "output.dense",
@@ -24,90 +52,46 @@ LINEAR = {
 }
 
 
-def config(about: Mapping[str, Any]) -> ViTConfig:
-    expect(about, hidden_act="gelu")
-    architecture = (words(about, "architectures") or [CLASSIFIER])[0]
-    if architecture not in (CLASSIFIER, FEATURES):
-        raise CheckpointError(f"config.json of this vit says {architecture}; served are {CLASSIFIER} and {FEATURES}")
-    return ViTConfig(
-        image=_side(about, "image_size", 224),
-        patch=_side(about, "patch_size", 16),
-        channels=whole(about, "num_channels", 3),
-        classes=0 if architecture == FEATURES else classes(about),
-        width=whole(about, "hidden_size"),
-        depth=whole(about, "num_hidden_layers"),
-        heads=whole(about, "num_attention_heads"),
-        ff_width=whole(about, "intermediate_size"),
-        query_key_value_bias=flag(about, "qkv_bias", True),
-        eps=real(about, "layer_norm_eps", 1e-12),
-        dropout=real(about, "hidden_dropout_prob", 0.0),
-        attention_dropout=real(about, "attention_probs_dropout_prob", 0.0),
-    )
+def read_config(hf: HFConfig) -> ViTConfig:
+    fields.expect(hf, hidden_act="gelu")
+    features = fields.get_architecture(hf, CLASSIFIER, FEATURES) == FEATURES
+    return ViTConfig(**fields.read_fields(FIELDS, hf), classes=0 if features else fields.get_num_labels(hf))
 
 
-def about(config: Any, model_type: str) -> dict[str, Any]:
-    if not isinstance(config, ViTConfig):
-        raise ConfigError(f"it is made from a ViTConfig, not {type(config).__name__}")
-    unlike = [
-        f"{name}={getattr(config, name)!r}"
-        for name, usual in (("pool", "class"), ("head", "linear"), ("positions", "learned"), ("attention", "full"))
-        if getattr(config, name) != usual
-    ]
-    if unlike or config.drop_path:
-        raise ConfigError(f"it has no {', '.join(unlike or [f'drop_path={config.drop_path}'])}")
-    numbers = range(config.classes)
+def write_config(config: ViTConfig, model_type: str) -> dict[str, Any]:
+    supported = {"pool": "class", "head": "linear", "positions": "learned", "attention": "full", "drop_path": 0.0}
+    different = [name for name, value in supported.items() if getattr(config, name) != value]
+    if different:
+        raise ConfigError(f"it has no {', '.join(f'{name}={getattr(config, name)!r}' for name in different)}")
     return {
         "model_type": model_type,
         "architectures": [CLASSIFIER if config.classes else FEATURES],
-        "image_size": config.image,
-        "patch_size": config.patch,
-        "num_channels": config.channels,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "intermediate_size": 4 * config.width if config.ff_width is None else config.ff_width,
+        **fields.write_fields(FIELDS, config),
         "hidden_act": "gelu",
-        "qkv_bias": config.query_key_value_bias,
-        "layer_norm_eps": config.eps,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        **({"id2label": {str(n): f"LABEL_{n}" for n in numbers}} if config.classes else {}),
-        **({"label2id": {f"LABEL_{n}": n for n in numbers}} if config.classes else {}),
+        **(fields.label_names(config.classes) if config.classes else {}),
     }
 
 
-def rules(config: ViTConfig) -> list[Rule]:
+def rules(config: ViTConfig) -> list[WeightRule]:
     prefix = "vit." if config.classes else ""
     block, theirs = "blocks.{n}.", f"{prefix}encoder.layer.{{n}}."
-    biased = ("weight", "bias")
-    inner = biased if config.query_key_value_bias else ("weight",)
-    three = [f"{theirs}attention.attention.{name}" for name in ("query", "key", "value")]
-    each = [joined(f"{block}attention.query_key_value.{part}", *(f"{x}.{part}" for x in three)) for part in inner]
-    for ours, other in LINEAR.items():
-        each += [same(f"{block}{ours}.{part}", f"{theirs}{other}.{part}") for part in biased]
-    projection = f"{prefix}embeddings.patch_embeddings.projection"
-    once = [
-        squeezed("class_token", f"{prefix}embeddings.cls_token", axes=2),
-        squeezed("positions.weight", f"{prefix}embeddings.position_embeddings", axes=1),
-        *(same(f"patches.projection.{part}", f"{projection}.{part}") for part in biased),
-        *(same(f"norm.{part}", f"{prefix}layernorm.{part}") for part in biased),
-        *(same(f"head.{part}", f"classifier.{part}") for part in biased if config.classes),
-    ]
-    return unrolled(once + each, config.depth)
+    names = {f"{block}{ours}": f"{theirs}{other}" for ours, other in BLOCK.items()}
+    names |= {"patches.projection": f"{prefix}embeddings.patch_embeddings.projection", "norm": f"{prefix}layernorm"}
+    names |= {"head": "classifier"} if config.classes else {}
+    inner = [f"{theirs}attention.attention.{name}" for name in ("query", "key", "value")]
+    biased = BOTH if config.query_key_value_bias else ("weight",)
+    return expand_blocks(
+        [
+            squeeze("class_token", f"{prefix}embeddings.cls_token", axes=2),
+            squeeze("positions.weight", f"{prefix}embeddings.position_embeddings", axes=1),
+            *rename_all(names),
+            *concatenate(f"{block}attention.query_key_value", inner, biased),
+        ],
+        config.depth,
+    )
 
 
-def cleaned(weights: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
-    """Without the pooler of a ViTModel."""
+def clean_weights(weights: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+    """Drop the pooler of a ViTModel."""
     pooler = () if config.classes else ("pooler.dense.weight", "pooler.dense.bias")
     return {name: tensor for name, tensor in weights.items() if name not in pooler}
-
-
-def _side(about: Mapping[str, Any], name: str, usual: int) -> int:
-    size = usual if about.get(name) is None else about[name]
-    both = size if isinstance(size, list | tuple) else [size]
-    if not both or not all(isinstance(side, int) and not isinstance(side, bool) for side in both):
-        raise wrong(about, name, "a whole number, or two")
-    sides = set(both)
-    if len(sides) > 1:
-        raise CheckpointError(f"config.json of this vit says {name}={size!r}; only squares are served")
-    return int(sides.pop())

@@ -13,7 +13,7 @@ from regard.base.errors import CheckpointError, ConfigError
 from regard.core.masks import padding
 from regard.models.bert import BERT, BERTConfig, BERTOutput
 from regard.models.convert import bert, export
-from regard.models.gpt import GPTConfig
+from regard.models.gpt import GPT, GPTConfig
 from regard.models.presets import build
 from regard.models.saving import load, read_weights
 
@@ -118,7 +118,7 @@ def test_a_model_of_ours_opens_as_theirs(head: str, tmp_path: Path) -> None:
         )
     ).eval()
     export(ours, tmp_path)
-    name = next(theirs for theirs, ours in bert.CLASSES.items() if ours == head)
+    name = next(theirs for theirs, ours in bert.ARCHITECTURES.items() if ours == head)
     theirs = getattr(transformers, name).from_pretrained(tmp_path)
     mine = ours_say(ours, name)
     for part, said in theirs_say(theirs).items():
@@ -137,7 +137,7 @@ def test_presets_are_as_large_as_theirs(name: str, depth: int, width: int, heads
     theirs.tie_weights()
     ours = build(name, device="meta")
     assert ours.parameter_count == sum(parameter.numel() for parameter in theirs.parameters())
-    assert bert.config({**config.to_dict(), "architectures": ["BertForPreTraining"]}) == BERTConfig(
+    assert bert.read_config({**config.to_dict(), "architectures": ["BertForPreTraining"]}) == BERTConfig(
         width=width, depth=depth, heads=heads, ff_width=4 * width
     )
 
@@ -176,12 +176,12 @@ def test_weights_that_are_not_tied_are_refused(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "a decoder": ({"is_decoder": True}, "says is_decoder=True; only False is served"),
+    "a decoder": ({"is_decoder": True}, "says is_decoder=True; only False is supported"),
     "other positions": (
         {"position_embedding_type": "relative_key"},
         "type='relative_key'; only 'abs",
     ),
-    "another class": ({"architectures": ["BertForQuestionAnswering"]}, "is of a BertForQuestionAnswering; known are"),
+    "another class": ({"architectures": ["BertForQuestionAnswering"]}, "is of a BertForQuestionAnswering; supported are"),
     "an odd activation": ({"hidden_act": "mish"}, "says hidden_act='mish'; known are gelu, gelu_new"),
     "a width in words": ({"hidden_size": "24"}, "says hidden_size='24', which should be a whole number of 0 or more"),
     "half a layer": ({"num_hidden_layers": 2.5}, r"says num_hidden_layers=2\.5, which should be a whole number"),
@@ -193,7 +193,7 @@ REFUSED = {
     "no such rate": ({"hidden_dropout_prob": 1.5}, "has settings that no model can have: dropout"),
     "no width": ({"hidden_size": None}, "config.json of this bert lacks hidden_size"),
     "another depth": ({"num_hidden_layers": 4}, r"lacks bert\.encoder\.layer\.3\."),
-    "fewer layers": ({"num_hidden_layers": 2}, "16 tensors without a place in the model"),
+    "fewer layers": ({"num_hidden_layers": 2}, "16 tensors that the model does not have"),
 }
 
 
@@ -220,8 +220,8 @@ def test_a_dropout_that_is_only_for_training_changes_nothing(tmp_path: Path) -> 
     assert torch.allclose(said, theirs_say(theirs)["logits"], atol=1e-5)
 
 
-def test_what_has_no_form_among_theirs_says_why() -> None:
+def test_a_model_that_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it has no activation 'gated-silu'"):
-        bert.about(BERTConfig(activation="gated-silu"), "bert")
-    with pytest.raises(ConfigError, match="it is made from a BERTConfig, not GPTConfig"):
-        bert.about(GPTConfig(vocab=5), "bert")
+        bert.write_config(BERTConfig(activation="gated-silu"), "bert")
+    with pytest.raises(ConfigError, match="bert: it is built from a BERTConfig, not GPTConfig"):
+        export(GPT(GPTConfig(vocab=5, width=6, depth=1, heads=2)), tmp_path, model_type="bert")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import CheckpointError, ConfigError
-from regard.core.positions import NTK, YaRN
+from regard.core.positions import NTK, Rotary, YaRN
 from regard.models import convert
 from regard.models.convert import export, load_config
-from regard.models.gpt import GPT, GPTConfig
+from regard.models.gpt import GPT, DotProductAttention, GPTConfig, SyntheticAttention
 from regard.models.saving import load
 
 transformers = pytest.importorskip("transformers")
@@ -150,7 +150,8 @@ def test_the_bare_decoder_is_read_too(tmp_path: Path) -> None:
 
 def test_a_model_of_ours_opens_as_theirs(tmp_path: Path) -> None:
     config = GPTConfig(
-        vocab=53, context=19, width=24, depth=2, heads=6, kv_heads=3, positions="rotary", norm="rms", bias=False,
+        vocab=53, context=19, width=24, depth=2, heads=6,
+        mixer=DotProductAttention(kv_heads=3), positions=Rotary(), norm="rms", bias=False,
         activation="gated-silu", tied=False, dropout=0.0, attention_dropout=0.0, eps=1e-6,
     )  # fmt: skip
     model = GPT(config).eval()
@@ -161,21 +162,21 @@ def test_a_model_of_ours_opens_as_theirs(tmp_path: Path) -> None:
 
 
 def test_what_has_no_form_among_theirs_says_why(tmp_path: Path) -> None:
-    model = GPT(GPTConfig(vocab=53, context=19, width=24, depth=1, heads=4, synthesizer=("dense",)))
-    with pytest.raises(ConfigError, match=r"no form among those of Hugging Face:\n  - gpt2: it has learned positions"):
+    model = GPT(GPTConfig(vocab=53, context=19, width=24, depth=1, heads=4, mixer=SyntheticAttention()))
+    with pytest.raises(ConfigError, match=r"cannot be exported to Hugging Face:\n  - gpt2: it has learned positions"):
         export(model, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 REFUSED = {
-    "a pickle": (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "unpickling runs"),
+    "a pickle": (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "unpickling can run"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors and no model.safet"),
-    "cut short": (lambda folder: cut(folder / "model.safetensors"), "not a whole safetensors file"),
+    "cut short": (lambda folder: cut(folder / "model.safetensors"), "not a complete safetensors file"),
     "another type": (lambda folder: change(folder, model_type="gtp2"), "'gtp2'; did you mean 'gpt2'"),
     "no type": (lambda folder: change(folder, model_type=None), "unknown model_type 'None'"),
-    "another depth": (lambda folder: change(folder, n_layer=4), r"lacks transformer\.h\.3\.attn\.c_attn\.weight"),
-    "fewer layers": (lambda folder: change(folder, n_layer=2), "12 tensors without a place in the model"),
-    "another width": (lambda folder: change(folder, n_embd=48), r"is \(53, 24\), but by its configuration \(53, 48\)"),
+    "another depth": (lambda folder: change(folder, n_layer=4), r"lacks transformer\.h\.3\.ln_1\.weight"),
+    "fewer layers": (lambda folder: change(folder, n_layer=2), "12 tensors that the model does not have"),
+    "another width": (lambda folder: change(folder, n_embd=48), r"is \(53, 24\), but its configuration has \(53, 48\)"),
     "an odd scale": (lambda folder: change(folder, scale_attn_weights=False), "scale_attn_weights=False; only True"),
     "an odd activation": (lambda folder: change(folder, activation_function="mish"), "says activation_function='mish'"),
     "no vocabulary": (lambda folder: change(folder, vocab_size=None), "lacks vocab_size"),
@@ -188,7 +189,7 @@ REFUSED = {
     "a rate in words": (lambda folder: change(folder, attn_pdrop="no"), "attn_pdrop='no', which should be a number"),
     "no heads": (lambda folder: change(folder, n_head=0), "has settings that no model can have"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
-    "a list": (lambda folder: (folder / "config.json").write_text("[]"), "should hold an object"),
+    "a list": (lambda folder: (folder / "config.json").write_text("[]"), "should be an object"),
 }
 
 
@@ -226,7 +227,7 @@ ODD_LLAMAS = {
     ),
     "llama3 of two contexts": (
         {"rope_parameters": STRETCHED, "original_max_position_embeddings": 32},
-        "says original_max_position_embeddings=32; only 64 is served",
+        "says original_max_position_embeddings=32; only 64 is supported",
     ),
     "a word for positions": ({"rope_parameters": "x"}, "says rope_parameters='x', which should be an object"),
     "a number for a kind": ({"rope_parameters": {"rope_type": 3}}, "says rope_parameters.rope_type=3, which should be"),
@@ -234,23 +235,26 @@ ODD_LLAMAS = {
         {"rope_parameters": {"rope_type": "linear", "factor": "two"}},
         "says rope_parameters.factor='two', which should be a number",
     ),
-    "another stretch": ({"rope_parameters": {"rope_type": "dynamic"}}, "stretches positions by 'dynamic': not served"),
+    "another stretch": (
+        {"rope_parameters": {"rope_type": "dynamic"}},
+        "stretches positions by 'dynamic': not supported",
+    ),
     "half turned": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5; only 1.0 is"),
     "a base in words": ({"rope_theta": "x"}, "says rope_theta='x', which should be a number"),
     "yarn as it is by default": (
         {"rope_parameters": {**YARN, "attention_factor": None}},
-        "multiplies scores besides; only rope_parameters.attention_factor=1.0 is served",
+        "multiplies scores too; only rope_parameters.attention_factor=1.0 is supported",
     ),
     "yarn of another sharpness": (
         {"rope_parameters": {**YARN, "attention_factor": 1.2}},
-        "attention_factor=1.0 is served, and here it is 1.2",
+        "attention_factor=1.0 is supported, and here it is 1.2",
     ),
-    "yarn not truncated": ({"rope_parameters": {**YARN, "truncate": False}}, "truncate=False; only True is served"),
+    "yarn not truncated": ({"rope_parameters": {**YARN, "truncate": False}}, "truncate=False; only True is supported"),
     "a number of kinds": ({"layer_types": 3}, "says layer_types=3, which should be a list of words"),
     "other layers": ({"layer_types": ["sliding_attention"] * 2}, "layer_types of sliding_attention; only full_attent"),
     "a list of activations": ({"hidden_act": ["silu"]}, "says hidden_act=['silu']; known are silu, gelu"),
     "tied in words": ({"tie_word_embeddings": "no"}, "says tie_word_embeddings='no', which should be true or false"),
-    "biased in words": ({"attention_bias": "no"}, "says attention_bias='no', which should be true or false"),
+    "biased in words": ({"attention_bias": "no"}, "says attention_bias='no'; only False is supported"),
     "a head in words": ({"head_dim": "x"}, "says head_dim='x', which should be a whole number of 0 or more"),
     "a head too many": (
         {"num_key_value_heads": 4},
@@ -275,7 +279,7 @@ def test_a_yarn_that_leaves_scores_alone_by_its_two_scales_is_read(tmp_path: Pat
         load_config(tmp_path, {"model_type": "llama", **LLAMA, "rope_parameters": rope}) for rope in (YARN, scales)
     )
     assert plain == scaled
-    assert plain.rotary_stretch == YaRN(4.0, 640, fast=12.0)
+    assert plain.positions.stretch == YaRN(4.0, 640, fast=12.0)
 
 
 def test_what_is_left_out_is_what_transformers_takes(tmp_path: Path) -> None:
@@ -283,20 +287,23 @@ def test_what_is_left_out_is_what_transformers_takes(tmp_path: Path) -> None:
     assert load_config(tmp_path, {"model_type": "mistral", **few}).window == 4095
     assert load_config(tmp_path, {"model_type": "mistral", **few, "sliding_window": None}).window is None
     assert load_config(tmp_path, {"model_type": "mistral", **few, "sliding_window": 2}).window == 1
-    with pytest.raises(CheckpointError, match="sliding_window=1, so that no token sees another; served are 2 and more"):
+    with pytest.raises(
+        CheckpointError, match="sliding_window=1, so that no token sees another; supported are 2 and more"
+    ):
         load_config(tmp_path, {"model_type": "mistral", **few, "sliding_window": 1})
     many = {**few, "num_attention_heads": 8, "hidden_size": 48}
     del many["num_key_value_heads"]
     for kind in ("llama", "mistral"):
-        assert load_config(tmp_path, {"model_type": kind, **many}).kv_heads is None
+        assert load_config(tmp_path, {"model_type": kind, **many}).mixer.kv_heads is None
     with pytest.raises(CheckpointError, match="kv_heads"):  # 32 of them
         load_config(tmp_path, {"model_type": "qwen2", **many})
-    assert load_config(tmp_path, {"model_type": "qwen3", **few}).head_width == 128
+    assert load_config(tmp_path, {"model_type": "qwen3", **few}).mixer.head_width == 128
 
 
 def decoder(**changes: Any) -> GPT:
     config = GPTConfig(
-        vocab=53, context=19, width=24, depth=2, heads=6, kv_heads=3, positions="rotary", norm="rms", bias=False,
+        vocab=53, context=19, width=24, depth=2, heads=6,
+        mixer=DotProductAttention(kv_heads=3), positions=Rotary(), norm="rms", bias=False,
         activation="gated-silu", ff_width=40, tied=False, dropout=0.0, attention_dropout=0.0, eps=1e-6,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -310,8 +317,8 @@ def decoder(**changes: Any) -> GPT:
 KIN = {
     "llama": ({}, ["llama", "mistral"]),
     "mistral": ({"window": 3}, ["mistral"]),
-    "qwen2": ({"query_key_value_bias": True}, ["qwen2"]),
-    "qwen3": ({"qk_norm": "rms"}, ["qwen3"]),
+    "qwen2": ({"mixer": DotProductAttention(kv_heads=3, query_key_value_bias=True)}, ["qwen2"]),
+    "qwen3": ({"mixer": DotProductAttention(kv_heads=3, qk_norm="rms")}, ["qwen3"]),
 }
 
 
@@ -348,15 +355,13 @@ WRONG_KIN = {
 def test_a_family_that_a_decoder_does_not_fit_says_why(model: str, wanted: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         export(decoder(**KIN[model][0]), tmp_path / "new", model_type=wanted)
-    assert str(caught.value).endswith(f"no form among those of Hugging Face:\n  - {WRONG_KIN[model, wanted]}")
+    assert str(caught.value).endswith(f"cannot be exported to Hugging Face:\n  - {WRONG_KIN[model, wanted]}")
     assert not (tmp_path / "new").exists()
 
 
 def test_a_stretch_that_theirs_lack_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"llama: this has rotary_stretch=NTK\(factor=2\.0\) where it has Interpolate"
-    ):
-        export(decoder(rotary_stretch=NTK(2.0)), tmp_path, model_type="llama")
+    with pytest.raises(ConfigError, match=r"llama: this has stretch=NTK\(factor=2\.0\) where it has Interpolate"):
+        export(decoder(positions=Rotary(stretch=NTK(2.0))), tmp_path, model_type="llama")
 
 
 def test_a_dropout_that_is_only_for_training_changes_nothing(tmp_path: Path) -> None:
@@ -423,7 +428,7 @@ def test_two_forms_of_weights_in_one_folder_are_refused(tmp_path: Path) -> None:
     export(decoder(), tmp_path, shard=8000)
     export(decoder(), tmp_path / "one")
     (tmp_path / "one" / "model.safetensors").rename(tmp_path / "model.safetensors")
-    message = r"has both model\.safetensors and model\.safetensors\.index\.json, which may be of two models; remove the"
+    message = r"has both model\.safetensors and model\.safetensors\.index\.json, which can be of two models; remove one"
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
 

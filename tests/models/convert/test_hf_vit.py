@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.models.convert import export
-from regard.models.convert.vit import about, config, rules
-from regard.models.convert.weight_rules import read, write
+from regard.models.convert.vit import read_config, rules, write_config
+from regard.models.convert.weight_rules import read_weights, write_weights
 from regard.models.presets import build_from_config
 from regard.models.saving import load
 from regard.models.vit import ViT
@@ -89,9 +89,9 @@ def test_a_written_model_is_read_by_transformers_and_gives_the_same_logits(
 @pytest.mark.parametrize("classes", [5, 0])
 def test_ours_to_theirs_and_back_changes_no_bit(classes: int) -> None:
     ours = enlarged(build_from_config(replace(VIT, classes=classes, dropout=0.1)))
-    settings = config(about(ours.config, "vit"))
+    settings = read_config(write_config(ours.config, "vit"))
     assert settings == ours.config
-    back = read(rules(settings), write(rules(ours.config), ours.state_dict()), "what was written")
+    back = read_weights(rules(settings), write_weights(rules(ours.config), ours.state_dict()), "what was written")
     assert back.keys() == ours.state_dict().keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in ours.state_dict().items())
 
@@ -107,7 +107,7 @@ def test_theirs_to_ours_and_back_changes_no_bit(tmp_path: Path) -> None:
 
 
 def test_their_configuration_knows_ours() -> None:
-    written = about(VIT, "vit")
+    written = write_config(VIT, "vit")
     known = transformers.ViTConfig(**written).to_dict()
     assert {name: known[name] for name in SETTINGS} == SETTINGS
     assert transformers.ViTConfig(**written).num_labels == 5
@@ -116,9 +116,9 @@ def test_their_configuration_knows_ours() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"hidden_act": "relu"}, "config.json of this vit says hidden_act='relu'; only 'gelu' is served"),
-        ({"image_size": [12, 8]}, "config.json of this vit says image_size=[12, 8]; only squares are served"),
-        ({"architectures": ["ViTForMaskedImageModeling"]}, "says ViTForMaskedImageModeling; served are"),
+        ({"hidden_act": "relu"}, "config.json of this vit says hidden_act='relu'; only 'gelu' is supported"),
+        ({"image_size": [12, 8]}, "config.json of this vit says image_size=[12, 8]; only squares are supported"),
+        ({"architectures": ["ViTForMaskedImageModeling"]}, "is of a ViTForMaskedImageModeling; supported are"),
         ({"hidden_size": None}, "config.json of this vit lacks hidden_size"),
         ({"hidden_size": "x"}, "says hidden_size='x', which should be a whole number of 0 or more"),
         ({"image_size": "x"}, "says image_size='x', which should be a whole number, or two"),
@@ -133,7 +133,7 @@ def test_their_configuration_knows_ours() -> None:
 )
 def test_a_configuration_that_ours_cannot_be_is_refused_in_words(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        config({"model_type": "vit", **SETTINGS, **changes})
+        read_config({"model_type": "vit", **SETTINGS, **changes})
     assert text in str(caught.value)
 
 
@@ -147,5 +147,5 @@ def test_a_configuration_that_ours_cannot_be_is_refused_in_words(changes: dict[s
 )
 def test_a_model_that_theirs_cannot_be_is_refused_in_words(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        about(replace(VIT, **changes), "vit")
+        write_config(replace(VIT, **changes), "vit")
     assert text in str(caught.value)

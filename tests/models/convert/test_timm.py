@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.base.errors import CheckpointError, ConfigError
 from regard.models.convert import timm as reader
 from regard.models.convert.timm import davit_rules, from_timm, read_davit, read_vit, vit_rules
-from regard.models.convert.weight_rules import write
+from regard.models.convert.weight_rules import write_weights
 from regard.models.davit import PRESETS as DAVITS
 from regard.models.vit import PRESETS as VITS
 from tests.models.images import enlarged, images
@@ -123,12 +123,12 @@ def test_models_of_timm_are_recognised_by_their_shapes(theirs: str, ours: str) -
 def test_reading_and_writing_changes_no_bit() -> None:
     weights = vit().state_dict()
     config, ours = read_vit(weights, heads=3)
-    back = write(vit_rules(config), ours)
+    back = write_weights(vit_rules(config), ours)
     assert back.keys() == weights.keys()
     assert all(torch.equal(back[name], weights[name]) for name in weights)
     weights = davit().state_dict()
     davit_config, ours = read_davit(weights, heads=(2, 3))
-    back = write(davit_rules(davit_config), ours)
+    back = write_weights(davit_rules(davit_config), ours)
     assert back.keys() == weights.keys()
     assert all(torch.equal(back[name], weights[name]) for name in weights)
 
@@ -136,23 +136,23 @@ def test_reading_and_writing_changes_no_bit() -> None:
 @pytest.mark.parametrize(
     ("weights", "kind", "text"),
     [
-        (lambda: vit().state_dict(), "vit", "timm's vit is 24 wide, from which its heads cannot be told; say heads="),
+        (lambda: vit().state_dict(), "vit", "timm's vit is 24 wide, from which its heads cannot be inferred; pass heads="),
         (
             lambda: davit().state_dict(),
             "davit",
-            "timm's davit has widths (12, 18), from which its heads cannot be told",
+            "timm's davit has widths (12, 18), from which its heads cannot be inferred",
         ),
         (dict, "vit", "timm's vit lacks patch_embed.proj.weight, from which its sizes are read"),
         (dict, "davit", "timm's davit lacks stem.conv.weight, from which its sizes are read"),
         (
             lambda: vit(embed_dim=192, init_values=0.1).state_dict(),
             "vit",
-            "timm's vit has 4 tensors without a place in the model: blocks.0.ls1.gamma",
+            "timm's vit has 4 tensors that the model does not have: blocks.0.ls1.gamma",
         ),
         (
             lambda: vit(embed_dim=192, img_size=(12, 8)).state_dict(),
             "vit",
-            "timm's vit has positions for 6 patches, which are no square",
+            "timm's vit has positions for 6 patches, which is not a square",
         ),
         (
             lambda: vit(embed_dim=192, global_pool="avg", class_token=False).state_dict(),
@@ -180,10 +180,14 @@ def test_hints_say_what_a_state_dict_cannot() -> None:
 
 def test_a_pool_that_the_weights_speak_against_is_refused() -> None:
     token = vit(embed_dim=192, global_pool="avg", fc_norm=False).state_dict()
-    with pytest.raises(CheckpointError, match="timm's vit has cls_token, so pool='class'; pool='mean' is not served"):
+    with pytest.raises(
+        CheckpointError, match="timm's vit has cls_token, so pool='class'; pool='mean' is not supported"
+    ):
         from_timm(token, "vit", pool="mean")
     mean = vit(embed_dim=192, global_pool="avg", fc_norm=False, class_token=False).state_dict()
-    with pytest.raises(CheckpointError, match="timm's vit lacks cls_token, so pool='mean'; pool='class' is not served"):
+    with pytest.raises(
+        CheckpointError, match="timm's vit lacks cls_token, so pool='mean'; pool='class' is not supported"
+    ):
         from_timm(mean, "vit", pool="class")
 
 

@@ -1,0 +1,67 @@
+"""The keywords and the results of text generation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypedDict
+
+from torch import Tensor
+
+from regard.core.masks.algebra import Mask
+from regard.models.sampling import Strategy
+
+FinishReason = Literal["stop", "length", "context"]
+TokenIds = Sequence[int] | Tensor
+Prompts = Sequence[TokenIds] | Tensor
+
+
+class GenerationOptions(TypedDict, total=False):
+    """The keywords of `generate`, which documents them."""
+
+    max_new_tokens: int
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    num_beams: int
+    length_penalty: float | None
+    seed: int | None
+    strategy: Strategy | str | None
+    stop: Sequence[int | TokenIds]
+    padding: Mask | None
+    use_cache: bool
+    left_pad: bool
+
+
+class GeneratedToken(NamedTuple):
+    """One new token, as `stream_tokens` yields it."""
+
+    prompt_index: int
+    token: int
+    log_probability: float  # by the model, before temperature, top_k or top_p
+    finish_reason: FinishReason | None  # set on the last token of a text
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """The continuation of one prompt.
+
+    tokens             the new tokens, including the stop sequence that ended them
+    log_probabilities  log-probability of each by the model, before temperature, top_k or top_p
+    finish_reason      "stop"; "length": max_new_tokens was reached; "context": the model's context is full
+    stop               the stop sequence that ended the text, empty if there was none
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+    finish_reason: FinishReason
+    stop: tuple[int, ...] = ()
+
+    @property
+    def body(self) -> tuple[int, ...]:
+        """The new tokens without the stop sequence."""
+        return self.tokens[: len(self.tokens) - len(self.stop)]
+
+    @property
+    def log_probability(self) -> float:
+        """The log-probability of all new tokens together."""
+        return sum(self.log_probabilities)
