@@ -52,9 +52,7 @@ class BERTConfig(Config):
     attention_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        self.check_types()
-        self.check_counts("vocab", "context", "depth", "ff_width", "segments", "classes")
-        self.check_probabilities("dropout", "attention_dropout")
+        self.check()
         self.check_choice("head", HEADS)
         check_heads(self.width, self.heads)
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_integer
 from regard.models.model import Config, Model
 from regard.nn.convolution import ConvNorm, run_blocks_with_batch_norm
 from regard.nn.embeddings import check_image
@@ -31,13 +30,9 @@ class CNNConfig(Config):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        self.check_types()
-        self.check_counts("channels", "classes")
-        self.check_probabilities("dropout")
+        self.check()
         if not self.widths:
             raise ConfigError("widths has one number for each stage and cannot be empty, as in widths=(32, 64)")
-        for width in self.widths:
-            check_integer("widths", width, 1)
 
 
 class CNN(Model):

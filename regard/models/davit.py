@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_integer
 from regard.models.model import Config, Model
 from regard.nn.attention import Attention, check_heads
 from regard.nn.blocks import Residual, run_blocks
@@ -48,17 +47,13 @@ class DaViTConfig(Config):
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
-        self.check_types()
-        self.check_counts("channels", "window", "ff_factor")
-        self.check_probabilities("drop_path")
-        check_integer("classes", self.classes, 0)
+        self.check(zero=("classes",))
         if not len(self.widths) == len(self.depths) == len(self.heads) or not self.widths:
             raise ConfigError(
                 "widths, depths and heads have one number for each stage: "
                 f"widths={self.widths}, depths={self.depths}, heads={self.heads}"
             )
-        for width, depth, heads in zip(self.widths, self.depths, self.heads, strict=True):
-            check_integer("depths", depth, 1)
+        for width, heads in zip(self.widths, self.heads, strict=True):
             check_heads(width, heads)
 
 

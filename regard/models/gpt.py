@@ -145,9 +145,7 @@ class GPTConfig(Config):
     attention_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        self.check_types()
-        self.check_counts("vocab", "context", "depth", "ff_width", "window")
-        self.check_probabilities("dropout", "attention_dropout")
+        self.check()
         check_activation(self.activation)
         norm(self.norm, 1, self.eps)
         self.mixer.check(self)

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.base.errors import ConfigError, ShapeError
-from regard.base.validation import check_integer
+from regard.base.errors import ShapeError
 from regard.models.model import Config, Model
 from regard.nn.embeddings import check_image
 from regard.nn.feedforward import ACTIVATIONS
@@ -33,13 +32,8 @@ class MLPConfig(Config):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        self.check_types()
-        self.check_counts("image", "channels", "classes")
-        self.check_probabilities("dropout")
-        for width in self.widths:
-            check_integer("widths", width, 1)
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError(f"activation is one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
+        self.check()
+        ACTIVATIONS[self.activation]  # raises for an unknown name
 
 
 class MLP(Model):

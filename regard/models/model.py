@@ -19,21 +19,20 @@ from regard.nn.init import Initializer, init_parameters
 class Config:
     """The base class of model configurations: frozen dataclasses that are checked when they are built."""
 
-    def check_types(self) -> None:
-        """Raise where a setting does not have the type of its annotation."""
+    def check(self, *, zero: tuple[str, ...] = ()) -> None:
+        """Raise where a setting has another type than its annotation, or a value out of range.
+
+        Whole numbers are at least 1, or 0 for the settings in `zero`; dropout rates are probabilities.
+        """
         for name, hint in get_type_hints(type(self)).items():
             coerce(f"{type(self).__name__}.{name}", getattr(self, name), hint)
-
-    def check_counts(self, *names: str) -> None:
-        """Raise where one of these settings is not a whole number of at least 1; None passes."""
-        for name in names:
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
-
-    def check_probabilities(self, *names: str) -> None:
-        """Raise where one of these settings is not a probability."""
-        for name in names:
-            check_probability(name, getattr(self, name))
+        for name in get_type_hints(type(self)):
+            value = getattr(self, name)
+            for each in value if isinstance(value, tuple) else (value,):
+                if isinstance(each, int) and not isinstance(each, bool):
+                    check_integer(name, each, 0 if name in zero else 1)
+            if name.endswith(("dropout", "drop_path")):
+                check_probability(name, value)
 
     def check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         """Raise where this setting is not one of the choices."""
@@ -82,10 +81,8 @@ class Model(nn.Module, ABC):
 
         save(self, path)
 
-    def export(
-        self, path: "str | os.PathLike[str]", *, model_type: str | None = None, shard: int | None = None
-    ) -> None:
+    def export(self, path: "str | os.PathLike[str]", *, model_type: str | None = None) -> None:
         """Write the model as a folder of Hugging Face's transformers; see `regard.models.convert.export`."""
         from regard.models.convert import export
 
-        export(self, path, model_type=model_type, shard=shard)
+        export(self, path, model_type=model_type)

@@ -32,8 +32,7 @@ class ResNetConfig(Config):
     depth: int = 20
 
     def __post_init__(self) -> None:
-        self.check_types()
-        self.check_counts("channels", "classes", "width", "depth")
+        self.check()
         if self.depth < 8 or self.depth % 6 != 2:
             near = max(round((self.depth - 2) / 6), 1) * 6 + 2
             raise ConfigError(f"depth is 6 n + 2, for n blocks in each of three stages: depth={self.depth}; try {near}")

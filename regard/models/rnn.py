@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.base.errors import ConfigError, ShapeError
 from regard.base.tracing import is_meta_or_fake
-from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.core.masks.algebra import Mask
 from regard.core.masks.forms.padding import PaddingMask
@@ -47,10 +46,7 @@ class RNNConfig(Config):
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        self.check_types()
-        self.check_counts("vocab", "target_vocab", "depth")
-        check_integer("width", self.width, 1)
-        self.check_probabilities("dropout")
+        self.check()
         if self.attention is not None:
             self.check_choice("attention", ATTENTION)
 

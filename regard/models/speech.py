@@ -63,16 +63,11 @@ class SpeechConfig(Config):
     attention_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        self.check_types()
-        self.check_counts("vocab", "mels", "depth", "ff_width", "chunk")
-        self.check_probabilities("dropout", "attention_dropout")
+        self.check(zero=("look_ahead", "look_back"))
         self.check_choice("positions", POSITIONS)
         check_heads(self.width, self.heads, self.kv_heads)
         if self.positions == "rotary":
             Rotary().frequencies(self.width // self.heads)
-        check_integer("look_ahead", self.look_ahead, 0)
-        if self.look_back is not None:
-            check_integer("look_back", self.look_back, 0)
 
     @property
     def latency(self) -> int:

@@ -68,9 +68,7 @@ class TransformerConfig(Config):
     ff_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        self.check_types()
-        self.check_counts("vocab", "context", "depth", "decoder_depth", "ff_width")
-        self.check_probabilities("dropout", "attention_dropout", "ff_dropout")
+        self.check()
         self.check_choice("order", ORDERS)
         self.check_choice("positions", POSITIONS)
         check_heads(self.width, self.heads)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid
 from regard.core.masks import full, global_tokens
 from regard.core.masks.algebra import BoxVisibility, Flag, Mask, Position
@@ -65,12 +64,9 @@ class ViTConfig(Config):
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
-        self.check_types()
-        self.check_counts("image", "patch", "channels", "depth", "ff_width", "reach")
-        self.check_probabilities("dropout", "attention_dropout", "drop_path")
+        self.check(zero=("classes",))
         for name, choices in (("pool", POOLS), ("head", HEADS), ("positions", POSITIONS), ("attention", ATTENTIONS)):
             self.check_choice(name, choices)
-        check_integer("classes", self.classes, 0)
         check_heads(self.width, self.heads)
         if self.image % self.patch:
             near = max(round(self.image / self.patch), 1) * self.patch

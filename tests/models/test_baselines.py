@@ -126,7 +126,7 @@ def test_dropout_acts_in_training_alone(name: str) -> None:
     ("name", "changes", "text"),
     [
         ("mlp", {"widths": (3, 0)}, "widths is 0, but must be at least 1"),
-        ("mlp", {"activation": "sine"}, "activation is one of relu, gelu"),
+        ("mlp", {"activation": "sine"}, "unknown activation 'sine'"),
         ("cnn", {"widths": ()}, "widths has one number for each stage and cannot be empty"),
         ("cnn", {"classes": 0}, "classes is 0, but must be at least 1"),
         ("resnet", {"depth": 18}, "depth is 6 n + 2, for n blocks in each of three stages: depth=18; try 20"),

@@ -158,7 +158,12 @@ BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "no numbers": ([[1, 2]], None, DtypeError, "tokens must be a tensor of whole numbers read as .* not list"),
     "a third segment": (TOKENS, TOKENS + 3, ShapeError, "segments holds 3, but there are segments 0 to 2"),
     "a segment below 0": (TOKENS, TOKENS - 1, ShapeError, "segments holds -1, but there are segments 0 to 2"),
-    "few segments": (TOKENS, TOKENS[:, :5], ShapeError, r"segments is \(2, 5\), but tokens is \(2, 7\); give one segment"),
+    "few segments": (
+        TOKENS,
+        TOKENS[:, :5],
+        ShapeError,
+        r"segments is \(2, 5\), but tokens is \(2, 7\); give one segment",
+    ),
     "real segments": (
         TOKENS,
         TOKENS.float(),

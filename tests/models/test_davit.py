@@ -23,9 +23,7 @@ def davit(**changes: Any) -> DaViT:
     return enlarged(model).eval()
 
 
-@pytest.mark.parametrize(
-    ("name", "multiplications"), [("davit-tiny", 4.5), ("davit-small", 8.8), ("davit-base", 15.5)]
-)
+@pytest.mark.parametrize(("name", "multiplications"), [("davit-tiny", 4.5), ("davit-small", 8.8), ("davit-base", 15.5)])
 def test_presets_have_the_cost_of_the_paper(name: str, multiplications: float) -> None:
     model = build(name, device="meta")
     with FlopCounterMode(display=False) as counted:

@@ -39,6 +39,9 @@ VARIANTS = {
 }
 
 
+TRACED = ["learned", "window", "llama", "mixed synthesizer"]
+
+
 @pytest.fixture(params=VARIANTS)
 def model(request: pytest.FixtureRequest) -> GPT:
     return lively(GPT(VARIANTS[request.param]))
@@ -159,6 +162,7 @@ def test_gradients_do_not_depend_on_recomputing(model: GPT) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+@pytest.mark.parametrize("model", TRACED, indirect=True)
 def test_it_compiles_into_one_graph(model: GPT) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -166,6 +170,7 @@ def test_it_compiles_into_one_graph(model: GPT) -> None:
         assert torch.allclose(compiled(tokens()), model(tokens()), atol=1e-5)
 
 
+@pytest.mark.parametrize("model", TRACED, indirect=True)
 def test_it_exports(model: GPT) -> None:
     program = torch.export.export(model, (tokens(),))
     with torch.no_grad():

@@ -24,6 +24,7 @@ CONFIGS: dict[str, Config] = {
     "davit": DAVIT,
     **BASELINES,
 }
+TRACED = ["vit", "vit global-local", "vit linear", "davit", "mlp", "resnet"]  # every architecture and mask
 
 
 @pytest.fixture(params=CONFIGS)
@@ -91,16 +92,18 @@ def compiled_alike(model: Model, backend: str) -> None:
         torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("model", TRACED, indirect=True)
 def test_it_compiles_as_one_graph(model: Model) -> None:
     compiled_alike(model, "eager")
 
 
-@pytest.mark.parametrize("model", ["vit", "davit", "resnet"], indirect=True)
+@pytest.mark.parametrize("model", ["vit", "cnn"], indirect=True)
 def test_it_compiles_with_recomputation_too(model: Model) -> None:
     model.train().gradient_checkpointing = True
     compiled_alike(model, "aot_eager")
 
 
+@pytest.mark.parametrize("model", TRACED, indirect=True)
 def test_it_exports_with_any_batch(model: Model) -> None:
     batch = torch.export.Dim("batch", min=2, max=64)
     exported = torch.export.export(model, (images(),), dynamic_shapes=({0: batch},)).module()

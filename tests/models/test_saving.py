@@ -142,11 +142,17 @@ def flipped(file: Path) -> None:
 
 WRONG = {
     "no weights": (lambda folder: weights(folder).unlink(), "does not exist"),
-    "half the weights": (lambda folder: weights(folder).write_bytes(weights(folder).read_bytes()[:999]), "not a complete"),
+    "half the weights": (
+        lambda folder: weights(folder).write_bytes(weights(folder).read_bytes()[:999]),
+        "not a complete",
+    ),
     "a tensor gone": (lambda folder: without(folder, "head.weight"), "1 missing: head.weight"),
     "another kind": (whole_numbers, r"norm.bias in .* is torch.int64, but the model has torch.float32"),
     "another shape": (reshaped, r"norm.bias in .* is \(23,\), but its configuration has \(24,\)"),
-    "other bytes": (lambda folder: flipped(weights(folder)), "is damaged: its contents do not match the hash in its name"),
+    "other bytes": (
+        lambda folder: flipped(weights(folder)),
+        "is damaged: its contents do not match the hash in its name",
+    ),
     "weights elsewhere": (lambda folder: edit(folder, weights=f"../{weights(folder).name}x"), "does not exist"),
     "another depth": (lambda folder: edit_config(folder, depth=3), "12 missing: blocks.2"),
     "a lower depth": (lambda folder: edit_config(folder, depth=1), "12 unknown: blocks.1"),
@@ -244,7 +250,10 @@ def test_what_cannot_come_back_is_not_saved(tmp_path: Path) -> None:
         Other(TINY).save(tmp_path / "other")
     with pytest.raises(CheckpointError, match=r"tokens\.weight has no numbers to save"):
         regard.build("birthplace", device="meta").save(tmp_path / "meta")
-    for wrong, text in (({"dtype": torch.int64}, "dtype takes a floating-point type"), ({"device": "nope"}, "device takes")):
+    for wrong, text in (
+        ({"dtype": torch.int64}, "dtype takes a floating-point type"),
+        ({"device": "nope"}, "device takes"),
+    ):
         with pytest.raises(ConfigError, match=text):
             regard.build("birthplace", **wrong)
 

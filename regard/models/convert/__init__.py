@@ -7,9 +7,7 @@ where we can export, `write_config` (our configuration to their config.json).
 
 import json
 import os
-import re
 from collections.abc import Mapping
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +20,6 @@ from torch import Tensor
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError, ShapeError
 from regard.base.registry import Registry
-from regard.base.validation import check_integer
 from regard.models.convert import weight_rules
 from regard.models.model import Config, Model
 from regard.models.saving import (
@@ -30,7 +27,6 @@ from regard.models.saving import (
     PICKLED,
     build_with_weights,
     check_has_numbers,
-    content_hash,
     create_folder,
     pickle_error,
     read_weights,
@@ -38,7 +34,6 @@ from regard.models.saving import (
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SHARD = re.compile(r"model(-[0-9a-f]{16})?-\d{5}-of-\d{5}\.safetensors")  # as transformers names them, and as we do
 
 # the model_type of a config.json, and the file that reads it
 FAMILIES: Registry[str] = Registry("model_type")
@@ -74,37 +69,27 @@ def load_config(folder: Path, hf: Mapping[str, Any]) -> Config:
     return config
 
 
-def export(
-    model: Model, path: str | os.PathLike[str], *, model_type: str | None = None, shard: int | None = None
-) -> None:
-    """Write a folder that Hugging Face's transformers loads: config.json and the weights.
+def export(model: Model, path: str | os.PathLike[str], *, model_type: str | None = None) -> None:
+    """Write a folder that Hugging Face's transformers loads: config.json and model.safetensors.
 
     model_type  the family to export to; None takes the first that fits the model
-    shard       the most bytes of one file; None writes one file
 
-    An earlier export in the folder is replaced. Each file is written atomically, and files of a sharded model are named
-    by a hash of their contents, so that none is overwritten. But transformers fixes the names of config.json, of the
-    index and of model.safetensors, and two files cannot be replaced in one step: after a crash, the new weights can be
-    next to the old config.json, or one form of the weights next to the other, which `read_folder` refuses. Export
+    An earlier model in the folder is replaced. Each file is written atomically, but transformers fixes both names, and
+    two files cannot be replaced in one step: after a crash, the new weights can be next to the old config.json. Export
     again, or export to a new folder.
     """
-    if shard is not None:
-        check_integer("shard", shard, 1, "the bytes of one file")
     kind, hf = _export_config(model, model_type)
     check_has_numbers(model, "export")
     weights = weight_rules.write_weights(_family(kind).rules(model.config), model.state_dict())
     folder = create_folder(path)
-    earlier = _weight_files(folder)
-    parts = _split_shards(weights, shard)
-    if len(parts) == 1:
-        written = {write_atomically(folder / WEIGHTS, partial(_save, weights)).name}
-    else:
-        written = {INDEX, *_write_shards(folder, parts)}
+    shards = {INDEX, *_read_index(folder).values()} if (folder / INDEX).is_file() else set()
+    metadata = {"format": "pt"}  # transformers refuses files without it
+    write_atomically(folder / WEIGHTS, lambda file: save_file(weights, file, metadata))
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     text = json.dumps({**hf, "dtype": dtype}, indent=1) + "\n"
     write_atomically(folder / CONFIG, lambda file: file.write_text(text))
-    for name in earlier - written:
-        (folder / name).unlink(missing_ok=True)
+    for name in shards:
+        (folder / Path(name).name).unlink(missing_ok=True)
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
@@ -141,33 +126,6 @@ def _read_index(folder: Path) -> dict[str, str]:
     raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files")
 
 
-def _weight_files(folder: Path) -> set[str]:
-    """Names of the files that an earlier export has written."""
-    shards = {file.name for file in folder.iterdir() if file.is_file() and SHARD.fullmatch(file.name)}
-    return shards | {name for name in (WEIGHTS, INDEX) if (folder / name).is_file()}
-
-
-def _write_shards(folder: Path, parts: list[dict[str, Tensor]]) -> list[str]:
-    """Write the files, then the index; returns the names of the files."""
-    names = []
-    for number, part in enumerate(parts, 1):
-        name = partial(_shard_name, f"{number:05d}-of-{len(parts):05d}")
-        names.append(write_atomically(folder / "model-.safetensors", partial(_save, part), name).name)
-    where = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
-    total = sum(tensor.numel() * tensor.element_size() for part in parts for tensor in part.values())
-    index = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1)
-    write_atomically(folder / INDEX, lambda file: file.write_text(index))
-    return names
-
-
-def _shard_name(number: str, file: Path) -> str:
-    return f"model-{content_hash(file)}-{number}.safetensors"
-
-
-def _save(weights: dict[str, Tensor], file: Path) -> None:
-    save_file(weights, file, {"format": "pt"})  # transformers refuses files without it
-
-
 def _family(model_type: str) -> ModuleType:
     return import_module(f"regard.models.convert.{FAMILIES[model_type]}")
 
@@ -187,16 +145,3 @@ def _export_config(model: Model, wanted: str | None) -> tuple[str, dict[str, Any
             reasons.append(f"{kind}: {error}")
     listed = "".join(f"\n  - {reason}" for reason in reasons)
     raise ConfigError(f"this {type(model).__name__} cannot be exported to Hugging Face:{listed}")
-
-
-def _split_shards(weights: Mapping[str, Tensor], limit: int | None) -> list[dict[str, Tensor]]:
-    parts: list[dict[str, Tensor]] = [{}]
-    total = 0
-    for name, tensor in weights.items():
-        size = tensor.numel() * tensor.element_size()
-        if limit is not None and parts[-1] and total + size > limit:
-            parts.append({})
-            total = 0
-        parts[-1][name] = tensor
-        total += size
-    return parts

@@ -151,7 +151,10 @@ def _read_window(hf: HFConfig) -> int | None:
             f"config.json of this {kind} says sliding_window={size}, so that no token sees another; "
             "supported are 2 and more, and null for all"
         )
-    layer, layers = "full_attention" if size is None else "sliding_attention", set(fields.get_strings(hf, "layer_types"))
+    layer, layers = (
+        "full_attention" if size is None else "sliding_attention",
+        set(fields.get_strings(hf, "layer_types")),
+    )
     if layers - {layer}:
         raise CheckpointError(
             f"config.json of this {kind} says layer_types of {', '.join(sorted(layers))}; only {layer} is supported"

@@ -181,7 +181,10 @@ REFUSED = {
         {"position_embedding_type": "relative_key"},
         "type='relative_key'; only 'abs",
     ),
-    "another class": ({"architectures": ["BertForQuestionAnswering"]}, "is of a BertForQuestionAnswering; supported are"),
+    "another class": (
+        {"architectures": ["BertForQuestionAnswering"]},
+        "is of a BertForQuestionAnswering; supported are",
+    ),
     "an odd activation": ({"hidden_act": "mish"}, "says hidden_act='mish'; known are gelu, gelu_new"),
     "a width in words": ({"hidden_size": "24"}, "says hidden_size='24', which should be a whole number of 0 or more"),
     "half a layer": ({"num_hidden_layers": 2.5}, r"says num_hidden_layers=2\.5, which should be a whole number"),

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.core.positions import NTK, Rotary, YaRN
-from regard.models import convert
 from regard.models.convert import export, load_config
 from regard.models.gpt import GPT, DotProductAttention, GPTConfig, SyntheticAttention
 from regard.models.saving import load
@@ -133,12 +132,9 @@ def test_a_round_trip_is_exact(drawn: Any, tmp_path: Path) -> None:
 def test_weights_may_lie_in_several_files(drawn: Any, tmp_path: Path) -> None:
     drawn.save_pretrained(tmp_path / "theirs", max_shard_size="8KB")
     assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 1
-    ours = load(tmp_path / "theirs")
-    export(ours, tmp_path / "again", shard=8000)
-    assert len(list((tmp_path / "again").glob("model-*.safetensors"))) > 1
-    reopened = type(drawn).from_pretrained(tmp_path / "again")
-    with torch.no_grad():
-        assert torch.equal(reopened(tokens()).logits, drawn(tokens()).logits)
+    drawn.save_pretrained(tmp_path / "whole")
+    ours, whole = load(tmp_path / "theirs"), load(tmp_path / "whole")
+    assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
 
 
 def test_the_bare_decoder_is_read_too(tmp_path: Path) -> None:
@@ -169,7 +165,10 @@ def test_what_has_no_form_among_theirs_says_why(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "a pickle": (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "unpickling can run"),
+    "a pickle": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "unpickling can run",
+    ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors and no model.safet"),
     "cut short": (lambda folder: cut(folder / "model.safetensors"), "not a complete safetensors file"),
     "another type": (lambda folder: change(folder, model_type="gtp2"), "'gtp2'; did you mean 'gpt2'"),
@@ -377,22 +376,19 @@ def weights_in(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir() if "safetensors" in file.name}
 
 
-@pytest.mark.parametrize("second", [None, 8000, 4000])
-@pytest.mark.parametrize("first", [None, 8000])
-def test_an_export_over_another_is_the_new_model(first: int | None, second: int | None, tmp_path: Path) -> None:
+def test_an_export_over_another_is_the_new_model(tmp_path: Path) -> None:
     old, new = decoder(), decoder(eps=1e-3)
     with torch.no_grad():
         for parameter in new.parameters():
             parameter.mul_(2)
-    export(old, tmp_path, shard=first)
+    export(old, tmp_path)
     (tmp_path / "model-of-mine.safetensors").write_text("not of an export")
-    export(new, tmp_path, shard=second)
+    export(new, tmp_path)
     ours, theirs = load(tmp_path), transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert ours.config == new.config
     assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in new.state_dict().items())
     assert torch.equal(theirs.state_dict()["lm_head.weight"], new.state_dict()["head.weight"])
-    export(new, tmp_path / "alone", shard=second)
-    assert weights_in(tmp_path) == weights_in(tmp_path / "alone") | {"model-of-mine.safetensors"}
+    assert weights_in(tmp_path) == {"model.safetensors", "model-of-mine.safetensors"}
 
 
 def test_an_export_over_a_model_in_files_of_theirs_leaves_none_of_them(tmp_path: Path) -> None:
@@ -401,31 +397,8 @@ def test_an_export_over_a_model_in_files_of_theirs_leaves_none_of_them(tmp_path:
     assert weights_in(tmp_path) == {"model.safetensors"}
 
 
-def test_an_export_that_stops_leaves_the_old_model_in_several_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, new = decoder(), decoder()
-    with torch.no_grad():
-        new.tokens.weight.mul_(2)
-    export(old, tmp_path, shard=8000)
-    real_write = convert.write_atomically
-
-    def stop_at_the_index(path: Path, *rest: Any) -> Path:
-        if path.name == "model.safetensors.index.json":
-            raise KeyboardInterrupt
-        return real_write(path, *rest)
-
-    monkeypatch.setattr(convert, "write_atomically", stop_at_the_index)
-    with pytest.raises(KeyboardInterrupt):
-        export(new, tmp_path, shard=8000)
-    monkeypatch.undo()
-    assert torch.equal(load(tmp_path).state_dict()["tokens.weight"], old.tokens.weight)
-    export(new, tmp_path, shard=8000)
-    assert torch.equal(load(tmp_path).state_dict()["tokens.weight"], new.tokens.weight)
-
-
 def test_two_forms_of_weights_in_one_folder_are_refused(tmp_path: Path) -> None:
-    export(decoder(), tmp_path, shard=8000)
+    MODELS["llama"]().save_pretrained(tmp_path, max_shard_size="8KB")
     export(decoder(), tmp_path / "one")
     (tmp_path / "one" / "model.safetensors").rename(tmp_path / "model.safetensors")
     message = r"has both model\.safetensors and model\.safetensors\.index\.json, which can be of two models; remove one"
@@ -435,26 +408,10 @@ def test_two_forms_of_weights_in_one_folder_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": ["a"]}'])
 def test_a_damaged_index_is_refused(index: str, tmp_path: Path) -> None:
-    export(decoder(), tmp_path, shard=8000)
+    MODELS["llama"]().save_pretrained(tmp_path, max_shard_size="8KB")
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match="has no weight_map from tensors to files"):
         load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("shard", "message"),
-    [
-        (0, "shard is 0, but must be at least 1: it counts the bytes of one file"),
-        (-5, "shard is -5, but must be at least 1"),
-        (1.5, r"shard takes a whole number, not 1\.5"),
-        ("5GB", "shard takes a whole number, not '5GB'"),
-        (True, "shard takes a whole number, not True"),
-    ],
-)
-def test_a_shard_is_a_number_of_bytes(shard: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        export(decoder(), tmp_path / "new", shard=shard)
-    assert not (tmp_path / "new").exists()
 
 
 def test_an_export_onto_a_file_is_refused(tmp_path: Path) -> None:

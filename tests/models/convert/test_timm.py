@@ -136,7 +136,11 @@ def test_reading_and_writing_changes_no_bit() -> None:
 @pytest.mark.parametrize(
     ("weights", "kind", "text"),
     [
-        (lambda: vit().state_dict(), "vit", "timm's vit is 24 wide, from which its heads cannot be inferred; pass heads="),
+        (
+            lambda: vit().state_dict(),
+            "vit",
+            "timm's vit is 24 wide, from which its heads cannot be inferred; pass heads=",
+        ),
         (
             lambda: davit().state_dict(),
             "davit",
