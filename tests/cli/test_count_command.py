@@ -33,7 +33,7 @@ def test_a_saved_model_is_counted_by_its_folder(tmp_path: Path) -> None:
     assert json.loads(ran(str(tmp_path), "--json").stdout)["total_parameters"] == 3_323_392 - 3 * 789_760
 
 
-def test_an_unknown_name_and_a_wrong_length_are_told_in_one_line() -> None:
+def test_an_unknown_name_and_a_wrong_length_are_errors_of_one_line() -> None:
     done = ran("brthplace")
     assert (done.exit_code, done.stderr.splitlines()[0][:60]) == (
         2, "regard: unknown model 'brthplace'; did you mean 'birthplace'"

@@ -97,7 +97,7 @@ def written(*words: str, stdin: str | None = None) -> str:
         (["--strategy", "beam", "--num-beams", "2", "--length-penalty", "0.6"], BeamSearch(2, 0.6)),
     ],
 )
-def test_it_writes_what_the_library_writes(folder: str, model: GPT, words: list[str], strategy: Strategy) -> None:
+def test_it_generates_what_the_library_generates(folder: str, model: GPT, words: list[str], strategy: Strategy) -> None:
     (truth,) = generate(model, [list(b"Where")], strategy=strategy, max_new_tokens=11)
     assert written(folder, "Where", "--max-new-tokens", "11", *words) == Bytes().decode(truth.tokens) + "\n"
     (text,) = told(folder, "Where", "--max-new-tokens", "11", *words)["texts"]
@@ -116,7 +116,7 @@ def test_only_no_cache_makes_no_cache(folder: str, monkeypatch: pytest.MonkeyPat
     assert asked == [9]
 
 
-def test_json_says_what_was_asked_for(folder: str) -> None:
+def test_json_has_the_options(folder: str) -> None:
     asked = told(folder, "Hi", "--strategy", "sample", "--top-p", "0.5", "--max-new-tokens", "3")
     assert (asked["model"], asked["prompt"], asked["max_new_tokens"]) == (folder, "Hi", 3)
     assert asked["strategy"] == {"name": "sample", "temperature": 1.0, "top_k": None, "top_p": 0.5, "seed": 0}
@@ -152,7 +152,7 @@ def test_a_stop_ends_the_text_and_is_not_shown(folder: str, model: GPT) -> None:
         assert (text["finish_reason"], text["stop"], text["text"]) == ("stop", list(stop), Bytes().decode(before))
 
 
-def test_the_end_token_that_a_folder_names_ends_the_text(model: GPT, tmp_path: Path) -> None:
+def test_the_eos_token_of_a_folder_ends_the_text(model: GPT, tmp_path: Path) -> None:
     (whole,) = generate(model, [list(b"Where")], strategy=Sample(), max_new_tokens=9)
     end = whole.tokens[4]
     before = whole.tokens.index(end)
@@ -166,7 +166,7 @@ def test_the_end_token_that_a_folder_names_ends_the_text(model: GPT, tmp_path: P
         assert text["stop"] == ([] if named is None else [end])
 
 
-def test_the_end_token_may_stand_in_the_settings_for_generation_which_go_first(model: GPT, tmp_path: Path) -> None:
+def test_generation_config_overrides_the_end_token(model: GPT, tmp_path: Path) -> None:
     (whole,) = generate(model, [list(b"Where")], strategy=Sample(), max_new_tokens=9)
     early, *_, late = dict.fromkeys(whole.tokens)  # in order of their first places
     save(model, tmp_path)
@@ -232,7 +232,7 @@ def test_a_preset_says_that_its_weights_are_random() -> None:
     assert result.stdout == Bytes().decode(generate(model, [list(b"Where")], max_new_tokens=4)[0].tokens) + "\n"
 
 
-def test_tokens_are_shown_as_they_come(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_printed_one_by_one(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("regard.cli.generate.write_text", said.append)
     assert run.invoke(app, ["generate", folder, "Where", "--max-new-tokens", "11"]).exit_code == 0
@@ -289,7 +289,7 @@ def test_tokens_are_shown_as_they_come(folder: str, monkeypatch: pytest.MonkeyPa
         (["vit-b/17", "x"], "vit-b/17 is not a folder"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line(folder: str, words: list[str], error: str) -> None:
+def test_errors_are_one_line(folder: str, words: list[str], error: str) -> None:
     result = run.invoke(app, ["generate", *(folder if word == "FOLDER" else word for word in words)])
     assert result.exit_code == 2
     assert error in result.stderr
@@ -297,7 +297,7 @@ def test_what_does_not_fit_is_said_in_one_line(folder: str, words: list[str], er
 
 
 @pytest.mark.parametrize("words", [["x\udcff"], ["-"], ["x", "--stop", "x\udcff"]])
-def test_what_is_no_utf8_is_refused_in_one_line(folder: str, words: list[str]) -> None:
+def test_invalid_utf8_is_refused(folder: str, words: list[str]) -> None:
     result = run.invoke(app, ["generate", folder, *words], input=b"x\xff")
     assert result.exit_code == 2
     origin = {"-": "stdin", "x": "--stop"}.get(words[0], "the prompt")
@@ -306,7 +306,7 @@ def test_what_is_no_utf8_is_refused_in_one_line(folder: str, words: list[str]) -
 
 
 @pytest.mark.parametrize(("words", "origin"), [(["Ward éö?é"], "the prompt"), (["Ada", "--stop", "öé"], "--stop")])
-def test_characters_that_training_never_had_are_all_named(words: list[str], origin: str, tmp_path: Path) -> None:
+def test_an_error_lists_all_unknown_characters(words: list[str], origin: str, tmp_path: Path) -> None:
     letters = Characters.of("Where was Ada born?")
     save_result(
         "language",
@@ -330,7 +330,7 @@ def test_a_small_vocabulary_without_a_tokenizer_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["language", "birthplaces"])
-def test_a_finished_run_writes_as_the_model_in_it(name: str, tmp_path: Path) -> None:
+def test_a_finished_run_generates_with_its_model(name: str, tmp_path: Path) -> None:
     letters = Characters.of("Where was Ada born?")
     outcome = RecipeResult({}, lively(letters.vocab), letters)
     save_result(name, get_recipe(name).settings(real=False), outcome, tmp_path)
@@ -348,7 +348,7 @@ def test_a_finished_run_writes_as_the_model_in_it(name: str, tmp_path: Path) -> 
         ("speech", "`regard listen RUN FILE` transcribes speech"),
     ],
 )
-def test_a_run_that_does_not_write_is_refused_with_what_it_does(name: str, instead: str, tmp_path: Path) -> None:
+def test_a_run_that_does_not_generate_is_refused(name: str, instead: str, tmp_path: Path) -> None:
     settings = get_recipe(name).settings(real=False)
     save_result(name, settings, RecipeResult({}, build_from_config(settings.model)), tmp_path)
     result = run.invoke(app, ["generate", str(tmp_path), "Where"])
@@ -357,7 +357,7 @@ def test_a_run_that_does_not_write_is_refused_with_what_it_does(name: str, inste
     assert result.stderr == (f"regard: {tmp_path} has a run of {name}, whose model does not continue a text; {does}\n")
 
 
-def test_a_run_that_is_not_finished_is_refused_with_how_to_finish_it(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"recipe": "language"}')
     result = run.invoke(app, ["generate", str(tmp_path), "Where"])
     assert result.exit_code == 2

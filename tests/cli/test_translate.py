@@ -72,7 +72,7 @@ def test_each_line_is_translated_as_the_library_does(folder: str, words: list[st
     assert written(folder, "-", *words, stdin="\n".join(LINES) + "\n") == f"{first}\n\n{last}\n"
 
 
-def test_a_sentence_a_line_of_stdin_and_a_line_of_a_file_are_one_thing(folder: str, tmp_path: Path) -> None:
+def test_argument_stdin_and_file_give_the_same_translation(folder: str, tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     file.write_text(LINES[0] + "\n", encoding="utf-8")
     said = written(folder, LINES[0], "--greedy")
@@ -80,7 +80,7 @@ def test_a_sentence_a_line_of_stdin_and_a_line_of_a_file_are_one_thing(folder: s
     assert said.count("\n") == 1
 
 
-def test_json_has_the_tokens_and_how_likely_they_are(folder: str) -> None:
+def test_json_has_tokens_and_log_probabilities(folder: str) -> None:
     told = json.loads(written(folder, "-", "--json", stdin="\n".join(LINES)))
     assert told["folder"] == folder
     assert told["strategy"] == {"name": "beam", "num_beams": 3, "length_penalty": 0.7}
@@ -150,7 +150,7 @@ def test_a_line_that_is_too_long_is_named_before_any_is_translated(
         ) in result.stderr
 
 
-def test_what_is_no_utf8_is_refused_wherever_it_comes_from(folder: str, tmp_path: Path) -> None:
+def test_invalid_utf8_is_refused_from_every_source(folder: str, tmp_path: Path) -> None:
     data = "one hundred\nzwölf".encode("latin-1")
     file = tmp_path / "lines.txt"
     file.write_bytes(data)

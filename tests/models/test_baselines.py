@@ -133,7 +133,7 @@ def test_dropout_acts_in_training_alone(name: str) -> None:
         ("resnet", {"depth": 2}, "depth=2; try 8"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_in_words(name: str, changes: dict[str, Any], text: str) -> None:
+def test_impossible_settings_are_refused(name: str, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         replace(BASELINES[name], **changes)
     assert text in str(caught.value)

@@ -42,7 +42,7 @@ def shapes(out: BERTOutput) -> list[tuple[int, ...] | None]:
     return [None if part is None else tuple(part.shape) for part in out]
 
 
-def test_each_head_says_what_it_is_for() -> None:
+def test_each_head_has_its_outputs() -> None:
     tokens, _ = text()
     hidden, pooled = (2, 11, 24), (2, 24)
     assert shapes(small()(tokens)) == [(2, 11, 29), (2, 2), hidden, pooled]
@@ -119,7 +119,7 @@ def test_every_word_sees_both_sides() -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 @torch.no_grad()
-def test_how_much_and_where_a_batch_is_filled_up_changes_nothing(head: str) -> None:
+def test_padding_on_either_side_changes_nothing(head: str) -> None:
     model, (tokens, segments) = small(head=head), text()
     lengths = [11, 4]
     alone = [model(tokens[row, :n][None], segments=segments[row, :n][None]) for row, n in enumerate(lengths)]
@@ -140,7 +140,7 @@ def test_how_much_and_where_a_batch_is_filled_up_changes_nothing(head: str) -> N
                     assert near(given[row], expected[0]), (side, width)
 
 
-def test_an_empty_sequence_filled_at_its_front_hurts_no_other() -> None:
+def test_an_empty_left_padded_sequence_changes_no_other() -> None:
     model, (tokens, _) = small(), text()
     out = model(tokens, padding=padding([11, 0], side="left", width=11))
     assert all(part.isfinite().all() for part in out)
@@ -234,7 +234,7 @@ class Padded(nn.Module):
 
 @pytest.mark.parametrize(("head", "side"), [("pretraining", "right"), ("classes", "left")])
 @torch.no_grad()
-def test_compiled_and_exported_it_says_the_same(head: str, side: str) -> None:
+def test_compiled_and_exported_models_give_the_same_output(head: str, side: str) -> None:
     model = Padded(small(head=head, depth=1), side)
     inputs = (*text(), torch.tensor([11, 6]))
     expected = model(*inputs)
@@ -266,7 +266,7 @@ def test_it_is_saved_and_loaded(head: str, tmp_path: Any) -> None:
     assert torch.equal(again(tokens).hidden, model(tokens).hidden)
 
 
-def test_it_learns_to_find_a_hidden_word_at_its_twin() -> None:
+def test_it_learns_to_copy_a_masked_word() -> None:
     half, hidden_word = 4, 11
     settings = {"vocab": 12, "context": 2 * half, "width": 64, "depth": 1, "heads": 1, "ff_width": 128}
     model = BERT(BERTConfig(**settings, head="masked", dropout=0.0, attention_dropout=0.0))

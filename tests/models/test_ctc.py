@@ -30,7 +30,7 @@ def test_rows_beyond_the_length_are_not_read():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.lists(st.integers(0, 6), max_size=30))
-def test_pieces_read_as_the_whole(tokens, sizes):
+def test_chunks_decode_as_the_whole(tokens, sizes):
     logits = rows(tokens)
     reader, found, start = CTCGreedyDecoder(), [], 0
     for size in [*sizes, len(tokens)]:
@@ -46,7 +46,7 @@ def test_an_empty_piece_changes_nothing():
     assert reader.push(rows([1, 2])) == [[2]]
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_logits_are_refused():
     with pytest.raises(ShapeError, match=r"logits is \(3, 5\), but is read as \(b n w\)"):
         ctc_greedy_decode(torch.zeros(3, 5))
     with pytest.raises(ConfigError, match="blank=5 is a token, but logits has tokens 0 to 4"):

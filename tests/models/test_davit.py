@@ -84,14 +84,14 @@ def test_windows_see_themselves_and_channels_see_the_whole_image() -> None:
     assert reached(pair.channel, 3, 4) == [[1] * 4] * 3
 
 
-def test_convolutions_tell_where_a_position_stands() -> None:
+def test_convolutions_add_position_information() -> None:
     block = davit().stages[0].blocks[0].window
     same = block(torch.randn(12).expand(1, 4, 4, 12))  # the same everywhere
     assert (same[0, 0, 0] - same[0, 1, 1]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(32, 24), (13, 9), (1, 1)])
-def test_any_image_is_served(rows: int, columns: int) -> None:
+def test_images_of_any_size_are_accepted(rows: int, columns: int) -> None:
     model = davit()
     grid = model.hidden(images(rows=rows, columns=columns))
     coarse = [math.ceil(math.ceil(size / 4) / 2) for size in (rows, columns)]
@@ -99,14 +99,14 @@ def test_any_image_is_served(rows: int, columns: int) -> None:
     torch.testing.assert_close(model.head(model.norm(grid.mean((1, 2)))), model(images(rows=rows, columns=columns)))
 
 
-def test_under_autocast_what_blocks_add_to_stays_exact() -> None:
+def test_under_autocast_the_residual_stream_stays_float32() -> None:
     model = davit()
     with torch.autocast("cpu", torch.bfloat16):
         downsample = model.stages[1].downsample(torch.randn(1, 3, 3, 12))
     assert downsample.dtype == torch.float32
 
 
-def test_without_classes_features_come_out() -> None:
+def test_without_classes_it_returns_features() -> None:
     whole, features = davit(), davit(classes=0)
     features.load_state_dict({name: x for name, x in whole.state_dict().items() if not name.startswith("head.")})
     torch.testing.assert_close(whole.head(features(images())), whole(images()))
@@ -134,7 +134,7 @@ def test_branches_are_dropped_in_training_alone_and_more_of_the_later_ones() -> 
         ({"classes": 2.5}, "classes takes a whole number, not 2.5"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_in_words(changes: dict[str, Any], text: str) -> None:
+def test_impossible_settings_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         replace(DAVIT, **changes)
     assert text in str(caught.value)

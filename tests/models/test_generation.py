@@ -151,7 +151,7 @@ def test_other_prompts_of_the_batch_change_nothing(models: dict[str, GPT], left_
     assert texts[0][1].tokens != generate(model, [[4]], strategy=Sample(seed=2), max_new_tokens=9)[0].tokens
 
 
-def test_equal_prompts_are_drawn_apart_and_seeds_repeat(models: dict[str, GPT]) -> None:
+def test_equal_prompts_have_different_samples_and_seeds_repeat(models: dict[str, GPT]) -> None:
     model = models["rotary"]
     texts = generate(model, [[4, 5]] * 5, strategy=Sample(temperature=2.0), max_new_tokens=8)
     assert len({text.tokens for text in texts}) == 5
@@ -160,7 +160,7 @@ def test_equal_prompts_are_drawn_apart_and_seeds_repeat(models: dict[str, GPT]) 
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_beam_of_one_the_first_of_the_ranking_and_one_candidate_are_all_greedy(
+def test_one_beam_k_1_and_a_single_candidate_equal_greedy_decoding(
     models: dict[str, GPT], name: str
 ) -> None:
     model = models[name]
@@ -250,7 +250,7 @@ def test_a_wide_beam_finds_the_best_of_all_texts_of_a_gpt() -> None:
         assert list(generate(model, [prompt], strategy=BeamSearch(5**4), max_new_tokens=4)[0].tokens) == best
 
 
-def test_a_beam_finds_what_greedy_misses() -> None:
+def test_beam_search_finds_what_greedy_decoding_misses() -> None:
     # from 0, token 1 is likelier than 2, but leads nowhere good
     shares = torch.tensor([[0.0, 0.6, 0.4, 0.0], [0.25] * 4, [0.0, 0.0, 0.0, 1.0], [0.25] * 4])
     model = Markov(shares.log())
@@ -260,7 +260,7 @@ def test_a_beam_finds_what_greedy_misses() -> None:
     assert text.log_probability == pytest.approx(math.log(0.4))
 
 
-def test_a_text_that_has_ended_keeps_its_place_in_the_beam() -> None:
+def test_a_finished_hypothesis_keeps_its_place_in_the_beam() -> None:
     # 3 is the stop: it is second best at once, so that a beam of two goes on with one text only
     shares = torch.tensor([[0.2, 0.5, 0.0, 0.3], [0.5, 0.0, 0.4, 0.1], [0.0, 0.0, 1.0, 0.0], [0.25] * 4])
     model = Markov(shares.log())
@@ -273,14 +273,14 @@ def test_a_text_that_has_ended_keeps_its_place_in_the_beam() -> None:
     assert longer.finish_reason == "length"
 
 
-def test_equal_texts_of_a_beam_go_to_the_lower_tokens() -> None:
+def test_ties_in_beam_search_go_to_lower_tokens() -> None:
     model = Markov(torch.zeros(5, 5))
     assert generate(model, [[2]], strategy=BeamSearch(3), max_new_tokens=4)[0].tokens == (0, 0, 0, 0)
     assert generate(model, [[2]], max_new_tokens=3)[0].tokens == (0, 0, 0)
     assert generate(model, [[2]], strategy=KthLargest(4), max_new_tokens=3)[0].tokens == (3, 3, 3)
 
 
-def test_a_beam_does_not_go_on_with_what_is_impossible() -> None:
+def test_beam_search_drops_impossible_tokens() -> None:
     table = torch.full((4, 4), -math.inf)
     table[:, 1] = 0.0
     model = Markov(table)
@@ -309,13 +309,13 @@ def counting(following: int, vocab: int = 10) -> Markov:
     return Markov(table)
 
 
-def test_a_stop_ends_a_text_and_belongs_to_it() -> None:
+def test_a_stop_token_ends_a_text_and_is_part_of_it() -> None:
     (text,) = generate(counting(1), [[2]], stop=[6])
     assert (text.tokens, text.finish_reason, text.stop, text.body) == ((3, 4, 5, 6), "stop", (6,), (3, 4, 5))
     assert len(text.log_probabilities) == 4
 
 
-def test_a_sequence_of_tokens_stops_as_a_whole() -> None:
+def test_a_stop_sequence_must_match_as_a_whole() -> None:
     (text,) = generate(counting(1), [[2]], stop=[(5, 5), (4, 5), (9,)])
     assert (text.tokens, text.stop, text.body) == ((3, 4, 5), (4, 5), (3,))
     (text,) = generate(counting(1), [[2]], stop=[5, [3, 4, 5], torch.tensor([4, 5])])
@@ -327,7 +327,7 @@ def test_tokens_of_the_prompt_do_not_count_for_a_stop() -> None:
     assert (text.tokens, text.finish_reason) == ((3, 4, 5, 6), "length")
 
 
-def test_a_stop_is_told_before_the_length_and_the_length_before_the_context() -> None:
+def test_finish_reasons_stop_before_length_before_context() -> None:
     assert generate(counting(1), [[2]], stop=[4], max_new_tokens=2)[0].finish_reason == "stop"
     assert generate(Markov(torch.zeros(3, 3), context=4), [[1, 1]], max_new_tokens=3)[0].finish_reason == "length"
     assert generate(Markov(torch.zeros(3, 3), context=4), [[1, 1]], max_new_tokens=4)[0].finish_reason == "context"
@@ -342,7 +342,7 @@ def test_a_text_ends_with_the_token_that_could_not_be_read(models: dict[str, GPT
     assert [len(text.prompt) + len(text.tokens) for text in texts] == [10] * 3
 
 
-def test_the_synthesizer_preset_writes_up_to_the_end_of_its_table() -> None:
+def test_the_synthesizer_preset_generates_up_to_the_end_of_its_table() -> None:
     model = build("birthplace-synthesizer", depth=1).eval()
     texts = generate(model, [[65] * 127, [66] * 120], max_new_tokens=100)
     assert [len(text.tokens) for text in texts] == [1, 8]
@@ -394,7 +394,7 @@ def test_a_stream_gives_each_token_after_its_pass() -> None:
     assert model.calls == [(2, 1), (2, 1), (1, 1)]
 
 
-def test_what_is_known_of_all_texts_is_read_in_one_pass() -> None:
+def test_prompts_are_read_in_as_few_passes_as_possible() -> None:
     model = counting(1)
     generate(model, [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3]], max_new_tokens=2)
     # the short text ends after two tokens; what is left of the long prompt is then read at once
@@ -438,7 +438,7 @@ def test_the_mode_of_the_model_and_gradients_are_left_as_they_were() -> None:
     assert trained == list(generate(model.eval(), [[1, 2]], max_new_tokens=6)[0].tokens)  # type: ignore[arg-type]
 
 
-def test_half_precision_and_autocast_write() -> None:
+def test_half_precision_and_autocast_generate() -> None:
     model = lively(CONFIGS["learned"], torch.bfloat16)
     truth = [by_hand(model, [4, 5], Greedy(), 0, 6, ())]
     assert [list(text.tokens) for text in generate(model, [[4, 5]], max_new_tokens=6)] == truth
@@ -449,7 +449,7 @@ def test_half_precision_and_autocast_write() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("way", STRATEGIES)
 @pytest.mark.parametrize("name", ["learned", "windowed-rotary", "mixture"])
-def test_a_gpu_writes_the_same(name: str, way: str) -> None:
+def test_a_gpu_generates_the_same(name: str, way: str) -> None:
     model = lively(CONFIGS[name], torch.float64)
     settings: Any = {"strategy": STRATEGIES[way], "max_new_tokens": 6, "stop": STOPS}
     truth = [text.tokens for text in generate(model, PROMPTS, **settings)]
@@ -465,7 +465,7 @@ SOURCES = torch.tensor([[5, 6, 7, 8, 0, 0], [9, 3, 0, 0, 0, 0], [2, 4, 6, 8, 10,
 
 @pytest.mark.parametrize("strategy", [Greedy(), Sample(seed=2), BeamSearch(3, 0.6)])
 @torch.no_grad()
-def test_an_encoder_decoder_writes_about_each_source_what_it_would_write_about_it_alone(strategy: Strategy) -> None:
+def test_an_encoder_decoder_generates_the_same_in_a_batch_and_alone(strategy: Strategy) -> None:
     model = lively(TRANSLATOR)
     prompts = [[1], [1, 7, 7], [1, 2]]
     real = padding([4, 2, 6])
@@ -579,7 +579,7 @@ def test_left_padding_is_refused_where_it_would_move_positions(models: dict[str,
         generate(counting(1), [[1]], left_pad=True)
 
 
-def test_an_encoder_decoder_wants_its_sources() -> None:
+def test_an_encoder_decoder_needs_a_source() -> None:
     model = build_from_config(TRANSLATOR)
     assert isinstance(model, Transformer)
     with pytest.raises(ConfigError, match=r"a Transformer needs a source; call model\.generate\(source, start_token="):
@@ -597,7 +597,7 @@ def test_an_encoder_decoder_wants_its_sources() -> None:
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), Sample(), BeamSearch(2)])
-def test_a_model_that_tells_nothing_is_not_believed(strategy: Strategy) -> None:
+def test_logits_of_nan_or_infinity_are_refused(strategy: Strategy) -> None:
     for bad, token in ((math.nan, 1), (math.inf, 1), (math.nan, 1000), (math.inf, 0), (-math.inf, slice(None))):
         table = torch.zeros(1009, 1009)
         table[0, token] = bad
@@ -606,7 +606,7 @@ def test_a_model_that_tells_nothing_is_not_believed(strategy: Strategy) -> None:
 
 
 @torch.no_grad()
-def test_a_beam_over_a_large_vocabulary_is_the_beam_by_hand() -> None:
+def test_beam_search_over_a_large_vocabulary_matches_a_plain_loop() -> None:
     model = lively(GPTConfig(vocab=2003, context=9, width=12, depth=1, heads=3, tied=True))
     model.tokens.weight[1000:2000] = model.tokens.weight[:1000]  # twins, so that texts tie
     for prompt in ([1], [1999, 3]):
@@ -616,7 +616,7 @@ def test_a_beam_over_a_large_vocabulary_is_the_beam_by_hand() -> None:
 
 
 @pytest.mark.parametrize("left_pad", [False, True])
-def test_a_hugging_face_model_writes_here_what_it_writes_there(tmp_path: Path, left_pad: bool) -> None:
+def test_generation_matches_hugging_face(tmp_path: Path, left_pad: bool) -> None:
     theirs = pytest.importorskip("transformers", reason="the texts are compared with those of transformers")
     torch.manual_seed(5)
     config = theirs.GPT2Config(

@@ -101,7 +101,7 @@ def test_every_split_through_the_cache_gives_one_pass(model: GPT) -> None:
             assert torch.allclose(torch.cat(parts, 1), whole, atol=2e-5), cuts
 
 
-def test_a_cache_with_room_taken_once_gives_one_pass() -> None:
+def test_a_static_cache_gives_the_numbers_of_one_pass() -> None:
     model, text = lively(GPT(TINY)), tokens()
     with torch.no_grad():
         cache = model.cache(capacity=11)
@@ -131,7 +131,7 @@ def test_padding_changes_nothing(name: str, extra: int) -> None:
         assert torch.allclose(out[1:, -4:], alone, atol=2e-5)
 
 
-def test_it_learns_to_repeat_and_looks_where_the_answer_stands() -> None:
+def test_it_learns_to_repeat_and_attends_to_the_answer() -> None:
     """A text of nine tokens twice: from the tenth on, the next token stands eight places back."""
     torch.manual_seed(0)
     period = 9
@@ -303,7 +303,7 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was() -> None:
         model(text, cache=cache)
 
 
-def test_settings_that_mean_nothing_together_are_refused() -> None:
+def test_settings_that_contradict_each_other_are_refused() -> None:
     dense = VARIANTS["dense synthesizer"]
     wrong = {
         "Rotary rotates queries and keys, and SyntheticAttention has none": (dense, {"positions": Rotary()}),
@@ -320,7 +320,7 @@ def test_settings_that_mean_nothing_together_are_refused() -> None:
             replace(config, **change)
 
 
-def test_a_window_compiles_with_room_taken_once() -> None:
+def test_a_window_compiles_with_a_static_cache() -> None:
     torch._dynamo.reset()
     model, text = lively(GPT(VARIANTS["window"])), tokens(b=1, n=9)
     step = torch.compile(lambda piece, cache: model(piece, cache=cache), fullgraph=True, backend="eager")

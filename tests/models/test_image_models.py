@@ -44,7 +44,7 @@ def test_logits_have_one_number_for_each_class(model: Model) -> None:
     assert model(images()).shape == (3, 5)
 
 
-def test_an_image_is_judged_by_itself(model: Model) -> None:
+def test_images_of_a_batch_do_not_affect_each_other(model: Model) -> None:
     together, alone = model(images()), torch.cat([model(image[None]) for image in images()])
     torch.testing.assert_close(together, alone)
     assert together.std(0).min() > 1e-3  # and judged at all
@@ -148,13 +148,13 @@ def test_a_fresh_model_gives_moderate_logits(model: Model) -> None:
         ([1.0], DtypeError, "image must be a floating-point tensor read as (b channels y x), not list"),
     ],
 )
-def test_a_wrong_image_is_refused_in_words(model: Model, wrong: object, error: type[Exception], text: str) -> None:
+def test_a_wrong_image_is_refused(model: Model, wrong: object, error: type[Exception], text: str) -> None:
     with pytest.raises(error) as caught:
         model(wrong)
     assert text in str(caught.value)
 
 
-def test_a_model_is_made_from_its_own_configuration(model: Model) -> None:
+def test_a_model_is_built_from_its_own_configuration_only(model: Model) -> None:
     other = next(MODEL_CLASSES[name] for name in MODEL_CLASSES if MODEL_CLASSES[name].Config is not type(model.config))
     with pytest.raises(
         ConfigError, match=f"is built from a {other.Config.__name__}, not {type(model.config).__name__}"

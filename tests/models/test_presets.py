@@ -51,7 +51,7 @@ def parts(out: object) -> list[torch.Tensor]:
     return [out] if isinstance(out, torch.Tensor) else [part for part in out if part is not None]  # type: ignore[attr-defined]
 
 
-def test_its_own_example_is_one_that_it_takes(model: Model) -> None:
+def test_it_accepts_its_example_inputs(model: Model) -> None:
     with torch.no_grad():
         out = model(*model.example_inputs())
     logits = out if isinstance(out, torch.Tensor) else out.logits

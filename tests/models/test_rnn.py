@@ -85,7 +85,7 @@ def by_hand(recurrent: RNN, source: Tensor, target: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_is_what_is_written_out_by_hand(form):
+def test_it_matches_a_computation_by_hand(form):
     recurrent = model(attention=form)
     logits = recurrent(SOURCE, TARGET)
     assert logits.shape == (3, 7, 13)

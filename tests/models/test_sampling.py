@@ -36,14 +36,14 @@ def drawn_from(strategy: object, logits: Tensor) -> list[float]:
     return strategy.probabilities(logits)[0].tolist()
 
 
-def test_tokens_are_ranked_from_the_likeliest_and_equal_ones_by_number() -> None:
+def test_tokens_are_ranked_by_logit_and_equal_ones_by_id() -> None:
     assert rank_tokens(torch.tensor([1.0, 3.0, 1.0, 3.0, 2.0, 3.0])).tolist() == [1, 3, 5, 4, 0, 2]
     many = torch.zeros(1, 1009)
     many[0, 7::2] = 1.0
     assert rank_tokens(many)[0].tolist() == [*range(7, 1009, 2), *range(7), *range(8, 1009, 2)]
 
 
-def test_greedy_takes_the_likeliest_and_of_equal_ones_the_lowest() -> None:
+def test_greedy_takes_the_most_likely_token_and_the_lowest_of_equal_ones() -> None:
     assert chosen(Greedy(), torch.tensor([[1.0, 3.0, 3.0], [5.0, 5.0, 5.0], [0.0, -1.0, 2.0]])) == [1, 0, 2]
     assert chosen(Greedy(), torch.cat([torch.full((1, 4001), 2.0), torch.full((1, 4001), -3.0)])) == [0, 0]
 
@@ -144,27 +144,27 @@ def test_a_large_vocabulary_gives_the_probabilities_of_a_full_sort(kind: str, sc
         assert chosen(strategy, logits, chance) == (truth.cumsum(-1) <= chance[:, None]).sum(-1).tolist(), settings
 
 
-def test_where_rounding_decides_it_does_as_in_the_order_of_the_ranking() -> None:
+def test_top_p_sums_in_the_order_of_the_ranking() -> None:
     logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(2)).round()
     for tenths in range(1, 10):  # at this temperature all tokens are equally likely, and five of them are a tenth
         strategy = Sample(temperature=1e300, top_p=tenths / 10)
         assert torch.equal(strategy.probabilities(logits) > 0, by_sorting(strategy, logits) > 0)
 
 
-def test_of_equal_tokens_the_lower_ones_are_left() -> None:
+def test_of_equal_tokens_the_lower_ones_are_kept() -> None:
     equal = torch.zeros(1, 6)
     assert drawn_from(Sample(top_k=2), equal) == [0.5, 0.5, 0, 0, 0, 0]
     assert drawn_from(Sample(top_p=0.4), equal) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0, 0])
 
 
-def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
+def test_a_token_with_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
     ends = torch.tensor([0.0, 0.25, 0.5 - 1e-12, 0.5, 0.75, 1.0 - 2**-53], dtype=torch.float64)
     assert chosen(Sample(), logits.expand(6, 5), ends) == [1, 1, 1, 3, 3, 3]
     assert chosen(Sample(top_k=2), LOGITS.expand(6, 5), ends) == [1, 1, 1, 1, 3, 3]
 
 
-def test_chance_is_shared_out_in_order_of_the_tokens() -> None:
+def test_random_numbers_map_to_tokens_in_order() -> None:
     edges = SHARES.cumsum(0)
     for token in range(5):
         low = 0.0 if token == 0 else float(edges[token - 1]) + 1e-9
@@ -205,7 +205,7 @@ def test_half_precision_logits_are_drawn_from_in_double() -> None:
     assert torch.equal(made.probabilities(logits), made.probabilities(logits.double()))
 
 
-def test_the_score_of_a_beam_is_the_log_probability_by_a_power_of_the_length() -> None:
+def test_the_beam_score_has_a_length_penalty() -> None:
     assert BeamSearch(3).score(-6.0, 4) == -6.0
     assert BeamSearch(3, 1.0).score(-6.0, 4) == -1.5
     assert BeamSearch(3, 0.5).score(-6.0, 4) == -3.0

@@ -31,7 +31,7 @@ def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
     replace(TINY, positions=Rotary(stretch=Llama3(factor=4.0, original=64)), window=3),
     replace(TINY, mixer=SyntheticAttention(parts=("dense", "dot")), tied=True),
 ], ids=["plain", "a stretch", "a tuple"])  # fmt: skip
-def test_what_is_saved_comes_back(config: GPTConfig, tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded_exactly(config: GPTConfig, tmp_path: Path) -> None:
     model = GPT(config)
     model.save(tmp_path / "model")
     loaded = regard.load(tmp_path / "model")
@@ -50,7 +50,7 @@ def test_the_dtype_comes_back(dtype: torch.dtype, tmp_path: Path) -> None:
     assert same(loaded, model)
 
 
-def test_the_old_weights_are_cleared_away(tmp_path: Path) -> None:
+def test_old_weights_are_deleted(tmp_path: Path) -> None:
     GPT(TINY).save(tmp_path)
     model = regard.build("birthplace", depth=1)
     model.save(tmp_path)
@@ -62,7 +62,7 @@ MOMENTS = ["while weights are written", "before weights are renamed", "before th
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_crash_leaves_the_old_model_whole(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_leaves_the_old_model(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = GPT(TINY), GPT(replace(TINY, depth=1))
     old.save(tmp_path)
     rename = Path.replace
@@ -88,7 +88,7 @@ def test_a_crash_leaves_the_old_model_whole(moment: str, tmp_path: Path, monkeyp
     assert not list(tmp_path.glob(".unfinished*"))
 
 
-def test_a_kill_leaves_the_old_model_whole(tmp_path: Path) -> None:
+def test_a_kill_leaves_the_old_model(tmp_path: Path) -> None:
     """A process that ends without any clean-up, when the new weights lie there and the configuration does not."""
     old = GPT(TINY)
     old.save(tmp_path)
@@ -174,7 +174,7 @@ def test_a_spoiled_folder_is_refused(name: str, tmp_path: Path) -> None:
         regard.load(tmp_path)
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a folder"):
         regard.load(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match=r"pickled checkpoint.*if you trust it, convert it"):
@@ -184,7 +184,7 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
         GPT(TINY).save(tmp_path / "file")
 
 
-def test_every_kind_of_model_is_saved_by_its_name() -> None:
+def test_every_architecture_has_a_name() -> None:
     assert list(MODEL_CLASSES) == [
         "transformer",
         "gpt",
@@ -199,7 +199,7 @@ def test_every_kind_of_model_is_saved_by_its_name() -> None:
     ]
 
 
-def test_build_says_what_it_does_not_know() -> None:
+def test_build_refuses_unknown_names_and_settings() -> None:
     with pytest.raises(RegardError, match="unknown model 'gtp2'; did you mean 'gpt2'"):
         regard.build("gtp2")
     with pytest.raises(ConfigError, match="GPTConfig has no setting 'dept'; did you mean 'depth'"):
@@ -218,7 +218,7 @@ def test_a_seed_decides_all_values() -> None:
     assert torch.equal(a.blocks[0].attention.query_key_value.weight, deeper.blocks[0].attention.query_key_value.weight)
 
 
-def test_on_the_meta_device_nothing_is_made() -> None:
+def test_on_the_meta_device_nothing_is_allocated() -> None:
     model = regard.build("gpt2-xl", device="meta")
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
@@ -233,7 +233,7 @@ def test_each_tensor_keeps_its_dtype(tmp_path: Path) -> None:
     assert all(parameter.requires_grad for parameter in loaded.parameters())
 
 
-def test_others_may_read_what_was_saved(tmp_path: Path) -> None:
+def test_saved_files_are_readable_by_others(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         GPT(TINY).save(tmp_path)
@@ -242,7 +242,7 @@ def test_others_may_read_what_was_saved(tmp_path: Path) -> None:
     assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o640}
 
 
-def test_what_cannot_come_back_is_not_saved(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_not_saved(tmp_path: Path) -> None:
     class Other(GPT):
         """A model of one's own."""
 

@@ -88,7 +88,7 @@ def test_frame_by_frame_is_one_pass(form):
 
 
 @pytest.mark.parametrize("look_ahead", [0, 1])
-def test_the_delay_is_as_stated(look_ahead):
+def test_the_latency_is_as_documented(look_ahead):
     speech, frames = model(look_ahead=look_ahead), noise(1, 130, MELS)
     config, stream = speech.config, speech.stream()
     left = {}
@@ -104,7 +104,7 @@ def test_the_delay_is_as_stated(look_ahead):
         assert last == (row // config.chunk + look_ahead + 1) * chunk - 1
 
 
-def test_no_row_depends_on_what_comes_after_its_delay():
+def test_no_row_depends_on_frames_after_its_latency():
     speech, frames = model(look_ahead=1), noise(1, 96, MELS)
     with torch.no_grad():
         whole = speech(frames)

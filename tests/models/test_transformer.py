@@ -45,7 +45,7 @@ def near(left: Tensor, right: Tensor, within: float = 1e-12) -> bool:
     return left.shape == right.shape and bool((left - right).abs().max() <= within)
 
 
-def test_the_vocabulary_is_the_only_liberty_a_preset_takes() -> None:
+def test_other_vocabularies_give_the_counts_in_the_docs() -> None:
     assert round(build("transformer-base", device="meta", vocab=37000).parameter_count / 1e5) == 631
     assert round(build("transformer-big", device="meta", vocab=37000).parameter_count / 1e5) == 2142
     assert (PRESETS["transformer-base"].dropout, PRESETS["transformer-big"].dropout) == (0.1, 0.3)
@@ -131,7 +131,7 @@ def test_every_split_of_the_target_gives_the_numbers_of_one_pass(variant: str) -
 
 
 @torch.no_grad()
-def test_decode_takes_a_memory_with_a_cache_and_what_is_remembered_without_one() -> None:
+def test_decode_takes_any_memory_with_or_without_a_cache() -> None:
     model, (source, target) = small(), texts()
     whole, memory, cache = model(source, target), model.encode(source), model.cache()
     parts = [model.decode(part, memory, cache=cache) for part in target.split([2, 3], 1)]
@@ -180,7 +180,7 @@ def test_logits_at_some_indices_are_those_of_all() -> None:
 
 
 @torch.no_grad()
-def test_a_state_says_what_it_holds() -> None:
+def test_a_state_has_a_length_and_a_size() -> None:
     model, (source, target) = small(), texts()
     state = model.start(source)
     assert state.length == 0
@@ -205,7 +205,7 @@ def test_no_token_sees_a_later_one_and_every_token_sees_the_source() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_how_much_and_where_a_batch_is_filled_up_changes_nothing(variant: str) -> None:
+def test_padding_on_either_side_changes_nothing(variant: str) -> None:
     model, (source, target) = small(**VARIANTS[variant]), texts(b=2)
     sources, targets = [source[0], source[1, :3]], [target[0, :2], target[1]]
     alone = [model(one[None], other[None])[0] for one, other in zip(sources, targets, strict=True)]
@@ -289,7 +289,7 @@ def test_a_wrong_setting_is_named(changes: dict[str, Any], message: str) -> None
         small(**changes)
 
 
-def test_sinusoids_stand_side_by_side_or_in_halves() -> None:
+def test_sinusoids_are_interleaved_or_in_halves() -> None:
     indices = torch.tensor([[0, 3], [7, 1]])
     beside, halves = SinusoidalPositions(6)(indices), SinusoidalPositions(6, pairing="half")(indices)
     assert torch.equal(halves, beside[..., [0, 2, 4, 1, 3, 5]])
@@ -337,7 +337,7 @@ class Padded(nn.Module):
 
 @pytest.mark.parametrize("variant", ["as in 2017", "as BART"])
 @torch.no_grad()
-def test_compiled_and_exported_it_says_the_same(variant: str) -> None:
+def test_compiled_and_exported_models_give_the_same_output(variant: str) -> None:
     model = Padded(small(**VARIANTS[variant], depth=1, decoder_depth=1))
     inputs = (*texts(), torch.tensor([7, 4, 2]))
     expected = model(*inputs)
@@ -366,7 +366,7 @@ def test_it_is_saved_and_loaded(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("order", ["post", pytest.param("pre", marks=pytest.mark.slow)])
-def test_it_learns_to_write_backwards_and_looks_where_the_answer_stands(order: str) -> None:
+def test_it_learns_to_reverse_and_attends_to_the_answer(order: str) -> None:
     model = Transformer(TransformerConfig(vocab=11, width=32, depth=1, heads=1, ff_width=64, dropout=0.0, order=order))
     draws = torch.Generator().manual_seed(0)
 

@@ -52,7 +52,7 @@ def test_the_names_of_weights_stay() -> None:
     }
 
 
-def test_without_classes_features_come_out_from_which_the_head_tells_the_class() -> None:
+def test_without_classes_it_returns_the_inputs_of_the_head() -> None:
     for changes in ({}, {"pool": "mean"}, {"head": "mlp-tanh"}):
         whole, features = vit(**changes), vit(**changes, classes=0)
         features.load_state_dict({name: x for name, x in whole.state_dict().items() if not name.startswith("head.")})
@@ -127,7 +127,7 @@ def test_local_attention_at_another_resolution_counts_the_columns_of_that_image(
 
 
 @pytest.mark.parametrize("attention", ["local", "global-local"])
-def test_nearby_patches_are_those_within_reach_rows_and_columns(attention: str) -> None:
+def test_local_patches_are_those_within_reach_rows_and_columns(attention: str) -> None:
     mask = vit(attention=attention, reach=1).mask(4).dense(1 + 3 * 4)
     patches = [(row, column) for row in range(3) for column in range(4)]
     near = torch.tensor([[abs(r - s) <= 1 and abs(c - t) <= 1 for s, t in patches] for r, c in patches])
@@ -139,7 +139,7 @@ def test_nearby_patches_are_those_within_reach_rows_and_columns(attention: str) 
 @pytest.mark.parametrize("reach", [1, 2, 3, 4])
 @pytest.mark.parametrize("columns", [1, 3, 5])
 @pytest.mark.parametrize("first", [0, 1])
-def test_what_a_range_of_patches_sees_is_never_told_wrong(reach: int, columns: int, first: int) -> None:
+def test_the_bounds_of_a_box_are_correct(reach: int, columns: int, first: int) -> None:
     mask, n = LocalPatches(reach, columns, first), first + 4 * columns
     dense = mask.dense(n)
     sure = 0
@@ -156,7 +156,7 @@ def test_what_a_range_of_patches_sees_is_never_told_wrong(reach: int, columns: i
     assert mask.count(n) == int(dense.sum())
 
 
-def test_nearby_masks_serve_every_kernel_alike() -> None:
+def test_local_masks_work_in_every_kernel() -> None:
     q, k, v = torch.randn(3, 2, 2, 101, 8, dtype=torch.float64).unbind()
     mask: Mask = LocalPatches(2, 10, 1) | LocalPatches(0, 7)
     first, *others = (attend(q, k, v, mask=mask, kernel=kernel) for kernel in ("reference", "eager", "sdpa", "blocked"))
@@ -172,7 +172,7 @@ def test_local_attention_that_reaches_everything_is_full_attention() -> None:
         assert (near(images()) - full(images())).abs().max() > 1e-3
 
 
-def test_with_local_attention_the_class_token_is_unseen_but_sees_all() -> None:
+def test_with_local_attention_the_class_token_sees_all_and_is_not_seen() -> None:
     local, full = vit(attention="local", reach=2), vit()
     assert (local(images()) - full(images())).abs().max() > 1e-3
     far = images().requires_grad_()
@@ -186,7 +186,7 @@ def test_linear_attention_is_another_function_of_the_same_weights() -> None:
     assert (linear(images()) - full(images())).abs().max() > 1e-3
 
 
-def test_under_autocast_what_blocks_add_to_stays_exact() -> None:
+def test_under_autocast_the_residual_stream_stays_float32() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         for changes in ({}, {"pool": "mean"}, {"pool": "mean", "positions": "none"}):
             assert vit(**changes).embed(images()).dtype == torch.float32
@@ -226,7 +226,7 @@ def test_an_image_that_patches_do_not_cover_is_refused() -> None:
         ({"drop_path": 1.0}, "drop_path is a share, at least 0 and less than 1: drop_path=1.0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_in_words(changes: dict[str, Any], text: str) -> None:
+def test_impossible_settings_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         replace(VIT, **changes)
     assert text in str(caught.value)

@@ -81,7 +81,7 @@ def only_real(x: Tensor, real: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_it_says_what_theirs_says(name: str, tmp_path: Path) -> None:
+def test_it_gives_the_outputs_of_transformers(name: str, tmp_path: Path) -> None:
     theirs = drawn(name)
     theirs.save_pretrained(tmp_path)
     ours = load(tmp_path)
@@ -111,7 +111,7 @@ def test_a_round_trip_is_exact(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", ["pretraining", "masked", "classes", "none"])
-def test_a_model_of_ours_opens_as_theirs(head: str, tmp_path: Path) -> None:
+def test_an_exported_model_is_loaded_by_transformers(head: str, tmp_path: Path) -> None:
     ours = BERT(
         BERTConfig(
             vocab=53, context=17, width=24, depth=2, heads=3, segments=3, head=head, classes=7, activation="silu"
@@ -142,7 +142,7 @@ def test_presets_are_as_large_as_theirs(name: str, depth: int, width: int, heads
     )
 
 
-def test_a_checkpoint_of_old_names_with_more_heads_than_it_names_is_read(tmp_path: Path) -> None:
+def test_an_old_checkpoint_with_extra_heads_is_loaded(tmp_path: Path) -> None:
     theirs = drawn("BertForPreTraining")
     theirs.save_pretrained(tmp_path)
     weights = {}

@@ -102,7 +102,7 @@ def near(ours: Tensor, theirs: Any) -> bool:
 
 
 @pytest.mark.parametrize("drawn", MODELS, indirect=True)
-def test_the_logits_are_theirs(drawn: Any, tmp_path: Path) -> None:
+def test_the_logits_equal_those_of_transformers(drawn: Any, tmp_path: Path) -> None:
     drawn.save_pretrained(tmp_path)
     model = load(tmp_path)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_a_round_trip_is_exact(drawn: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("drawn", ["gpt2", "llama"], indirect=True)
-def test_weights_may_lie_in_several_files(drawn: Any, tmp_path: Path) -> None:
+def test_sharded_weights_are_loaded(drawn: Any, tmp_path: Path) -> None:
     drawn.save_pretrained(tmp_path / "theirs", max_shard_size="8KB")
     assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 1
     drawn.save_pretrained(tmp_path / "whole")
@@ -137,14 +137,14 @@ def test_weights_may_lie_in_several_files(drawn: Any, tmp_path: Path) -> None:
     assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
 
 
-def test_the_bare_decoder_is_read_too(tmp_path: Path) -> None:
+def test_a_base_decoder_is_loaded(tmp_path: Path) -> None:
     full = gpt2()
     full.transformer.save_pretrained(tmp_path)
     model = load(tmp_path)
     assert torch.equal(model.state_dict()["tokens.weight"], full.state_dict()["transformer.wte.weight"])
 
 
-def test_a_model_of_ours_opens_as_theirs(tmp_path: Path) -> None:
+def test_an_exported_model_is_loaded_by_transformers(tmp_path: Path) -> None:
     config = GPTConfig(
         vocab=53, context=19, width=24, depth=2, heads=6,
         mixer=DotProductAttention(kv_heads=3), positions=Rotary(), norm="rms", bias=False,
@@ -157,7 +157,7 @@ def test_a_model_of_ours_opens_as_theirs(tmp_path: Path) -> None:
         assert torch.allclose(theirs(tokens()).logits, model(tokens()), atol=1e-5)
 
 
-def test_what_has_no_form_among_theirs_says_why(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     model = GPT(GPTConfig(vocab=53, context=19, width=24, depth=1, heads=4, mixer=SyntheticAttention()))
     with pytest.raises(ConfigError, match=r"cannot be exported to Hugging Face:\n  - gpt2: it has learned positions"):
         export(model, tmp_path)
@@ -281,7 +281,7 @@ def test_a_yarn_that_leaves_scores_alone_by_its_two_scales_is_read(tmp_path: Pat
     assert plain.positions.stretch == YaRN(4.0, 640, fast=12.0)
 
 
-def test_what_is_left_out_is_what_transformers_takes(tmp_path: Path) -> None:
+def test_missing_settings_have_the_defaults_of_transformers(tmp_path: Path) -> None:
     few = {k: v for k, v in LLAMA.items() if k not in NOTHING}
     assert load_config(tmp_path, {"model_type": "mistral", **few}).window == 4095
     assert load_config(tmp_path, {"model_type": "mistral", **few, "sliding_window": None}).window is None
@@ -322,7 +322,7 @@ KIN = {
 
 
 @pytest.mark.parametrize("name", KIN)
-def test_a_decoder_is_written_as_the_family_it_fits(name: str, tmp_path: Path) -> None:
+def test_a_decoder_is_exported_to_the_family_it_fits(name: str, tmp_path: Path) -> None:
     changes, fitting = KIN[name]
     model = decoder(**changes)
     for wanted in (None, *fitting):
@@ -351,14 +351,14 @@ WRONG_KIN = {
 
 
 @pytest.mark.parametrize(("model", "wanted"), WRONG_KIN)
-def test_a_family_that_a_decoder_does_not_fit_says_why(model: str, wanted: str, tmp_path: Path) -> None:
+def test_export_to_a_wrong_family_is_refused(model: str, wanted: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         export(decoder(**KIN[model][0]), tmp_path / "new", model_type=wanted)
     assert str(caught.value).endswith(f"cannot be exported to Hugging Face:\n  - {WRONG_KIN[model, wanted]}")
     assert not (tmp_path / "new").exists()
 
 
-def test_a_stretch_that_theirs_lack_is_refused(tmp_path: Path) -> None:
+def test_export_of_an_unsupported_stretch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"llama: this has stretch=NTK\(factor=2\.0\) where it has Interpolate"):
         export(decoder(positions=Rotary(stretch=NTK(2.0))), tmp_path, model_type="llama")
 
@@ -391,7 +391,7 @@ def test_an_export_over_another_is_the_new_model(tmp_path: Path) -> None:
     assert weights_in(tmp_path) == {"model.safetensors", "model-of-mine.safetensors"}
 
 
-def test_an_export_over_a_model_in_files_of_theirs_leaves_none_of_them(tmp_path: Path) -> None:
+def test_an_export_over_a_sharded_model_removes_its_files(tmp_path: Path) -> None:
     MODELS["llama"]().save_pretrained(tmp_path, max_shard_size="8KB")
     export(decoder(), tmp_path)
     assert weights_in(tmp_path) == {"model.safetensors"}

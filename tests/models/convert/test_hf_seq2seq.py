@@ -71,7 +71,7 @@ def theirs_say(model: Any) -> Tensor:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_the_logits_are_theirs(name: str, tmp_path: Path) -> None:
+def test_the_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     theirs = drawn(name)
     theirs.save_pretrained(tmp_path)
     ours = load(tmp_path)
@@ -88,7 +88,7 @@ def test_the_logits_are_theirs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bart", "marian"])
 @torch.no_grad()
-def test_what_they_write_greedily_is_what_we_write(name: str, tmp_path: Path) -> None:
+def test_greedy_decoding_matches_transformers(name: str, tmp_path: Path) -> None:
     theirs = drawn(name)
     theirs.save_pretrained(tmp_path)
     source, real, _ = texts()
@@ -101,7 +101,7 @@ def test_what_they_write_greedily_is_what_we_write(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("name", "kept"), [("bart", "shared"), ("bart", "decoder.embed_tokens"), ("marian", "shared")])
 @torch.no_grad()
-def test_a_bare_model_and_one_with_copies_are_read_too(name: str, kept: str, tmp_path: Path) -> None:
+def test_a_base_model_and_one_with_copied_weights_are_loaded(name: str, kept: str, tmp_path: Path) -> None:
     theirs = drawn(name)
     theirs.final_logits_bias.zero_()
     theirs.save_pretrained(tmp_path)
@@ -166,7 +166,7 @@ def test_a_wrong_folder_is_refused(name: str, tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_layers_that_are_left_out_in_training_only_change_nothing(tmp_path: Path) -> None:
+def test_layer_drop_is_ignored(tmp_path: Path) -> None:
     theirs = drawn("bart", encoder_layerdrop=0.1, decoder_layerdrop=0.2)
     theirs.save_pretrained(tmp_path)
     source, _, target = texts()

@@ -87,7 +87,7 @@ def test_a_written_model_is_read_by_transformers_and_gives_the_same_logits(
 
 
 @pytest.mark.parametrize("classes", [5, 0])
-def test_ours_to_theirs_and_back_changes_no_bit(classes: int) -> None:
+def test_a_round_trip_through_their_names_is_exact(classes: int) -> None:
     ours = enlarged(build_from_config(replace(VIT, classes=classes, dropout=0.1)))
     settings = read_config(write_config(ours.config, "vit"))
     assert settings == ours.config
@@ -96,7 +96,7 @@ def test_ours_to_theirs_and_back_changes_no_bit(classes: int) -> None:
     assert all(torch.equal(back[name], tensor) for name, tensor in ours.state_dict().items())
 
 
-def test_theirs_to_ours_and_back_changes_no_bit(tmp_path: Path) -> None:
+def test_a_round_trip_through_our_names_is_exact(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     theirs().save_pretrained(tmp_path / "theirs")
@@ -106,7 +106,7 @@ def test_theirs_to_ours_and_back_changes_no_bit(tmp_path: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_their_configuration_knows_ours() -> None:
+def test_transformers_reads_the_exported_configuration() -> None:
     written = write_config(VIT, "vit")
     known = transformers.ViTConfig(**written).to_dict()
     assert {name: known[name] for name in SETTINGS} == SETTINGS
@@ -131,7 +131,7 @@ def test_their_configuration_knows_ours() -> None:
         ({"num_labels": -1}, "says num_labels=-1, which should be a whole number of 0 or more"),
     ],
 )
-def test_a_configuration_that_ours_cannot_be_is_refused_in_words(changes: dict[str, Any], text: str) -> None:
+def test_an_unsupported_configuration_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_config({"model_type": "vit", **SETTINGS, **changes})
     assert text in str(caught.value)
@@ -145,7 +145,7 @@ def test_a_configuration_that_ours_cannot_be_is_refused_in_words(changes: dict[s
         ({"drop_path": 0.1}, "it has no drop_path=0.1"),
     ],
 )
-def test_a_model_that_theirs_cannot_be_is_refused_in_words(changes: dict[str, Any], text: str) -> None:
+def test_a_model_that_cannot_be_exported_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         write_config(replace(VIT, **changes), "vit")
     assert text in str(caught.value)

@@ -120,7 +120,7 @@ def test_models_of_timm_are_recognised_by_their_shapes(theirs: str, ours: str) -
         ]
 
 
-def test_reading_and_writing_changes_no_bit() -> None:
+def test_loading_and_exporting_is_exact() -> None:
     weights = vit().state_dict()
     config, ours = read_vit(weights, heads=3)
     back = write_weights(vit_rules(config), ours)
@@ -165,13 +165,13 @@ def test_reading_and_writing_changes_no_bit() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_words(weights: Any, kind: str, text: str) -> None:
+def test_unsupported_weights_are_refused(weights: Any, kind: str, text: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         from_timm(weights(), kind)
     assert text in str(caught.value)
 
 
-def test_hints_say_what_a_state_dict_cannot() -> None:
+def test_hints_set_what_a_state_dict_does_not_show() -> None:
     theirs = vit(norm_layer=partial(nn.LayerNorm, eps=0.1))
     told, untold = (from_timm(theirs.state_dict(), "vit", heads=3, **hints) for hints in ({"eps": 0.1}, {}))
     alike(told, theirs, images())
@@ -182,7 +182,7 @@ def test_hints_say_what_a_state_dict_cannot() -> None:
     alike(ours, other, images(rows=48, columns=24))
 
 
-def test_a_pool_that_the_weights_speak_against_is_refused() -> None:
+def test_a_pool_that_does_not_fit_the_weights_is_refused() -> None:
     token = vit(embed_dim=192, global_pool="avg", fc_norm=False).state_dict()
     with pytest.raises(
         CheckpointError, match="timm's vit has cls_token, so pool='class'; pool='mean' is not supported"
@@ -195,7 +195,7 @@ def test_a_pool_that_the_weights_speak_against_is_refused() -> None:
         from_timm(mean, "vit", pool="class")
 
 
-def test_what_is_assumed_is_said() -> None:
+def test_assumptions_are_documented() -> None:
     said = str(reader.__doc__)
     for word in ("act_layer", "global_pool", "cpe_act=False", "channel_attn_v2=False", "eps=1e-6"):
         assert word in said
