@@ -22,7 +22,7 @@ from regard.base.errors import ConfigError, RegardError, ShapeError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.masks.algebra import Mask
-from regard.core.masks.data import PaddingMask
+from regard.core.masks.forms.padding import PaddingMask
 from regard.models.generation_adapters import AlignedReader, GenerationAdapter, LeftPaddedReader, make_adapter
 from regard.models.generation_types import (
     FinishReason,

@@ -160,9 +160,7 @@ def test_equal_prompts_have_different_samples_and_seeds_repeat(models: dict[str,
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_one_beam_k_1_and_a_single_candidate_equal_greedy_decoding(
-    models: dict[str, GPT], name: str
-) -> None:
+def test_one_beam_k_1_and_a_single_candidate_equal_greedy_decoding(models: dict[str, GPT], name: str) -> None:
     model = models[name]
     truth = generate(model, PROMPTS, max_new_tokens=11, stop=STOPS)
     for strategy in (BeamSearch(1), BeamSearch(1, 1.5), KthLargest(1), Sample(top_k=1, seed=9), Sample(top_p=1e-9)):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from regard.cli.looking.inputs import Opened
     from regard.see.heads import Head, HeadTable
     from regard.see.record import Seen
-    from regard.see.report import Overlay, Sides
+    from regard.see.report import Overlay, Sides, TokenRelevance
 
 ROLLOUT = "from regard.see.relevance import rollout\n\n"
 
