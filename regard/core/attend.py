@@ -44,7 +44,7 @@ def attend(
     kernel  None chooses; a name runs that kernel or raises all its reasons not to
     places  absolute positions, as a cache hands them out; without them the queries are the last rows
     """
-    return kernels.run(prepare_request(q, k, v, mask, scores, beta, dropout, positions), kernel)
+    return kernels.run_kernel(prepare_request(q, k, v, mask, scores, beta, dropout, positions), kernel)
 
 
 def explain(

@@ -56,10 +56,10 @@ def _has_triton() -> bool:
 def attend_with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"] | None]:
     """The attention, and the log-sum-exp where its kernel gives it along."""
     if call.q.is_cuda and call.plain and not sdpa.refusals(call):
-        found = sdpa.with_lse(call)
+        found = sdpa.fused_attention_with_lse(call)
         if found is not None:
             return found
-    return kernels.run(call, None), None
+    return kernels.run_kernel(call, None), None
 
 
 def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) -> RowStatistics:

@@ -567,7 +567,7 @@ def test_an_unknown_kernel_gets_a_suggestion_and_the_list():
 @pytest.mark.parametrize("kernel", [3, ["sdpa"]])
 def test_a_kernel_goes_by_its_name(kernel):
     text = said(ConfigError, call, kernel=kernel)
-    assert text == f"kernel is a name such as 'sdpa', or None to choose, not {kernel!r}"
+    assert text == f"kernel must be a name such as 'sdpa', or None to choose one, not {kernel!r}"
 
 
 def test_a_kernel_that_refuses_lists_all_its_reasons():

@@ -73,7 +73,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """flex_attention written out by torch itself: slow, exact, and with a log-sum-exp on the CPU too."""
-    monkeypatch.setattr(flex, "_compiled", lambda structure: flex._call_flex)
+    monkeypatch.setattr(flex, "_get_compiled", lambda structure: flex._call_flex)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
         yield
@@ -146,7 +146,7 @@ def test_block_masks_agree_with_those_of_torch(name, i, j):
         i = j  # no document has a number before its beginning
     mask = MASKS[name](j)
     asked = call(*draw(i, j), mask=mask)
-    ours = flex._planned(asked).blocks
+    ours = flex._build_plan(asked).blocks
     if ours is None:
         assert mask.dense(i, j).all()
         return
@@ -171,7 +171,7 @@ def test_the_predicate_of_a_block_mask_is_the_mask(name):
     for positions in (None, Positions(7), Positions(9, torch.randperm(130))):
         i = 20 if positions else 130
         asked = call(*draw(i, 130), mask=mask, positions=positions)
-        ours = flex._planned(asked).blocks
+        ours = flex._build_plan(asked).blocks
         dense = mask.dense(i, 130, positions=asked.positions).expand(B, 1, i, 130)
         if ours is None:
             assert dense.all()
@@ -183,7 +183,7 @@ def test_the_predicate_of_a_block_mask_is_the_mask(name):
 
 def test_fine_blocks_skip_more():
     asked = call(*draw(1024, 1024, dtype=torch.bfloat16, b=1), mask=window(before=10))
-    plan = flex._planned(asked)
+    plan = flex._build_plan(asked)
     assert plan.blocks.BLOCK_SIZE == (flex.FINE, flex.FINE)
     theirs = by_torch(asked, flex.FINE)
     assert torch.equal(plan.blocks.to_dense().bool(), theirs.to_dense().bool())
@@ -209,7 +209,7 @@ SIZES = {
 def test_small_blocks_and_tiles_are_for_what_is_sparse_and_fits_them(name):
     sizes, rest, sparse = SIZES[name]
     sizes = {"i": 1024, "j": 1024, "b": 1, "dtype": torch.bfloat16} | sizes
-    plan = flex._planned(call(*draw(**sizes), **rest))
+    plan = flex._build_plan(call(*draw(**sizes), **rest))
     assert ("fwd_BLOCK_M" in plan.options) == sparse
     if plan.blocks is not None:
         assert plan.blocks.BLOCK_SIZE[0] == (flex.FINE if sparse else flex.COARSE)
@@ -223,14 +223,14 @@ def test_training_keeps_to_the_blocks_that_have_a_gradient(learned):
         x.requires_grad_(name == learned or "without" in learned)
     slopes = tensors.pop("slopes")
     with torch.set_grad_enabled("without" not in learned):
-        plan = flex._planned(call(*tensors.values(), **SPARSE, scores=alibi(slopes=slopes)))
+        plan = flex._build_plan(call(*tensors.values(), **SPARSE, scores=alibi(slopes=slopes)))
     assert plan.blocks.BLOCK_SIZE[0] == (flex.FINE if "nothing" in learned else flex.COARSE)
     assert "fwd_BLOCK_M" in plan.options
 
 
 @pytest.mark.parametrize(("i", "j"), [(256, 384), (256, 300), (300, 256), (130, 130)])
 def test_divisible_lengths_are_told_to_the_compiler(i, j):
-    plan = flex._planned(call(*draw(i, j), mask=causal()))
+    plan = flex._build_plan(call(*draw(i, j), mask=causal()))
     assert plan.options["IS_DIVISIBLE"] == (i % 128 == j % 128 == 0)
 
 
@@ -255,7 +255,7 @@ def test_a_single_score_becomes_what_the_terms_make_of_it(positions):
     q, k, v = draw(33, 130)
     terms = [alibi(slopes=torch.rand(H)), additive(torch.randn(H, 33, 1)), softcap(2.0), shaw(torch.randn(11, C))]
     asked = call(q, k, v, scores=terms, positions=positions)
-    modify = flex._score_mod(asked.bound_terms(), flex._positions(positions, q.device))
+    modify = flex._score_mod(asked.bound_terms(), flex._position_function(positions, q.device))
     whole = torch.zeros(B, H, 33, 130)
     for bound in asked.bound_terms():
         whole = bound(whole, asked.grid())
@@ -395,23 +395,23 @@ def test_another_structure_has_code_of_its_own(compilations):
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     calls: list[Request] = []
-    original = flex._planned
+    original = flex._build_plan
 
     def noted(asked: Request) -> flex.BlockMaskPlan:
         calls.append(asked)
         return original(asked)
 
-    monkeypatch.setattr(flex, "_planned", noted)
+    monkeypatch.setattr(flex, "_build_plan", noted)
     return calls
 
 
 def test_a_plan_is_remembered(planned):
     ids = labels(130)
     for _ in range(2):
-        flex._plan(call(*draw(130, 130), mask=causal() & documents(ids)))
+        flex._get_plan(call(*draw(130, 130), mask=causal() & documents(ids)))
     assert len(planned) == 1
     ids[:, 60:] += 1
-    flex._plan(call(*draw(130, 130), mask=causal() & documents(ids)))
+    flex._get_plan(call(*draw(130, 130), mask=causal() & documents(ids)))
     assert len(planned) == 2
 
 
@@ -435,14 +435,14 @@ def test_a_plan_is_for_calls_of_one_kind(other, planned):
     sizes = {"i": 130, "j": 130}
     own = {name: other[name] for name in other if name not in ("mask", "positions", "scores")}
     rest = {name: other[name] for name in other if name in ("mask", "positions", "scores")}
-    flex._plan(call(*draw(**sizes), **SPARSE))
-    flex._plan(call(*draw(**sizes | own), **SPARSE | rest))
+    flex._get_plan(call(*draw(**sizes), **SPARSE))
+    flex._get_plan(call(*draw(**sizes | own), **SPARSE | rest))
     assert len(planned) == 2
 
 
 def test_positions_of_single_keys_are_planned_for_each_time(planned):
     for _ in range(2):
-        flex._plan(call(*draw(5, 130), mask=causal(), positions=Positions(9, torch.arange(130))))
+        flex._get_plan(call(*draw(5, 130), mask=causal(), positions=Positions(9, torch.arange(130))))
     assert len(planned) == 2
 
 
@@ -502,4 +502,4 @@ def test_it_refuses_inside_transforms_and_the_compiler(monkeypatch):
     assert "it has no rule for vmap, forward-mode and second derivatives" in told
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     reasons = flex.refusals(call(*draw(130, 130)))
-    assert "its block mask is worked out in Python, which torch.compile cannot trace" in reasons
+    assert "its block mask is computed in Python, which torch.compile cannot trace" in reasons

@@ -37,7 +37,7 @@ from regard.base.errors import ConfigError, KernelRefusedError
 from regard.core import kernels
 from regard.core.attend import prepare_request
 from regard.core.kernels import KERNELS, blocked, eager, flex, sdpa
-from regard.core.kernels.request import Request, in_transform
+from regard.core.kernels.request import Request, in_unsupported_transform
 from regard.core.masks import as_mask
 from regard.core.masks.plan_cache import Memo
 
@@ -87,7 +87,7 @@ CHOICES = {
 def test_the_choice_is_the_fastest_that_can(name):
     sizes, rest, expected = CHOICES[name]
     inputs = draw(**sizes)
-    assert kernels.choose(settled(*inputs, **rest)) == expected
+    assert kernels.choose_kernel(settled(*inputs, **rest)) == expected
     with recording() as ran:
         attend(*inputs, **rest)
     assert ran == [expected]
@@ -115,12 +115,12 @@ def test_the_choice_on_a_gpu(name):
     rest, expected = ON_A_GPU[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
         inputs = draw(2048, 2048, dtype=torch.bfloat16, device="cuda", c=64, e=64)
-        assert kernels.choose(settled(*inputs, **rest)) == expected
+        assert kernels.choose_kernel(settled(*inputs, **rest)) == expected
 
 
 def test_a_short_call_on_a_gpu_is_not_worth_a_compiled_kernel():
-    assert kernels.choose(settled(*on_gpu(128, 128, c=64, e=64), mask=window(before=5))) == "sdpa"
-    assert kernels.choose(settled(*on_gpu(1024, 1024, c=64, e=64), mask=window(before=5))) == "flex"
+    assert kernels.choose_kernel(settled(*on_gpu(128, 128, c=64, e=64), mask=window(before=5))) == "sdpa"
+    assert kernels.choose_kernel(settled(*on_gpu(1024, 1024, c=64, e=64), mask=window(before=5))) == "flex"
 
 
 def test_inside_vmap_the_kernel_is_one_that_has_a_rule_for_it():
@@ -137,7 +137,7 @@ def test_transforms_are_told_apart():
     told = []
 
     def look(x: Tensor) -> Tensor:
-        told.append(in_transform())
+        told.append(in_unsupported_transform())
         return x.sum()
 
     look(torch.ones(3))
@@ -195,7 +195,7 @@ def test_a_call_that_nobody_serves_is_refused_by_all():
 
 
 def test_a_kernel_goes_by_its_name():
-    with pytest.raises(ConfigError, match="kernel is a name such as 'sdpa'"):
+    with pytest.raises(ConfigError, match="kernel must be a name such as 'sdpa'"):
         attend(*draw(), kernel=sdpa)
 
 
@@ -471,13 +471,13 @@ def test_blocked_copies_where_keys_lie_apart(monkeypatch):
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Mask]:
     """The masks for which blocked works out a plan, from a clean memory on."""
     masks: list[Mask] = []
-    original = blocked._planned
+    original = blocked._build_plan
 
     def noted(mask: Mask, *rest: object) -> blocked.GatherPlan:
         masks.append(mask)
         return original(mask, *rest)
 
-    monkeypatch.setattr(blocked, "_planned", noted)
+    monkeypatch.setattr(blocked, "_build_plan", noted)
     monkeypatch.setattr(blocked, "_plans", Memo(16))
     return masks
 
@@ -612,8 +612,8 @@ def test_other_widths_of_v_are_not_padded_on_a_gpu(monkeypatch):
     inputs = on_gpu(I, J, c=64, e=32)
     usual = torch._C._get_sdp_priority_order()[0]
     for hopper in (True, False):
-        monkeypatch.setattr(sdpa, "_hopper", lambda device, hopper=hopper: hopper)
-        assert sdpa.fused(*inputs, 0.1, 0.0).shape == (B, H, I, 32)
+        monkeypatch.setattr(sdpa, "_is_hopper", lambda device, hopper=hopper: hopper)
+        assert sdpa.fused_attention(*inputs, 0.1, 0.0).shape == (B, H, I, 32)
     assert seen == [(64, 32, SDPBackend.CUDNN_ATTENTION.value), (64, 32, usual)]
     assert usual != SDPBackend.CUDNN_ATTENTION.value
 
@@ -621,11 +621,11 @@ def test_other_widths_of_v_are_not_padded_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize(("capability", "is_hopper"), [((9, 0), True), ((8, 9), False), ((10, 0), False)])
 def test_hopper_is_told_by_its_capability(capability, is_hopper, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    sdpa._generation.cache_clear()
+    sdpa._compute_capability.cache_clear()
     try:
-        assert sdpa._hopper(0) == is_hopper
+        assert sdpa._is_hopper(0) == is_hopper
     finally:
-        sdpa._generation.cache_clear()
+        sdpa._compute_capability.cache_clear()
 
 
 @pytest.mark.parametrize("compiling", [False, True])

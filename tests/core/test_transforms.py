@@ -546,7 +546,7 @@ class TestKept:
 
 def test_a_refusal_keeps_its_reasons_under_the_compiler():
     run = compiled(lambda q, k, v: attend(q, k, v, mask=window(before=2), kernel="blocked"))
-    with pytest.raises(Exception, match=r"worked out in Python, which torch\.compile cannot trace"):
+    with pytest.raises(Exception, match=r"computed in Python, which torch\.compile cannot trace"):
         run(*draw())
 
 

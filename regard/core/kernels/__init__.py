@@ -17,41 +17,41 @@ from regard.core.kernels.request import Request
 
 
 class Kernel(Protocol):
-    """What a kernel file offers."""
+    """The interface of a kernel file."""
 
     SUMMARY: str
 
-    def refusals(self, call: Request) -> list[str]:
-        """Every reason why this kernel cannot compute exactly what is asked; none means that it can."""
+    def refusals(self, request: Request) -> list[str]:
+        """Every reason why this kernel cannot compute the request exactly; an empty list if it can."""
 
-    def work(self, call: Request) -> float:
-        """Score entries it would compute, weighted by how long one takes it: the smallest is chosen."""
+    def work(self, request: Request) -> float:
+        """Number of scores it would compute, weighted by the time of each. The kernel with the smallest is chosen."""
 
-    def memory(self, call: Request) -> int:
-        """Bytes it would need beyond inputs and output."""
+    def memory(self, request: Request) -> int:
+        """Bytes of memory it would need beyond inputs and output."""
 
-    def run(self, call: Request) -> Tensor:
-        """The attention."""
+    def run(self, request: Request) -> Tensor:
+        """Compute the attention output."""
 
 
 class _Reference:
-    """The float64 definition, as a kernel."""
+    """The float64 reference as a kernel."""
 
-    SUMMARY = "the definition in float64: the truth, and slow"
+    SUMMARY = "the definition of attention in float64; slow"
 
     refusals = staticmethod(eager.refusals)
 
     @staticmethod
-    def run(call: Request) -> Tensor:
-        return reference.reference(call)
+    def run(request: Request) -> Tensor:
+        return reference.reference(request)
 
     @staticmethod
-    def work(call: Request) -> float:
-        return 25 * eager.work(call)
+    def work(request: Request) -> float:
+        return 25 * eager.work(request)
 
     @staticmethod
-    def memory(call: Request) -> int:
-        b, h, _, i, j, _, _ = call.sizes
+    def memory(request: Request) -> int:
+        b, h, _, i, j, _, _ = request.sizes
         return 9 * b * h * i * j * 8 // 2
 
 
@@ -64,52 +64,61 @@ Context = Callable[[], AbstractContextManager[None]]
 _observers: list[tuple[Observer, Context]] = []
 
 
-def choose(call: Request) -> str:
-    """The fused kernel with the least work among those that can serve, else the eager one."""
-    if call.plain and not sdpa.refusals(call):
-        return "sdpa"  # nothing here is faster, so the others need not be asked
-    if sdpa.short_in_float32(call) and not eager.refusals(call):
-        return "eager"  # the most exact, and so small that compiling another would never pay
-    able = ["flex"] if len(flex.refusals(call)) == 0 else []
-    if able and flex.surely_best(call):
+def choose_kernel(request: Request) -> str:
+    """The name of the fused kernel with the least work among those that can run the request, else `eager`."""
+    if request.plain and not sdpa.refusals(request):
+        return "sdpa"  # no other kernel is faster
+    if sdpa.is_small_float32(request) and not eager.refusals(request):
+        return "eager"  # the most exact, and the request is too small for compiling another to pay
+    able = ["flex"] if len(flex.refusals(request)) == 0 else []
+    if able and flex.is_surely_best(request):
         return "flex"
-    able += ["sdpa"] if len(sdpa.refusals(call)) == 0 else []
-    # where flex can serve, blocked would only copy what flex reads in place
-    able += ["blocked"] if "flex" not in able and len(blocked.refusals(call)) == 0 else []
+    able += ["sdpa"] if len(sdpa.refusals(request)) == 0 else []
+    # where flex can run, blocked would only copy what flex reads in place
+    able += ["blocked"] if "flex" not in able and len(blocked.refusals(request)) == 0 else []
     if len(able) == 0:
-        if reasons := eager.refusals(call):
+        if reasons := eager.refusals(request):
             raise kernel_refused(None, reasons, [])
         return "eager"
     if torch.compiler.is_compiling():
-        return able[0]  # comparing work would tie the compiled code to one length; the order is the usual one
-    return min(able, key=lambda name: KERNELS[name].work(call))
+        return able[0]  # comparing work would specialise the compiled code to one length
+    return min(able, key=lambda name: KERNELS[name].work(request))
 
 
-def run(call: Request, name: str | None) -> Tensor:
-    """The attention by the named kernel, or by the one chosen. A named one that cannot serve raises its reasons."""
+def run_kernel(request: Request, name: str | None) -> Tensor:
+    """Run the named kernel, or the chosen one if `name` is None.
+
+    A named kernel that cannot compute the request exactly raises an error with its reasons.
+    """
     if name is None:
-        name = choose(call)
+        name = choose_kernel(request)
     elif not isinstance(name, str):
-        raise ConfigError(f"kernel is a name such as 'sdpa', or None to choose, not {name!r}")
-    elif reasons := KERNELS[name].refusals(call):
-        others = [other for other in KERNELS if not KERNELS[other].refusals(call)]
-        raise kernel_refused(name, reasons, [choose(call)] if others else [])
+        raise ConfigError(f"kernel must be a name such as 'sdpa', or None to choose one, not {name!r}")
+    elif reasons := KERNELS[name].refusals(request):
+        others = [other for other in KERNELS if not KERNELS[other].refusals(request)]
+        raise kernel_refused(name, reasons, [choose_kernel(request)] if others else [])
     if torch.compiler.is_compiling() or not _observers:
-        return KERNELS[name].run(call)
+        return KERNELS[name].run(request)
     with ExitStack() as stack:
         for _, context in _observers:
             stack.enter_context(context())
-        out = KERNELS[name].run(call)
+        out = KERNELS[name].run(request)
     for observer, _ in _observers:
-        observer(name, call, out)
+        observer(name, request, out)
     return out
 
 
 @contextmanager
 def recording() -> Iterator[list[str]]:
-    """The names of the kernels that run inside, in order."""
+    """Record the names of the kernels that run inside the `with` block, in order.
+
+    >>> with regard.recording() as names:
+    ...     attend(q, k, v)
+    >>> names
+    ['sdpa']
+    """
     names: list[str] = []
-    with observe_requests(lambda name, call, out: names.append(name)):
+    with observe_requests(lambda name, request, out: names.append(name)):
         yield names
 
 
@@ -128,13 +137,13 @@ def observe_requests(observer: Observer, context: Context = nullcontext) -> Iter
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One kernel's answer to a call."""
+class KernelAnswer:
+    """Whether one kernel can run a request, and its cost."""
 
     kernel: str
     summary: str
     reasons: tuple[str, ...]
-    work: float  # entries, weighted by the time each takes; infinite where it refuses
+    work: float  # scores, weighted by the time of each; infinite if it refuses
     memory: int  # bytes
 
     @property
@@ -144,14 +153,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which kernel would run, why each other would not, what is visible and what it would cost."""
+    """The chosen kernel, the reasons of kernels that refuse, visible pairs and costs."""
 
     call: str
     mask: str
     chosen: str | None
     visible: int
     pairs: int
-    answers: tuple[Answer, ...]
+    answers: tuple[KernelAnswer, ...]
 
     def __str__(self) -> str:
         share = self.visible / self.pairs if self.pairs else 0.0
@@ -166,26 +175,27 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(call: Request) -> Explanation:
-    b, h, g, i, j, c, e = call.sizes
+def explain(request: Request) -> Explanation:
+    """List every kernel with its cost, or with its reasons to refuse."""
+    b, h, g, i, j, c, e = request.sizes
     answers = []
     for name in KERNELS:
         kernel = KERNELS[name]
-        reasons = tuple(kernel.refusals(call))
-        work, memory = (math.inf, 0) if reasons else (kernel.work(call), kernel.memory(call))
-        answers.append(Answer(name, kernel.SUMMARY, reasons, work, memory))
+        reasons = tuple(kernel.refusals(request))
+        work, memory = (math.inf, 0) if reasons else (kernel.work(request), kernel.memory(request))
+        answers.append(KernelAnswer(name, kernel.SUMMARY, reasons, work, memory))
     return Explanation(
-        call=f"b={b} h={h} g={g} i={i} j={j} c={c} e={e}, {call.q.dtype} on {call.q.device}, beta={call.beta:g}",
-        mask=repr(call.mask),
-        chosen=choose(call) if any(answer.able for answer in answers) else None,
-        visible=call.visible_pairs,
+        call=f"b={b} h={h} g={g} i={i} j={j} c={c} e={e}, {request.q.dtype} on {request.q.device}, beta={request.beta:g}",
+        mask=repr(request.mask),
+        chosen=choose_kernel(request) if any(answer.able for answer in answers) else None,
+        visible=request.visible_pairs,
         pairs=b * h * i * j,
         answers=tuple(answers),
     )
 
 
 def format_bytes(size: int) -> str:
-    """Bytes as people read them."""
+    """A number of bytes with its unit: `1.5 MiB`."""
     value = float(size)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:

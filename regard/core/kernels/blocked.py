@@ -1,6 +1,6 @@
-"""Sparse attention by blocks: each block of queries meets only the blocks of keys it sees, in the fused kernel.
+"""Block-sparse attention: gathers the key blocks that each query block sees and calls the fused kernel on them.
 
-Cost and memory follow the visible blocks, so a window costs what a window should, on the CPU too, and it trains.
+Time and memory are proportional to the number of visible blocks, on the CPU too, with gradients.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.kernels import sdpa
-from regard.core.kernels.request import Request, seen_keys, summed
+from regard.core.kernels.request import Request, sum_terms, visible_keys
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import NONE, Blocks, BlockTable, Spans, sparsest_table, unseen_and_blind
 from regard.core.masks.data import has_matrix
@@ -24,14 +24,14 @@ from regard.core.masks.plan_cache import Memo, joint_key
 
 SUMMARY = "gathers the visible key blocks and runs torch's fused attention on them"
 SIZE = 64  # fine enough that a window of 256 wastes little, coarse enough to fill the fused kernel
-_ALIKE = 4  # classes of query blocks that share one small mask; the rest keep their own
-_AT_ONCE = 1 << 24  # pairs looked at in one go while planning
-_KEEP = 1 << 26  # pairs of a plan that may be remembered
+_ALIKE = 4  # number of patterns that query blocks share; the other blocks have their own mask
+_AT_ONCE = 1 << 24  # pairs evaluated at once while planning
+_KEEP = 1 << 26  # largest number of pairs of a plan that is cached
 
 
 @dataclass(frozen=True)
-class Group:
-    """Query blocks (r) that see as many key blocks (m) each, and what is visible inside."""
+class BlockGroup:
+    """Query blocks (r) that see the same number of key blocks (m), and the mask inside these blocks."""
 
     rows: Int[Tensor, "r"]
     columns: Int[Tensor, "r m"]
@@ -39,7 +39,7 @@ class Group:
 
     @cached_property
     def sliding(self) -> bool:
-        """Whether one run of key blocks moves along with the queries, so that views serve instead of copies."""
+        """Whether the key blocks form a sliding window, so that views can replace copies."""
         if not self.columns.shape[1]:
             return False
         steps = torch.arange(len(self.rows))
@@ -49,91 +49,93 @@ class Group:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """How one mask is served: groups of query blocks, and what is seen or blind over all."""
+    """Which key blocks each group of query blocks gathers, for one mask and size."""
 
-    spans: Spans  # what the rows and columns of the groups are blocks of
-    groups: tuple[Group, ...]
+    spans: Spans  # the blocks that rows and columns of the groups index
+    groups: tuple[BlockGroup, ...]
     unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that nobody sees
     blind: Bool[Tensor, "#b 1 i 1"] | None  # queries that see nothing
 
     @property
     def pairs(self) -> int:
-        """How many pairs the masks of the groups hold."""
+        """Number of pairs that the masks of the groups hold."""
         return sum(group.visible.numel() for group in self.groups)
 
 
-def refusals(call: Request) -> list[str]:
-    reasons = sdpa.refusals(call)
-    if isinstance(call.mask, Full):
-        reasons.append("the mask hides nothing, so there is no block to skip")
-    if has_matrix(call.mask):
+def refusals(request: Request) -> list[str]:
+    reasons = sdpa.refusals(request)
+    if isinstance(request.mask, Full):
+        reasons.append("the mask hides nothing, so no block can be skipped")
+    if has_matrix(request.mask):
         reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
     if torch.compiler.is_compiling():
-        reasons.append("the list of visible blocks is worked out in Python, which torch.compile cannot trace")
-    if 0 in call.sizes:
+        reasons.append("the list of visible blocks is computed in Python, which torch.compile cannot trace")
+    if 0 in request.sizes:
         reasons.append("it does not take empty tensors")
     return reasons
 
 
-def work(call: Request) -> float:
-    b, h, _, i, j, _, _ = call.sizes
-    if call.q.device.type != "cpu" and call.mask.tensors():
-        return 2.0 * b * h * i * j  # the table would have to wait for the device; assume that nothing can be skipped
-    return 1.5 * b * h * _visited(_table(call)) * SIZE * SIZE + 2e5
+def work(request: Request) -> float:
+    b, h, _, i, j, _, _ = request.sizes
+    if request.q.device.type != "cpu" and request.mask.tensors():
+        return (
+            2.0 * b * h * i * j
+        )  # a block table would synchronise with the device; assume that nothing can be skipped
+    return 1.5 * b * h * _visited_blocks(_get_block_table(request)) * SIZE * SIZE + 2e5
 
 
-def memory(call: Request) -> int:
-    b, h, g, _, _, c, e = call.sizes
-    table = _table(call)
-    size, visited = call.q.element_size(), _visited(table)
+def memory(request: Request) -> int:
+    b, h, g, _, _, c, e = request.sizes
+    table = _get_block_table(request)
+    size, visited = request.q.element_size(), _visited_blocks(table)
     pairs = b * h * visited * SIZE * SIZE
     needed = b * h * visited * SIZE * (c + e) * size + visited * SIZE * SIZE
-    if call.terms:
+    if request.terms:
         needed += pairs * size
-    learned = any(tensor.requires_grad for term in call.terms for tensor in term.tensors())
-    if call.q.device.type == "cpu" and (call.dropout or learned):
-        # torch's unfused path: scores and weights, and as much again for the way back
-        training = learned or any(x.requires_grad for x in (call.q, call.k, call.v))
+    learned = any(tensor.requires_grad for term in request.terms for tensor in term.tensors())
+    if request.q.device.type == "cpu" and (request.dropout or learned):
+        # torch's unfused path: scores and weights, twice with a backward pass
+        training = learned or any(x.requires_grad for x in (request.q, request.k, request.v))
         needed += (4 if training and torch.is_grad_enabled() else 2) * pairs * max(4, size)
-    if table.steps:  # copies of q, k and v in their order, and of the output
+    if table.steps:  # reordered copies of q, k, v and the output
         rows, columns = table.state.shape[-2:]
         needed += b * SIZE * (h * rows + g * columns) * (c + e) * size
     return needed
 
 
-def run(call: Request) -> Float[Tensor, "b h i e"]:
-    b, h, _, _, _, _, e = call.sizes
-    plan = _plan(call)
+def run(request: Request) -> Float[Tensor, "b h i e"]:
+    b, h, _, _, _, _, e = request.sizes
+    plan = _get_plan(request)
     rows, columns = plan.spans.row_blocks, plan.spans.column_blocks
-    k, v = call.k, call.v
+    k, v = request.k, request.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
-    laid = ((call.q, rows), (k, columns), (v, columns))
-    q, k, v = (_in_blocks(x, blocks, plan.spans.steps) for x, blocks in laid)  # (b h) n c
-    terms = call.bound_terms()
-    sink = None if call.sink is None else call.sink.repeat(b)
+    laid = ((request.q, rows), (k, columns), (v, columns))
+    q, k, v = (_split_into_blocks(x, blocks, plan.spans.steps) for x, blocks in laid)  # (b h) n c
+    terms = request.bound_terms()
+    sink = None if request.sink is None else request.sink.repeat(b)
     outs = []
     for group in plan.groups:
-        blocks = _rows(q, group)
+        blocks = _query_blocks(q, group)
         if not group.columns.shape[1]:
-            # zeros that know where they come from, so that a mask which hides everything still trains
+            # zeros that are connected to q, so that backward works if the mask hides everything
             nothing = blocks[..., :1].masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0)
             outs.append(nothing.expand(*blocks.shape[:3], e))
             continue
         visible = (
             group.visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if group.visible.shape[1] > 1 else group.visible
         )
-        bias, keys, values, hidden = None, _keys(k, group), _keys(v, group), None
+        bias, keys, values, hidden = None, _key_blocks(k, group), _key_blocks(v, group), None
         if terms:
-            bias = summed(terms, _grid(call, plan.spans, group), call.q)
+            bias = sum_terms(terms, _grid(request, plan.spans, group), request.q)
             bias = bias.expand(len(group.rows), b, h, SIZE, group.columns.shape[1] * SIZE).flatten(1, 2)
-        if bias is not None and call.hides_by_score:
+        if bias is not None and request.hides_by_score:
             seen = visible & (bias != -math.inf)
-            unseen, hidden = ~seen_keys(seen, keys.shape[1]), ~seen.any(-1, keepdim=True)
+            unseen, hidden = ~visible_keys(seen, keys.shape[1]), ~seen.any(-1, keepdim=True)
             keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
-            # a blind row keeps finite scores inside the fused kernel
+            # a row that sees nothing needs finite scores inside the fused kernel; it is zeroed below
             visible, bias = seen | hidden, bias.masked_fill(hidden, 0)
-        out = sdpa.masked(blocks, keys, values, visible, bias, sink, call.beta, call.dropout)
+        out = sdpa.masked_attention(blocks, keys, values, visible, bias, sink, request.beta, request.dropout)
         outs.append(out if hidden is None else out.masked_fill(hidden, 0))
     out = torch.cat(outs)  # r (b h) s e
     order = torch.cat([group.rows for group in plan.groups])
@@ -145,7 +147,7 @@ def run(call: Request) -> Float[Tensor, "b h i e"]:
     return out if plan.blind is None else out.masked_fill(plan.blind, 0)
 
 
-def _rows(q: Float[Tensor, "bh n c"], group: Group) -> Float[Tensor, "r bh s c"]:
+def _query_blocks(q: Float[Tensor, "bh n c"], group: BlockGroup) -> Float[Tensor, "r bh s c"]:
     blocks = q.reshape(q.shape[0], -1, SIZE, q.shape[2])
     if group.sliding:
         first = int(group.rows[0])
@@ -153,7 +155,7 @@ def _rows(q: Float[Tensor, "bh n c"], group: Group) -> Float[Tensor, "r bh s c"]
     return blocks.index_select(1, group.rows.to(q.device)).transpose(0, 1)
 
 
-def _keys(k: Float[Tensor, "bg n c"], group: Group) -> Float[Tensor, "r bg l c"]:
+def _key_blocks(k: Float[Tensor, "bg n c"], group: BlockGroup) -> Float[Tensor, "r bg l c"]:
     rows, run = group.columns.shape
     if group.sliding:
         first = int(group.columns[0, 0]) * SIZE
@@ -164,41 +166,43 @@ def _keys(k: Float[Tensor, "bg n c"], group: Group) -> Float[Tensor, "r bg l c"]
     return gathered.reshape(k.shape[0], rows, run * SIZE, k.shape[2]).transpose(0, 1)
 
 
-def _grid(call: Request, spans: Spans, group: Group) -> Grid:
-    """The pairs of a group: axes r, b, h, s, l."""
-    b, h, _, _, j, _, _ = call.sizes
-    device = call.q.device
+def _grid(request: Request, spans: Spans, group: BlockGroup) -> Grid:
+    """The grid of a group's pairs, with axes r, b, h, s, l."""
+    b, h, _, _, j, _, _ = request.sizes
+    device = request.q.device
     row, column = spans.rows[group.rows], spans.columns[group.columns].flatten(1)
     row, column = row.to(device)[:, None, None, :, None], column.to(device)[:, None, None, None, :]
-    positions = key_positions(call.positions, j, device)
+    positions = key_positions(request.positions, j, device)
     batch = torch.arange(b, device=device)[:, None, None, None]
     head = torch.arange(h, device=device)[:, None, None]
-    return Grid(batch, head, row, column, row + call.positions.queries, positions[column])
+    return Grid(batch, head, row, column, row + request.positions.queries, positions[column])
 
 
 _plans: Memo[GatherPlan] = Memo(16)
 
 
-def _plan(call: Request) -> GatherPlan:
-    i, j, device = call.q.shape[2], call.k.shape[2], call.q.device
-    rest = (call.positions, i, j, device) if isinstance(call.positions.keys, int) else None
-    make = lambda: _planned(call.mask, call.positions, i, j, device)  # noqa: E731 (a name for a long argument)
-    return _plans.get(joint_key(call.mask, rest), call.mask, make, lambda plan: plan.pairs <= _KEEP)
+def _get_plan(request: Request) -> GatherPlan:
+    i, j, device = request.q.shape[2], request.k.shape[2], request.q.device
+    rest = (request.positions, i, j, device) if isinstance(request.positions.keys, int) else None
+    make = lambda: _build_plan(request.mask, request.positions, i, j, device)  # noqa: E731 (a name for a long argument)
+    return _plans.get(joint_key(request.mask, rest), request.mask, make, lambda plan: plan.pairs <= _KEEP)
 
 
-def _planned(mask: Mask, positions: Positions, i: int, j: int, device: torch.device) -> GatherPlan:
+def _build_plan(mask: Mask, positions: Positions, i: int, j: int, device: torch.device) -> GatherPlan:
     mask = mask.to(torch.device("cpu"))
     table = sparsest_table(mask, i, j, SIZE, positions=positions)
     spans = Spans(positions, i, j, SIZE, table.steps)
     unseen, blind = unseen_and_blind(mask, positions, i, j, table)
     state = table.union()
     runs = (state != NONE).sum(1)
-    groups: list[Group] = []
+    groups: list[BlockGroup] = []
     for run in runs.unique().tolist():
         rows = (runs == run).nonzero()[:, 0]
         columns = (state[rows] != NONE).nonzero()[:, 1].reshape(len(rows), run)
-        look = partial(_visible, mask, spans)
-        groups += [Group(r, c, seen_there.to(device)) for r, c, seen_there in _alike(rows, columns, look)]
+        look = partial(_visible_in_blocks, mask, spans)
+        groups += [
+            BlockGroup(r, c, seen_there.to(device)) for r, c, seen_there in _group_by_pattern(rows, columns, look)
+        ]
     return GatherPlan(
         spans=spans,
         groups=tuple(sorted(groups, key=lambda group: int(group.rows[0]))),
@@ -207,7 +211,7 @@ def _planned(mask: Mask, positions: Positions, i: int, j: int, device: torch.dev
     )
 
 
-def _visible(mask: Mask, spans: Spans, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r b s l"]:
+def _visible_in_blocks(mask: Mask, spans: Spans, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r b s l"]:
     row, i = (x[rows][:, None, :, None] for x in (spans.rows, spans.query_positions()))
     column, j, real = (
         x[columns].flatten(1)[:, None, None, :]
@@ -216,16 +220,16 @@ def _visible(mask: Mask, spans: Spans, rows: Tensor, columns: Tensor) -> Bool[Te
     batch = torch.arange(mask.batch() or 1)[:, None, None]
     seen = mask.see(Grid(batch, torch.zeros(1, dtype=torch.long), row, column, i, j)) & real
     seen = seen.expand(len(rows), mask.batch() or 1, SIZE, columns.shape[1] * SIZE)
-    # a blind row keeps finite scores inside the fused kernel and is zeroed at the end
+    # a row that sees nothing needs finite scores inside the fused kernel; it is zeroed at the end
     return seen | ~seen.any(3, keepdim=True)
 
 
-def _alike(
+def _group_by_pattern(
     rows: Tensor, columns: Tensor, look: Callable[[Tensor, Tensor], Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Query blocks that see the same pattern share one small mask; a few classes of them cover a window.
+    """Group query blocks that see the same pattern, so that they share one mask; a window has a few patterns.
 
-    They are looked at a few at a time, so that a long sequence never holds all of its pairs at once.
+    Blocks are evaluated in chunks, so that a long sequence never needs all of its pairs in memory.
     """
     patterns: list[Tensor] = []
     kinds: list[Tensor] = []
@@ -250,19 +254,19 @@ def _alike(
         yield rows[which_kind == _ALIKE], columns[which_kind == _ALIKE], torch.cat(odd)
 
 
-def _in_blocks(x: Float[Tensor, "b h n c"], blocks: Blocks, steps: tuple[int, ...]) -> Float[Tensor, "bh m c"]:
-    """Rows in the order of their blocks, which are filled up."""
-    if steps:  # with few axes, for which torch selects many times faster
+def _split_into_blocks(x: Float[Tensor, "b h n c"], blocks: Blocks, steps: tuple[int, ...]) -> Float[Tensor, "bh m c"]:
+    """Rows in the order of their blocks, padded to whole blocks."""
+    if steps:  # index_select is many times faster with fewer axes
         return x.flatten(0, 1).index_select(1, blocks.index.flatten().to(x.device))
     missing = blocks.index.numel() - x.shape[2]
     return (pad(x, (0, 0, 0, missing)) if missing else x).flatten(0, 1)
 
 
-def _table(call: Request) -> BlockTable:
-    return sparsest_table(call.mask, call.q.shape[2], call.k.shape[2], SIZE, positions=call.positions)
+def _get_block_table(request: Request) -> BlockTable:
+    return sparsest_table(request.mask, request.q.shape[2], request.k.shape[2], SIZE, positions=request.positions)
 
 
-def _visited(table: BlockTable) -> int:
-    """How many blocks have to be looked at for some sequence."""
-    with _disable_current_modes():  # the table is real even where q is a fake tensor
+def _visited_blocks(table: BlockTable) -> int:
+    """Number of blocks that at least one sequence visits."""
+    with _disable_current_modes():  # the table holds numbers even if q is a fake tensor
         return table.visited_by_any

@@ -1,6 +1,6 @@
-"""torch's flex_attention on a GPU: its block mask comes from the algebra instead of from trying every pair.
+"""torch's flex_attention on a GPU, with a BlockMask computed from the mask algebra instead of from every pair.
 
-Each combination of mask and terms is compiled once, for all lengths.
+Each combination of mask and score terms is compiled once for all lengths.
 """
 
 import math
@@ -16,8 +16,15 @@ from torch import Tensor
 
 from regard.core.absolute_positions import Grid, Positions
 from regard.core.kernels import eager
-from regard.core.kernels.gradients import TRACED_LIMIT, Guard, can_steer, guarded_by_rows, poison_large_rows, poisoned
-from regard.core.kernels.request import Request, in_transform
+from regard.core.kernels.gradients import (
+    TRACED_LIMIT,
+    GradientGuard,
+    can_poison_rows,
+    can_read_values,
+    poison_gradient,
+    poison_large_rows,
+)
+from regard.core.kernels.request import Request, in_unsupported_transform
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import ALL, SOME, block_table, unseen_and_blind
 from regard.core.masks.data import has_matrix
@@ -27,14 +34,14 @@ from regard.core.scores import Additive, BoundTerm
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-SUMMARY = "torch's flex_attention with a block mask worked out from the algebra"
+SUMMARY = "torch's flex_attention with a BlockMask from the mask algebra"
 COARSE = 128  # flex's own block size, and the only one its gradient takes
-FINE = 64  # wastes less of a sparse mask
+FINE = 64  # skips more of a sparse mask
 
 
 def _tiles(width: int) -> dict[str, int]:
-    """For sparse masks: short rows of blocks want small tiles (measured on an H200, docs/log.md)."""
-    short = 64 if width <= 64 else 32  # of a gradient's tile; wider heads do not leave room for more
+    """Tile sizes for sparse masks: small tiles for short rows of blocks (measured on an H200, see docs/log.md)."""
+    short = 64 if width <= 64 else 32  # of a tile in the backward pass; wider heads leave no room for more
     return {
         "fwd_BLOCK_M": 64,
         "fwd_BLOCK_N": 64,
@@ -49,118 +56,118 @@ def _tiles(width: int) -> dict[str, int]:
     }
 
 
-def refusals(call: Request) -> list[str]:
+def refusals(request: Request) -> list[str]:
     reasons = []
-    if call.q.device.type != "cuda":
-        reasons.append(f"it needs a GPU, but q lies on {call.q.device}")
-    if call.q.dtype == torch.float64:
+    if request.q.device.type != "cuda":
+        reasons.append(f"it needs a GPU, but q lies on {request.q.device}")
+    if request.q.dtype == torch.float64:
         reasons.append("it computes in float32 at most, and q is float64")
-    if min(call.q.shape[-1], call.v.shape[-1]) < 16:
-        reasons.append(f"it takes heads at least 16 wide, not c={call.q.shape[-1]} and e={call.v.shape[-1]}")
-    if call.dropout:
+    if min(request.q.shape[-1], request.v.shape[-1]) < 16:
+        reasons.append(f"it takes heads at least 16 wide, not c={request.q.shape[-1]} and e={request.v.shape[-1]}")
+    if request.dropout:
         reasons.append("it has no dropout")
-    if call.steep and not call.hard:
-        reasons.append(f"beta={call.beta:g} would drive scores out of the range of floats")
-    if call.hard:
+    if request.steep and not request.hard:
+        reasons.append(f"beta={request.beta:g} would drive scores out of the range of floats")
+    if request.hard:
         reasons.append("beta=inf is hard attention, and it knows only softmax")
-    if call.q.dtype == torch.float32 and torch.is_grad_enabled() and _learned_terms(call):
+    if request.q.dtype == torch.float32 and torch.is_grad_enabled() and _has_learned_terms(request):
         reasons.append("it adds up a learned term's gradient in no fixed order, too inexact for float32")
-    sums = all(term.additive or term.name == "sink" for term in call.terms)
-    if sums and any(isinstance(term, Additive) for term in call.terms):
+    sums = all(term.additive or term.name == "sink" for term in request.terms)
+    if sums and any(isinstance(term, Additive) for term in request.terms):
         reasons.append("it cannot centre a dense bias by row, so a large one would round the scores away; sdpa can")
-    if has_matrix(call.mask):
+    if has_matrix(request.mask):
         reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
     if torch.compiler.is_compiling():
-        reasons.append("its block mask is worked out in Python, which torch.compile cannot trace")
-    if in_transform():
+        reasons.append("its block mask is computed in Python, which torch.compile cannot trace")
+    if in_unsupported_transform():
         reasons.append("it has no rule for vmap, forward-mode and second derivatives")
-    if 0 in call.sizes:
+    if 0 in request.sizes:
         reasons.append("it does not take empty tensors")
     return reasons
 
 
-def work(call: Request) -> float:
-    b, h, _, i, j, _, _ = call.sizes
-    return 1.1 * b * h * i * j * _density(call) + 2e6
+def work(request: Request) -> float:
+    b, h, _, i, j, _, _ = request.sizes
+    return 1.1 * b * h * i * j * _density(request) + 2e6
 
 
-def surely_best(call: Request) -> bool:
-    """Whether even with nothing to skip it would do less work than a dense mask: true for all but short calls."""
-    b, h, _, i, j, _, _ = call.sizes
+def is_surely_best(request: Request) -> bool:
+    """Whether it beats a dense mask even if no block can be skipped: all but short requests."""
+    b, h, _, i, j, _, _ = request.sizes
     return b * h * i * j > 1e7
 
 
-def memory(call: Request) -> int:
-    b, h, _, i, j, _, _ = call.sizes
+def memory(request: Request) -> int:
+    b, h, _, i, j, _, _ = request.sizes
     return 4 * b * h * i + 16 * -(-i // FINE) * -(-j // FINE)
 
 
-def _density(call: Request) -> float:
-    if isinstance(call.mask, Full):
+def _density(request: Request) -> float:
+    if isinstance(request.mask, Full):
         return 1.0
-    if call.mask.tensors():
-        return 0.5  # its table would have to wait for the device; some blocks can surely be skipped
-    i, j = call.q.shape[2], call.k.shape[2]
-    return block_table(call.mask, i, j, COARSE, positions=call.positions).density
+    if request.mask.tensors():
+        return 0.5  # a block table would synchronise with the device; assume that half can be skipped
+    i, j = request.q.shape[2], request.k.shape[2]
+    return block_table(request.mask, i, j, COARSE, positions=request.positions).density
 
 
-def _sparse(call: Request) -> bool:
-    """Whether small tiles pay and fit: half precision, heads up to 128 wide, more than a few queries."""
-    _, _, _, i, _, c, e = call.sizes
-    return call.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE and _density(call) < 0.5
+def _is_sparse(request: Request) -> bool:
+    """Whether small tiles are faster and fit: half precision, heads up to 128 wide, at least one block of queries."""
+    _, _, _, i, _, c, e = request.sizes
+    return request.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE and _density(request) < 0.5
 
 
-def _learned_terms(call: Request) -> bool:
-    return any(tensor.requires_grad for term in call.terms for tensor in term.tensors())
+def _has_learned_terms(request: Request) -> bool:
+    return any(tensor.requires_grad for term in request.terms for tensor in term.tensors())
 
 
-def _training(call: Request) -> bool:
-    learned = any(x.requires_grad for x in (call.q, call.k, call.v)) or _learned_terms(call)
+def _needs_gradient(request: Request) -> bool:
+    learned = any(x.requires_grad for x in (request.q, request.k, request.v)) or _has_learned_terms(request)
     return torch.is_grad_enabled() and learned
 
 
 @dataclass(frozen=True)
 class BlockMaskPlan:
-    """How calls of one kind are served."""
+    """The BlockMask and compiled function for requests of one kind."""
 
     blocks: "BlockMask | None"
-    unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that nobody sees
+    unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that no query sees
     blind: Bool[Tensor, "#b 1 i 1"] | None  # queries that see nothing
     function: Callable[..., Any]
     options: dict[str, Any]
 
 
-def run(call: Request) -> Float[Tensor, "b h i e"]:
-    plan = _plan(call)
-    k, v = call.k, call.v
+def run(request: Request) -> Float[Tensor, "b h i e"]:
+    plan = _get_plan(request)
+    k, v = request.k, request.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
-    for term in call.terms:
+    for term in request.terms:
         if isinstance(term, Additive) and (unseen := _unseen_by_score(term, k.shape[1])) is not None:
             k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
     guard = None
-    training = _training(call)
-    cheap = training and can_steer(call.q) and guarded_by_rows(call.q, call.beta)
-    if training and can_steer(call.q) and not cheap:
-        learned = "the score terms are learned" if _learned_terms(call) else ""
-        guard = Guard(partial(eager.attention, call), learned)
-        q, k, v = guard.enter(call.q, k, v)
-        call = replace(call, q=q)
-    sink = call.sink
-    terms = call.bound_terms()
-    if not _usual(call):
-        # a number would be compiled in, and a schedule of temperatures has more of them than code is made for
-        beta = torch.tensor(call.beta, device=call.q.device)
+    training = _needs_gradient(request)
+    cheap = training and can_read_values(request.q) and can_poison_rows(request.q, request.beta)
+    if training and can_read_values(request.q) and not cheap:
+        learned = "the score terms are learned" if _has_learned_terms(request) else ""
+        guard = GradientGuard(partial(eager.attention, request), learned)
+        q, k, v = guard.enter(request.q, k, v)
+        request = replace(request, q=q)
+    sink = request.sink
+    terms = request.bound_terms()
+    if not _has_default_beta(request):
+        # a Python number would be compiled in, and every new beta would compile again
+        beta = torch.tensor(request.beta, device=request.q.device)
         terms = [lambda scores, grid: scores * beta, *terms]
     result = plan.function(
-        call.q,
+        request.q,
         k,
         v,
         sink is not None or training,
-        score_mod=_score_mod(terms, _positions(call.positions, call.q.device)) if terms else None,
+        score_mod=_score_mod(terms, _position_function(request.positions, request.q.device)) if terms else None,
         block_mask=plan.blocks,
-        scale=call.beta if _usual(call) else 1.0,
-        enable_gqa=call.q.shape[1] != k.shape[1],
+        scale=request.beta if _has_default_beta(request) else 1.0,
+        enable_gqa=request.q.shape[1] != k.shape[1],
         kernel_options=plan.options,
     )
     out: Tensor = result
@@ -172,15 +179,15 @@ def run(call: Request) -> Float[Tensor, "b h i e"]:
         poison_large_rows(out, lse)
     elif training:
         largest = lse.abs().amax()
-        out = poisoned(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
+        out = poison_gradient(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
     if sink is not None:
-        # a sink is one more exponential in the sum: what is left for the keys is sigmoid(lse - sink)
+        # a sink adds one exponential to the sum, so the keys get sigmoid(lse - sink) of the weight
         out = out * torch.sigmoid(aux.lse - sink[:, None])[..., None].to(out.dtype)
     return out if plan.blind is None else out.masked_fill(plan.blind, 0)
 
 
 def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None:
-    """The keys that a tensor of scores hides from all queries with -inf; None where it has no axis of keys."""
+    """Keys that an additive term hides from all queries with -inf; None if it has no axis of keys."""
     values = term.values.detach().reshape((1, 1, *term.values.shape)[-4:])
     if values.shape[-1] == 1:
         return None
@@ -188,16 +195,16 @@ def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None
     return (unseen if unseen.shape[1] == 1 else unseen.unflatten(1, (g, -1)).all(2))[..., None]
 
 
-def _usual(call: Request) -> bool:
-    """Whether beta is the one of all calls of this width, so that it may be compiled in."""
-    return bool(call.beta == call.q.shape[-1] ** -0.5)
+def _has_default_beta(request: Request) -> bool:
+    """Whether beta is c ** -0.5, which may be compiled in as a constant."""
+    return bool(request.beta == request.q.shape[-1] ** -0.5)
 
 
 PositionFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _positions(positions: Positions, device: torch.device) -> PositionFunction:
-    """Absolute positions from indices. Starts travel as tensors, so that a cache step compiles nothing anew."""
+def _position_function(positions: Positions, device: torch.device) -> PositionFunction:
+    """A function from indices to absolute positions. Offsets are tensors, so that a cache step does not recompile."""
     keys = positions.keys
     if isinstance(keys, Tensor):
         at = keys.to(device)
@@ -227,34 +234,46 @@ def _mask_mod(mask: Mask, positions: PositionFunction) -> Callable[..., Tensor]:
 _plans: Memo[BlockMaskPlan] = Memo(64)
 
 
-def _plan(call: Request) -> BlockMaskPlan:
-    q, k, v = call.q, call.k, call.v
-    settings = tuple(term.settings() for term in call.terms)
-    kind = (call.positions, q.shape, k.shape, v.shape, q.dtype, q.device, _training(call), settings, _usual(call))
-    rest = kind if isinstance(call.positions.keys, int) else None
-    return _plans.get(joint_key(call.mask, rest), call.mask, lambda: _planned(call))
+def _get_plan(request: Request) -> BlockMaskPlan:
+    q, k, v = request.q, request.k, request.v
+    settings = tuple(term.settings() for term in request.terms)
+    kind = (
+        request.positions,
+        q.shape,
+        k.shape,
+        v.shape,
+        q.dtype,
+        q.device,
+        _needs_gradient(request),
+        settings,
+        _has_default_beta(request),
+    )
+    rest = kind if isinstance(request.positions.keys, int) else None
+    return _plans.get(joint_key(request.mask, rest), request.mask, lambda: _build_plan(request))
 
 
-def _planned(call: Request) -> BlockMaskPlan:
-    mask, positions, device = call.mask, call.positions, call.q.device
-    i, j = call.q.shape[2], call.k.shape[2]
-    sparse = _sparse(call)
+def _build_plan(request: Request) -> BlockMaskPlan:
+    mask, positions, device = request.mask, request.positions, request.q.device
+    i, j = request.q.shape[2], request.k.shape[2]
+    sparse = _is_sparse(request)
     divisible = i % COARSE == 0 and j % COARSE == 0
-    function = _compiled((_structure(call), sparse, divisible))
-    options = {"IS_DIVISIBLE": divisible, **(_tiles(max(call.q.shape[-1], call.v.shape[-1])) if sparse else {})}
+    function = _get_compiled((_compile_key(request), sparse, divisible))
+    options = {"IS_DIVISIBLE": divisible, **(_tiles(max(request.q.shape[-1], request.v.shape[-1])) if sparse else {})}
     if isinstance(mask, Full):
         return BlockMaskPlan(None, None, None, function, options)
-    table = block_table(mask, i, j, FINE if sparse and not _training(call) else COARSE, positions=positions)
+    table = block_table(mask, i, j, FINE if sparse and not _needs_gradient(request) else COARSE, positions=positions)
     unseen, blind = unseen_and_blind(mask, positions, i, j, table)
     state = table.state if table.state.ndim == 3 else table.state[None]
-    blocks = block_mask(state.to(device), _mask_mod(mask, _positions(positions, device)), i, j, table.size)
+    blocks = block_mask(state.to(device), _mask_mod(mask, _position_function(positions, device)), i, j, table.size)
     unseen, blind = (None if flags is None else flags[:, None, :, None].to(device) for flags in (unseen, blind))
     return BlockMaskPlan(blocks, unseen, blind, function, options)
 
 
 def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i: int, j: int, size: int) -> "BlockMask":
-    """flex's own form of a block table: for each query block the key blocks to look at, and those to take whole."""
-    from torch.nn.attention.flex_attention import BlockMask  # it loads the compiler, which takes as long as torch
+    """Convert a block table to flex's BlockMask: for each query block its partly and its fully visible key blocks."""
+    from torch.nn.attention.flex_attention import (
+        BlockMask,  # importing it loads the compiler, which takes as long as torch itself
+    )
 
     lists = []
     for kind in (SOME, ALL):
@@ -265,38 +284,38 @@ def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i:
     return BlockMask.from_kv_blocks(some, which, whole, which_whole, size, mask_mod, (i, j))
 
 
-def _structure(call: Request) -> Hashable:
-    """What is compiled in: rules, settings and the sizes that code is made for. Data and lengths may change."""
-    b, h, g, i, j, c, e = call.sizes
-    ones = (b == 1, i <= COARSE, j <= COARSE)  # an axis of size one is compiled apart
+def _compile_key(request: Request) -> Hashable:
+    """The key of compiled code: mask structure, settings, dtype and fixed sizes. Data and lengths may change."""
+    b, h, g, i, j, c, e = request.sizes
+    ones = (b == 1, i <= COARSE, j <= COARSE)  # an axis of size one is compiled separately
     starts = (
-        isinstance(call.positions.keys, Tensor),
-        call.positions == Positions(0, 0) if isinstance(call.positions.keys, int) else False,
+        isinstance(request.positions.keys, Tensor),
+        request.positions == Positions(0, 0) if isinstance(request.positions.keys, int) else False,
     )
-    terms = tuple(term.settings() for term in call.terms)
+    terms = tuple(term.settings() for term in request.terms)
     return (
-        _rules(call.mask),
+        _mask_structure(request.mask),
         terms,
-        call.q.dtype,
-        call.q.device,
+        request.q.dtype,
+        request.q.device,
         h,
         g,
         c,
         e,
         ones,
         starts,
-        _training(call),
-        _usual(call),
+        _needs_gradient(request),
+        _has_default_beta(request),
     )
 
 
-def _rules(mask: Mask) -> Hashable:
-    """A mask without its data."""
-    return (type(mask), *(_rules(child) for child in mask.children())) if mask.tensors() else mask
+def _mask_structure(mask: Mask) -> Hashable:
+    """The structure of a mask without its data."""
+    return (type(mask), *(_mask_structure(child) for child in mask.children())) if mask.tensors() else mask
 
 
 _functions: dict[Hashable, Callable[..., Any]] = {}
-_MOST_FUNCTIONS = 256  # a fresh predicate in every step must not fill the memory
+_MOST_FUNCTIONS = 256  # a new predicate in every step must not fill the memory
 
 
 def _call_flex(q: Tensor, k: Tensor, v: Tensor, with_lse: bool, **settings: Any) -> Any:
@@ -305,7 +324,7 @@ def _call_flex(q: Tensor, k: Tensor, v: Tensor, with_lse: bool, **settings: Any)
     return flex_attention(q, k, v, return_aux=AuxRequest(lse=True) if with_lse else None, **settings)
 
 
-def _compiled(structure: Hashable) -> Callable[..., Any]:
+def _get_compiled(structure: Hashable) -> Callable[..., Any]:
     """The compiled function of one structure.
 
     The compiler counts recompilations by code object and gives up after a few; a code object for each structure

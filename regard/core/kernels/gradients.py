@@ -3,7 +3,7 @@
 A fused kernel keeps one number for each row, the log-sum-exp, and its backward pass computes the weights again as
 exp(score - lse). In float32 a log-sum-exp of 1e9 has no digits left below 64, so these weights are wrong: the forward
 pass is right, the gradients are not. All kernels of torch do this: flash attention on the CPU, and flash, cuDNN,
-memory-efficient and flex attention on a GPU. Up to `limit` their gradients are about as exact as those of the naive
+memory-efficient and flex attention on a GPU. Up to `lse_limit` their gradients are about as exact as those of the naive
 method. Beyond it they are computed here from the scores themselves, some rows at a time.
 """
 
@@ -20,15 +20,15 @@ from regard.base.tracing import is_meta_or_fake
 from regard.core.input_checks import disable_autocast
 
 TRACED_LIMIT = 3e4  # of the bound on scores in compiled code
-ORDINARY = 64.0  # beta in units of c ** -0.5; above it large scores are intended
-WRONG = 1e5  # |log-sum-exp| above which recomputed weights are off by more than the rounding of half precision
+ORDINARY_BETA = 64.0  # beta in units of c ** -0.5; above it large scores are intended
+WRONG_LSE = 1e5  # |log-sum-exp| above which recomputed weights are off by more than the rounding of half precision
 _AT_ONCE = 1 << 24  # scores held at once
 
 # Attention of some rows: q of these rows, k, v and which rows they are; returns their output
 RowAttention = Callable[[Tensor, Tensor, Tensor, slice], Tensor]
 
 
-def limit(q: Tensor) -> float:
+def lse_limit(q: Tensor) -> float:
     """The largest |log-sum-exp| at which a fused backward pass is exact enough; measured, see docs/log.md."""
     return 1e4 if q.device.type == "cuda" and q.element_size() == 2 else 1e3
 
@@ -38,7 +38,7 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def can_steer(q: Tensor) -> bool:
+def can_read_values(q: Tensor) -> bool:
     """Whether Python may read tensor values here: not while tracing, in torch.func, or for fake and meta tensors."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return not (torch.compiler.is_compiling() or transformed or is_meta_or_fake(q))
@@ -70,7 +70,7 @@ def gradients_by_rows(
     return of_q, of_k.to(k.dtype), of_v.to(v.dtype)
 
 
-def dense_rows(added: Tensor | None, causal: bool, beta: float) -> RowAttention:
+def dense_row_attention(added: Tensor | None, causal: bool, beta: float) -> RowAttention:
     """Softmax attention with a dense mask or bias, written out."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> Tensor:
@@ -88,7 +88,7 @@ def dense_rows(added: Tensor | None, causal: bool, beta: float) -> RowAttention:
     return attention
 
 
-def flash_on_cpu(
+def cpu_flash_attention(
     q: Float[Tensor, "n h i c"],
     k: Float[Tensor, "n g j c"],
     v: Float[Tensor, "n g j c"],
@@ -99,11 +99,11 @@ def flash_on_cpu(
     """torch's flash attention on the CPU, with exact gradients of q, k and v."""
     if added is not None and added.dtype == torch.bool:
         added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
-    out: Tensor = _FlashOnCpu.apply(q, k, v, added, causal, beta)  # type: ignore[no-untyped-call]
+    out: Tensor = _CpuFlashAttention.apply(q, k, v, added, causal, beta)  # type: ignore[no-untyped-call]
     return out
 
 
-def _split(beta: float, dtype: torch.dtype) -> tuple[float, float]:
+def _split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
     """Two factors of beta: one for q and a power of two for the kernel.
 
     The kernel rounds score * scale in other ways forward and backward, which makes gradients several times less exact
@@ -115,16 +115,16 @@ def _split(beta: float, dtype: torch.dtype) -> tuple[float, float]:
     return mantissa, math.ldexp(1.0, exponent)
 
 
-class _FlashOnCpu(torch.autograd.Function):
+class _CpuFlashAttention(torch.autograd.Function):
     # no setup_context: with it, torch inspects the signature of forward at every call
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
         attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        factor, scale = _split(beta, q.dtype)
+        factor, scale = _split_scale(beta, q.dtype)
         scaled = q if factor == 1.0 else q * factor
         out, lse = attention(scaled, k, v, 0.0, causal, attn_mask=added, scale=scale)
         low, high = torch.aminmax(lse)
-        ctx.large = not max(-low.item(), high.item()) <= limit(q)  # NaN is large
+        ctx.large = not max(-low.item(), high.item()) <= lse_limit(q)  # NaN is large
         if ctx.large and scaled is not q:
             # scores that tie exactly must go on to do so, which the rounding of q * factor would prevent
             out, lse = attention(q, k, v, 0.0, causal, attn_mask=added, scale=beta)
@@ -137,16 +137,16 @@ class _FlashOnCpu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, added, out, lse = ctx.saved_tensors
         if ctx.large:
-            grads = gradients_by_rows(dense_rows(added, ctx.causal, ctx.beta), grad, q, k, v)
+            grads = gradients_by_rows(dense_row_attention(added, ctx.causal, ctx.beta), grad, q, k, v)
             return *grads, None, None, None
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        factor, scale = _split(ctx.beta, q.dtype)
+        factor, scale = _split_scale(ctx.beta, q.dtype)
         scaled = q if factor == 1.0 else q * factor
         of_q, of_k, of_v = backward(grad, scaled, k, v, out, lse, 0.0, ctx.causal, attn_mask=added, scale=scale)
         return of_q if factor == 1.0 else of_q * factor, of_k, of_v, None, None, None
 
 
-class Guard:
+class GradientGuard:
     """Replaces the gradients of one fused call on a GPU if its scores are too large.
 
     The forward pass does not synchronise: the largest score is copied to pinned memory asynchronously and read in the
@@ -160,13 +160,13 @@ class Guard:
 
     def enter(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v for the kernel."""
-        passed: tuple[Tensor, Tensor, Tensor] = _Passed.apply(self, q, k, v)  # type: ignore[no-untyped-call]
+        passed: tuple[Tensor, Tensor, Tensor] = _GuardedInputs.apply(self, q, k, v)  # type: ignore[no-untyped-call]
         return passed
 
     def leave(self, out: Tensor, largest: Tensor) -> Tensor:
         """The kernel's output, given its largest |score| or |log-sum-exp|."""
         if torch.cuda.is_current_stream_capturing():
-            return poisoned(out, largest > limit(out))  # a captured graph cannot branch on the host
+            return poison_gradient(out, largest > lse_limit(out))  # a captured graph cannot branch on the host
         self.largest = torch.empty((), dtype=largest.dtype, pin_memory=True)
         self.largest.copy_(largest.detach(), non_blocking=True)
         self.copied = torch.cuda.Event()
@@ -176,16 +176,16 @@ class Guard:
 
     def _receive(self, grad: Tensor) -> None:
         self.copied.synchronize()
-        large = not self.largest.item() <= limit(grad)  # NaN is large
+        large = not self.largest.item() <= lse_limit(grad)  # NaN is large
         if large and self.refusal:
             reached = f"scores reach {self.largest.item():.1e}, where fused kernels have wrong gradients"
             raise KernelRefusedError(f"{reached}, and {self.refusal}; use attend(..., kernel='eager')")
         self.grad = grad if large else None
 
 
-class _Passed(torch.autograd.Function):
+class _GuardedInputs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, guard: Guard, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, guard: GradientGuard, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.guard = guard
         ctx.save_for_backward(q, k, v)
         return q.view_as(q), k.view_as(k), v.view_as(v)
@@ -198,14 +198,14 @@ class _Passed(torch.autograd.Function):
         return None, *gradients_by_rows(ctx.guard.attention, grad, *ctx.saved_tensors)
 
 
-def guarded_by_rows(q: Tensor, beta: float) -> bool:
+def can_poison_rows(q: Tensor, beta: float) -> bool:
     """Whether a call on a GPU is guarded by `poison_saved_lse` alone: half precision and an ordinary beta.
 
     Not under saved-tensor hooks such as those of torch.utils.checkpoint: reading a saved tensor in the forward pass
     would run them.
     """
     packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-    return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY and not packed
+    return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY_BETA and not packed
 
 
 def saved_lse(out: Tensor) -> Tensor | None:
@@ -221,12 +221,12 @@ def poison_saved_lse(out: Tensor) -> None:
     lse = saved_lse(out)
     if lse is not None:
         rows = lse.data  # does not count as a change of a saved tensor, which autograd would refuse
-        rows.masked_fill_(rows.abs() > WRONG, math.nan)
+        rows.masked_fill_(rows.abs() > WRONG_LSE, math.nan)
 
 
 def poison_large_rows(out: Tensor, lse: Tensor) -> None:
     """Register a hook that sets the gradient of rows to NaN where |log-sum-exp| > WRONG."""
-    out.register_hook(lambda grad: grad.masked_fill(lse[..., None].abs() > WRONG, math.nan))
+    out.register_hook(lambda grad: grad.masked_fill(lse[..., None].abs() > WRONG_LSE, math.nan))
 
 
 def keep_layout(out: Tensor) -> None:
@@ -248,7 +248,7 @@ def with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     )
 
 
-def bound(q: Tensor, k: Tensor, beta: float) -> Tensor:
+def score_bound(q: Tensor, k: Tensor, beta: float) -> Tensor:
     """A number that no |beta q . k| exceeds."""
     exact = torch.promote_types(q.dtype, torch.float32)
     longest = [torch.linalg.vector_norm(x.detach(), dim=-1, dtype=exact).amax() for x in (q, k)]
@@ -256,13 +256,13 @@ def bound(q: Tensor, k: Tensor, beta: float) -> Tensor:
     return largest
 
 
-def poisoned(out: Tensor, wrong: Tensor) -> Tensor:
+def poison_gradient(out: Tensor, wrong: Tensor) -> Tensor:
     """The same output; its gradient is NaN where `wrong` is True. For compiled code, transforms and CUDA graphs."""
-    marked: Tensor = _Poisoned.apply(out, wrong)  # type: ignore[no-untyped-call]
+    marked: Tensor = _PoisonGradient.apply(out, wrong)  # type: ignore[no-untyped-call]
     return marked
 
 
-class _Poisoned(torch.autograd.Function):
+class _PoisonGradient(torch.autograd.Function):
     @staticmethod
     def forward(out: Tensor, wrong: Tensor) -> Tensor:
         return out.view_as(out)

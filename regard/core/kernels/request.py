@@ -1,4 +1,4 @@
-"""One attention call, checked and settled: what a kernel is asked to compute."""
+"""The validated arguments of one attention call, which every kernel receives."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ STEEP_BETA = 1e15
 
 @dataclass(frozen=True)
 class Request:
-    """Tensors that fit each other, a mask simplified to where they stand, terms, and the numbers of the call."""
+    """Checked q, k and v, the mask simplified to their positions, score terms, beta and dropout."""
 
     q: Float[Tensor, "b h i c"]
     k: Float[Tensor, "b g j c"]
@@ -38,22 +38,22 @@ class Request:
 
     @property
     def steep(self) -> bool:
-        """Whether beta is so large that scores have to be centred before it: only differences stay in range."""
+        """Whether beta is so large that scores must be centred before they are multiplied by it."""
         return abs(self.beta) > STEEP_BETA
 
     @property
     def hard(self) -> bool:
-        """Whether only the largest score counts."""
+        """Whether beta is infinite: hard attention, only the largest score counts."""
         return self.beta > LARGEST_FLOAT
 
     @property
     def causal_square(self) -> bool:
-        """Whether the mask is the plain lower triangle, which fused kernels know by themselves."""
+        """Whether the mask is the lower triangle that fused kernels have as `is_causal`."""
         return self.mask.as_window() == (None, 0) and self.positions.square(self.q.shape[2], self.k.shape[2])
 
     @property
     def plain(self) -> bool:
-        """Whether nothing but q, k, v and the lower triangle is needed."""
+        """Whether fused kernels need no dense mask or bias: no score terms, and full or causal."""
         # torch's own triangle is -inf before it is scaled: a beta of zero or less would turn it into NaN or +inf
         return len(self.terms) == 0 and (isinstance(self.mask, Full) or (self.causal_square and self.beta > 0))
 
@@ -66,19 +66,19 @@ class Request:
 
     @property
     def sink(self) -> Float[Tensor, "h"] | None:
-        """The logits of all sinks together: sinks add up as exponentials do."""
+        """The log-sum-exp of the logits of all sinks; None without sinks."""
         exact = torch.promote_types(self.q.dtype, torch.float32)
         logits = [term.logits.to(self.q.device, exact) for term in self.terms if isinstance(term, Sink)]
         return torch.stack(logits).logsumexp(0) if logits else None
 
     def grid(self, rows: slice | None = None) -> Grid:
-        """All pairs of a query and a key, or those of some rows."""
+        """The grid of all pairs of a query and a key, or of some rows of queries."""
         b, h, _, i, j, _, _ = self.sizes
         grid = whole_grid(self.positions, b, h, i, j, self.q.device)
         return grid if rows is None else replace(grid, row=grid.row[rows], i=grid.i[rows], whole=False)
 
     def visible(self, grid: Grid | None = None) -> Bool[Tensor, "#b #h i j"] | None:
-        """The dense mask with all four axes, less what terms hide with -inf; None where everything is visible."""
+        """The dense mask with four axes, without the keys that terms hide with -inf; None if everything is visible."""
         if isinstance(self.mask, Full) and not self.hides_by_score:
             return None
         grid = self.grid() if grid is None else grid
@@ -89,30 +89,33 @@ class Request:
         return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
 
     def bound_terms(self) -> list[BoundTerm]:
+        """The score terms as functions of (scores, grid), bound to the queries."""
         if not self.terms:
-            return []  # before q is copied in another dtype for nobody
+            return []  # avoids a copy of q in another dtype
         q = self.q.to(torch.promote_types(self.q.dtype, torch.float32))  # terms are as exact as scores are
         return [term.bind(q, self.beta) for term in self.terms]
 
 
-def summed(terms: list[BoundTerm], grid: Grid, q: Tensor) -> Float[Tensor, "..."]:
-    """All additive terms of the grid's pairs as one tensor, in float32 or better."""
+def sum_terms(terms: list[BoundTerm], grid: Grid, q: Tensor) -> Float[Tensor, "..."]:
+    """Sum all additive score terms over the grid, in float32 or better."""
     scores = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     for term in terms:
         scores = term(scores, grid)
     return scores
 
 
-def centred_bias(
+def center_bias(
     bias: Float[Tensor, "..."] | None,
     visible: Bool[Tensor, "#n #h i j"] | None,
     sink: Float[Tensor, "h"] | None,
     i: int,
     j: int,
 ) -> Float[Tensor, "#n #h i jj"]:
-    """What is added to scores: the bias, -inf where hidden, and the sink as one more column. The largest of a row is 0.
+    """The bias to add to scores, centred by row: the largest number of a row is 0.
 
-    Only differences within a row count. Without this, a row of -1e9 would leave no digits of the scores themselves.
+    It is -inf at hidden keys and has the sink as one more column.
+
+    Softmax depends on differences within a row only. Without centring, a row of -1e9 would round the scores away.
     """
     bias = torch.zeros((), dtype=sink.dtype, device=sink.device) if bias is None and sink is not None else bias
     assert bias is not None
@@ -128,18 +131,18 @@ def centred_bias(
     return added.sub_(top) if fresh else added - top
 
 
-def seen_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:
-    """The keys that some query of their sequence may see. The others may hold NaN, so they have to be cleared."""
+def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:
+    """Keys that at least one query of their sequence sees. Kernels set all others to zero: they may hold NaN."""
     seen = visible.any(-2)
     if seen.shape[1] > 1:
         seen = seen.unflatten(1, (g, -1)).any(2)
     return seen[..., None]
 
 
-def in_transform() -> bool:
-    """Whether derivatives or batches are being taken for which torch's fused attention has no rule."""
+def in_unsupported_transform() -> bool:
+    """Whether a torch.func transform is active for which torch's fused attention has no rule."""
     if torch.compiler.is_compiling():
-        return False  # the compiler has taken the transform apart before this is asked
+        return False  # the compiler has already lowered the transform
     if forward_ad._current_level >= 0:
         return True
     levels = [level.key().name for level in torch._C._functorch.get_interpreter_stack() or []]

@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention: the fused kernels it has for full and causal, a dense mask otherwise."""
+"""torch's scaled_dot_product_attention: fused kernels for full and causal masks, a dense mask otherwise."""
 
 import math
 from collections.abc import Iterator
@@ -14,18 +14,18 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.base.tracing import assume_constant_result, is_meta_or_fake
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
-    Guard,
-    bound,
-    can_steer,
-    dense_rows,
-    flash_on_cpu,
-    guarded_by_rows,
+    GradientGuard,
+    can_poison_rows,
+    can_read_values,
+    cpu_flash_attention,
+    dense_row_attention,
     keep_layout,
     needs_gradient,
+    poison_gradient,
     poison_saved_lse,
-    poisoned,
+    score_bound,
 )
-from regard.core.kernels.request import Request, centred_bias, in_transform, seen_keys, summed
+from regard.core.kernels.request import Request, center_bias, in_unsupported_transform, sum_terms, visible_keys
 from regard.core.masks.algebra import Full
 
 SUMMARY = "torch's fused attention; cuDNN first on Hopper"
@@ -40,72 +40,79 @@ _HOPPER_ORDER = [
 ]
 
 
-def refusals(call: Request) -> list[str]:
+def refusals(request: Request) -> list[str]:
     reasons = []
-    if call.hard:
+    if request.hard:
         reasons.append("beta=inf is hard attention, and the fused kernels know only softmax")
-    elif call.steep:
-        reasons.append(f"beta={call.beta:g} would drive scores out of the range of floats")
+    elif request.steep:
+        reasons.append(f"beta={request.beta:g} would drive scores out of the range of floats")
     reasons += [
         f"{term.name} does more than add to the scores, which is all the fused kernels allow"
-        for term in call.terms
+        for term in request.terms
         if not term.additive and term.name != "sink"
     ]
-    reasons += unfused(call)
-    if in_transform():
+    reasons += unfused_reasons(request)
+    if in_unsupported_transform():
         reasons.append("torch's fused attention has no rule for vmap, forward-mode and second derivatives")
     return reasons
 
 
-def work(call: Request) -> float:
-    b, h, _, i, j, _, _ = call.sizes
-    if call.plain:
-        return b * h * i * j * (1.0 if isinstance(call.mask, Full) else 0.6)
+def work(request: Request) -> float:
+    b, h, _, i, j, _, _ = request.sizes
+    if request.plain:
+        return b * h * i * j * (1.0 if isinstance(request.mask, Full) else 0.6)
     return 1.3 * b * h * i * j
 
 
-def memory(call: Request) -> int:
-    b, h, _, i, j, _, _ = call.sizes
-    learned = any(tensor.requires_grad for term in call.terms for tensor in term.tensors())
-    if call.q.device.type == "cpu" and (call.dropout or learned):
-        return 4 * b * h * i * j * max(4, call.q.element_size())  # torch takes its unfused path for these
-    if call.plain:
+def memory(request: Request) -> int:
+    b, h, _, i, j, _, _ = request.sizes
+    learned = any(tensor.requires_grad for term in request.terms for tensor in term.tensors())
+    if request.q.device.type == "cpu" and (request.dropout or learned):
+        return 4 * b * h * i * j * max(4, request.q.element_size())  # torch uses its unfused path for these
+    if request.plain:
         return 4 * b * h * i  # the log-sum-exp of each row
-    if call.terms:
-        return 2 * b * h * i * (j + 1) * call.q.element_size()
-    return (call.mask.batch() or 1) * (call.mask.heads() or 1) * i * j * (1 + call.q.element_size())
+    if request.terms:
+        return 2 * b * h * i * (j + 1) * request.q.element_size()
+    return (request.mask.batch() or 1) * (request.mask.heads() or 1) * i * j * (1 + request.q.element_size())
 
 
-def run(call: Request) -> Float[Tensor, "b h i e"]:
-    if call.plain:
-        return fused(call.q, call.k, call.v, call.beta, call.dropout, causal=call.causal_square)
-    k, v, visible, awake = call.k, call.v, call.visible(), None
+def run(request: Request) -> Float[Tensor, "b h i e"]:
+    if request.plain:
+        return fused_attention(
+            request.q, request.k, request.v, request.beta, request.dropout, causal=request.causal_square
+        )
+    k, v, visible, awake = request.k, request.v, request.visible(), None
     if visible is not None:
-        unseen = ~seen_keys(visible, k.shape[1])
+        unseen = ~visible_keys(visible, k.shape[1])
         k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
         awake = visible.any(-1, keepdim=True)
-        visible = visible | ~awake  # a blind row keeps finite scores and is zeroed below
-    terms = call.bound_terms()
-    bias = summed(terms, call.grid(), call.q) if terms else None
-    if bias is not None and awake is not None and call.hides_by_score:
+        visible = visible | ~awake  # a row that sees nothing needs finite scores; it is zeroed below
+    terms = request.bound_terms()
+    bias = sum_terms(terms, request.grid(), request.q) if terms else None
+    if bias is not None and awake is not None and request.hides_by_score:
         bias = bias.masked_fill(~awake, 0)
-    out = masked(call.q, k, v, visible, bias, call.sink, call.beta, call.dropout)
+    out = masked_attention(request.q, k, v, visible, bias, request.sink, request.beta, request.dropout)
     return out if awake is None else out.masked_fill(~awake, 0)
 
 
-def with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"]] | None:
-    """A plain call on a GPU without dropout, with the log-sum-exp that cuDNN keeps; None where another kernel runs."""
-    q, k, v = call.q, call.k, call.v
+def fused_attention_with_lse(request: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"]] | None:
+    """Output and log-sum-exp of a plain request on a GPU, from cuDNN; None if another kernel would run."""
+    q, k, v = request.q, request.k, request.v
     half = q.element_size() == 2 and q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3] <= 128
-    if not half or not _hopper(q.device.index or 0) or call.dropout or not torch.backends.cuda.cudnn_sdp_enabled():
+    if (
+        not half
+        or not _is_hopper(q.device.index or 0)
+        or request.dropout
+        or not torch.backends.cuda.cudnn_sdp_enabled()
+    ):
         return None
     out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q, k, v, None, True, 0.0, call.causal_square, False, scale=call.beta
+        q, k, v, None, True, 0.0, request.causal_square, False, scale=request.beta
     )[:2]
     return out, lse.reshape(q.shape[:3])
 
 
-def masked(
+def masked_attention(
     q: Float[Tensor, "n h i c"],
     k: Float[Tensor, "n g j c"],
     v: Float[Tensor, "n g j e"],
@@ -115,16 +122,16 @@ def masked(
     beta: float,
     dropout: float,
 ) -> Float[Tensor, "n h i e"]:
-    """The fused kernel behind a dense mask in which no row is blind; the sink is one more key of value zero."""
+    """Fused attention with a dense mask in which every row sees a key; the sink is one more key of value zero."""
     added: Tensor | None = visible
     if bias is not None or sink is not None:
-        added = centred_bias(bias, visible, sink, q.shape[2], k.shape[2]).to(q.dtype)
+        added = center_bias(bias, visible, sink, q.shape[2], k.shape[2]).to(q.dtype)
         if sink is not None:
             k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
-    return fused(q, k, v, beta, dropout, added=added)
+    return fused_attention(q, k, v, beta, dropout, added=added)
 
 
-def fused(
+def fused_attention(
     q: Float[Tensor, "n h i c"],
     k: Float[Tensor, "n g j c"],
     v: Float[Tensor, "n g j e"],
@@ -134,13 +141,15 @@ def fused(
     causal: bool = False,
     added: Tensor | None = None,
 ) -> Float[Tensor, "n h i e"]:
-    """torch's fused attention, with exact gradients; `added` is a boolean mask or what is added to the scores."""
+    """torch's fused attention with exact gradients; `added` is a boolean mask or a bias that is added to the scores."""
     c, e = q.shape[-1], v.shape[-1]
-    # torch would leave its fused kernels for a last axis with gaps
+    # torch has no fused kernels for a last axis whose stride is not 1
     q, k, v = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (q, k, v))
-    # zeros change neither a dot product nor the columns cut off below
+    # padding with zeros changes no dot product; the extra columns of the output are cut off below
     if q.device.type == "cpu" and c != e:
-        q, k, v = (pad(x, (0, max(c, e) - x.shape[-1])) for x in (q, k, v))  # the CPU's fused kernel wants one width
+        q, k, v = (
+            pad(x, (0, max(c, e) - x.shape[-1])) for x in (q, k, v)
+        )  # the CPU's fused kernel takes one width for q, k and v
     if q.device.type == "cuda":
         out = _on_gpu(q, k, v, beta, dropout, causal, added)
     else:
@@ -154,16 +163,16 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
         # without a mask the CPU's kernel gives zeros where a short row of scores is NaN throughout
         added = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if causal else q.new_zeros(1, 1)
         causal = False
-    # with dropout, a learned bias or no numbers at all torch takes its naive path
+    # with dropout, a learned bias or empty tensors torch uses its unfused path
     learning = needs_gradient(q, k, v) and not dropout and not needs_gradient(added) and 0 not in (*q.shape, k.shape[2])
-    if learning and can_steer(q):
-        return flash_on_cpu(q, k, v, added, causal, beta)
+    if learning and can_read_values(q):
+        return cpu_flash_attention(q, k, v, added, causal, beta)
     grouped = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
     if learning and not is_meta_or_fake(q):
-        out = poisoned(out, bound(q, k, beta) > TRACED_LIMIT)
+        out = poison_gradient(out, score_bound(q, k, beta) > TRACED_LIMIT)
     if traced and added is None:
-        # the same; such a row has a query of NaN, or keys of NaN among which the first is
+        # the same as above in compiled code: such a row has NaN in its query or in its first key
         first = k[:, :, :1].isnan().any(-1, keepdim=True).repeat_interleave(q.shape[1] // k.shape[1], 1)
         lost = q.isnan().any(-1, keepdim=True) | first.any(2, keepdim=True)
         out = out * torch.ones_like(lost, dtype=out.dtype).masked_fill(lost, math.nan)
@@ -175,31 +184,33 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
     if added is not None and added.dtype == torch.bool:
         # torch fills in -65504 for cuDNN, which scores below it would lose to
         added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
-    steered = learning and can_steer(q)
-    cheap = steered and guarded_by_rows(q, beta)
+    steered = learning and can_read_values(q)
+    cheap = steered and can_poison_rows(q, beta)
     if steered and not cheap:
         lost = "dropout draws its own weights" if dropout else "the score terms are learned"
-        guard = Guard(dense_rows(added, causal, beta), lost if dropout or needs_gradient(added) else "")
+        guard = GradientGuard(
+            dense_row_attention(added, causal, beta), lost if dropout or needs_gradient(added) else ""
+        )
         passed = guard.enter(q, k, v)
-    with _cudnn_first() if _hopper(q.device.index or 0) else nullcontext():
+    with _cudnn_first() if _is_hopper(q.device.index or 0) else nullcontext():
         out = scaled_dot_product_attention(*passed, added, dropout, causal, scale=beta, enable_gqa=grouped)
     if cheap:
         poison_saved_lse(out)
         keep_layout(out)
     elif learning and not is_meta_or_fake(q):
-        largest = bound(q, k, beta)
-        out = poisoned(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
+        largest = score_bound(q, k, beta)
+        out = poison_gradient(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
         if guard is not None:
             keep_layout(out)
     return out
 
 
-def unfused(call: Request) -> list[str]:
-    """Why torch has no fused kernel for such heads on a GPU: it would build all weights without a word."""
-    if call.q.device.type != "cuda":
+def unfused_reasons(request: Request) -> list[str]:
+    """Reasons why torch has no fused kernel for such heads on a GPU; it would silently build the whole matrix."""
+    if request.q.device.type != "cuda":
         return []
-    _, h, g, _, _, c, e = call.sizes
-    size = call.q.element_size()
+    _, h, g, _, _, c, e = request.sizes
+    size = request.q.element_size()
     if size == 8:
         return ["on a GPU torch has no fused kernel for float64"]
     reasons = []
@@ -207,27 +218,27 @@ def unfused(call: Request) -> list[str]:
         reasons.append(f"on a GPU torch's fused kernels take heads in multiples of {16 // size}, not c={c} and e={e}")
     if size == 4 and h != g:
         reasons.append(f"on a GPU torch's fused kernel for float32 knows no groups, and h={h} but g={g}")
-    if short_in_float32(call):
+    if is_small_float32(request):
         reasons.append(
             "on a GPU torch's fused kernel for float32 rounds more than the whole matrix, which is small here"
         )
     return reasons
 
 
-def short_in_float32(call: Request) -> bool:
-    """Whether the whole matrix costs a GPU next to nothing, and is the most exact way."""
-    b, h, _, i, j, _, _ = call.sizes
-    return call.q.device.type == "cuda" and call.q.dtype == torch.float32 and b * h * i * j <= SHORT
+def is_small_float32(request: Request) -> bool:
+    """Whether a float32 request on a GPU is so small that the whole matrix is cheap; it is the most exact method."""
+    b, h, _, i, j, _, _ = request.sizes
+    return request.q.device.type == "cuda" and request.q.dtype == torch.float32 and b * h * i * j <= SHORT
 
 
 @contextmanager
 def _cudnn_first() -> Iterator[None]:
-    """torch's fused kernels in our order, set back on leaving."""
+    """Set the priority of torch's fused kernels to cuDNN first; restore it on exit."""
     if torch.compiler.is_compiling():
         with sdpa_kernel(_HOPPER_ORDER, set_priority=True):
             yield
         return
-    # what sdpa_kernel does, without its 17 microseconds: a short call would feel them
+    # does the same as sdpa_kernel, which takes 17 microseconds
     before = torch._C._get_sdp_priority_order()
     torch._C._set_sdp_priority_order([backend.value for backend in _HOPPER_ORDER])
     try:
@@ -237,10 +248,10 @@ def _cudnn_first() -> Iterator[None]:
 
 
 @assume_constant_result
-def _hopper(device: int) -> bool:
-    return _generation(device) == 9
+def _is_hopper(device: int) -> bool:
+    return _compute_capability(device) == 9
 
 
 @cache
-def _generation(device: int) -> int:
+def _compute_capability(device: int) -> int:
     return torch.cuda.get_device_capability(device)[0]

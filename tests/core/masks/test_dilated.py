@@ -222,7 +222,7 @@ def test_blocks_are_visited_only_where_remainders_meet(mask, n, visited, monkeyp
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", noted)
     q, k, v = draw(n, n, b=1, c=2, e=2, dtype=torch.float32)
     call = settled(q, k, v, mask=mask)
-    assert kernels.choose(call) == "blocked"
+    assert kernels.choose_kernel(call) == "blocked"
     assert blocked.work(call) == 1.5 * H * visited * 64 * 64 + 2e5
     out = attend(q, k, v, mask=mask)
     assert sum(handed) == H * visited * 64 * 64
@@ -291,7 +291,7 @@ TERMS = {
 def test_score_terms_get_the_rows_and_positions_that_are_meant(small, name, positions):
     torch.manual_seed(5)
     mask = dilated(3) & window(before=20, after=30) & padding([70, 11])
-    assert blocked._table(settled(*draw(27, 29), mask=mask, positions=positions)).steps == (3,)
+    assert blocked._get_block_table(settled(*draw(27, 29), mask=mask, positions=positions)).steps == (3,)
     both_ways(27, 29, mask=mask, scores=TERMS[name](27, 29), positions=positions)
 
 
@@ -304,7 +304,7 @@ def test_what_nobody_sees_may_hold_anything(small):
         poisoned[0, :, 13:] = poisoned[1, :, 6:] = poisoned[:, :, :2] = math.nan
     leaves = [x.requires_grad_() for x in inputs]
     out = attend(*leaves, mask=mask, kernel="blocked")
-    assert blocked._table(settled(*inputs, mask=mask)).steps == (4,)
+    assert blocked._get_block_table(settled(*inputs, mask=mask)).steps == (4,)
     assert torch.allclose(out, clean)
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), leaves))
 
