@@ -185,7 +185,8 @@ def explain(request: Request) -> Explanation:
         work, memory = (math.inf, 0) if reasons else (kernel.work(request), kernel.memory(request))
         answers.append(KernelAnswer(name, kernel.SUMMARY, reasons, work, memory))
     return Explanation(
-        call=f"b={b} h={h} g={g} i={i} j={j} c={c} e={e}, {request.q.dtype} on {request.q.device}, beta={request.beta:g}",
+        call=f"b={b} h={h} g={g} i={i} j={j} c={c} e={e}, {request.q.dtype} on {request.q.device}, "
+        f"beta={request.beta:g}",
         mask=repr(request.mask),
         chosen=choose_kernel(request) if any(answer.able for answer in answers) else None,
         visible=request.visible_pairs,
