@@ -1,4 +1,4 @@
-"""`regard work`: the worked solution of an attention problem, a student's answer checked, a quiz, exercises."""
+"""`regard work`: work out an attention problem, check a student's answer, take a quiz, do exercises."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,27 +13,26 @@ from regard.cli.expressions import parse_mask
 from regard.cli.output import show_json, tell
 
 if TYPE_CHECKING:
-    from regard.work.exact_numbers import Value
-    from regard.work.problem import Heads, Problem
+    from regard.work.problem import BiasPerHead, MatrixPerHead, Problem
     from regard.work.solution import Solution
 
 SOLVE = "solve"
 
 
-class Solving(TyperGroup):
-    """A group that solves unless the first word names another of its commands."""
+class SolveByDefault(TyperGroup):
+    """A command group that runs `solve` unless the first word is another of its commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args and args[0] in self.commands else [SOLVE, *args])
 
 
 def mount(app: typer.Typer, clean: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-    """Put `work` into the command line; a further command of its own is one more line here."""
-    group = typer.Typer(cls=Solving, rich_markup_mode=None, add_completion=False)
+    """Add `work` and its commands to the command line."""
+    group = typer.Typer(cls=SolveByDefault, rich_markup_mode=None, add_completion=False)
     group.command(SOLVE)(clean(command))
     group.command("quiz")(clean(work_quiz.command))
     group.command("exercises")(clean(work_exercises.command))
-    app.add_typer(group, name="work", help="Work attention out by hand; check a student; quiz; exercises.")
+    app.add_typer(group, name="work", help="Work out attention by hand; check a student's answer; quiz; exercises.")
 
 
 def command(
@@ -45,31 +44,31 @@ def command(
     k: Annotated[str | None, typer.Option("--k", help="Keys")] = None,
     v: Annotated[str | None, typer.Option("--v", help="Values")] = None,
     inputs: Annotated[str | None, typer.Option(help="Inputs, instead of queries, keys and values")] = None,
-    wq: Annotated[str | None, typer.Option(help="Weights that make queries of the inputs")] = None,
-    wk: Annotated[str | None, typer.Option(help="Weights that make keys")] = None,
-    wv: Annotated[str | None, typer.Option(help="Weights that make values")] = None,
-    wo: Annotated[str | None, typer.Option(help="Weights that mix the joined heads")] = None,
+    wq: Annotated[str | None, typer.Option(help="Projection weights of the queries")] = None,
+    wk: Annotated[str | None, typer.Option(help="Projection weights of the keys")] = None,
+    wv: Annotated[str | None, typer.Option(help="Projection weights of the values")] = None,
+    wo: Annotated[str | None, typer.Option(help="Weights of the output projection")] = None,
     convention: Annotated[
-        str | None, typer.Option(help="rows (a token is a row) or columns; rows unless the problem says")
+        str | None, typer.Option(help="rows (a token is a row) or columns; default rows, or as in the problem")
     ] = None,
     scaled: Annotated[
-        bool | None, typer.Option("--scaled/--unscaled", help="Whether scores are divided by the root of the width")
+        bool | None, typer.Option("--scaled/--unscaled", help="Divide the scores by the square root of the width")
     ] = None,
-    mask: Annotated[str | None, typer.Option(help="Who sees whom, for instance 'causal()'")] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Heads that share the width of the matrices")] = None,
+    mask: Annotated[str | None, typer.Option(help="Mask, for example 'causal()'")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Number of heads that share the width")] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="text, markdown, latex or html; by --out unless given")
+        str | None, typer.Option("--format", help="text, markdown, latex or html; default by the ending of --out")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file: .txt, .md, .tex or .html")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Write the attention map here too: .png, .svg or .pdf")] = None,
-    digits: Annotated[int, typer.Option(min=1, max=15, help="Decimals that are shown")] = 6,
-    steps: Annotated[str, typer.Option(help="all: every entry worked out; brief: the matrices alone")] = "all",
+    picture: Annotated[Path | None, typer.Option(help="Write the attention map to a .png, .svg or .pdf file")] = None,
+    digits: Annotated[int, typer.Option(min=1, max=15, help="Number of decimals to show")] = 6,
+    steps: Annotated[str, typer.Option(help="all: calculate every entry; brief: show the matrices only")] = "all",
     check: Annotated[
-        Path | None, typer.Option(help="A student's answer, a .json file: say where its first slip is")
+        Path | None, typer.Option(help="Check a student's answer, a .json file, and show its first mistake")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The numbers as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON")] = False,
 ) -> None:
-    """Work attention out step by step, or check a student's steps with --check.
+    """Work out attention step by step, or check a student's steps with --check.
 
     Other commands: regard work quiz, regard work exercises.
     """
@@ -77,89 +76,89 @@ def command(
 
     if steps not in ("all", "brief"):
         raise ConfigError(f"--steps is all or brief, not {steps!r}")
-    given = {"q": q, "k": k, "v": v, "inputs": inputs, "wq": wq, "wk": wk, "wv": wv, "wo": wo}
+    matrices = {"q": q, "k": k, "v": v, "inputs": inputs, "wq": wq, "wk": wk, "wv": wv, "wo": wo}
     settings = {"convention": convention, "scaled": scaled, "heads": heads}
     solution = solve(
-        load(
+        load_problem(
             source,
-            {name: words for name, words in given.items() if words is not None},
+            {name: text for name, text in matrices.items() if text is not None},
             {name: value for name, value in settings.items() if value is not None},
             mask,
         )
     )
     if picture is not None:
-        from regard.work.map_picture import maps, save
+        from regard.work.map_picture import attention_maps, save_maps
 
-        save(maps(solution), picture)
+        save_maps(attention_maps(solution), picture)
         tell(f"saved {picture}")
     if check is not None:
-        review(solution, check, json)
+        check_answer(solution, check, json)
     elif json:
-        show_json(as_json(solution))
+        show_json(to_json(solution))
     else:
-        write(solution, format_, out, digits, steps)
+        write_solution(solution, format_, out, digits, steps)
 
 
-def load(source: str | None, given: dict[str, str], settings: dict[str, Any], mask: str | None) -> "Problem":
-    """The problem that is meant: by name or from a file, with what was typed in its place."""
+def load_problem(source: str | None, typed: dict[str, str], settings: dict[str, Any], mask: str | None) -> "Problem":
+    """Load a built-in problem or a file, and replace what was typed on the command line."""
     from regard.work.builtin_problems import BUILTIN_PROBLEMS
     from regard.work.files import SUFFIXES, read_fields, read_matrix
-    from regard.work.problem import build
+    from regard.work.problem import build_problem
 
-    if source is None and not given:
-        raise ConfigError(f"say what to work out: {', '.join(BUILTIN_PROBLEMS)}, a file, or --q, --k and --v")
-    matrices: dict[str, Heads] = {}
-    biases: dict[str, tuple[tuple[Value, ...], ...]] = {}
+    if source is None and not typed:
+        raise ConfigError(f"name a problem: {', '.join(BUILTIN_PROBLEMS)}, a file, or --q, --k and --v")
+    matrices: dict[str, MatrixPerHead] = {}
+    biases: dict[str, BiasPerHead] = {}
     own: dict[str, Any] = {}
     if source is not None and Path(source).suffix.lower() in SUFFIXES:
         matrices, biases, own = read_fields(Path(source), parse_mask)
         own.setdefault("name", Path(source).stem)
     elif source is not None:
         matrices, biases, own = BUILTIN_PROBLEMS[source]()
-    for name, words in given.items():
-        matrices[name] = read_matrix(words, f"--{name}")
+    for name, text in typed.items():
+        matrices[name] = read_matrix(text, f"--{name}")
     if mask is not None:
         own["mask"] = parse_mask(mask)
-    return build(matrices=matrices, biases=biases, **{"name": "your matrices", **own, **settings})
+    return build_problem(matrices=matrices, biases=biases, **{"name": "your matrices", **own, **settings})
 
 
-def review(solution: "Solution", path: Path, json: bool) -> None:
-    """Say where the first slip of an answer is; exit code 1 where there is one."""
+def check_answer(solution: "Solution", path: Path, json: bool) -> None:
+    """Check a student's answer; the exit code is 1 if there is a mistake."""
     from regard.work.check import check
     from regard.work.student_answer import read_answer
 
-    found = check(solution, read_answer(path, solution))
+    review = check(solution, read_answer(path, solution))
     if json:
-        show_json(found.to_dict())
+        show_json(review.to_dict())
     else:
-        typer.echo(str(found))
-    if not found.ok:
+        typer.echo(str(review))
+    if not review.ok:
         raise typer.Exit(1)
 
 
-def write(solution: "Solution", wanted: str | None, out: Path | None, digits: int, steps: str) -> None:
-    """The solution in writing, on stdout or into a file."""
+def write_solution(solution: "Solution", format_name: str | None, out: Path | None, digits: int, steps: str) -> None:
+    """Write the solution to stdout or to a file."""
     from regard.work.writing import FORMATS, SUFFIXES
-    from regard.work.writing.document import document
+    from regard.work.writing.document import build_document
 
-    if wanted is None and out is not None and out.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"{out} tells no format; end it in {', '.join(SUFFIXES)}, or give --format")
-    name = wanted or (SUFFIXES[out.suffix.lower()] if out is not None else "text")
-    written = FORMATS[name](document(solution, digits=digits, every_step=steps == "all"), digits)
+    if format_name is None and out is not None and out.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"the ending of {out} is unknown; use one of {', '.join(SUFFIXES)}, or add --format")
+    name = format_name or (SUFFIXES[out.suffix.lower()] if out is not None else "text")
+    text = FORMATS[name](build_document(solution, digits=digits, every_step=steps == "all"), digits)
     if out is None:
-        typer.echo(written, nl=False)
+        typer.echo(text, nl=False)
         return
     try:
-        out.write_text(written, encoding="utf-8")
+        out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     tell(f"saved {out}")
 
 
-def as_json(solution: "Solution") -> dict[str, Any]:
-    """Every step in numbers, exact ones as text beside their decimals."""
+def to_json(solution: "Solution") -> dict[str, Any]:
+    """Every step as decimals, and as text where the numbers are exact."""
     from regard.base.formulas import text
-    from regard.work.describe_map import read_map
+    from regard.work.describe_map import describe_map
     from regard.work.exact_numbers import HIDDEN, format_value, is_exact
 
     problem = solution.problem
@@ -181,5 +180,5 @@ def as_json(solution: "Solution") -> dict[str, Any]:
             }
             for step in solution.steps
         ],
-        "reading": [read_map(problem, solution.weights(number + 1)) for number in range(len(problem.heads))],
+        "description": [describe_map(problem, solution.weights(head + 1)) for head in range(len(problem.heads))],
     }

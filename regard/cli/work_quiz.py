@@ -1,6 +1,6 @@
-"""`regard work quiz`: predict what an experiment gives, then see it run."""
+"""`regard work quiz`: predict the result of an experiment, then run it."""
 
-import json as files
+import json as json_module
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,24 +11,24 @@ from regard.base.errors import ConfigError
 from regard.cli.output import show_json, tell
 
 if TYPE_CHECKING:
-    from regard.work.quiz import Quiz, QuizQuestion, Revealed
+    from regard.work.quiz import QuestionResult, Quiz, QuizQuestion
 
 DEFAULTS: dict[str, Any] = {"student": "student", "count": 5, "seed": 0}
 
 
 def command(
-    student: Annotated[str | None, typer.Option(help="Whose quiz: every name has questions of its own")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="How many questions; 5 unless given")] = None,
-    seed: Annotated[int | None, typer.Option(help="Another seed, other questions; 0 unless given")] = None,
+    student: Annotated[str | None, typer.Option(help="Name of the student; every name gets other questions")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Number of questions; default 5")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the questions; default 0")] = None,
     answers: Annotated[
-        Path | None, typer.Option(help='Grade a file instead of asking: {"student": ..., "answers": {"1": "b"}}')
+        Path | None, typer.Option(help='Grade a file of answers: {"student": ..., "answers": {"1": "b"}}')
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Write the quiz as a notebook, a.ipynb, and its answers beside it, a.key.ipynb")
+        Path | None, typer.Option(help="Write the quiz as a notebook, a.ipynb, and the answer key, a.key.ipynb")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The questions, or the marks, as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the questions or the grades as JSON")] = False,
 ) -> None:
-    """Predict what experiments of the lab give, then see them run."""
+    """Predict the results of experiments of the lab, then run them."""
     from regard.work.quiz import Quiz
 
     chosen: dict[str, Any] = {"student": student, "count": count, "seed": seed}
@@ -37,23 +37,23 @@ def command(
         if export is not None:
             raise ConfigError("--export writes a quiz and --answers grades one; use one of them")
         given, own = read_answers(answers)
-        chosen = agreed(chosen, own, answers)
+        chosen = merge_settings(chosen, own, answers)
     settings = {name: DEFAULTS[name] if value is None else value for name, value in chosen.items()}
     quiz = Quiz.of(settings["student"], count=settings["count"], seed=settings["seed"])
     if answers is not None:
-        review(quiz, given, json)
+        grade_answers(quiz, given, json)
     elif export is not None:
-        write(quiz, export)
+        export_notebooks(quiz, export)
     elif json:
         show_json(quiz.to_dict())
     else:
-        ask(quiz)
+        ask_questions(quiz)
 
 
 def read_answers(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The answers of a file by the numbers of their questions, and whose they are if it says so."""
+    """Read the answers of a file by question number, and the settings of the quiz that the file states."""
     try:
-        found = files.loads(path.read_text(encoding="utf-8"))
+        found = json_module.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
@@ -63,75 +63,77 @@ def read_answers(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     own = {name: value for name, value in found.items() if name != "answers"}
     for name, value in own.items():
         if name not in DEFAULTS:
-            raise ConfigError(f"{path} has {name!r}, which is none of student, count, seed and answers")
+            raise ConfigError(f"{path} has the unknown name {name!r}; known are student, count, seed and answers")
         if type(value) is not type(DEFAULTS[name]):
-            words = "a word" if name == "student" else "a whole number"
-            raise ConfigError(f"{name} in {path} is {words}, not {value!r}")
+            kind = "text" if name == "student" else "a whole number"
+            raise ConfigError(f"{name} in {path} should be {kind}, not {value!r}")
     return found["answers"], own
 
 
-def agreed(chosen: dict[str, Any], own: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Settings from the command line and from the file, which must not contradict each other."""
+def merge_settings(chosen: dict[str, Any], own: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Merge the settings of the command line and of the file; they must not contradict each other."""
     for name, value in own.items():
         if chosen[name] not in (None, value):
-            raise ConfigError(f"{path} is for {name} {value!r}, but --{name} says {chosen[name]!r}")
+            raise ConfigError(f"{path} is for {name} {value!r}, but --{name} is {chosen[name]!r}")
     return {**chosen, **own}
 
 
-def ask(quiz: "Quiz") -> None:
+def ask_questions(quiz: "Quiz") -> None:
     """Ask every question in turn, until the input ends."""
-    typer.echo(f"{len(quiz.questions)} questions for {quiz.student}, seed {quiz.seed}. Predict; the run then tells.")
-    marks: list[Revealed] = []
+    typer.echo(
+        f"{len(quiz.questions)} questions for {quiz.student}, seed {quiz.seed}. Predict; then the experiment runs."
+    )
+    results: list[QuestionResult] = []
     for question in quiz.questions:
         typer.echo(f"\n{question}")
-        given = predicted(question)
-        if given is None:
+        answer = read_prediction(question)
+        if answer is None:
             typer.echo("\nStopped here.")
             break
-        announce(question)
-        marks.append(question.reveal(given))
-        typer.echo(str(marks[-1]))
-    typer.echo(f"\n{sum(mark.ok for mark in marks)} of {len(marks)} correct.")
+        show_progress(question)
+        results.append(question.grade(answer))
+        typer.echo(str(results[-1]))
+    typer.echo(f"\n{sum(result.ok for result in results)} of {len(results)} correct.")
 
 
-def predicted(question: "QuizQuestion") -> object | None:
-    """What is typed for a question, in the form it has; None where the input ends."""
+def read_prediction(question: "QuizQuestion") -> object | None:
+    """Read an answer from stdin until it is well-formed; None if the input ends."""
     while True:
         typer.echo("> ", nl=False)
         line = sys.stdin.readline()
         if not line:
             return None
         try:
-            return question.read(line.strip())
+            return question.parse_answer(line.strip())
         except ConfigError as error:
             typer.echo(str(error))
 
 
-def announce(question: "QuizQuestion") -> None:
+def show_progress(question: "QuizQuestion") -> None:
     tell(f"running {question.claim.id}")
 
 
-def review(quiz: "Quiz", given: dict[str, Any], json: bool) -> None:
-    """Mark answers; exit code 1 unless all of them are right."""
-    marks = quiz.grade(given, announce)
-    right = sum(mark.ok for mark in marks)
+def grade_answers(quiz: "Quiz", answers: dict[str, Any], json: bool) -> None:
+    """Grade answers; the exit code is 1 unless all of them are correct."""
+    results = quiz.grade(answers, show_progress)
+    correct = sum(result.ok for result in results)
     if json:
         about = {name: value for name, value in quiz.to_dict().items() if name != "questions"}
-        show_json({**about, "right": right, "marks": [mark.to_dict() for mark in marks]})
+        show_json({**about, "correct": correct, "results": [result.to_dict() for result in results]})
     else:
-        for mark in marks:
-            typer.echo(f"{mark.question}\n{mark}\n")
-        typer.echo(f"{right} of {len(marks)} correct.")
-    if right < len(marks):
+        for result in results:
+            typer.echo(f"{result.question}\n{result}\n")
+        typer.echo(f"{correct} of {len(results)} correct.")
+    if correct < len(results):
         raise typer.Exit(1)
 
 
-def write(quiz: "Quiz", path: Path) -> None:
-    """Write the quiz as a notebook, and its answers, for which every experiment is run."""
+def export_notebooks(quiz: "Quiz", path: Path) -> None:
+    """Write the quiz as a notebook, and the answer key, for which every experiment runs."""
     from regard.work.notebook import notebook_paths, write_notebooks
-    from regard.work.quiz_notebook import of_quiz
+    from regard.work.quiz_notebook import quiz_notebook
 
-    notebook_paths(path)  # before anything runs
-    tell(f"running {len(quiz.questions)} experiments for the key")
-    for file in write_notebooks(of_quiz(quiz), of_quiz(quiz, key=True), path):
+    notebook_paths(path)  # report an existing file before anything runs
+    tell(f"running {len(quiz.questions)} experiments for the answer key")
+    for file in write_notebooks(quiz_notebook(quiz), quiz_notebook(quiz, answer_key=True), path):
         tell(f"saved {file}")

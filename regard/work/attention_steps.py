@@ -1,6 +1,6 @@
-"""Attention as a chain of stages on plain arrays, any of which can be replaced: by a student's numbers or by a slip.
+"""Attention calculated step by step in float64, where any step can be replaced by a student's numbers or a mistake.
 
-Everything here is float64 and has tokens in rows, whatever convention the problem is written in.
+All arrays have tokens in rows, whichever convention the problem uses.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,118 +9,123 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.work.exact_numbers import Grid, floats
-from regard.work.problem import ROLES, Problem, Projection
+from regard.work.exact_numbers import Matrix, to_floats
+from regard.work.problem import ROLES, LinearProjection, Problem
 
 Array = NDArray[np.float64]
-STAGES = ("q", "k", "v", "scores", "scaled", "weights", "output")
+STEPS = ("q", "k", "v", "scores", "scaled", "weights", "output")
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a head starts from."""
+class HeadInputs:
+    """The arrays that the calculation of one head starts from."""
 
     inputs: Array | None
-    vectors: Mapping[str, Array]  # those of q, k and v that are given
-    weights: Mapping[str, Array]  # those that make the others
+    vectors: Mapping[str, Array]  # those of q, k and v that the problem states
+    weights: Mapping[str, Array]  # projection weights of the others
     biases: Mapping[str, Array]
     visible: NDArray[np.bool_]
     scaled: bool
     width: int
-    joined: int  # the widths of all heads together
+    total_width: int  # of all heads together
+
+    def project(self, role: str) -> Array:
+        """The queries, keys or values: as stated, or the inputs times their weights plus the bias."""
+        if role in self.vectors:
+            return self.vectors[role]
+        assert self.inputs is not None
+        return self.inputs @ self.weights[role] + self.biases.get(role, 0.0)
 
 
-Values = Mapping[str, Array]
-Stage = Callable[[Start, Values], Array | None]  # None where it makes no sense for these shapes
+StepValues = Mapping[str, Array]
+StepFunction = Callable[[HeadInputs, StepValues], Array | None]  # None if it does not apply to these shapes
 
 
-def start(problem: Problem, number: int) -> Start:
-    """What head `number`, counted from 0, starts from."""
+def head_inputs(problem: Problem, index: int) -> HeadInputs:
+    """The arrays that head `index`, counted from 0, starts from."""
     vectors, weights, biases = {}, {}, {}
     for role in ROLES:
-        given = problem.heads[number].role(role)
-        if isinstance(given, Projection):
-            weights[role] = array(given.weights, problem)
-            if given.bias is not None:
-                biases[role] = np.array([float(each) for each in given.bias])
+        source = problem.heads[index].role(role)
+        if isinstance(source, LinearProjection):
+            weights[role] = to_array(source.weights, problem)
+            if source.bias is not None:
+                biases[role] = np.array([float(each) for each in source.bias])
         else:
-            vectors[role] = array(given, problem)
-    return Start(
-        inputs=None if problem.inputs is None else array(problem.inputs, problem),
+            vectors[role] = to_array(source, problem)
+    return HeadInputs(
+        inputs=None if problem.inputs is None else to_array(problem.inputs, problem),
         vectors=vectors,
         weights=weights,
         biases=biases,
         visible=np.array(problem.visible, dtype=bool),
         scaled=problem.scaled,
-        width=problem.width(number),
-        joined=sum(problem.width(each) for each in range(len(problem.heads))),
+        width=problem.width(index),
+        total_width=sum(problem.width(each) for each in range(len(problem.heads))),
     )
 
 
-def array(grid: Grid, problem: Problem) -> Array:
+def to_array(matrix: Matrix, problem: Problem) -> Array:
     """A matrix of the problem with tokens in rows."""
-    found = np.array(floats(grid), dtype=np.float64)
+    found = np.array(to_floats(matrix), dtype=np.float64)
     return found if problem.by_rows else found.T
 
 
-def run(begin: Start, fixed: Values, changed: Mapping[str, Stage] | None = None) -> dict[str, Array] | None:
-    """All stages in order; some are fixed, some are computed in another way. None where that makes no sense."""
+def compute_steps(
+    head: HeadInputs, fixed: StepValues, changed: Mapping[str, StepFunction] | None = None
+) -> dict[str, Array] | None:
+    """Calculate all steps in order.
+
+    fixed    values of steps that are not calculated
+    changed  other functions for some steps
+
+    Returns None if a changed function does not apply.
+    """
     values: dict[str, Array] = {}
-    for name in STAGES:
+    for name in STEPS:
         if name in fixed:
             values[name] = fixed[name]
             continue
-        found = (changed or {}).get(name, RIGHT[name])(begin, values)
+        found = (changed or {}).get(name, CORRECT[name])(head, values)
         if found is None:
             return None
         values[name] = found
     return values
 
 
-def projection(role: str) -> Stage:
-    """The queries, keys or values as they should be."""
-
-    def project(begin: Start, values: Values) -> Array:
-        if role in begin.vectors:
-            return begin.vectors[role]
-        assert begin.inputs is not None
-        return begin.inputs @ begin.weights[role] + begin.biases.get(role, 0.0)
-
-    return project
-
-
-def scale(begin: Start, values: Values) -> Array:
-    return values["scores"] / np.sqrt(begin.width) if begin.scaled else values["scores"]
-
-
-def softmax(scores: Array, visible: NDArray[np.bool_], axis: int = 1) -> Array:
-    """Weights along an axis; a line that sees nothing gets zeros."""
-    with np.errstate(over="ignore"):
-        top = np.where(visible, scores, -np.inf).max(axis, keepdims=True)
-        raised = np.where(visible, np.exp(np.where(visible, scores - np.where(np.isfinite(top), top, 0.0), 0.0)), 0.0)
-    total = raised.sum(axis, keepdims=True)
-    found: Array = raised / np.where(total == 0, 1.0, total)
+def correct_steps(head: HeadInputs, fixed: StepValues) -> dict[str, Array]:
+    """Calculate all steps correctly, starting from some fixed values."""
+    found = compute_steps(head, fixed)
+    assert found is not None  # only a mistake may fail to apply
     return found
 
 
-RIGHT: dict[str, Stage] = {
-    **{role: projection(role) for role in ROLES},
-    "scores": lambda begin, values: values["q"] @ values["k"].T,
-    "scaled": scale,
-    "weights": lambda begin, values: softmax(values["scaled"], begin.visible),
-    "output": lambda begin, values: values["weights"] @ values["v"],
+def softmax(scores: Array, visible: NDArray[np.bool_], axis: int = 1) -> Array:
+    """Softmax along an axis; a row or column that sees nothing gets zeros."""
+    with np.errstate(over="ignore"):
+        top = np.where(visible, scores, -np.inf).max(axis, keepdims=True)
+        shifted = np.where(visible, scores - np.where(np.isfinite(top), top, 0.0), 0.0)
+        exponentials = np.where(visible, np.exp(shifted), 0.0)
+    total = exponentials.sum(axis, keepdims=True)
+    return exponentials / np.where(total == 0, 1.0, total)
+
+
+CORRECT: dict[str, StepFunction] = {
+    "q": lambda head, values: head.project("q"),
+    "k": lambda head, values: head.project("k"),
+    "v": lambda head, values: head.project("v"),
+    "scores": lambda head, values: values["q"] @ values["k"].T,
+    "scaled": lambda head, values: values["scores"] / np.sqrt(head.width) if head.scaled else values["scores"],
+    "weights": lambda head, values: softmax(values["scaled"], head.visible),
+    "output": lambda head, values: values["weights"] @ values["v"],
 }
 
 
-def terms(begin: Start, values: Values, stage: str, row: int, column: int) -> Array | None:
-    """The products whose sum is one entry of a stage, or None where it is no sum of products."""
-    pair: tuple[Array, Array]
-    if stage in begin.weights and begin.inputs is not None:
-        pair = begin.inputs[row], begin.weights[stage][:, column]
-    elif stage == "scores":
-        pair = values["q"][row], values["k"][column]
-    elif stage == "output":
-        pair = values["weights"][row], values["v"][:, column]
-    else:
-        return None
-    return pair[0] * pair[1]
+def dot_product_terms(head: HeadInputs, values: StepValues, step: str, row: int, column: int) -> Array | None:
+    """The products whose sum is one entry of a step, or None if the entry is not a dot product."""
+    if step in head.weights and head.inputs is not None:
+        return head.inputs[row] * head.weights[step][:, column]
+    if step == "scores":
+        return values["q"][row] * values["k"][column]
+    if step == "output":
+        return values["weights"][row] * values["v"][:, column]
+    return None

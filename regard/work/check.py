@@ -1,7 +1,7 @@
-"""A student's steps looked over: where the first slip is, and what it looks like.
+"""Check a student's steps: find the first mistake and the hypothesis that explains it.
 
-Steps are judged in order. What follows from a slip is judged on the student's own numbers, so that only the slip
-itself counts as one. A number is right if the true one rounds to it in the digits that were written.
+Steps are checked in order. Steps after a mistake are checked against the student's own numbers (error carried forward),
+so that only the mistake itself counts. A number is correct if the true number rounds to it in the digits written.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,255 +10,276 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from regard.base.formulas import decimal
-from regard.work.attention_steps import STAGES, Array, Start, array, start, terms
-from regard.work.error_hypotheses import ErrorHypothesis, mixed, mixing_ways, values_of, ways
+from regard.work.attention_steps import (
+    STEPS,
+    Array,
+    HeadInputs,
+    correct_steps,
+    dot_product_terms,
+    head_inputs,
+    to_array,
+)
+from regard.work.error_hypotheses import ErrorHypothesis, apply_output_projection, result_hypotheses, step_hypotheses
 from regard.work.problem import Problem
 from regard.work.review import Review, ReviewComment
 from regard.work.solution import Solution
-from regard.work.student_answer import Answer
-from regard.work.student_matrix import Paper
+from regard.work.student_answer import StudentMatrix, StudentSteps
 
 Entries = list[tuple[int, int]]
 Terms = Callable[[int, int], Array | None]
+TRANSPOSED = "rows and columns exchanged"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a step may hold: what follows from the numbers before it, and how much a slip leaves open in that.
+    """The values a step may have: calculated from the steps before it, with a tolerance after a mistake.
 
-    After a slip a student may also have gone on with the numbers as written, or with the right ones after all.
+    After a mistake a student may also continue with the numbers as written, or with the correct ones.
     """
 
-    right: Array
-    open: Array
-    also: tuple[Array, ...] = ()
+    matrix: Array
+    tolerance: Array
+    alternatives: tuple[Array, ...] = ()
 
-    def wrong(self, given: Paper) -> Entries:
+    def wrong_entries(self, written: StudentMatrix) -> Entries:
         return [
             (r, c)
-            for r, c, cell in given
-            if abs(cell.value - self.right[r, c]) > cell.slack + self.open[r, c]
-            and not any(cell.matches(float(other[r, c])) for other in self.also)
+            for r, c, cell in written
+            if abs(cell.value - self.matrix[r, c]) > cell.tolerance + self.tolerance[r, c]
+            and not any(cell.matches(float(other[r, c])) for other in self.alternatives)
         ]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A finding, the matrix that what follows is judged on, and the entries of it that are known only as written."""
+class StepVerdict:
+    """A comment, the matrix that later steps are checked against, and its entries that are known only as written."""
 
-    finding: ReviewComment
+    comment: ReviewComment
     matrix: Array
-    unsure: Entries
+    uncertain: Entries
 
 
 @dataclass
-class Trail:
-    """One head's steps so far: as the student wrote them, and as its slips make them."""
+class HeadProgress:
+    """The steps of one head so far: as the student wrote them, and as the mistakes make them."""
 
-    begin: Start
-    shown: dict[str, Array] = field(default_factory=dict)
+    head: HeadInputs
+    written: dict[str, Array] = field(default_factory=dict)
     digits: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of each row
-    slipped: dict[str, Array] = field(default_factory=dict)
-    unsure: list[tuple[str, tuple[int, int], float]] = field(default_factory=list)
+    mistaken: dict[str, Array] = field(default_factory=dict)
+    uncertain: list[tuple[str, tuple[int, int], float]] = field(default_factory=list)
 
-    def right(self, key: str) -> Array:
-        return values_of(self.begin, self.slipped)[key]
+    def carried_forward(self, step: str) -> Array:
+        """The step, calculated from the mistakes before it."""
+        return correct_steps(self.head, self.mistaken)[step]
 
-    def own(self, key: str) -> Array:
-        return values_of(self.begin, self.shown)[key]
+    def from_written(self, step: str) -> Array:
+        """The step, calculated from the student's numbers as written."""
+        return correct_steps(self.head, self.written)[step]
 
-    def expected(self, key: str) -> Expected:
-        right = self.right(key)
-        if not self.slipped:
-            return Expected(right, np.zeros_like(right))
-        true = self.true(key)
-        # whoever laid the scores on their side may go on so, and take the softmax over the other axis rightly
-        turned = (true.T,) if self.turned and true.shape[0] == true.shape[1] and key in ("scaled", "weights") else ()
-        return Expected(right, self.left_open(key), (self.own(key), true, *turned))
+    def true(self, step: str) -> Array:
+        """The correct step, whatever came before."""
+        return correct_steps(self.head, {})[step]
 
-    def true(self, key: str) -> Array:
-        """The step as it should be, whatever came before."""
-        return values_of(self.begin, {})[key]
+    def expected(self, step: str) -> Expected:
+        matrix = self.carried_forward(step)
+        if not self.mistaken:
+            return Expected(matrix, np.zeros_like(matrix))
+        true = self.true(step)
+        alternatives = [self.from_written(step), true]
+        # whoever transposed the scores may continue so, and take the softmax over the other axis correctly
+        scores = self.mistaken.get("scores")
+        if scores is not None and np.array_equal(scores, self.true("scores").T) and step in ("scaled", "weights"):
+            alternatives += [true.T] * (true.shape[0] == true.shape[1])
+        return Expected(matrix, self.tolerance(step), tuple(alternatives))
 
-    @property
-    def turned(self) -> bool:
-        """Whether the student's scores are the true ones on their side."""
-        slipped = self.slipped.get("scores")
-        return slipped is not None and np.array_equal(slipped, self.true("scores").T)
-
-    def follows(self, key: str, given: Paper) -> bool:
-        """Whether a step without a slip differs from the true one, as it follows from a slip before."""
-        true = self.true(key)
-        return bool(self.slipped) and not (given if given.shape == true.shape else given.turned).fits(true)
-
-    def left_open(self, key: str) -> Array:
-        """How far a step may move because wrong entries before it are known only in the digits written."""
-        right = self.right(key)
-        moved = np.zeros_like(right)
-        for step, entry, slack in self.unsure:
-            nudged = self.slipped[step].copy()
-            nudged[entry] += slack
-            moved += abs(values_of(self.begin, {**self.slipped, step: nudged})[key] - right)
-        return moved
-
-    def judge(self, problem: Problem, key: str, head: int | None, given: Paper) -> ReviewComment | None:
-        """The finding about the next step, which is remembered for those after it."""
-        exact = values_of(self.begin, self.slipped)
-        known = ways(self.begin, key, self.slipped, self.shown, self.digits, self.own(key))
-        verdict = judged(
-            problem, key, head, given, self.expected(key), known, lambda r, c: terms(self.begin, exact, key, r, c)
+    def differs_from_true(self, step: str, written: StudentMatrix) -> bool:
+        """Whether a step without its own mistake differs from the correct one because of an earlier mistake."""
+        true = self.true(step)
+        return bool(self.mistaken) and not (written if written.shape == true.shape else written.transposed).matches(
+            true
         )
-        straight = given if given.shape == exact[key].shape else given.turned
-        self.shown[key], self.digits[key] = straight.over(self.own(key)), straight.digits_of_rows
+
+    def tolerance(self, step: str) -> Array:
+        """How far a step may vary because earlier wrong entries are known only to the digits written."""
+        matrix = self.carried_forward(step)
+        tolerance = np.zeros_like(matrix)
+        for name, entry, slack in self.uncertain:
+            varied = self.mistaken[name].copy()
+            varied[entry] += slack
+            tolerance += abs(correct_steps(self.head, {**self.mistaken, name: varied})[step] - matrix)
+        return tolerance
+
+    def check_step(self, problem: Problem, step: str, head: int | None, written: StudentMatrix) -> ReviewComment | None:
+        """Check the next step and remember it for the steps after it."""
+        exact = correct_steps(self.head, self.mistaken)
+        own = self.from_written(step)
+        hypotheses = step_hypotheses(self.head, step, self.mistaken, self.written, self.digits, own)
+        verdict = judge_step(
+            problem,
+            step,
+            head,
+            written,
+            self.expected(step),
+            hypotheses,
+            lambda r, c: dot_product_terms(self.head, exact, step, r, c),
+        )
+        upright = written if written.shape == exact[step].shape else written.transposed
+        self.written[step], self.digits[step] = upright.fill_gaps(own), upright.row_digits
         if verdict is None:
             return None
-        self.slipped[key] = verdict.matrix
-        self.unsure += [(key, entry, straight.cell(entry).slack) for entry in verdict.unsure]
-        return verdict.finding
+        self.mistaken[step] = verdict.matrix
+        self.uncertain += [(step, entry, upright.cell(entry).tolerance) for entry in verdict.uncertain]
+        return verdict.comment
 
 
-def check(solution: Solution, answer: Answer) -> Review:
-    """Every step of the answer judged in order."""
+def check(solution: Solution, answer: StudentSteps) -> Review:
+    """Check every step of an answer in order."""
     problem = solution.problem
-    right: list[str] = []
-    follows: list[str] = []
-    findings: list[ReviewComment] = []
-    trails = []
-    for number in range(len(problem.heads)):
-        head = number + 1 if len(problem.heads) > 1 else None
-        trail = Trail(start(problem, number))
-        for key in STAGES:
-            if (key, head) not in answer:
+    correct: list[str] = []
+    carried_forward: list[str] = []
+    comments: list[ReviewComment] = []
+    progress = []
+    for index in range(len(problem.heads)):
+        head = index + 1 if len(problem.heads) > 1 else None
+        current = HeadProgress(head_inputs(problem, index))
+        for step in STEPS:
+            if (step, head) not in answer:
                 continue
-            given = _paper(problem, answer, key, head)
-            found = trail.judge(problem, key, head, given)
-            if found is None:
-                name = key if head is None else f"{key} of head {head}"
-                (follows if trail.follows(key, given) else right).append(name)
+            written = _tokens_in_rows(problem, answer[step, head])
+            comment = current.check_step(problem, step, head, written)
+            if comment is None:
+                name = step if head is None else f"{step} of head {head}"
+                (carried_forward if current.differs_from_true(step, written) else correct).append(name)
             else:
-                findings.append(found)
-        trails.append(trail)
+                comments.append(comment)
+        progress.append(current)
     if ("result", None) in answer:
-        given = _paper(problem, answer, "result", None)
-        verdict = _judged_result(problem, trails, given)
+        written = _tokens_in_rows(problem, answer["result", None])
+        verdict = _judge_result(problem, progress, written)
         if verdict is None:
-            true = mixed(problem, [trail.true("output") for trail in trails])
-            (right if given.fits(true) or not findings else follows).append("result")
+            true = apply_output_projection(problem, [each.true("output") for each in progress])
+            (correct if written.matches(true) or not comments else carried_forward).append("result")
         else:
-            findings.append(verdict.finding)
-    return Review(problem.name, tuple(right), tuple(follows), tuple(findings))
+            comments.append(verdict.comment)
+    return Review(problem.name, tuple(correct), tuple(carried_forward), tuple(comments))
 
 
-def _paper(problem: Problem, answer: Answer, key: str, head: int | None) -> Paper:
-    paper = Paper(answer[key, head])
-    return paper if problem.by_rows else paper.turned
+def _tokens_in_rows(problem: Problem, matrix: StudentMatrix) -> StudentMatrix:
+    return matrix if problem.by_rows else matrix.transposed
 
 
-def _judged_result(problem: Problem, trails: list[Trail], given: Paper) -> Verdict | None:
-    outputs, own = [trail.right("output") for trail in trails], [trail.own("output") for trail in trails]
-    true = [trail.true("output") for trail in trails]
-    moved = np.concatenate([trail.left_open("output") for trail in trails], 1)
-    if problem.mixing is not None:
-        moved = moved @ abs(array(problem.mixing.weights, problem))
-    also = (mixed(problem, own), mixed(problem, true)) if any(trail.slipped for trail in trails) else ()
-    digits = max(max(trail.digits.get("output", (0,))) for trail in trails)
-    expected = Expected(mixed(problem, outputs), moved, also)
-    return judged(
-        problem, "result", None, given, expected, mixing_ways(problem, outputs, own, digits), lambda r, c: None
+def _judge_result(problem: Problem, progress: list[HeadProgress], written: StudentMatrix) -> StepVerdict | None:
+    outputs, own, true = (
+        [getattr(each, source)("output") for each in progress] for source in ("carried_forward", "from_written", "true")
     )
+    tolerance = np.concatenate([each.tolerance("output") for each in progress], 1)
+    if problem.output_projection is not None:
+        tolerance = tolerance @ abs(to_array(problem.output_projection.weights, problem))
+    alternatives = tuple(apply_output_projection(problem, each) for each in (own, true))
+    digits = max(max(each.digits.get("output", (0,))) for each in progress)
+    expected = Expected(
+        apply_output_projection(problem, outputs),
+        tolerance,
+        alternatives if any(each.mistaken for each in progress) else (),
+    )
+    hypotheses = result_hypotheses(problem, outputs, own, digits)
+    return judge_step(problem, "result", None, written, expected, hypotheses, lambda r, c: None)
 
 
-def judged(
+def judge_step(
     problem: Problem,
-    key: str,
+    step: str,
     head: int | None,
-    given: Paper,
+    written: StudentMatrix,
     expected: Expected,
-    known: Iterable[ErrorHypothesis],
-    terms_of: Terms,
-) -> Verdict | None:
-    """The verdict about one step, or None where every number in it is right."""
-    right = expected.right
+    hypotheses: Iterable[ErrorHypothesis],
+    terms: Terms,
+) -> StepVerdict | None:
+    """Judge one step; None if every number in it is correct.
 
-    def verdict(wrong: Entries, name: str, words: str, matrix: Array | None = None) -> Verdict:
-        (row, column), *also = [written_at(problem, entry) for entry in wrong]
-        first = given.cell(wrong[0])
-        finding = ReviewComment(key, head, row, column, float(right[wrong[0]]), first.text, name, words, tuple(also))
-        if matrix is not None:
-            return Verdict(finding, matrix, [])
-        # entries that agree in the digits written may have gone on as others too
-        return Verdict(finding, given.over(right), [(r, c) for r, c, _ in given])
+    terms  returns the products whose sum is an entry, or None
+    """
+    matrix = expected.matrix
 
-    if given.shape != right.shape:
-        return _on_its_side(problem, key, head, given, right)
-    wrong = sorted(expected.wrong(given), key=lambda entry: written_at(problem, entry))
+    def verdict(mistake: str, explanation: str, explained: Array | None = None) -> StepVerdict:
+        (row, column), *also = [_written_position(problem, entry) for entry in wrong]
+        number = written.cell(wrong[0]).text
+        comment = ReviewComment(
+            step, head, row, column, float(matrix[wrong[0]]), number, mistake, explanation, tuple(also)
+        )
+        if explained is not None:
+            return StepVerdict(comment, explained, [])
+        # entries that agree in the digits written may have continued as other numbers too
+        return StepVerdict(comment, written.fill_gaps(matrix), [(r, c) for r, c, _ in written])
+
+    if written.shape != matrix.shape:
+        return _judge_transposed(problem, step, head, written, matrix)
+    wrong = sorted(expected.wrong_entries(written), key=lambda entry: _written_position(problem, entry))
     if not wrong:
         return None
-    for way in known:
-        # entries that are right but not on this way speak against it, unless it leaves their rows alone
-        reached = _in_rows(way, right, {r for r, _ in wrong})
-        if reached is not None and given.fits(reached):
-            return verdict(wrong, way.name, way.words, reached)
-    if given.turned.fits(right):
-        return verdict(wrong, MIXED_UP, "rows stand where columns should", right.T)
-    return verdict(wrong, *_entry_slip(problem, given, right, wrong, terms_of))
+    for hypothesis in hypotheses:
+        # correct entries that a hypothesis changes speak against it, unless it leaves their rows alone
+        explained = _affected_rows(hypothesis, matrix, {r for r, _ in wrong})
+        if explained is not None and written.matches(explained):
+            return verdict(hypothesis.name, hypothesis.explanation, explained)
+    if written.transposed.matches(matrix):
+        return verdict(TRANSPOSED, "rows are where columns should be", matrix.T)
+    return verdict(*_explain_entries(problem, written, matrix, wrong, terms))
 
 
-def _in_rows(way: ErrorHypothesis, right: Array, wrong: set[int]) -> Array | None:
-    """What a way gives: all of it, or its rows that are wrong among right ones; None where it leaves one alone."""
-    if way.rows is None:
-        return way.matrix
-    here = np.isin(np.arange(len(right)), list(wrong))[:, None]
-    return np.where(here, way.matrix, right) if wrong <= way.rows else None
+def _affected_rows(hypothesis: ErrorHypothesis, matrix: Array, wrong: set[int]) -> Array | None:
+    """The matrix of a hypothesis, or only its wrong rows among correct ones; None if it does not affect one of them."""
+    if hypothesis.rows is None:
+        return hypothesis.matrix
+    affected = np.isin(np.arange(len(matrix)), list(wrong))[:, None]
+    return np.where(affected, hypothesis.matrix, matrix) if wrong <= hypothesis.rows else None
 
 
-MIXED_UP = "rows and columns mixed up"
+def _judge_transposed(
+    problem: Problem, step: str, head: int | None, written: StudentMatrix, matrix: Array
+) -> StepVerdict:
+    """The verdict about a matrix that has the shape of the transposed one."""
+    upright = written.transposed
+    wrong = upright.wrong_entries(matrix)
+    shapes = [shape if problem.by_rows else shape[::-1] for shape in (written.shape, matrix.shape)]
+    found, wanted = (" x ".join(map(str, shape)) for shape in shapes)
+    shared = [(r, c, cell) for r, c, cell in written if r < matrix.shape[0] and c < matrix.shape[1]]
+    differing = (each for each in shared if not each[2].matches(float(matrix[each[:2]])))
+    r, c, cell = next(differing, None) or next(iter(shared or upright))
+    row, column = _written_position(problem, (r, c))
+    more = ", and some numbers are wrong too" if wrong else ""
+    explanation = f"this is {found}, but should be {wanted}: rows are where columns should be{more}"
+    comment = ReviewComment(step, head, row, column, float(matrix[r, c]), cell.text, TRANSPOSED, explanation, ())
+    return StepVerdict(comment, upright.fill_gaps(matrix) if wrong else matrix, wrong)
 
 
-def _on_its_side(problem: Problem, key: str, head: int | None, given: Paper, right: Array) -> Verdict:
-    """The verdict about a matrix whose very shape is that of the transposed one."""
-    straight = given.turned
-    wrong = straight.wrong(right)
-    came, wanted = (" x ".join(map(str, written_shape(problem, shape))) for shape in (given.shape, right.shape))
-    besides = ", and some numbers are off besides" if wrong else ""
-    shared = [(r, c, cell) for r, c, cell in given if r < right.shape[0] and c < right.shape[1]]
-    differing = (each for each in shared if not each[2].matches(float(right[each[:2]])))
-    r, c, cell = next(differing, None) or next(iter(shared or straight))
-    row, column = written_at(problem, (r, c))
-    words = f"this is {came}, but should be {wanted}: rows stand where columns should{besides}"
-    finding = ReviewComment(key, head, row, column, float(right[r, c]), cell.text, MIXED_UP, words, ())
-    return Verdict(finding, straight.over(right) if wrong else right, wrong)
-
-
-def written_shape(problem: Problem, shape: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns as the student's matrix has them."""
-    return shape if problem.by_rows else shape[::-1]
-
-
-def written_at(problem: Problem, entry: tuple[int, int]) -> tuple[int, int]:
-    """Row and column as the student's matrix has them, counted from 1."""
+def _written_position(problem: Problem, entry: tuple[int, int]) -> tuple[int, int]:
+    """Row and column of an entry in the student's matrix, counted from 1."""
     r, c = entry
     return (r + 1, c + 1) if problem.by_rows else (c + 1, r + 1)
 
 
-def _entry_slip(problem: Problem, given: Paper, right: Array, wrong: Entries, terms_of: Terms) -> tuple[str, str]:
-    """What a wrong entry looks like, where no slip explains the whole step."""
-    if all(given.cell(at).matches(-float(right[at])) for at in wrong):
-        return "sign", f"{'this entry has' if len(wrong) == 1 else 'these entries have'} the other sign"
-    if all(given.cell(at).cuts_off(float(right[at])) for at in wrong):
-        return "digits cut off", "the further digits were left out; round instead: up from a half on"
+def _explain_entries(
+    problem: Problem, written: StudentMatrix, matrix: Array, wrong: Entries, terms: Terms
+) -> tuple[str, str]:
+    """The mistake in single entries, if no hypothesis explains the whole step."""
+    if all(written.cell(entry).matches(-float(matrix[entry])) for entry in wrong):
+        return "sign", f"{'this entry has' if len(wrong) == 1 else 'these entries have'} the wrong sign"
+    if all(written.cell(entry).truncates(float(matrix[entry])) for entry in wrong):
+        return "digits cut off", "the further digits were cut off; round instead"
     first = wrong[0]
-    cell, expected = given.cell(first), float(right[first])
-    found = terms_of(*first)
-    for at, term in enumerate([] if found is None else found.tolist(), 1):
+    cell, expected = written.cell(first), float(matrix[first])
+    products = terms(*first)
+    for number, term in enumerate([] if products is None else products.tolist(), 1):
         if cell.matches(expected - 2 * term):
-            return "sign", f"product {at} of the sum, {decimal(term)}, went in with the other sign"
+            return "sign", f"product {number} of the sum, {decimal(term)}, has the wrong sign"
         if cell.matches(expected - term):
-            return "missing term", f"product {at} of the sum, {decimal(term)}, is missing"
-    for r, c in np.ndindex(*right.shape):
-        if cell.matches(float(right[r, c])) and (r, c) != first:
-            row, column = written_at(problem, (r, c))
+            return "missing term", f"product {number} of the sum, {decimal(term)}, is missing"
+    for r, c in np.ndindex(*matrix.shape):
+        if cell.matches(float(matrix[r, c])) and (r, c) != first:
+            row, column = _written_position(problem, (r, c))
             return "copied from another entry", f"this is the number that belongs at [{row},{column}]"
-    if len(wrong) > 1 and 2 * len(wrong) > sum(1 for _ in given):
-        return "unexplained", "most numbers are off, and no slip that is known here explains them; begin with the first"
-    return "arithmetic", "this number is off and no other slip explains it; work out this entry once more"
+    if len(wrong) > 1 and 2 * len(wrong) > sum(1 for _ in written):
+        return "unexplained", "most numbers are wrong, and no known mistake explains them; begin with the first"
+    return "arithmetic", "this number is wrong, and no other mistake explains it; calculate this entry again"

@@ -1,4 +1,4 @@
-"""The slips that have a name: at which stage each happens, what comes of it, and how to tell it to a student."""
+"""Common mistakes in a calculation of attention: the step they change, what they compute, and how to explain them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,315 +7,270 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.work.attention_steps import Array, Stage, Start, Values, softmax
+from regard.work.attention_steps import Array, HeadInputs, StepFunction, StepValues, softmax
 from regard.work.problem import ROLES
 
-Seen = NDArray[np.bool_]
-WORDS = {"q": "queries", "k": "keys", "v": "values"}
+Visible = NDArray[np.bool_]
+NOUNS = {"q": "queries", "k": "keys", "v": "values"}
 
 
 @dataclass(frozen=True)
 class CommonMistake:
-    """A stage computed in a wrong way that people know."""
+    """A wrong way to compute a whole step."""
 
     name: str
-    stage: str
-    words: str
-    compute: Stage
+    step: str
+    explanation: str
+    compute: StepFunction
 
 
 @cache
-def known_slips() -> tuple[CommonMistake, ...]:
-    """Every named slip that changes a whole stage, the likelier ones of a stage first."""
-    return (*_projections(), *_scores(), *_scales(), *_weights(), *_outputs())
+def common_mistakes() -> tuple[CommonMistake, ...]:
+    """All common mistakes, the likelier ones of a step first."""
+    return (*_projection_mistakes(), *_score_mistakes(), *_scale_mistakes(), *_softmax_mistakes(), *_output_mistakes())
 
 
-def _projections() -> Iterator[CommonMistake]:
+def _is_square(array: Array | None) -> bool:
+    return array is not None and array.shape[0] == array.shape[1]
+
+
+def _projection_mistakes() -> Iterator[CommonMistake]:
     for role in ROLES:
-        yield CommonMistake(
-            "transposed product",
-            role,
-            f"the weights of the {WORDS[role]} were turned over before the product",
-            _turned_weights(role),
-        )
+        text = f"the weights of the {NOUNS[role]} were transposed before the product"
+        yield CommonMistake("transposed product", role, text, _transposed_weights(role))
         for other in ROLES:
             if other != role:
-                yield CommonMistake(
-                    "wrong factor",
-                    role,
-                    f"these are the {WORDS[other]}: their weights were taken instead of those of the {WORDS[role]}",
-                    _instead(role, other),
-                )
+                text = f"these are the {NOUNS[other]}: their weights were used instead of those of the {NOUNS[role]}"
+                yield CommonMistake("wrong factor", role, text, _other_weights(role, other))
         yield CommonMistake("missing bias", role, "the bias was not added", _without_bias(role))
 
 
-def _turned_weights(role: str) -> Stage:
-    def compute(begin: Start, values: Values) -> Array | None:
-        weights = begin.weights.get(role)
-        if weights is None or begin.inputs is None or weights.shape[0] != weights.shape[1]:
+def _transposed_weights(role: str) -> StepFunction:
+    def compute(head: HeadInputs, values: StepValues) -> Array | None:
+        if head.inputs is None or not _is_square(head.weights.get(role)):
             return None
-        found: Array = begin.inputs @ weights.T + begin.biases.get(role, 0.0)
-        return found
+        return head.inputs @ head.weights[role].T + head.biases.get(role, 0.0)
 
     return compute
 
 
-def _instead(role: str, other: str) -> Stage:
-    def compute(begin: Start, values: Values) -> Array | None:
-        if begin.inputs is None or role not in begin.weights or other not in begin.weights:
+def _other_weights(role: str, other: str) -> StepFunction:
+    def compute(head: HeadInputs, values: StepValues) -> Array | None:
+        if role not in head.weights or other not in head.weights:
             return None
-        found: Array = begin.inputs @ begin.weights[other] + begin.biases.get(other, 0.0)
-        return found if found.shape[1] == begin.weights[role].shape[1] else None
+        return head.project(other) if head.weights[other].shape == head.weights[role].shape else None
 
     return compute
 
 
-def _without_bias(role: str) -> Stage:
-    def compute(begin: Start, values: Values) -> Array | None:
-        if begin.inputs is None or role not in begin.biases:
-            return None
-        found: Array = begin.inputs @ begin.weights[role]
-        return found
-
-    return compute
+def _without_bias(role: str) -> StepFunction:
+    return lambda head, values: (
+        None if head.inputs is None or role not in head.biases else head.inputs @ head.weights[role]
+    )
 
 
-def _product(left: str, right: str, turned: bool = True) -> Stage:
-    """left right^T, or left right, of two earlier stages; None unless it has the shape of the scores."""
+def _product(left: str, right: str, transpose: bool = True) -> StepFunction:
+    """left right^T, or left right, of two earlier steps; None unless it has the shape of the scores."""
 
-    def compute(begin: Start, values: Values) -> Array | None:
-        a, b = values[left], values[right].T if turned else values[right]
-        if a.shape[1] != b.shape[0] or (a.shape[0], b.shape[1]) != begin.visible.shape:
+    def compute(head: HeadInputs, values: StepValues) -> Array | None:
+        a, b = values[left], values[right].T if transpose else values[right]
+        if a.shape[1] != b.shape[0] or (a.shape[0], b.shape[1]) != head.visible.shape:
             return None
         return a @ b
 
     return compute
 
 
-def _scores() -> Iterator[CommonMistake]:
-    yield CommonMistake(
-        "sign", "scores", "every score has the other sign", lambda begin, values: -values["q"] @ values["k"].T
-    )
-    yield CommonMistake(
+def _score_mistakes() -> Iterator[CommonMistake]:
+    def scaled(head: HeadInputs, values: StepValues) -> Array:
+        return values["q"] @ values["k"].T / np.sqrt(head.width)
+
+    def mistake(name: str, explanation: str, compute: StepFunction) -> CommonMistake:
+        return CommonMistake(name, "scores", explanation, compute)
+
+    yield mistake("sign", "every score has the wrong sign", lambda head, values: -values["q"] @ values["k"].T)
+    yield mistake(
         "transposed product",
-        "scores",
-        "the two factors have changed places, so that keys stand where queries should and queries where keys should",
+        "the two factors were exchanged, so that keys are where queries should be and queries where keys should be",
         _product("k", "q"),
     )
-    yield CommonMistake(
-        "transposed product", "scores", "the keys were not turned over", _product("q", "k", turned=False)
-    )
+    yield mistake("transposed product", "the keys were not transposed", _product("q", "k", transpose=False))
     for left, right in (("q", "q"), ("k", "k"), ("q", "v"), ("v", "k")):
-        yield CommonMistake(
-            "wrong factor",
-            "scores",
-            f"the {WORDS[left]} were multiplied with the {WORDS[right]} instead of the queries with the keys",
-            _product(left, right),
+        text = f"the {NOUNS[left]} were multiplied by the {NOUNS[right]} instead of the queries by the keys"
+        yield mistake("wrong factor", text, _product(left, right))
+    text = "these are the scaled scores, which are the next step"
+    yield mistake("scaled too early", text, lambda head, values: scaled(head, values) if head.scaled else None)
+    text = "the scores were divided by the square root of the width, but this problem has no scale"
+    yield mistake("unwanted scale", text, lambda head, values: None if head.scaled else scaled(head, values))
+
+
+def _scale_mistakes() -> Iterator[CommonMistake]:
+    def mistake(name: str, explanation: str, divisor: Callable[[HeadInputs], float | None]) -> CommonMistake:
+        def compute(head: HeadInputs, values: StepValues) -> Array | None:
+            by = divisor(head)
+            return None if by is None else values["scores"] / by
+
+        return CommonMistake(name, "scaled", f"the scores were {explanation}", compute)
+
+    yield mistake(
+        "missing scale",
+        "not divided by the square root of the width",
+        lambda head: 1.0 if head.scaled else None,
+    )
+    yield mistake(
+        "scale by d instead of sqrt(d)",
+        "divided by the width itself, not by its square root",
+        lambda head: head.width,
+    )
+    yield mistake(
+        "unwanted scale",
+        "divided by the square root of the width, but this problem has no scale",
+        lambda head: None if head.scaled else np.sqrt(head.width),
+    )
+    yield mistake(
+        "inverted scale",
+        "multiplied by the square root of the width instead of divided by it",
+        lambda head: 1 / np.sqrt(head.width),
+    )
+    another = "scale from another width"
+    yield mistake(
+        another,
+        "divided by the square root of the width of all heads together; a head has only a share of it",
+        lambda head: None if head.total_width == head.width else np.sqrt(head.total_width),
+    )
+    yield mistake(
+        another,
+        "divided by the square root of the width of the inputs, not of the queries",
+        lambda head: None if head.inputs is None else np.sqrt(head.inputs.shape[1]),
+    )
+    yield mistake(
+        another,
+        "divided by the square root of the number of keys, not of the width of the queries",
+        lambda head: np.sqrt(head.visible.shape[1]),
+    )
+
+
+WeightFunction = Callable[[Array, Visible], Array | None]
+
+
+def _softmax_mistakes() -> Iterator[CommonMistake]:
+    def mistake(name: str, explanation: str, weights: WeightFunction, needs_mask: bool = False) -> CommonMistake:
+        return CommonMistake(
+            name,
+            "weights",
+            explanation,
+            lambda head, values: None if needs_mask and head.visible.all() else weights(values["scaled"], head.visible),
         )
 
-    yield CommonMistake(
-        "scaled too early",
-        "scores",
-        "these are the scaled scores, which are the next step",
-        lambda begin, values: values["q"] @ values["k"].T / np.sqrt(begin.width) if begin.scaled else None,
-    )
-    yield CommonMistake(
-        "scale not asked for",
-        "scores",
-        "the scores were divided by the root of the width, which was not asked for",
-        lambda begin, values: None if begin.scaled else values["q"] @ values["k"].T / np.sqrt(begin.width),
-    )
-
-
-def _scales() -> Iterator[CommonMistake]:
-    yield CommonMistake(
-        "missing scale",
-        "scaled",
-        "the scores were not divided by the root of the width",
-        _scale(lambda begin: 1.0 if begin.scaled else None),
-    )
-    yield CommonMistake(
-        "scale by d instead of root d",
-        "scaled",
-        "the scores were divided by the width itself, not by its root",
-        _scale(lambda begin: begin.width),
-    )
-    yield CommonMistake(
-        "scale not asked for",
-        "scaled",
-        "the scores were divided by the root of the width, which was not asked for",
-        _scale(lambda begin: None if begin.scaled else np.sqrt(begin.width)),
-    )
-    yield CommonMistake(
-        "scale upside down",
-        "scaled",
-        "the scores were multiplied by the root of the width instead of divided by it",
-        _scale(lambda begin: 1 / np.sqrt(begin.width)),
-    )
-    yield CommonMistake(
-        "scale from another width",
-        "scaled",
-        "the scores were divided by the root of the width of all heads together; a head has a share of it",
-        _scale(lambda begin: None if begin.joined == begin.width else np.sqrt(begin.joined)),
-    )
-    yield CommonMistake(
-        "scale from another width",
-        "scaled",
-        "the scores were divided by the root of the inputs' width, not of the queries'",
-        _scale(lambda begin: None if begin.inputs is None else np.sqrt(begin.inputs.shape[1])),
-    )
-    yield CommonMistake(
-        "scale from another width",
-        "scaled",
-        "the scores were divided by the root of the number of keys, not of the queries' width",
-        _scale(lambda begin: np.sqrt(begin.visible.shape[1])),
-    )
-
-
-def _scale(divisor: Callable[[Start], float | None]) -> Stage:
-    def compute(begin: Start, values: Values) -> Array | None:
-        by = divisor(begin)
-        return None if by is None else values["scores"] / by
-
-    return compute
-
-
-def _weights() -> Iterator[CommonMistake]:
-    def of(change: Callable[[Start, Array], Array | None]) -> Stage:
-        return lambda begin, values: change(begin, values["scaled"])
-
-    def masked(change: Callable[[Start, Array], Array | None]) -> Stage:
-        """A slip about a mask, which there must be."""
-        return lambda begin, values: None if begin.visible.all() else change(begin, values["scaled"])
-
-    yield CommonMistake(
+    yield mistake(
         "softmax over the other axis",
-        "weights",
         "the weights of each key add up to 1, but those of each query should",
-        of(lambda begin, s: softmax(s, begin.visible, axis=0)),
+        lambda scores, visible: softmax(scores, visible, axis=0),
     )
-    yield CommonMistake(
+    yield mistake(
         "softmax over everything",
-        "weights",
         "all weights together add up to 1, but those of each query should",
-        of(lambda begin, s: softmax(s.reshape(1, -1), begin.visible.reshape(1, -1)).reshape(s.shape)),
+        lambda scores, visible: softmax(scores.reshape(1, -1), visible.reshape(1, -1)).reshape(scores.shape),
     )
-    yield CommonMistake(
-        "all weight to the largest",
-        "weights",
+    yield mistake(
+        "all weight on the largest score",
         "the largest score of each query got all the weight; softmax gives every score a share",
-        of(_hardest),
+        _hard_max,
     )
-    yield CommonMistake("no softmax", "weights", "these are the scores themselves", of(lambda begin, s: s))
-    yield CommonMistake(
+    yield mistake("no softmax", "these are the scores themselves", lambda scores, visible: scores)
+    yield mistake(
         "no normalisation",
-        "weights",
         "the exponentials were not divided by their sum",
-        of(lambda begin, s: np.where(begin.visible, np.exp(np.minimum(s, 700.0)), 0.0)),
+        lambda scores, visible: np.where(visible, np.exp(np.minimum(scores, 700.0)), 0.0),
     )
-    yield CommonMistake(
+    yield mistake(
         "no normalisation",
-        "weights",
-        "the exponentials, of scores less the largest, were not divided by their sum",
-        of(lambda begin, s: np.where(begin.visible, np.exp(s - s.max(1, keepdims=True)), 0.0)),
+        "the exponentials of scores minus the largest were not divided by their sum",
+        lambda scores, visible: np.where(visible, np.exp(scores - scores.max(1, keepdims=True)), 0.0),
     )
-    yield CommonMistake(
-        "no exponentials", "weights", "the scores were divided by their sum without exponentials", of(_linear)
-    )
-    yield CommonMistake(
+    yield mistake("no exponentials", "the scores were divided by their sum without exponentials", _without_exp)
+    yield mistake(
         "percent",
-        "weights",
-        "the weights are given in percent; those of a query should add up to 1, not to 100",
-        of(lambda begin, s: 100 * softmax(s, begin.visible)),
+        "the weights are in percent; those of a query should add up to 1, not to 100",
+        lambda scores, visible: 100 * softmax(scores, visible),
     )
-    yield CommonMistake(
+    yield mistake(
         "another base",
-        "weights",
-        "powers of 2 were taken where the exponentials are powers of e",
-        of(lambda begin, s: softmax(s * np.log(2), begin.visible)),
+        "these are powers of 2 instead of powers of e",
+        lambda scores, visible: softmax(scores * np.log(2), visible),
     )
-    yield CommonMistake(
-        "sign", "weights", "the scores went in with the other sign", of(lambda begin, s: softmax(-s, begin.visible))
-    )
-    yield CommonMistake(
-        "mask forgotten",
-        "weights",
-        "hidden keys have weights too",
-        masked(lambda begin, s: softmax(s, np.ones_like(begin.visible))),
-    )
-    yield CommonMistake(
-        "mask the other way round",
-        "weights",
-        "what should be hidden was seen, and what should be seen was hidden",
-        masked(lambda begin, s: softmax(s, ~begin.visible)),
-    )
-    yield CommonMistake(
-        "mask turned over",
-        "weights",
-        "keys and queries have changed places in the mask",
-        masked(lambda begin, s: softmax(s, begin.visible.T) if s.shape[0] == s.shape[1] else None),
-    )
-    for words, moved in (
-        ("each query sees what the next one should", lambda seen: np.vstack([seen[1:], seen[-1:]])),
-        ("each query sees what the one before should", lambda seen: np.vstack([np.zeros_like(seen[:1]), seen[:-1]])),
-        ("each query sees what the one before should", lambda seen: np.vstack([seen[:1], seen[:-1]])),
+    yield mistake("sign", "the scores have the wrong sign", lambda scores, visible: softmax(-scores, visible))
+    for name, explanation, change in (
+        ("mask forgotten", "hidden keys have weights too", np.ones_like),
+        ("mask inverted", "hidden keys were visible, and visible keys were hidden", np.logical_not),
+        ("mask off by one", "each query sees what the next one should see", lambda seen: seen[_shift(seen, 1)]),
+        ("mask off by one", "each query sees what the one before should see", lambda seen: np.roll(_drop(seen), 1, 0)),
+        ("mask off by one", "each query sees what the one before should see", lambda seen: seen[_shift(seen, -1)]),
     ):
-        yield CommonMistake("mask off by one", "weights", words, masked(_moved_mask(moved)))
-    yield CommonMistake(
+        yield mistake(name, explanation, _with_mask(change), needs_mask=True)
+    yield mistake(
+        "mask transposed",
+        "queries and keys were exchanged in the mask",
+        lambda scores, visible: softmax(scores, visible.T) if _is_square(scores) else None,
+        needs_mask=True,
+    )
+    yield mistake(
         "mask after softmax",
-        "weights",
         "hidden weights were set to 0 after the softmax, so the others do not add up to 1",
-        masked(lambda begin, s: softmax(s, np.ones_like(begin.visible)) * begin.visible),
+        lambda scores, visible: softmax(scores, np.ones_like(visible)) * visible,
+        needs_mask=True,
     )
-    yield CommonMistake(
+    yield mistake(
         "hidden scores set to zero",
-        "weights",
         "hidden scores became 0, whose exponential is 1; they should become minus infinity",
-        masked(lambda begin, s: softmax(np.where(begin.visible, s, 0.0), np.ones_like(begin.visible))),
+        lambda scores, visible: softmax(np.where(visible, scores, 0.0), np.ones_like(visible)),
+        needs_mask=True,
     )
 
 
-def _hardest(begin: Start, scores: Array) -> Array:
-    seen = np.where(begin.visible, scores, -np.inf)
-    found: Array = ((np.arange(seen.shape[1]) == seen.argmax(1)[:, None]) & begin.visible).astype(np.float64)
-    return found
+def _with_mask(change: Callable[[Visible], Visible]) -> WeightFunction:
+    return lambda scores, visible: softmax(scores, change(visible))
 
 
-def _moved_mask(moved: Callable[[Seen], Seen]) -> Callable[[Start, Array], Array]:
-    return lambda begin, scores: softmax(scores, moved(begin.visible))
+def _shift(visible: Visible, by: int) -> NDArray[np.intp]:
+    """Row indices moved by one; the row at the edge is repeated."""
+    return np.clip(np.arange(len(visible)) + by, 0, len(visible) - 1)
 
 
-def _linear(begin: Start, scores: Array) -> Array | None:
-    seen = np.where(begin.visible, scores, 0.0)
+def _drop(visible: Visible) -> Visible:
+    """The mask with nothing visible in the last row."""
+    return visible & (np.arange(len(visible)) < len(visible) - 1)[:, None]
+
+
+def _hard_max(scores: Array, visible: Visible) -> Array:
+    seen = np.where(visible, scores, -np.inf)
+    return ((np.arange(seen.shape[1]) == seen.argmax(1)[:, None]) & visible).astype(np.float64)
+
+
+def _without_exp(scores: Array, visible: Visible) -> Array | None:
+    seen = np.where(visible, scores, 0.0)
     total = seen.sum(1, keepdims=True)
     return None if (total == 0).any() else seen / total
 
 
-def _outputs() -> Iterator[CommonMistake]:
-    def turned(begin: Start, values: Values) -> Array | None:
-        weights = values["weights"]
-        return weights.T @ values["v"] if weights.shape[0] == weights.shape[1] else None
+def _output_mistakes() -> Iterator[CommonMistake]:
+    def mistake(name: str, explanation: str, compute: Callable[[Array, Array], Array | None]) -> CommonMistake:
+        return CommonMistake(name, "output", explanation, lambda head, values: compute(values["weights"], values["v"]))
 
-    def values_turned(begin: Start, values: Values) -> Array | None:
-        v = values["v"]
-        return values["weights"] @ v.T if v.shape[0] == v.shape[1] else None
-
-    yield CommonMistake("transposed product", "output", "the weights were turned over before the product", turned)
-    yield CommonMistake("transposed product", "output", "the values were turned over before the product", values_turned)
+    yield mistake(
+        "transposed product",
+        "the weights were transposed before the product",
+        lambda weights, v: weights.T @ v if _is_square(weights) else None,
+    )
+    yield mistake(
+        "transposed product",
+        "the values were transposed before the product",
+        lambda weights, v: weights @ v.T if _is_square(v) else None,
+    )
     for role in ("k", "q"):
-        yield CommonMistake(
-            "wrong factor",
-            "output",
-            f"the weights were multiplied with the {WORDS[role]} instead of the values",
-            _weighted(role),
-        )
+        text = f"the weights were multiplied by the {NOUNS[role]} instead of the values"
+        yield CommonMistake("wrong factor", "output", text, _weighted(role))
 
 
-def _weighted(role: str) -> Stage:
-    def compute(begin: Start, values: Values) -> Array | None:
-        other = values[role]
-        if other.shape != values["v"].shape:
-            return None
-        return values["weights"] @ other
-
-    return compute
+def _weighted(role: str) -> StepFunction:
+    return lambda head, values: values["weights"] @ values[role] if values[role].shape == values["v"].shape else None

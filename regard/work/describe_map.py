@@ -1,19 +1,19 @@
-"""What an attention map says, in a sentence: where each token looks, how much, and whether at itself."""
+"""Describe an attention map in sentences: which keys each token attends to, and whether it attends to itself."""
 
 from collections.abc import Sequence
 
 from regard.work.problem import Problem
 
 TIE = 1e-9  # weights closer than this are equal: their difference is rounding
-NOTICED = 0.5  # of an even share; a key with less is not looked at
+MIN_SHARE = 0.5  # of a uniform weight; keys with less are not mentioned
 
 
-def looks(row: Sequence[float], visible: Sequence[bool]) -> list[list[int]]:
-    """The keys that a query looks at, the heaviest first, those of equal weight together."""
-    least = NOTICED / max(sum(visible), 1)
-    noticed = sorted((j for j, weight in enumerate(row) if visible[j] and weight >= least), key=lambda j: -row[j])
+def attended_keys(row: Sequence[float], visible: Sequence[bool]) -> list[list[int]]:
+    """The keys that a query attends to, largest weight first; keys of equal weight are in one group."""
+    least = MIN_SHARE / max(sum(visible), 1)
+    kept = sorted((j for j, weight in enumerate(row) if visible[j] and weight >= least), key=lambda j: -row[j])
     groups: list[list[int]] = []
-    for j in noticed:
+    for j in kept:
         if groups and row[groups[-1][0]] - row[j] <= TIE:
             groups[-1].append(j)
         else:
@@ -21,60 +21,56 @@ def looks(row: Sequence[float], visible: Sequence[bool]) -> list[list[int]]:
     return groups
 
 
-def read_map(problem: Problem, weights: Sequence[Sequence[float]]) -> str:
-    """A few sentences that read the map; rows of `weights` are queries."""
+def describe_map(problem: Problem, weights: Sequence[Sequence[float]]) -> str:
+    """Describe an attention map in a few sentences; rows of `weights` are queries."""
     offset = problem.keys - problem.queries  # queries are the last rows
-    said: dict[str, list[str]] = {}
+    queries_by_text: dict[str, list[str]] = {}
     itself = []
     for i, (row, visible) in enumerate(zip(weights, problem.visible, strict=True)):
-        groups = looks(row, visible)
+        groups = attended_keys(row, visible)
         own = i + offset if problem.queries <= problem.keys else None
         if any(own in group for group in groups):
             itself.append(problem.query_labels[i])
-        said.setdefault(_gaze(problem, groups, visible), []).append(problem.query_labels[i])
-    sentences = [_sentence(problem, who, gaze) for gaze, who in said.items()]
+        queries_by_text.setdefault(_describe_keys(problem, groups, visible), []).append(problem.query_labels[i])
+    sentences = []
+    for text, queries in queries_by_text.items():
+        noun = _noun(problem, "query", len(queries)).capitalize()
+        sentences.append(f"{noun} {_join_words(queries)} attend{'s' * (len(queries) == 1)} {text}.")
     if problem.queries == problem.keys:
-        sentences.append(_about_themselves(itself, problem.query_labels))
+        sentences.append(_describe_self_attention(itself, problem.query_labels))
     return " ".join(sentences)
 
 
-def _gaze(problem: Problem, groups: list[list[int]], visible: Sequence[bool]) -> str:
-    """What follows `token 1 looks`."""
+def _describe_keys(problem: Problem, groups: list[list[int]], visible: Sequence[bool]) -> str:
+    """The text after `token 1 attends`."""
     if not any(visible):
-        return "at nothing, for all is hidden from it"
+        return "to nothing, because every key is hidden"
     if len(groups) == 1 and len(groups[0]) == sum(visible) > 1:
-        whom = f"all {_noun(problem, 'key', 2)}" if all(visible) else "all that it sees"
-        return f"equally at {whom}"
+        return f"equally to all {'visible ' * (not all(visible))}{_noun(problem, 'key', 2)}"
     parts = []
-    for place, group in enumerate(groups):
-        names = _listed([problem.labels[j] for j in group])
-        word = _noun(problem, "key", len(group))
-        alike = "equally " if len(group) > 1 else ""
-        parts.append(f"{'less ' if place else ''}{alike}at {word} {names}")
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _sentence(problem: Problem, who: list[str], gaze: str) -> str:
-    noun = _noun(problem, "query", len(who)).capitalize()
-    return f"{noun} {_listed(who)} {'looks' if len(who) == 1 else 'look'} {gaze}."
+    for rank, group in enumerate(groups):
+        names = _join_words([problem.labels[j] for j in group])
+        how = "less " * (rank > 0) + "equally " * (len(group) > 1)
+        parts.append(f"{how}to {_noun(problem, 'key', len(group))} {names}")
+    return _join_words(parts)
 
 
 def _noun(problem: Problem, role: str, count: int) -> str:
-    """`token` where queries and keys are tokens of one sequence; query 1 and key 1 are not one token otherwise."""
+    """`token` if queries and keys are tokens of one sequence, otherwise `query` or `key`."""
     one_sequence = problem.queries == problem.keys or (problem.tokens is not None and problem.queries < problem.keys)
     word = "token" if one_sequence else role
     return word if count == 1 else {"query": "queries"}.get(word, f"{word}s")
 
 
-def _about_themselves(itself: list[str], everyone: Sequence[str]) -> str:
+def _describe_self_attention(itself: list[str], everyone: Sequence[str]) -> str:
     if not itself:
-        return "No token looks at itself."
+        return "No token attends to itself."
     if len(itself) == len(everyone):
-        return "Every token looks at itself, among others or alone." if len(everyone) > 1 else "It looks at itself."
-    return (
-        f"Token {itself[0]} looks at itself." if len(itself) == 1 else f"Tokens {_listed(itself)} look at themselves."
-    )
+        return "Every token attends to itself." if len(everyone) > 1 else "It attends to itself."
+    if len(itself) == 1:
+        return f"Token {itself[0]} attends to itself."
+    return f"Tokens {_join_words(itself)} attend to themselves."
 
 
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def _join_words(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,107 +1,110 @@
-"""Every wrong way to a step that is known: rounding too early, and the slips with a name."""
+"""Error hypotheses: for each step, the matrices that early rounding and the common mistakes would give."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from regard.work.attention_steps import STAGES, Array, Start, Values, array, run
-from regard.work.common_mistakes import known_slips
+from regard.work.attention_steps import STEPS, Array, HeadInputs, StepValues, compute_steps, correct_steps, to_array
+from regard.work.common_mistakes import common_mistakes
 from regard.work.problem import Problem
-from regard.work.review import PLACES
+from regard.work.review import STEP_NOUNS
 
-MOST_ROUNDED = 5  # decimals to which unseen steps may have been rounded
-EARLY = "early rounding"
+MAX_ROUNDED_DECIMALS = 5  # a step that is not written down may have been rounded to 0 to 5 decimals
 
 
 @dataclass(frozen=True)
 class ErrorHypothesis:
-    """A way in which a step could have come about, and the matrix that it gives."""
+    """A possible mistake in a step and the matrix that it gives."""
 
     name: str
-    words: str
+    explanation: str
     matrix: Array
-    rows: frozenset[int] | None = None  # those that it may have gone wrong in while the others are right; all if None
+    rows: frozenset[int] | None = None  # rows that may be affected while the others are correct; None means all
 
 
-def ways(
-    begin: Start, key: str, slipped: Values, shown: Values, digits: Mapping[str, tuple[int, ...]], own: Array
+def step_hypotheses(
+    head: HeadInputs,
+    step: str,
+    judged: StepValues,
+    written: StepValues,
+    digits: Mapping[str, tuple[int, ...]],
+    own: Array,
 ) -> Iterator[ErrorHypothesis]:
-    """Every known wrong way to this step: early rounding of what was written, named slips, rounding unseen."""
-    rounded = [step for step in digits if any(digits[step])]
+    """Yield every hypothesis for a step: early rounding of written steps, common mistakes, rounding of unwritten steps.
+
+    judged   the steps with a mistake, as the mistake makes them
+    written  the steps as the student wrote them
+    digits   the decimals of each row of the written steps
+    own      this step, calculated from the student's numbers
+    """
+    rounded = [name for name in digits if any(digits[name])]
     if rounded:
-        yield from _early_by_rows(own, rounded[-1], digits[rounded[-1]])
-    unseen = [stage for stage in STAGES[: STAGES.index(key) + 1] if stage not in shown]
-    for stage in reversed(unseen):
-        for slip in known_slips():
-            if slip.stage != stage:
+        yield from _rounding_by_rows(own, rounded[-1], digits[rounded[-1]])
+    unwritten = [name for name in STEPS[: STEPS.index(step) + 1] if name not in written]
+    for name in reversed(unwritten):
+        for mistake in common_mistakes():
+            if mistake.step != name:
                 continue
-            where = "" if stage == key else f" (in {PLACES[stage]}, which are not written down)"
-            for fixed in (slipped, shown):
-                kept = {name: value for name, value in fixed.items() if name != key}
-                if (values := run(begin, kept, {stage: slip.compute})) is not None:
-                    yield ErrorHypothesis(slip.name, slip.words + where, values[key])
-    for stage in reversed([stage for stage in unseen if stage != key]):
-        for places in range(MOST_ROUNDED + 1):
-            values = values_of(begin, slipped)
-            rough = {name: value for name, value in slipped.items() if name != key}
-            rough[stage] = np.round(values[stage], places)
-            # where nothing is scaled, the scores go into the softmax as they are
-            step = "scores" if stage == "scaled" and not begin.scaled else stage
-            yield _early(values_of(begin, rough)[key], step, places)
+            where = "" if name == step else f" (in {STEP_NOUNS[name]}, which are not written down)"
+            for fixed in (judged, written):
+                kept = {each: value for each, value in fixed.items() if each != step}
+                if (values := compute_steps(head, kept, {name: mistake.compute})) is not None:
+                    yield ErrorHypothesis(mistake.name, mistake.explanation + where, values[step])
+    exact = correct_steps(head, judged)
+    for name in reversed([name for name in unwritten if name != step]):
+        for decimals in range(MAX_ROUNDED_DECIMALS + 1):
+            rough = {each: value for each, value in judged.items() if each != step}
+            rough[name] = np.round(exact[name], decimals)
+            # without a scale, the scores go into the softmax directly
+            noun = "scores" if name == "scaled" and not head.scaled else name
+            yield _early_rounding(correct_steps(head, rough)[step], noun, decimals)
 
 
-def _early_by_rows(matrix: Array, step: str, digits: tuple[int, ...]) -> Iterator[ErrorHypothesis]:
-    """Rounding of what was written: all over, or in those rows alone that were written in fewer digits."""
-    yield _early(matrix, step, max(digits))
+def _rounding_by_rows(matrix: Array, step: str, digits: tuple[int, ...]) -> Iterator[ErrorHypothesis]:
+    """Rounding of a written step: everywhere, or only in the rows that were written with fewer digits."""
+    yield _early_rounding(matrix, step, max(digits))
     for most in sorted(set(digits)):
-        rows = frozenset(row for row, given in enumerate(digits) if given <= most)
-        yield replace(_early(matrix, step, most), rows=rows)
+        rows = frozenset(row for row, count in enumerate(digits) if count <= most)
+        yield replace(_early_rounding(matrix, step, most), rows=rows)
 
 
-def _early(matrix: Array, step: str, digits: int) -> ErrorHypothesis:
+def _early_rounding(matrix: Array, step: str, digits: int) -> ErrorHypothesis:
     kept = "1 digit" if digits == 1 else f"{digits} digits"
-    return ErrorHypothesis(
-        EARLY,
-        f"{PLACES[step]} were rounded to {kept} before they were used; "
-        "round at the very end, and carry two digits more until then",
-        matrix,
+    explanation = (
+        f"{STEP_NOUNS[step]} were rounded to {kept} before they were used; "
+        "keep two more digits in between and round at the very end"
     )
+    return ErrorHypothesis("early rounding", explanation, matrix)
 
 
-def mixed(problem: Problem, outputs: list[Array]) -> Array:
+def apply_output_projection(problem: Problem, outputs: list[Array]) -> Array:
+    """Concatenate the outputs of the heads and apply the output projection, if the problem has one."""
     joined = np.concatenate(outputs, 1)
-    if problem.mixing is None:
+    projection = problem.output_projection
+    if projection is None:
         return joined
-    bias = 0.0 if problem.mixing.bias is None else np.array([float(each) for each in problem.mixing.bias])
-    found: Array = joined @ array(problem.mixing.weights, problem) + bias
-    return found
+    bias = 0.0 if projection.bias is None else np.array([float(each) for each in projection.bias])
+    return joined @ to_array(projection.weights, problem) + bias
 
 
-def mixing_ways(problem: Problem, outputs: list[Array], own: list[Array], digits: int) -> Iterator[ErrorHypothesis]:
+def result_hypotheses(
+    problem: Problem, outputs: list[Array], own: list[Array], digits: int
+) -> Iterator[ErrorHypothesis]:
+    """Yield hypotheses for the last step: concatenated heads and the output projection."""
     if digits:
-        yield _early(mixed(problem, own), "output", digits)
+        yield _early_rounding(apply_output_projection(problem, own), "output", digits)
     joined = np.concatenate(outputs, 1)
-    if problem.mixing is not None:
-        weights = array(problem.mixing.weights, problem)
+    if problem.output_projection is not None:
+        weights = to_array(problem.output_projection.weights, problem)
         if weights.shape[0] == weights.shape[1]:
-            yield ErrorHypothesis(
-                "missing mixing", "these are the heads side by side; the last product is missing", joined
-            )
-            yield ErrorHypothesis(
-                "transposed product", "the mixing weights were turned over before the product", joined @ weights.T
-            )
+            missing = "these are the concatenated heads; the product with the output projection is missing"
+            yield ErrorHypothesis("missing output projection", missing, joined)
+            transposed = "the output projection was transposed before the product"
+            yield ErrorHypothesis("transposed product", transposed, joined @ weights.T)
     if len(outputs) > 1 and len({part.shape for part in outputs}) == 1:
-        yield ErrorHypothesis(
-            "heads in another order", "the heads were joined in the other order", mixed(problem, outputs[::-1])
-        )
+        reverse = apply_output_projection(problem, outputs[::-1])
+        yield ErrorHypothesis("heads in another order", "the heads were concatenated in reverse order", reverse)
         interleaved = np.stack(outputs, 2).reshape(joined.shape)
-        words = "the numbers of the heads alternate; all of the first head come first, then all of the second"
-        yield ErrorHypothesis("heads interleaved", words, mixed(problem, [interleaved]))
-
-
-def values_of(begin: Start, fixed: Values) -> dict[str, Array]:
-    """All stages in the right way, from some fixed ones on."""
-    found = run(begin, fixed)
-    assert found is not None  # only a slip may make no sense
-    return found
+        alternate = "the numbers of the heads alternate; all of the first head come first, then all of the second"
+        yield ErrorHypothesis("heads interleaved", alternate, apply_output_projection(problem, [interleaved]))

@@ -1,52 +1,50 @@
-"""The attention map as a picture: shades for a terminal, an inline drawing for a page, an image file."""
+"""Draw attention maps: shaded text for a terminal, a table for a web page, an image file."""
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regard.base.errors import ConfigError
-from regard.work.exact_numbers import floats
+from regard.base.html import Markup, tag
+from regard.work.exact_numbers import to_floats
 from regard.work.solution import Solution
 
 IMAGES = (".png", ".svg", ".pdf")
 _SHADES = " ░▒▓█"
-_CELL = 48  # of the drawing, in pixels
-_INK = (33, 82, 139)
+_DARK_BLUE = (33, 82, 139)
 
 
 @dataclass(frozen=True)
-class Map:
-    """The weights of one head as they stand in the solution, with the names of their rows and columns."""
+class AttentionMap:
+    """The weights of one head as the solution shows them, with the names of rows and columns."""
 
     title: str
     weights: tuple[tuple[float, ...], ...]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    down: str  # what a row is: query, or key where tokens are columns
-    across: str
+    row_kind: str  # "query", or "key" if tokens are columns
+    column_kind: str
 
 
-def maps(solution: Solution) -> list[Map]:
-    """The map of every head."""
+def attention_maps(solution: Solution) -> list[AttentionMap]:
+    """The attention map of every head."""
     problem = solution.problem
+    axes = [("query", problem.query_labels), ("key", problem.labels)]
+    (row_kind, rows), (column_kind, columns) = axes if problem.by_rows else axes[::-1]
     found = []
-    for number in range(len(problem.heads)):
-        title = f"Head {number + 1}" if len(problem.heads) > 1 else "Attention map"
-        weights = tuple(map(tuple, floats(solution.step("weights", number + 1).values)))
-        names, words = (problem.query_labels, problem.labels), ("query", "key")
-        if not problem.by_rows:
-            names, words = names[::-1], words[::-1]
-        found.append(Map(title, weights, names[0], names[1], words[0], words[1]))
+    for head in range(1, len(problem.heads) + 1):
+        title = f"Head {head}" if len(problem.heads) > 1 else "Attention map"
+        weights = tuple(map(tuple, to_floats(solution.step("weights", head).values)))
+        found.append(AttentionMap(title, weights, rows, columns, row_kind, column_kind))
     return found
 
 
-def shades(drawn: Map) -> str:
-    """For a terminal: a shade for each weight, with the weight beside it."""
+def render_text(drawn: AttentionMap) -> str:
+    """The map for a terminal: a shade for each weight and the weight itself."""
     width = max(9, *(len(name) + 2 for name in drawn.columns))
-    edge = max(len(name) for name in (*drawn.rows, drawn.down))
-    lines = [f"{drawn.down.rjust(edge)} \\ {drawn.across}"]
+    edge = max(len(name) for name in (*drawn.rows, drawn.row_kind))
+    lines = [f"{drawn.row_kind.rjust(edge)} \\ {drawn.column_kind}"]
     lines.append(" " * (edge + 1) + "".join(name.center(width) for name in drawn.columns))
     for name, row in zip(drawn.rows, drawn.weights, strict=True):
         cells = "".join(f"{shade(weight) * 2} {weight:.2f}".center(width) for weight in row)
@@ -55,57 +53,43 @@ def shades(drawn: Map) -> str:
 
 
 def shade(weight: float) -> str:
-    """One of five, from nothing to everything; only an exact 1 or what rounds to it is solid."""
+    """One of five shades; the darkest is a weight that rounds to 1."""
     return _SHADES[min(4, max(0, int(weight * 4 + 0.5)))]
 
 
-def svg(drawn: Map) -> str:
-    """An inline drawing with each weight written in its cell and told in words to whoever cannot see it."""
-    left = 14 + 9 * max(len(name) for name in (*drawn.rows, drawn.down))
-    top = 44
-    width, height = left + _CELL * len(drawn.columns) + 4, top + _CELL * len(drawn.rows) + 4
-    spoken = f"{drawn.title}: rows are {_many(drawn.down)}, columns are {_many(drawn.across)}"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}"><title>{html.escape(spoken)}</title>',
-        f'<text x="{left - 8}" y="{top - 10}" text-anchor="end">{drawn.down}</text>',
-        f'<text x="{left}" y="14">{drawn.across}</text>',
-    ]
-    for c, name in enumerate(drawn.columns):
-        parts.append(_label(left + (c + 0.5) * _CELL, top - 10, "middle", name))
-    for r, (name, row) in enumerate(zip(drawn.rows, drawn.weights, strict=True)):
-        y = top + r * _CELL
-        parts.append(_label(left - 8, y + _CELL * 0.6, "end", name))
-        for c, weight in enumerate(row):
-            x = left + c * _CELL
-            parts.append(
-                f'<rect x="{x}" y="{y}" width="{_CELL}" height="{_CELL}" fill="{colour(weight)}" stroke="#999"/>'
-                f'<text x="{x + _CELL / 2:g}" y="{y + _CELL * 0.6:g}" text-anchor="middle" '
-                f'fill="{"#fff" if weight > 0.5 else "#000"}">{weight:.2f}</text>'
-            )
-    return "".join([*parts, "</svg>"])
+def render_table(drawn: AttentionMap) -> Markup:
+    """The map as an HTML table with shaded cells."""
+    header = tag(
+        "tr", tag("th", f"{drawn.row_kind} \\ {drawn.column_kind}"), *(tag("th", each) for each in drawn.columns)
+    )
+    rows = (
+        tag("tr", tag("th", name), *(tag("td", f"{weight:.2f}", style=_cell_style(weight)) for weight in row))
+        for name, row in zip(drawn.rows, drawn.weights, strict=True)
+    )
+    return tag("table", tag("caption", drawn.title), header, *rows, class_="weights")
 
 
-def colour(weight: float) -> str:
-    """White for nothing, dark blue for everything."""
+def _cell_style(weight: float) -> str:
+    """White for a weight of 0, dark blue for 1."""
     share = min(1.0, max(0.0, weight))
-    return "#" + "".join(f"{round(255 + (ink - 255) * share):02x}" for ink in _INK)
+    background = "".join(f"{round(255 + (dark - 255) * share):02x}" for dark in _DARK_BLUE)
+    return f"background:#{background};color:{'#fff' if weight > 0.5 else '#000'}"
 
 
-def draw(drawn: Map, ax: Any) -> None:
-    """The map on a matplotlib axis."""
+def draw_map(drawn: AttentionMap, ax: Any) -> None:
+    """Draw the map on a matplotlib axis."""
     ax.imshow(drawn.weights, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     ax.set_xticks(range(len(drawn.columns)), drawn.columns, parse_math=False)
     ax.set_yticks(range(len(drawn.rows)), drawn.rows, parse_math=False)
-    ax.set_xlabel(drawn.across)
-    ax.set_ylabel(drawn.down)
+    ax.set_xlabel(drawn.column_kind)
+    ax.set_ylabel(drawn.row_kind)
     ax.set_title(drawn.title, parse_math=False)
     for r, row in enumerate(drawn.weights):
         for c, weight in enumerate(row):
             ax.text(c, r, f"{weight:.2f}", ha="center", va="center", color="white" if weight > 0.5 else "black")
 
 
-def save(drawn: Sequence[Map], path: Path) -> None:
+def save_maps(drawn: Sequence[AttentionMap], path: Path) -> None:
     """Write all maps as one image: .png, .svg or .pdf."""
     from matplotlib.figure import Figure
 
@@ -114,16 +98,8 @@ def save(drawn: Sequence[Map], path: Path) -> None:
     rows, columns = len(drawn[0].rows), len(drawn[0].columns)
     figure = Figure(figsize=(len(drawn) * (1.5 + 0.7 * columns), 1.5 + 0.7 * rows), layout="constrained")
     for ax, each in zip(figure.subplots(1, len(drawn), squeeze=False).flat, drawn, strict=True):
-        draw(each, ax)
+        draw_map(each, ax)
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot save {path}: {error}") from None
-
-
-def _many(word: str) -> str:
-    return {"query": "queries", "key": "keys"}[word]
-
-
-def _label(x: float, y: float, anchor: str, name: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{html.escape(name)}</text>'

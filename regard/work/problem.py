@@ -1,4 +1,4 @@
-"""What is given: inputs and weights, or queries, keys and values, and how they are to be read."""
+"""An attention problem: inputs and weights, or queries, keys and values, and the convention they are written in."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from regard.base.validation import check_integer
 from regard.core.absolute_positions import Positions
 from regard.core.masks import as_mask, full
 from regard.core.masks.algebra import Mask
-from regard.work.exact_numbers import Grid, Value, counted, transposed
+from regard.work.exact_numbers import Matrix, Value, format_count, transpose
 
 Convention = Literal["rows", "columns"]
 CONVENTIONS = ("rows", "columns")
@@ -20,26 +20,27 @@ ROLES = ("q", "k", "v")
 MATRICES = ("inputs", "q", "k", "v", "wq", "wk", "wv", "wo")
 BIASES = ("bq", "bk", "bv", "bo")
 
-Heads = tuple[Grid, ...]
+MatrixPerHead = tuple[Matrix, ...]
+BiasPerHead = tuple[tuple[Value, ...], ...]
 
 
 @dataclass(frozen=True)
-class Projection:
-    """Weights, and a bias where there is one, that make a query, key or value of an input."""
+class LinearProjection:
+    """Weights and an optional bias that compute queries, keys, values or the result from their inputs."""
 
-    weights: Grid
+    weights: Matrix
     bias: tuple[Value, ...] | None = None
 
 
 @dataclass(frozen=True)
-class Head:
-    """One head's queries, keys and values: each as it is, or as a projection of the inputs."""
+class HeadMatrices:
+    """The queries, keys and values of one head, each a matrix or a projection of the inputs."""
 
-    q: Grid | Projection
-    k: Grid | Projection
-    v: Grid | Projection
+    q: Matrix | LinearProjection
+    k: Matrix | LinearProjection
+    v: Matrix | LinearProjection
 
-    def role(self, name: str) -> Grid | Projection:
+    def role(self, name: str) -> Matrix | LinearProjection:
         return {"q": self.q, "k": self.k, "v": self.v}[name]
 
 
@@ -52,9 +53,9 @@ class Problem:
     """
 
     name: str
-    heads: tuple[Head, ...]
-    inputs: Grid | None = None
-    mixing: Projection | None = None  # what turns the joined heads into the result
+    heads: tuple[HeadMatrices, ...]
+    inputs: Matrix | None = None
+    output_projection: LinearProjection | None = None
     convention: Convention = "rows"
     scaled: bool = True
     mask: Mask = field(default_factory=full)
@@ -65,29 +66,33 @@ class Problem:
             raise ConfigError(f"convention is 'rows' (a token is a row) or 'columns', not {self.convention!r}")
         if not self.heads:
             raise ConfigError("a problem has at least one head; give q, k and v, or inputs, wq, wk and wv")
-        sizes = {self._sizes(number) for number in range(len(self.heads))}
+        sizes = [self._sizes(index) for index in range(len(self.heads))]
         if len({(i, j) for i, j, _, _ in sizes}) > 1:
-            raise ShapeError("the heads differ in their numbers of tokens; give every head as many rows of q, k and v")
-        if self.mixing is not None:
-            joined, (rows, _) = (
-                sum(self._sizes(number)[3] for number in range(len(self.heads))),
-                self._turned("wo", self.mixing.weights),
-            )
-            if rows != joined:
+            raise ShapeError("the heads have different numbers of tokens; give every head as many rows of q, k and v")
+        if self.output_projection is not None:
+            width = sum(e for _, _, _, e in sizes)
+            rows, _ = self._row_shape(self.output_projection.weights)
+            if rows != width:
+                axis = "rows" if self.by_rows else "columns"
                 raise ShapeError(
-                    f"wo takes {self._word(joined)} for the joined heads, but has {rows}; {self._form('wo')}"
+                    f"wo needs {width} {axis} for the concatenated heads, but has {rows}; {self._describe_layout('wo')}"
                 )
-            self._check_bias("bo", self.mixing)
+            self._check_bias("bo", self.output_projection)
         if self.tokens is not None and len(self.tokens) != self.keys:
             raise ShapeError(
-                f"tokens names {counted(len(self.tokens), 'token')}, but there are {self.keys}; name each one"
+                f"tokens names {format_count(len(self.tokens), 'token')}, but there are {self.keys}; name each one"
             )
         if (self.mask.batch() or 1) > 1 or (self.mask.heads() or 1) > 1:
-            raise ConfigError(f"{self.mask!r} tells sequences or heads apart; a worked solution has one mask for all")
+            raise ConfigError(f"{self.mask!r} differs between sequences or heads; a worked solution has one mask")
 
     @property
     def by_rows(self) -> bool:
         return self.convention == "rows"
+
+    @property
+    def token_axis(self) -> str:
+        """What a token is: "row" or "column"."""
+        return self.convention.removesuffix("s")
 
     @property
     def queries(self) -> int:
@@ -98,83 +103,83 @@ class Problem:
         return self._sizes(0)[1]
 
     def width(self, head: int) -> int:
-        """The c of a head: how many numbers a query has."""
+        """The width c of the queries and keys of a head."""
         return self._sizes(head)[2]
 
     @cached_property
     def visible(self) -> tuple[tuple[bool, ...], ...]:
-        """Whether query i sees key j; rows are queries, whatever the convention."""
+        """Whether query i sees key j; rows are queries in either convention."""
         self.mask.check(Positions.last_rows(self.queries, self.keys), self.queries, self.keys, 1, 1)
         seen = self.mask.dense(self.queries, self.keys)
         return tuple(tuple(row) for row in seen.reshape(self.queries, self.keys).tolist())
 
     @property
-    def hides(self) -> bool:
+    def is_masked(self) -> bool:
+        """Whether the mask hides at least one pair."""
         return not all(all(row) for row in self.visible)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the keys are called: their words, or their numbers from 1."""
+        """The names of the keys: the words of the tokens, or numbers from 1."""
         return self.tokens or tuple(str(number + 1) for number in range(self.keys))
 
     @property
     def query_labels(self) -> tuple[str, ...]:
-        """What the queries are called: they are the last of the keys, where both are tokens of one sequence."""
+        """The names of the queries: those of the last keys if both are tokens of one sequence."""
         if self.queries <= self.keys and (self.tokens is not None or self.queries == self.keys):
             return self.labels[self.keys - self.queries :]
         return tuple(str(number + 1) for number in range(self.queries))
 
-    def _turned(self, name: str, grid: Grid) -> tuple[int, int]:
-        """(rows, columns) as the row convention has them."""
-        rows, columns = len(grid), len(grid[0])
+    def _row_shape(self, matrix: Matrix) -> tuple[int, int]:
+        """(rows, columns) as in the row convention."""
+        rows, columns = len(matrix), len(matrix[0])
         return (rows, columns) if self.by_rows else (columns, rows)
 
-    def _word(self, count: int) -> str:
-        return f"{count} {'rows' if self.by_rows else 'columns'}"
+    def _describe_layout(self, name: str) -> str:
+        if name in ROLES:
+            return f"with convention={self.convention!r} a token is a {self.token_axis} of {name}"
+        shape = "(width in, width out)" if self.by_rows else "(width out, width in)"
+        return f"with convention={self.convention!r} weights are {shape}"
 
-    def _form(self, name: str) -> str:
-        if name in ROLES or name == "inputs":
-            return f"with convention={self.convention!r} a token is a {self.convention.removesuffix('s')} of {name}"
-        wide = "(width in, width out)" if self.by_rows else "(width out, width in)"
-        return f"with convention={self.convention!r} weights are {wide}"
-
-    def _sizes(self, number: int) -> tuple[int, int, int, int]:
-        """i, j, c and e of a head, with everything that has to fit checked."""
+    def _sizes(self, index: int) -> tuple[int, int, int, int]:
+        """i, j, c and e of a head; raises if the shapes do not fit."""
         counts: dict[str, tuple[int, int]] = {}
         for role in ROLES:
-            given = self.heads[number].role(role)
-            if isinstance(given, Projection):
+            source = self.heads[index].role(role)
+            if isinstance(source, LinearProjection):
                 if self.inputs is None:
-                    raise ConfigError(f"w{role} makes {role} of the inputs, but there are none; give inputs too")
-                tokens, width = self._turned("inputs", self.inputs)
-                rows, columns = self._turned(f"w{role}", given.weights)
+                    raise ConfigError(f"w{role} computes {role} from the inputs, but there are none; give inputs too")
+                tokens, width = self._row_shape(self.inputs)
+                rows, columns = self._row_shape(source.weights)
                 if rows != width:
                     raise ShapeError(
-                        f"w{role} takes inputs of width {rows}, but they have width {width}; {self._form(f'w{role}')}"
+                        f"w{role} needs inputs of width {rows}, but they have width {width}; "
+                        f"{self._describe_layout(f'w{role}')}"
                     )
-                self._check_bias(f"b{role}", given)
+                self._check_bias(f"b{role}", source)
                 counts[role] = (tokens, columns)
             else:
-                counts[role] = self._turned(role, given)
+                counts[role] = self._row_shape(source)
         (i, c), (j, other), (values, e) = counts["q"], counts["k"], counts["v"]
         if other != c:
-            raise ShapeError(f"k has width {other}, but q has width {c}; a dot product needs one width for both")
+            raise ShapeError(f"k has width {other}, but q has width {c}; a dot product needs the same width for both")
         if values != j:
             raise ShapeError(
-                f"v has {counted(values, 'token')}, but k has {j}; each key has one value; {self._form('v')}"
+                f"v has {format_count(values, 'token')}, but k has {j}; each key has one value; "
+                f"{self._describe_layout('v')}"
             )
         return i, j, c, e
 
-    def _check_bias(self, name: str, given: Projection) -> None:
-        out = self._turned(name, given.weights)[1]
-        if given.bias is not None and len(given.bias) != out:
-            raise ShapeError(f"{name} has {len(given.bias)} numbers, but is added to vectors of width {out}")
+    def _check_bias(self, name: str, projection: LinearProjection) -> None:
+        width = self._row_shape(projection.weights)[1]
+        if projection.bias is not None and len(projection.bias) != width:
+            raise ShapeError(f"{name} has {len(projection.bias)} numbers, but is added to vectors of width {width}")
 
 
-def build(
+def build_problem(
     name: str,
-    matrices: Mapping[str, Heads],
-    biases: Mapping[str, tuple[tuple[Value, ...], ...]] | None = None,
+    matrices: Mapping[str, MatrixPerHead],
+    biases: Mapping[str, BiasPerHead] | None = None,
     *,
     convention: str = "rows",
     scaled: bool = True,
@@ -182,9 +187,11 @@ def build(
     heads: int = 1,
     tokens: tuple[str, ...] | None = None,
 ) -> Problem:
-    """The problem meant by named matrices; each is one matrix, or one for every head.
+    """Build a problem from matrices by name.
 
-    With heads above 1, one matrix for all of them is cut into that many parts of equal width.
+    matrices  q, k and v, or inputs, wq, wk and wv, and optionally wo; each is one matrix or one per head
+    biases    bq, bk, bv, bo
+    heads     if above 1, a matrix that is given once is split into that many parts of equal width
     """
     biases = dict(biases or {})
     heads = check_integer("heads", heads, 1, "heads")
@@ -192,34 +199,33 @@ def build(
     given = {key: several for key, several in matrices.items() if key not in ("inputs", "wo")}
     counts = {len(several) for several in (*given.values(), *biases.values()) if len(several) > 1}
     if len(counts) > 1:
-        raise ShapeError(f"matrices are given for {' and '.join(map(str, sorted(counts)))} heads; give all for as many")
+        raise ShapeError(
+            f"matrices are given for {' and '.join(map(str, sorted(counts)))} heads; give the same number for all"
+        )
     count = max(counts, default=heads)
     if heads not in (1, count):
         raise ConfigError(f"heads={heads}, but matrices are given for {count} heads; leave heads out")
     by_rows = convention != "columns"
-    cut = {key: _for_heads(key, several, count, by_rows) for key, several in given.items()}
-    cut_biases = {
-        key: several if len(several) == count else _cut_row(key, several[0], count)
-        for key, several in biases.items()
-        if key != "bo"
-    }
+    split = {key: _split_matrix(key, several, count, by_rows) for key, several in given.items()}
+    split_biases = {key: _split_bias(key, several, count) for key, several in biases.items() if key != "bo"}
 
-    def role(letter: str, number: int) -> Grid | Projection:
-        if letter in cut:
-            return cut[letter][number]
-        bias = cut_biases.get(f"b{letter}")
-        return Projection(cut[f"w{letter}"][number], bias[number] if bias else None)
+    def role(letter: str, index: int) -> Matrix | LinearProjection:
+        if letter in split:
+            return split[letter][index]
+        bias = split_biases.get(f"b{letter}")
+        return LinearProjection(split[f"w{letter}"][index], bias[index] if bias else None)
 
-    mixing = None
+    output_projection = None
     if "wo" in matrices:
-        mixing = Projection(_single("wo", matrices["wo"]), biases["bo"][0] if "bo" in biases else None)
+        bias = biases["bo"][0] if "bo" in biases else None
+        output_projection = LinearProjection(_single_matrix("wo", matrices["wo"]), bias)
     try:
         return Problem(
             name=name,
-            heads=tuple(Head(role("q", n), role("k", n), role("v", n)) for n in range(count)),
-            inputs=_single("inputs", matrices["inputs"]) if "inputs" in matrices else None,
-            mixing=mixing,
-            convention=convention,  # type: ignore[arg-type]  # checked where it is built
+            heads=tuple(HeadMatrices(role("q", n), role("k", n), role("v", n)) for n in range(count)),
+            inputs=_single_matrix("inputs", matrices["inputs"]) if "inputs" in matrices else None,
+            output_projection=output_projection,
+            convention=convention,  # type: ignore[arg-type]  # checked in Problem
             scaled=scaled,
             mask=full() if mask is None else mask,
             tokens=tokens,
@@ -228,54 +234,58 @@ def build(
         shared = [key for key, several in given.items() if len(several) < count]
         if not shared or len(shared) == len(given):
             raise
+        were = "was" if len(shared) == 1 else "were"
         raise ShapeError(
-            f"{error}; {' and '.join(shared)} came once, to be cut into {count} heads: give one for each head"
+            f"{error}; {' and '.join(shared)} came once and {were} split into {count} heads: give one for each head"
         ) from None
 
 
-def mask_of(rows: tuple[tuple[bool, ...], ...]) -> Mask:
-    """The mask that a matrix of zeros and ones spells; 1 is visible."""
+def mask_from_rows(rows: tuple[tuple[bool, ...], ...]) -> Mask:
+    """The mask with these rows; True is visible."""
     return as_mask(torch.tensor(rows, dtype=torch.bool))
 
 
-def _check_names(matrices: Mapping[str, Heads], biases: Mapping[str, object]) -> None:
+def _check_names(matrices: Mapping[str, MatrixPerHead], biases: Mapping[str, object]) -> None:
+    needed = "give q, k and v, or inputs, wq, wk and wv"
     if not set(matrices) & {*ROLES, "wq", "wk", "wv", "inputs"}:
-        raise ConfigError("nothing is given; give q, k and v, or inputs, wq, wk and wv")
+        raise ConfigError(f"no matrices are given; {needed}")
     for letter in ROLES:
-        direct, made = letter in matrices, f"w{letter}" in matrices
-        if direct and made:
-            raise ConfigError(f"{letter} and w{letter} are both given; {letter} is either given or made of the inputs")
-        if not direct and not made:
-            wanted = f"w{letter}" if "inputs" in matrices else letter
-            raise ConfigError(f"{wanted} is missing; give q, k and v, or inputs, wq, wk and wv")
-        if f"b{letter}" in biases and not made:
-            raise ConfigError(f"b{letter} is given without w{letter}, to whose product it is added")
+        direct, projected = letter in matrices, f"w{letter}" in matrices
+        if direct and projected:
+            raise ConfigError(f"{letter} and w{letter} are both given; give {letter}, or w{letter} and inputs")
+        if not direct and not projected:
+            raise ConfigError(f"{f'w{letter}' if 'inputs' in matrices else letter} is missing; {needed}")
+        if f"b{letter}" in biases and not projected:
+            raise ConfigError(f"b{letter} is given without w{letter}")
     if "bo" in biases and "wo" not in matrices:
-        raise ConfigError("bo is given without wo, to whose product it is added")
+        raise ConfigError("bo is given without wo")
     if "inputs" in matrices and not any(f"w{letter}" in matrices for letter in ROLES):
-        raise ConfigError("inputs are given, but no weights make anything of them; give wq, wk and wv")
+        raise ConfigError("inputs are given, but no weights use them; give wq, wk and wv")
 
 
-def _single(name: str, several: Heads) -> Grid:
+def _single_matrix(name: str, several: MatrixPerHead) -> Matrix:
     if len(several) != 1:
         raise ShapeError(f"{name} is given {len(several)} times, but all heads share one")
     return several[0]
 
 
-def _for_heads(name: str, several: Heads, count: int, by_rows: bool) -> Heads:
+def _split_matrix(name: str, several: MatrixPerHead, count: int, by_rows: bool) -> MatrixPerHead:
     if len(several) == count:
         return several
-    tall = transposed(several[0]) if by_rows else several[0]  # widths down, whatever the convention
+    tall = transpose(several[0]) if by_rows else several[0]  # one row per channel
     if len(tall) % count:
         near = ", ".join(str(n) for n in range(2, len(tall) + 1) if len(tall) % n == 0) or "1"
-        raise ConfigError(f"{name} has width {len(tall)}, which {count} heads cannot share; try heads = {near}")
+        raise ConfigError(f"{name} has width {len(tall)}, which cannot be split into {count} heads; try heads = {near}")
     share = len(tall) // count
-    parts = [tall[number * share : (number + 1) * share] for number in range(count)]
-    return tuple(transposed(part) if by_rows else part for part in parts)
+    parts = [tall[index * share : (index + 1) * share] for index in range(count)]
+    return tuple(transpose(part) if by_rows else part for part in parts)
 
 
-def _cut_row(name: str, row: tuple[Value, ...], count: int) -> tuple[tuple[Value, ...], ...]:
+def _split_bias(name: str, several: BiasPerHead, count: int) -> BiasPerHead:
+    if len(several) == count:
+        return several
+    (row,) = several
     if len(row) % count:
-        raise ConfigError(f"{name} has {len(row)} numbers, which {count} heads cannot share")
+        raise ConfigError(f"{name} has {len(row)} numbers, which cannot be split into {count} heads")
     share = len(row) // count
-    return tuple(row[number * share : (number + 1) * share] for number in range(count))
+    return tuple(row[index * share : (index + 1) * share] for index in range(count))

@@ -1,6 +1,6 @@
-"""The quiz: predict what an experiment of the lab gives, then see it run.
+"""The quiz: predict the result of an experiment of the lab, then run it.
 
-Questions are a function of the student's name and a seed. The answer to one is known only after its run.
+The questions depend only on the student's name and a seed. The correct answer is known only after the run.
 """
 
 import math
@@ -18,118 +18,120 @@ from regard.base.validation import check_integer
 from regard.lab.claim import Claim, Outcome, claims
 from regard.lab.results import make_result
 from regard.work import quiz_attention, quiz_heads, quiz_transformers
-from regard.work.quiz_question import KINDS, Kind, Posed
+from regard.work.quiz_question import QUESTION_TEMPLATES, GeneratedQuestion, QuestionTemplate
 
-SOURCES = (quiz_attention, quiz_heads, quiz_transformers)  # importing them fills KINDS
-Answer = str | float
+SOURCES = (quiz_attention, quiz_heads, quiz_transformers)  # importing them fills QUESTION_TEMPLATES
+QuizAnswer = str | float  # the letter of a choice, or a number
 
 
 @dataclass(frozen=True)
 class QuizQuestion:
-    """One question of a quiz, with its choices in the order this student sees."""
+    """One question of a quiz, with its choices in the order for this student."""
 
     number: int
-    kind: Kind
-    posed: Posed
+    template: QuestionTemplate
+    content: GeneratedQuestion
     seed: int
 
     @property
     def claim(self) -> Claim:
-        return claims()[self.kind.claim]
+        return claims()[self.template.claim]
 
     @property
-    def letters(self) -> dict[str, str]:
-        """The choices by letter."""
-        return dict(zip(ascii_lowercase, (choice.text for choice in self.posed.choices), strict=False))
+    def choices(self) -> dict[str, str]:
+        """The texts of the choices by letter; empty if the answer is a number."""
+        return dict(zip(ascii_lowercase, (choice.text for choice in self.content.choices), strict=False))
 
     def __str__(self) -> str:
-        lines = [f"{self.number}. {self.posed.text}"]
-        lines += [f"   {letter}) {text}" for letter, text in self.letters.items()]
-        return "\n".join(lines if self.letters else [*lines, f"   (a number, {self.posed.tolerance})"])
+        lines = [f"{self.number}. {self.content.text}"]
+        lines += [f"   {letter}) {text}" for letter, text in self.choices.items()]
+        return "\n".join(lines if self.choices else [*lines, f"   (a number, {self.content.tolerance})"])
 
     def to_dict(self) -> dict[str, Any]:
-        """The question without its answer."""
-        form: dict[str, Any] = {"choices": self.letters} if self.letters else {"answer": str(self.posed.tolerance)}
-        about = {"number": self.number, "kind": self.kind.name, "claim": self.claim.id, "chapter": self.claim.chapter}
-        return {**about, "question": self.posed.text, **form}
+        """The question as plain values, without its answer."""
+        return {
+            "number": self.number,
+            "template": self.template.name,
+            "claim": self.claim.id,
+            "chapter": self.claim.chapter,
+            "question": self.content.text,
+            **({"choices": self.choices} if self.choices else {"answer": str(self.content.tolerance)}),
+        }
 
-    def read(self, given: object) -> Answer:
-        """An answer in the form this question has: a letter, or a number."""
-        if self.letters:
-            letter = given.strip(" ).").lower() if isinstance(given, str) else ""
-            if letter not in self.letters:
-                raise ConfigError(f"question {self.number} takes one of {', '.join(self.letters)}, not {given!r}")
+    def parse_answer(self, answer: object) -> QuizAnswer:
+        """Parse a letter or a number, whichever this question needs."""
+        if self.choices:
+            letter = answer.strip(" ).").lower() if isinstance(answer, str) else ""
+            if letter not in self.choices:
+                raise ConfigError(f"question {self.number} needs one of {', '.join(self.choices)}, not {answer!r}")
             return letter
-        number = as_number(given)
+        number = parse_number(answer)
         if number is None:
-            raise ConfigError(f"question {self.number} takes a number, such as 0.25 or 1,024, not {given!r}")
+            raise ConfigError(f"question {self.number} needs a number, such as 0.25 or 1,024, not {answer!r}")
         return number
 
     @cached_property
     def outcome(self) -> Outcome:
         """The run that answers the question."""
-        return self.claim.run(self.claim.setup(self.posed.settings, seed=self.seed, smoke=True))
+        return self.claim.run(self.claim.setup(self.content.settings, seed=self.seed, smoke=True))
 
     @property
-    def right(self) -> Answer:
-        """The answer that the run gives."""
+    def correct_answer(self) -> QuizAnswer:
+        """The answer according to the run."""
         numbers = self.outcome.numbers
-        if self.posed.number is not None:
-            return float(self.posed.number(numbers))
+        if self.content.number is not None:
+            return float(self.content.number(numbers))
         true = [
-            letter for letter, choice in zip(self.letters, self.posed.choices, strict=True) if choice.holds(numbers)
+            letter for letter, choice in zip(self.choices, self.content.choices, strict=True) if choice.is_true(numbers)
         ]
         if len(true) != 1:
-            raise ConfigError(f"{self.kind.name} was drawn so that {len(true)} choices hold; try another seed")
+            raise ConfigError(f"{self.template.name} has {len(true)} true choices with this seed; try another seed")
         return true[0]
 
-    def reveal(self, given: object = None) -> "Revealed":
-        """Run the experiment and judge an answer; None is no answer."""
-        return Revealed(self, None if given is None else self.read(given), self.right)
+    def grade(self, answer: object = None) -> "QuestionResult":
+        """Run the experiment and grade an answer; None means not answered."""
+        return QuestionResult(self, None if answer is None else self.parse_answer(answer), self.correct_answer)
 
 
 @dataclass(frozen=True)
-class Revealed:
-    """What the run said, beside what was predicted."""
+class QuestionResult:
+    """The graded answer to a question, with the explanation from the run."""
 
     question: QuizQuestion
-    given: Answer | None
-    right: Answer
+    answer: QuizAnswer | None
+    correct_answer: QuizAnswer
 
     @property
     def ok(self) -> bool:
-        if isinstance(self.given, float) and isinstance(self.right, float):
-            return self.question.posed.tolerance.allows(self.given, self.right)
-        return self.given is not None and self.given == self.right
-
-    @property
-    def answer(self) -> str:
-        """The right answer in words."""
-        if isinstance(self.right, str):
-            return f"{self.right}) {self.question.letters[self.right]}"
-        return shown(self.right)
+        if isinstance(self.answer, float) and isinstance(self.correct_answer, float):
+            return self.question.content.tolerance.allows(self.answer, self.correct_answer)
+        return self.answer is not None and self.answer == self.correct_answer
 
     @property
     def explanation(self) -> list[str]:
-        """What the run measured, the claim it belongs to, wrong answers that are about, and the command."""
+        """What the run measured, the claim, known wrong answers, and the command to run it again."""
         question, outcome = self.question, self.question.outcome
-        how = question.posed.how
-        lines = [] if how is None else [f"How to get it: {how(outcome.numbers)}"]
+        explain = question.content.explain
+        lines = [] if explain is None else [f"How to calculate it: {explain(outcome.numbers)}"]
         lines += [f"The run: {outcome.verdict.sentence}", f"The claim: {question.claim.claim}"]
         lines.append(f"The maths: {formulas.text(question.claim.formula)}")
         for sheet, verdict in outcome.wrong_answers:
-            lines.append(f'A wrong answer that is about: "{sheet.says}" ({verdict.word}) Right is: {sheet.right}')
+            lines.append(f'A common wrong answer: "{sheet.says}" ({verdict.word}) Correct is: {sheet.right}')
         return [*lines, f"Run it again: {make_result(outcome).command}"]
 
     def __str__(self) -> str:
-        said = "Not answered" if self.given is None else "Right" if self.ok else "Not so"
-        return "\n".join([f"{said}: it is {self.answer}", *(f"  {line}" for line in self.explanation)])
+        verdict = "Not answered" if self.answer is None else "Correct" if self.ok else "Wrong"
+        if isinstance(self.correct_answer, str):
+            correct = f"{self.correct_answer}) {self.question.choices[self.correct_answer]}"
+        else:
+            correct = format_number(self.correct_answer)
+        return "\n".join([f"{verdict}: the answer is {correct}", *(f"  {line}" for line in self.explanation)])
 
     def to_dict(self) -> dict[str, Any]:
         return {
             **self.question.to_dict(),
-            "given": self.given,
-            "right": self.right,
+            "given_answer": self.answer,
+            "correct_answer": self.correct_answer,
             "ok": self.ok,
             "explanation": self.explanation,
         }
@@ -145,71 +147,79 @@ class Quiz:
 
     @classmethod
     def of(cls, student: str = "student", *, count: int = 5, seed: int = 0) -> "Quiz":
-        """The questions that belong to a student's name and a seed: always the same ones."""
+        """The quiz of a student: the same name, count and seed always give the same questions.
+
+        student  the name
+        count    the number of questions
+        seed     another seed gives other questions
+        """
         check_integer("count", count, 1, "questions")
-        kinds = dealt(Random(f"{student}\n{seed}"))
-        return cls(student, seed, tuple(_drawn(number, next(kinds), student, seed) for number in range(1, count + 1)))
+        templates = deal_templates(Random(f"{student}\n{seed}"))
+        questions = (_generate_question(number, next(templates), student, seed) for number in range(1, count + 1))
+        return cls(student, seed, tuple(questions))
 
     def __getitem__(self, number: int) -> QuizQuestion:
         if not 1 <= number <= len(self.questions):
-            raise ConfigError(f"there are questions 1 to {len(self.questions)}, not {number}")
+            raise ConfigError(f"there is no question {number}; the questions are 1 to {len(self.questions)}")
         return self.questions[number - 1]
 
-    def answer(self, number: int, given: object) -> Revealed:
-        """Answer a question and see what its run says."""
-        if given is ...:
+    def answer(self, number: int, answer: object) -> QuestionResult:
+        """Answer a question by its number and run its experiment."""
+        if answer is ...:
             raise ConfigError(f"question {number} has no answer yet; predict first, then run")
-        return self[number].reveal(given)
+        return self[number].grade(answer)
 
     def grade(
         self, answers: Mapping[str, object], progress: Callable[[QuizQuestion], None] | None = None
-    ) -> tuple[Revealed, ...]:
-        """Every question judged, by its number; one that is not among the answers counts as not answered."""
+    ) -> tuple[QuestionResult, ...]:
+        """Grade all questions.
+
+        answers   by the number of the question, as text; a missing answer counts as not answered
+        progress  called before each experiment runs
+        """
         unknown = [name for name in answers if name not in {str(each.number) for each in self.questions}]
         if unknown:
-            raise ConfigError(
-                f"answers are named by the numbers of questions, 1 to {len(self.questions)}, not {unknown[0]!r}"
-            )
-        for question in self.questions:  # before anything runs: a wrong form is no wrong answer
+            raise ConfigError(f"answers are named by question numbers, 1 to {len(self.questions)}, not {unknown[0]!r}")
+        for question in self.questions:  # before anything runs: a malformed answer is not a wrong answer
             if answers.get(str(question.number)) is not None:
-                question.read(answers[str(question.number)])
-        marks = []
+                question.parse_answer(answers[str(question.number)])
+        results = []
         for question in self.questions:
             if progress is not None:
                 progress(question)
-            marks.append(question.reveal(answers.get(str(question.number))))
-        return tuple(marks)
+            results.append(question.grade(answers.get(str(question.number))))
+        return tuple(results)
 
     def to_dict(self) -> dict[str, Any]:
-        """The quiz without answers."""
+        """The quiz as plain values, without answers."""
         about = {"student": self.student, "seed": self.seed, "count": len(self.questions)}
         return {**about, "questions": [question.to_dict() for question in self.questions]}
 
 
-def dealt(draw: Random) -> Iterator[Kind]:
-    """Kinds of questions without end: chapters take turns, and no kind comes again before all of its chapter have."""
-    chapters: dict[str, list[Kind]] = {}
-    for name in KINDS:
-        chapters.setdefault(KINDS[name].chapter, []).append(KINDS[name])
-    left: dict[str, list[Kind]] = {chapter: [] for chapter in chapters}
+def deal_templates(random: Random) -> Iterator[QuestionTemplate]:
+    """Yield question templates forever: chapters alternate, and a template repeats only after its whole chapter."""
+    chapters: dict[str, list[QuestionTemplate]] = {}
+    for name in QUESTION_TEMPLATES:
+        chapters.setdefault(QUESTION_TEMPLATES[name].chapter, []).append(QUESTION_TEMPLATES[name])
+    remaining: dict[str, list[QuestionTemplate]] = {chapter: [] for chapter in chapters}
     while True:
-        for chapter, kinds in chapters.items():
-            if not left[chapter]:
-                left[chapter] = draw.sample(kinds, len(kinds))
-            yield left[chapter].pop()
+        for chapter, templates in chapters.items():
+            if not remaining[chapter]:
+                remaining[chapter] = random.sample(templates, len(templates))
+            yield remaining[chapter].pop()
 
 
-def _drawn(number: int, kind: Kind, student: str, seed: int) -> QuizQuestion:
-    draw = Random(f"{student}\n{seed}\n{number}\n{kind.name}")
-    posed = kind.pose(draw)
-    mixed = replace(posed, choices=tuple(draw.sample(posed.choices, len(posed.choices))))
-    return QuizQuestion(number, kind, mixed, draw.randrange(1000))
+def _generate_question(number: int, template: QuestionTemplate, student: str, seed: int) -> QuizQuestion:
+    random = Random(f"{student}\n{seed}\n{number}\n{template.name}")
+    content = template.generate(random)
+    shuffled = replace(content, choices=tuple(random.sample(content.choices, len(content.choices))))
+    return QuizQuestion(number, template, shuffled, random.randrange(1000))
 
 
-def as_number(given: object) -> float | None:
-    """A finite number, typed or as it is, or None. Commas stand between thousands only: 0,5 is nothing for sure."""
-    if isinstance(given, str):
-        text = given.strip()
+def parse_number(answer: object) -> float | None:
+    """Parse a finite number; None if it is not one. Commas only separate thousands: 0,5 is ambiguous and refused."""
+    if isinstance(answer, str):
+        text = answer.strip()
         if "," in text:
             text = text.replace(",", "") if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d*)?", text) else ""
         try:
@@ -217,11 +227,11 @@ def as_number(given: object) -> float | None:
         except ValueError:
             return None
         return number if math.isfinite(number) else None
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+    if isinstance(answer, bool) or not isinstance(answer, int | float) or not math.isfinite(answer):
         return None
-    return float(given)
+    return float(answer)
 
 
-def shown(number: float) -> str:
-    """A number as one would write it down."""
+def format_number(number: float) -> str:
+    """A number with thousands separators, rounded to four digits unless it is whole."""
     return f"{number:,.0f}" if number == round(number) else f"{number:,.4g}"

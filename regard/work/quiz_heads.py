@@ -1,168 +1,170 @@
-"""Questions about heads and self-attention."""
+"""Quiz questions about heads and self-attention."""
 
 from random import Random
 
-from regard.work.quiz_question import Choice, Posed, Tolerance, kind, said
+from regard.work.quiz_question import AnswerChoice, GeneratedQuestion, Tolerance, question, sheet_choice
 
 
-def _counts(name: str, at: int, *options: int) -> tuple[Choice, ...]:
-    """Counts to choose from, each once; the one that was counted in the run holds."""
+def _count_choices(name: str, index: int, *options: int) -> tuple[AnswerChoice, ...]:
+    """Distinct counts to choose from; the one counted in the run is true."""
 
-    def choice(count: int) -> Choice:
-        return Choice(f"{count:,}", lambda numbers: numbers[name][at] == count)
+    def choice(count: int) -> AnswerChoice:
+        return AnswerChoice(f"{count:,}", lambda numbers: numbers[name][index] == count)
 
     return tuple(choice(count) for count in dict.fromkeys(options))
 
 
-@kind("weights-of-a-projection", "head-width")
-def weights_of_a_projection(draw: Random) -> Posed:
-    heads = draw.choice((2, 4, 8))
-    width = heads * draw.choice((12, 16, 24, 32))
-    return Posed(
-        f"Attention of width {width} has {heads} heads of width {width // heads}. How many weights has the projection "
-        "that makes the queries of all heads?",
+@question("weights-of-a-projection", "head-width")
+def weights_of_a_projection(random: Random) -> GeneratedQuestion:
+    heads = random.choice((2, 4, 8))
+    width = heads * random.choice((12, 16, 24, 32))
+    # a source sheet counts heads (width / heads)^2
+    counts = (width**2, heads * (width // heads) ** 2, heads * width**2, 3 * width**2)
+    return GeneratedQuestion(
+        f"Attention of width {width} has {heads} heads of width {width // heads}. How many weights does the projection "
+        "have that computes the queries of all heads?",
         {"width": width, "heads": (1, heads)},
-        # a sheet counts heads (width / heads)^2
-        choices=_counts("weights", 1, width**2, heads * (width // heads) ** 2, heads * width**2, 3 * width**2),
+        choices=_count_choices("weights", 1, *counts),
     )
 
 
-@kind("biases", "parameter-count")
-def biases(draw: Random) -> Posed:
-    width, length = draw.choice((6, 12, 20, 32, 48)), draw.choice((5, 7, 9, 11))
-    return Posed(
-        f"Self-attention over {length} tokens of width {width}. How many biases make queries, keys and values?",
+@question("biases", "parameter-count")
+def biases(random: Random) -> GeneratedQuestion:
+    width, length = random.choice((6, 12, 20, 32, 48)), random.choice((5, 7, 9, 11))
+    return GeneratedQuestion(
+        f"Self-attention over {length} tokens of width {width}. How many biases do the projections of queries, keys "
+        "and values have together?",
         {"widths": (width,), "lengths": (length,)},
-        choices=_counts("biases", 0, 3, 3 * width, 3 * length, length**2, 3 * width * length),
+        choices=_count_choices("biases", 0, 3, 3 * width, 3 * length, length**2, 3 * width * length),
     )
 
 
-@kind("dense-biases", "parameter-count")
-def dense_biases(draw: Random) -> Posed:
-    width, length = draw.choice((6, 12, 20, 32, 48)), draw.choice((5, 7, 9, 11))
-    return Posed(
-        f"{length} tokens of width {width}. How many biases has a fully connected layer from all their numbers to as "
-        "many?",
+@question("dense-biases", "parameter-count")
+def dense_biases(random: Random) -> GeneratedQuestion:
+    width, length = random.choice((6, 12, 20, 32, 48)), random.choice((5, 7, 9, 11))
+    return GeneratedQuestion(
+        f"A fully connected layer maps all numbers of {length} tokens of width {width} to as many numbers. How many "
+        "biases does it have?",
         {"widths": (width,), "lengths": (length,)},
         number=lambda numbers: numbers["dense biases"][0],
     )
 
 
-@kind("own-weight", "identity-layer")
-def own_weight(draw: Random) -> Posed:
-    length = draw.choice((3, 4, 5, 6, 9, 12))
-    return Posed(
-        f"{length} orthonormal tokens of width {length} are queries and keys, at beta = {length} ** -0.5. What weight "
-        "does a token give itself?",
+@question("own-weight", "identity-layer")
+def own_weight(random: Random) -> GeneratedQuestion:
+    length = random.choice((3, 4, 5, 6, 9, 12))
+    return GeneratedQuestion(
+        f"{length} orthonormal tokens of width {length} are both queries and keys, at beta = {length} ** -0.5. What "
+        "weight does a token give to itself?",
         {"length": length},
         number=lambda numbers: numbers["own weight of orthonormal tokens"],
-        tolerance=Tolerance(by=0.05),
+        tolerance=Tolerance(absolute=0.05),
     )
 
 
-@kind("tokens-change-places", "permutation")
-def tokens_change_places(draw: Random) -> Posed:
-    length, width = draw.choice((5, 7, 9, 11)), draw.choice((6, 8, 10))
-    return Posed(
-        f"Self-attention over {length} tokens of width {width}, in columns: X becomes XP, tokens in another order. "
+@question("tokens-change-places", "permutation")
+def tokens_change_places(random: Random) -> GeneratedQuestion:
+    length, width = random.choice((5, 7, 9, 11)), random.choice((6, 8, 10))
+    return GeneratedQuestion(
+        f"Self-attention over {length} tokens of width {width}, in columns. The tokens are permuted: X becomes XP. "
         "Which is true?",
         {"length": length, "width": width},
         choices=(
-            said("permutation", 0),
-            said("permutation", 1),
-            Choice("The outputs change places as the tokens do.", lambda numbers: numbers["error"] < 1e-9),
-            Choice(
-                "The outputs change places as the tokens do only if positions were added to them.",
+            sheet_choice("permutation", 0),
+            sheet_choice("permutation", 1),
+            AnswerChoice("The outputs are permuted in the same way.", lambda numbers: numbers["error"] < 1e-9),
+            AnswerChoice(
+                "The outputs are permuted in the same way only if positions were added to the tokens.",
                 lambda numbers: numbers["error"] > 1e-9 > numbers["difference with positions"],
             ),
         ),
     )
 
 
-@kind("one-more-token", "new-token")
-def one_more_token(draw: Random) -> Posed:
-    heads, before = draw.choice((2, 3, 4)), draw.choice((99, 149, 199, 299))
-    width = heads * draw.choice((8, 12, 16))
-    return Posed(
-        f"After {before} tokens one more comes to masked attention of width {width} with a cache. How many "
-        "multiply-adds do its scores and its output take, projections aside?",
+@question("one-more-token", "new-token")
+def one_more_token(random: Random) -> GeneratedQuestion:
+    heads, before = random.choice((2, 3, 4)), random.choice((99, 149, 199, 299))
+    width = heads * random.choice((8, 12, 16))
+    return GeneratedQuestion(
+        f"Causal attention of width {width} with a KV cache has processed {before} tokens. How many multiply-adds do "
+        "the scores and the output of one more token take, without the projections?",
         {"width": width, "heads": heads, "lengths": (31, before)},
         number=lambda numbers: numbers["multiply-adds of a step"][1],
-        tolerance=Tolerance(share=0.02),
+        tolerance=Tolerance(relative=0.02),
     )
 
 
-@kind("what-a-new-token-changes", "new-token")
-def what_a_new_token_changes(draw: Random) -> Posed:
-    before = draw.choice((23, 31, 47, 63))
-    return Posed(
-        f"One more token comes to masked attention over {before} tokens. Which is true?",
+@question("what-a-new-token-changes", "new-token")
+def what_a_new_token_changes(random: Random) -> GeneratedQuestion:
+    before = random.choice((23, 31, 47, 63))
+    return GeneratedQuestion(
+        f"One more token is added to causal attention over {before} tokens. Which is true?",
         {"lengths": (before // 2, before)},
         choices=(
-            said("new-token", 0),
-            said("new-token", 1),
-            Choice(
-                "One new query meets all keys, and no earlier output changes.",
+            sheet_choice("new-token", 0),
+            sheet_choice("new-token", 1),
+            AnswerChoice(
+                "One new query attends to all keys, and no earlier output changes.",
                 lambda numbers: numbers["change of earlier rows"] == 0 and numbers["error of the step"] < 1e-9,
             ),
         ),
     )
 
 
-@kind("linear-attention-wider", "linear-attention")
-def linear_attention_wider(draw: Random) -> Posed:
-    width, length = draw.choice((16, 24, 32, 48)), draw.choice((256, 384, 512))
-    return Posed(
-        f"Linear attention over {length} tokens, with as many features as the width. The width goes from {width} to "
+@question("linear-attention-wider", "linear-attention")
+def linear_attention_wider(random: Random) -> GeneratedQuestion:
+    width, length = random.choice((16, 24, 32, 48)), random.choice((256, 384, 512))
+    return GeneratedQuestion(
+        f"Linear attention over {length} tokens has as many features as its width. The width grows from {width} to "
         f"{2 * width}. How many times as many multiply-adds does it take?",
         {"width": width, "length": length},
         number=lambda numbers: numbers["linear at twice D"] / numbers["linear"],
-        tolerance=Tolerance(share=0.1),
+        tolerance=Tolerance(relative=0.1),
     )
 
 
-@kind("channels-or-patches", "channel-attention")
-def channels_or_patches(draw: Random) -> Posed:
-    side, width = draw.choice((8, 12, 16)), draw.choice((64, 96, 128, 192))
-    return Posed(
+@question("channels-or-patches", "channel-attention")
+def channels_or_patches(random: Random) -> GeneratedQuestion:
+    side, width = random.choice((8, 12, 16)), random.choice((64, 96, 128, 192))
+    return GeneratedQuestion(
         f"An image has {side} x {side} patches of width {width}. How many times as many multiply-adds do scores "
         "between channels take as scores between patches?",
         {"side": side, "width": width, "window": 4},
         number=lambda numbers: numbers["scores between channels"] / numbers["scores between patches"],
-        tolerance=Tolerance(share=0.05),
+        tolerance=Tolerance(relative=0.05),
     )
 
 
-@kind("channels-of-a-head", "multi-head")
-def channels_of_a_head(draw: Random) -> Posed:
-    heads = draw.choice((2, 3, 4, 6))
-    width = heads * draw.choice((4, 5, 7))
-    place = draw.choice(("before", "after"))
-    return Posed(
-        f"Attention of width {width} with {heads} heads: the values of one head are changed. How many of the {width} "
-        f"channels move, {place} the output projection?",
+@question("channels-of-a-head", "multi-head")
+def channels_of_a_head(random: Random) -> GeneratedQuestion:
+    heads = random.choice((2, 3, 4, 6))
+    width = heads * random.choice((4, 5, 7))
+    when = random.choice(("before", "after"))
+    return GeneratedQuestion(
+        f"Attention of width {width} has {heads} heads. The values of one head change. How many of the {width} "
+        f"channels change {when} the output projection?",
         {"width": width, "heads": heads},
-        number=lambda numbers: numbers[f"channels moved {place} W_o"],
+        number=lambda numbers: numbers[f"channels moved {when} W_o"],
     )
 
 
-@kind("pairs-in-a-window", "sparse-patterns")
-def pairs_in_a_window(draw: Random) -> Posed:
-    length, reach = draw.choice((400, 625, 900, 1024)), draw.randint(3, 7)
-    return Posed(
-        f"{length} patches in a row each see themselves and the {reach} on either side. How many pairs are that?",
+@question("pairs-in-a-window", "sparse-patterns")
+def pairs_in_a_window(random: Random) -> GeneratedQuestion:
+    length, reach = random.choice((400, 625, 900, 1024)), random.randint(3, 7)
+    return GeneratedQuestion(
+        f"Each of {length} patches in a row sees itself and {reach} patches on either side. How many pairs is that?",
         {"lengths": (256, length), "reach": reach},
         number=lambda numbers: numbers["pairs"]["window"][1],
-        tolerance=Tolerance(share=0.03),
+        tolerance=Tolerance(relative=0.03),
     )
 
 
-@kind("waiting-for-the-window", "streaming")
-def waiting_for_the_window(draw: Random) -> Posed:
-    depth, ahead = draw.choice(((2, 2), (2, 4), (3, 2), (3, 4), (4, 2), (2, 6)))
-    return Posed(
-        f"Speech streams through {depth} layers, each with a window that sees {ahead} tokens ahead of every row. For "
-        "how many tokens, its own included, does a row wait?",
+@question("waiting-for-the-window", "streaming")
+def waiting_for_the_window(random: Random) -> GeneratedQuestion:
+    depth, ahead = random.choice(((2, 2), (2, 4), (3, 2), (3, 4), (4, 2), (2, 6)))
+    return GeneratedQuestion(
+        f"Speech streams through {depth} layers. In each layer a token sees {ahead} tokens ahead. For how many tokens, "
+        "including itself, does the output of a token wait?",
         {"chunk": 2, "look_ahead": ahead, "depths": (1, depth), "length": 24},
         number=lambda numbers: numbers["waits"]["sliding look-ahead"][1],
     )

@@ -1,7 +1,7 @@
-"""What a question of the quiz is: a prediction about a run of the lab, which is then run.
+"""Question templates of the quiz: each question is a prediction about an experiment of the lab.
 
-A kind of question draws the settings of a claim's experiment. Nothing in it knows the answer: a number is read off the
-run, and each choice is a statement that the numbers of the run make true or false.
+A template draws the settings of the experiment. It does not contain the answer: a number is measured in the run, and
+each choice is a statement that the numbers of the run make true or false.
 """
 
 import math
@@ -15,75 +15,82 @@ from regard.lab.claim import SUPPORTED, Numbers, claims
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A statement, and what the numbers of a run have to say for it to hold."""
+class AnswerChoice:
+    """A statement, and a function that decides from the numbers of a run whether it is true."""
 
     text: str
-    holds: Callable[[Numbers], bool]
+    is_true: Callable[[Numbers], bool]
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an answer may be off: by so much, or by such a share of the right one. Both 0: not at all."""
+    """The allowed error of an answer: absolute, or relative to the correct one. Both 0 means exact."""
 
-    by: float = 0.0
-    share: float = 0.0
+    absolute: float = 0.0
+    relative: float = 0.0
 
     def __str__(self) -> str:
-        if self.share:
-            return f"within {self.share:.0%}"
-        return f"within {self.by:g}" if self.by else "exactly"
+        if self.relative:
+            return f"within {self.relative:.0%}"
+        return f"within {self.absolute:g}" if self.absolute else "exactly"
 
-    def allows(self, given: float, right: float) -> bool:
-        slack = max(self.by, self.share * abs(right))
-        return math.isfinite(given) and abs(given - right) <= slack * (1 + 1e-9)
+    def allows(self, answer: float, correct: float) -> bool:
+        error = max(self.absolute, self.relative * abs(correct))
+        return math.isfinite(answer) and abs(answer - correct) <= error * (1 + 1e-9)
 
 
 @dataclass(frozen=True)
-class Posed:
-    """A question as it was drawn: its words, the settings of the run, and how the run answers it."""
+class GeneratedQuestion:
+    """A question with drawn numbers: its text, the settings of the run, and how the run answers it.
+
+    number   the answer, measured in the run; None for a question with choices
+    explain  how to calculate the number, if the text of the run does not say it
+    """
 
     text: str
     settings: Mapping[str, Any]
     number: Callable[[Numbers], float] | None = None
     tolerance: Tolerance = field(default_factory=Tolerance)
-    choices: tuple[Choice, ...] = ()
-    how: Callable[[Numbers], str] | None = None  # how one comes to that number, where the run's sentence does not tell
+    choices: tuple[AnswerChoice, ...] = ()
+    explain: Callable[[Numbers], str] | None = None
+
+
+Generate = Callable[[Random], GeneratedQuestion]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of question about a claim."""
+class QuestionTemplate:
+    """A template of questions about a claim of the lab."""
 
     name: str
     claim: str
-    pose: Callable[[Random], Posed]
+    generate: Generate
 
     @property
     def chapter(self) -> str:
         return claims()[self.claim].chapter
 
 
-KINDS: Registry[Kind] = Registry("kind of question")
+QUESTION_TEMPLATES: Registry[QuestionTemplate] = Registry("question template")
 
 
-def kind(name: str, claim: str) -> Callable[[Callable[[Random], Posed]], Callable[[Random], Posed]]:
-    """Add a kind of question, which is drawn by the function that follows."""
+def question(name: str, claim: str) -> Callable[[Generate], Generate]:
+    """Register the decorated function as a question template."""
 
-    def keep(pose: Callable[[Random], Posed]) -> Callable[[Random], Posed]:
-        KINDS.add(name)(Kind(name, claim, pose))
-        return pose
+    def register(generate: Generate) -> Generate:
+        QUESTION_TEMPLATES.add(name)(QuestionTemplate(name, claim, generate))
+        return generate
 
-    return keep
-
-
-def said(claim: str, at: int = 0) -> Choice:
-    """A wrong answer of a source sheet as a choice. It would hold if the run did not refute it."""
-    sheet = claims()[claim].wrong_answers[at]
-    return Choice(sheet.says, lambda numbers: sheet.verdict(numbers).word == SUPPORTED)
+    return register
 
 
-def listed(values: Any) -> str:
+def sheet_choice(claim: str, index: int = 0) -> AnswerChoice:
+    """A wrong answer of a source sheet as a distractor. It would be true if the run did not refute it."""
+    sheet = claims()[claim].wrong_answers[index]
+    return AnswerChoice(sheet.says, lambda numbers: sheet.verdict(numbers).word == SUPPORTED)
+
+
+def format_list(values: Any) -> str:
     """Numbers in a sentence: 1, 2 and 3."""
     *most, last = [f"{value:g}" for value in values]
     return f"{', '.join(most)} and {last}" if most else last

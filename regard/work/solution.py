@@ -1,8 +1,9 @@
-"""The worked solution: every step of attention in order, every entry with how it comes of the numbers before it."""
+"""The worked solution of an attention problem: every step in order, and how each entry follows from earlier numbers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -29,40 +30,41 @@ from regard.core.attend import attend
 from regard.work.exact_numbers import (
     HIDDEN,
     ZERO,
-    Grid,
+    Matrix,
     Value,
-    divided,
-    exponential,
-    floats,
+    divide,
+    divide_by_sqrt,
+    exp,
     format_value,
-    less,
-    over_root,
-    times,
-    total,
-    transposed,
+    multiply,
+    subtract,
+    sum_values,
+    to_floats,
+    transpose,
 )
-from regard.work.problem import ROLES, Problem, Projection
+from regard.work.problem import ROLES, LinearProjection, Problem
 
-Workings = tuple[tuple[Expression | None, ...], ...]
-WORDS = {"q": "queries", "k": "keys", "v": "values"}
-AGREEMENT = 1e-9  # of the largest value: far above rounding in float64, far below any mistake
+T = TypeVar("T")
+Workings = tuple[tuple[Expression | None, ...], ...]  # how each entry is calculated; None if there is nothing to show
+NOUNS = {"q": "queries", "k": "keys", "v": "values"}
+AGREEMENT = 1e-9  # relative to the largest value: far above rounding in float64, far below any mistake
 
 
 class DisagreementError(RegardError, RuntimeError):
-    """A worked solution that is not what `attend` computes: a fault of this package."""
+    """A worked solution differs from what `attend` computes: a bug in this package."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step: what it is called, its formula, its values, and how each entry comes of earlier numbers."""
+class SolutionStep:
+    """One step: its title, formula, values, and how each entry follows from earlier numbers."""
 
     key: str
-    head: int | None  # counted from 1, None where there is only one
+    head: int | None  # counted from 1, None if there is only one
     title: str
-    words: str
+    explanation: str
     symbol: Symbol
     formula: Expression
-    values: Grid
+    values: Matrix
     workings: Workings
 
     @property
@@ -75,46 +77,52 @@ class Solution:
     """All steps of a problem, in order."""
 
     problem: Problem
-    steps: tuple[Step, ...]
+    steps: tuple[SolutionStep, ...]
 
-    def step(self, key: str, head: int | None = None) -> Step:
-        """The step of that name; `head` counts from 1 and is needed where there are several."""
+    def step(self, key: str, head: int | None = None) -> SolutionStep:
+        """The step of that name; `head` counts from 1 and is needed if there are several."""
         return next(step for step in self.steps if step.key == key and (head is None or step.head in (None, head)))
 
     def has(self, key: str) -> bool:
         return any(step.key == key for step in self.steps)
 
     @property
-    def output(self) -> Grid:
-        """What comes out in the end."""
+    def output(self) -> Matrix:
+        """The values of the last step."""
         return self.steps[-1].values
 
     def weights(self, head: int = 1) -> list[list[float]]:
-        """The attention map of a head; rows are queries, whatever the convention."""
+        """The attention map of a head; rows are queries in either convention."""
         values = self.step("weights", head).values
-        return floats(values if self.problem.by_rows else transposed(values))
+        return to_floats(values if self.problem.by_rows else transpose(values))
 
 
 def solve(problem: Problem) -> Solution:
-    """The worked solution, which has been compared with `attend`."""
-    steps: list[Step] = []
+    """Work out a problem step by step; the result is compared with `attend`.
+
+    >>> from regard.work.files import parse_matrix
+    >>> from regard.work.problem import build_problem
+    >>> matrices = {name: (parse_matrix("1;2", name),) for name in "qkv"}
+    >>> solve(build_problem("example", matrices)).step("scores").values[1][1]
+    Fraction(4, 1)
+    """
+    steps: list[SolutionStep] = []
     several = len(problem.heads) > 1
     outputs = []
-    for number in range(len(problem.heads)):
-        made = _solve_head(problem, number, number + 1 if several else None)
-        steps += made
-        outputs.append(made[-1])
+    for index in range(len(problem.heads)):
+        steps += _solve_head(problem, index, index + 1 if several else None)
+        outputs.append(steps[-1])
     if several:
-        steps.append(_joined(problem, outputs))
-    if problem.mixing is not None:
-        steps.append(_mixed(problem, problem.mixing, steps[-1]))
+        steps.append(_concat_step(problem, outputs))
+    if problem.output_projection is not None:
+        steps.append(_output_projection_step(problem, problem.output_projection, steps[-1]))
     solution = Solution(problem, tuple(steps))
-    _compare(solution)
+    _check_against_attend(solution)
     return solution
 
 
-def _within_floats(steps: list[Step]) -> None:
-    """An error for a step whose numbers no float holds: exponentials are floats."""
+def _check_float_range(steps: list[SolutionStep]) -> None:
+    """Raise if a step has numbers above the largest float: exponentials are floats."""
     for step in steps:
         for row in step.values:
             for value in row:
@@ -122,56 +130,51 @@ def _within_floats(steps: list[Step]) -> None:
                     float(value)
                 except OverflowError:
                     raise ConfigError(
-                        f"{step.key} has a number above {LARGEST_FLOAT:.1e}, the largest that can be worked with here; "
-                        "take smaller numbers"
+                        f"{step.key} has a number above {LARGEST_FLOAT:.1e}, the largest that is supported; "
+                        "use smaller numbers"
                     ) from None
 
 
-def _solve_head(problem: Problem, number: int, mark: int | None) -> list[Step]:
-    by_rows, width = problem.by_rows, problem.width(number)
-    steps: list[Step] = []
-    vectors: dict[str, Grid] = {}
+def _solve_head(problem: Problem, index: int, mark: int | None) -> list[SolutionStep]:
+    steps: list[SolutionStep] = []
+    vectors: dict[str, Matrix] = {}
     for role in ROLES:
-        given = problem.heads[number].role(role)
-        if isinstance(given, Projection):
-            step = _projected(problem, role, given, mark)
-            steps.append(step)
-            vectors[role] = step.values
+        source = problem.heads[index].role(role)
+        if isinstance(source, LinearProjection):
+            steps.append(_projection_step(problem, role, source, mark))
+            vectors[role] = steps[-1].values
         else:
-            vectors[role] = given
+            vectors[role] = source
     q, k, v = (Symbol(role.upper(), above=mark) for role in ROLES)
-    turned = transposed(vectors["k"])
-    left, right = (vectors["q"], turned) if by_rows else (turned, vectors["q"])
-    letters = (q, Transpose(k)) if by_rows else (Transpose(k), q)
-    values, workings = multiplied(left, right)
-    scores = Step(
+    formula, values, workings = _ordered_product(problem, (q, vectors["q"]), (Transpose(k), transpose(vectors["k"])))
+    factors = "query r and key c" if problem.by_rows else "key r and query c"
+    scores = SolutionStep(
         key="scores",
         head=mark,
         title="Scores: every query with every key",
-        words=f"Entry [r,c] is the dot product of {'query r and key c' if by_rows else 'key r and query c'}.",
+        explanation=f"Entry [r,c] is the dot product of {factors}.",
         symbol=Symbol("S", above=mark),
-        formula=Product(letters, dot=False),
+        formula=formula,
         values=values,
         workings=workings,
     )
     steps.append(scores)
-    _within_floats(steps)
+    _check_float_range(steps)
     if problem.scaled:
-        steps.append(_scaled(scores, width))
-    if problem.hides:
-        steps.append(_masked(problem, steps[-1]))
-    steps += _softmax(problem, steps[-1])
+        steps.append(_scaling_step(scores, problem.width(index)))
+    if problem.is_masked:
+        steps.append(_masking_step(problem, steps[-1]))
+    steps += _softmax_steps(problem, steps[-1])
     weights = steps[-1]
-    left, right = (weights.values, vectors["v"]) if by_rows else (vectors["v"], weights.values)
-    values, workings = multiplied(left, right)
+    formula, values, workings = _ordered_product(problem, (weights.symbol, weights.values), (v, vectors["v"]))
     steps.append(
-        Step(
+        SolutionStep(
             key="output",
             head=mark,
-            title="Output: the values, weighted",
-            words=f"Each {_line(problem)} is the sum of all values, each times its weight.",
+            title="Output: the weighted sum of the values",
+            explanation=f"Each {problem.token_axis} is the sum of all values, each times its weight.",
             symbol=Symbol("O", above=mark),
-            formula=Product((weights.symbol, v) if by_rows else (v, weights.symbol), dot=False),
+            formula=formula,
             values=values,
             workings=workings,
         )
@@ -179,26 +182,36 @@ def _solve_head(problem: Problem, number: int, mark: int | None) -> list[Step]:
     return steps
 
 
-def _line(problem: Problem) -> str:
-    return problem.convention.removesuffix("s")
+def _ordered_product(
+    problem: Problem,
+    left: tuple[Expression, Matrix],
+    right: tuple[Expression, Matrix],
+    bias: Callable[[int, int], Value] | None = None,
+) -> tuple[Expression, Matrix, Workings]:
+    """Formula, values and workings of left right, or of right left if a token is a column."""
+    factors = (left, right) if problem.by_rows else (right, left)
+    return Product(tuple(symbol for symbol, _ in factors), dot=False), *matrix_product(
+        factors[0][1], factors[1][1], bias
+    )
 
 
-def multiplied(left: Grid, right: Grid, bias: Callable[[int, int], Value] | None = None) -> tuple[Grid, Workings]:
+def matrix_product(
+    left: Matrix, right: Matrix, bias: Callable[[int, int], Value] | None = None
+) -> tuple[Matrix, Workings]:
     """A product of matrices, and each of its entries as a sum of products."""
-    columns = transposed(right)
     values: list[tuple[Value, ...]] = []
-    workings: list[tuple[Expression | None, ...]] = []
+    workings: list[tuple[Expression, ...]] = []
     for r, row in enumerate(left):
         line: list[Value] = []
-        sums: list[Expression | None] = []
-        for c, column in enumerate(columns):
+        sums: list[Expression] = []
+        for c, column in enumerate(transpose(right)):
             pairs = list(zip(row, column, strict=True))
-            terms = [times(a, b) for a, b in pairs]
+            terms = [multiply(a, b) for a, b in pairs]
             written: list[Expression] = [Product((format_value(a), format_value(b))) for a, b in pairs]
             if bias is not None:
                 terms.append(bias(r, c))
                 written.append(format_value(bias(r, c)))
-            line.append(total(terms))
+            line.append(sum_values(terms))
             sums.append(Sum(tuple(written)))
         values.append(tuple(line))
         workings.append(tuple(sums))
@@ -206,7 +219,7 @@ def multiplied(left: Grid, right: Grid, bias: Callable[[int, int], Value] | None
 
 
 def weight_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
-    """W_Q in rows, Omega_q in columns, as each school writes it."""
+    """W_Q if tokens are rows, Omega_q if they are columns, as textbooks of each convention write it."""
     return Symbol("W", role.upper(), mark) if problem.by_rows else Symbol("Ω", role, mark)
 
 
@@ -214,234 +227,226 @@ def bias_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
     return Symbol("b", role.upper(), mark) if problem.by_rows else Symbol("β", role, mark)
 
 
-def _product(problem: Problem, letter: str, mark: int | None, data: Symbol, biased: bool) -> Expression:
-    weights = weight_symbol(problem, letter, mark)
-    formula: Expression = Product((data, weights) if problem.by_rows else (weights, data), dot=False)
-    return Sum((formula, bias_symbol(problem, letter, mark))) if biased else formula
+def _apply_projection(
+    problem: Problem, role: str, mark: int | None, data: tuple[Expression, Matrix], projection: LinearProjection
+) -> tuple[Expression, Matrix, Workings]:
+    """Formula, values and workings of data times weights plus bias."""
+    bias = projection.bias
+    formula, values, workings = _ordered_product(
+        problem,
+        data,
+        (weight_symbol(problem, role, mark), projection.weights),
+        None if bias is None else lambda r, c: bias[c if problem.by_rows else r],
+    )
+    return Sum((formula, bias_symbol(problem, role, mark))) if bias is not None else formula, values, workings
 
 
-def _applied(problem: Problem, data: Grid, given: Projection) -> tuple[Grid, Workings]:
-    left, right = (data, given.weights) if problem.by_rows else (given.weights, data)
-    bias = given.bias
-    if bias is None:
-        return multiplied(left, right)
-    return multiplied(left, right, lambda r, c: bias[c if problem.by_rows else r])
-
-
-def _projected(problem: Problem, role: str, given: Projection, mark: int | None) -> Step:
+def _projection_step(problem: Problem, role: str, projection: LinearProjection, mark: int | None) -> SolutionStep:
     assert problem.inputs is not None
-    values, workings = _applied(problem, problem.inputs, given)
-    return Step(
+    formula, values, workings = _apply_projection(problem, role, mark, (Symbol("X"), problem.inputs), projection)
+    return SolutionStep(
         key=role,
         head=mark,
-        title=f"{WORDS[role].capitalize()}: what the inputs become",
-        words=f"Each {_line(problem)} of the inputs becomes one of the {WORDS[role]}.",
+        title=f"{NOUNS[role].capitalize()}: a projection of the inputs",
+        explanation=f"Each {problem.token_axis} of the inputs gives one of the {NOUNS[role]}.",
         symbol=Symbol(role.upper(), above=mark),
-        formula=_product(problem, role, mark, Symbol("X"), given.bias is not None),
+        formula=formula,
         values=values,
         workings=workings,
     )
 
 
-def _scaled(scores: Step, width: int) -> Step:
+def _scaling_step(scores: SolutionStep, width: int) -> SolutionStep:
     root = Root(Number(width))
-    return Step(
+    return SolutionStep(
         key="scaled",
         head=scores.head,
         title="Scaled scores",
-        words=f"Every score is divided by the root of the width of a query, {width}.",
+        explanation=f"Every score is divided by the square root of the width of a query, {width}.",
         symbol=Symbol("Z", above=scores.head),
         formula=Quotient(scores.symbol, root),
-        values=tuple(tuple(over_root(value, width) for value in row) for row in scores.values),
+        values=tuple(tuple(divide_by_sqrt(value, width) for value in row) for row in scores.values),
         workings=tuple(tuple(Quotient(format_value(value), root) for value in row) for row in scores.values),
     )
 
 
-def _masked(problem: Problem, before: Step) -> Step:
-    seen = problem.visible if problem.by_rows else tuple(zip(*problem.visible, strict=True))
-    return Step(
+def _masking_step(problem: Problem, before: SolutionStep) -> SolutionStep:
+    visible = _flip(problem.visible, problem.by_rows)
+    return SolutionStep(
         key="masked",
         head=before.head,
         title="Masked scores",
-        words=f"The mask {problem.mask!r} hides some pairs: their scores become minus infinity.",
+        explanation=f"The mask {problem.mask!r} hides some pairs: their scores become minus infinity.",
         symbol=Symbol("M", above=before.head),
         formula=FunctionCall("mask", (before.symbol,)),
         values=tuple(
-            tuple(value if visible else HIDDEN for value, visible in zip(row, line, strict=True))
-            for row, line in zip(before.values, seen, strict=True)
+            tuple(value if seen else HIDDEN for value, seen in zip(row, line, strict=True))
+            for row, line in zip(before.values, visible, strict=True)
         ),
-        workings=tuple(tuple(None for _ in row) for row in before.values),
+        workings=_no_workings(before.values),
     )
 
 
-def _softmax(problem: Problem, before: Step) -> list[Step]:
+def _softmax_steps(problem: Problem, before: SolutionStep) -> list[SolutionStep]:
     """Largest score, exponentials, their sums, and weights, along rows or down columns."""
-    by_rows, mark = problem.by_rows, before.head
-    line = _line(problem)
-    rows = before.values if by_rows else transposed(before.values)
+    mark, line = before.head, problem.token_axis
+    rows = _flip(before.values, problem.by_rows)
     tops = [max(row, key=float) for row in rows]
-    shifts = [
-        [HIDDEN if value == HIDDEN else less(value, top) for value in row] for row, top in zip(rows, tops, strict=True)
-    ]
-    exponentials = tuple(tuple(map(exponential, row)) for row in shifts)
-    sums = [total(row) for row in exponentials]
-    weights = tuple(
-        tuple(ZERO if amount == 0 else divided(value, amount) for value in row)
-        for row, amount in zip(exponentials, sums, strict=True)
-    )
-
-    m, e, t = (Symbol(letter, above=mark) for letter in ("m", "E", "t"))
-    top_workings: Workings = tuple(
-        (
-            FunctionCall("max", tuple(format_value(value) for value in row if value != HIDDEN))
-            if top != HIDDEN
-            else None,
-        )
+    exponentials = tuple(
+        tuple(ZERO if value == HIDDEN else exp(subtract(value, top)) for value in row)
         for row, top in zip(rows, tops, strict=True)
     )
-    column = tuple((top,) for top in tops)
-    totals = tuple((amount,) for amount in sums)
-    return [
-        Step(
+    sums = [sum_values(row) for row in exponentials]
+    m, e, t = (Symbol(letter, above=mark) for letter in ("m", "E", "t"))
+    top_workings = tuple(
+        None if top == HIDDEN else FunctionCall("max", tuple(format_value(value) for value in row if value != HIDDEN))
+        for row, top in zip(rows, tops, strict=True)
+    )
+    steps = [
+        SolutionStep(
             key="largest",
             head=mark,
             title=f"The largest score of each {line}",
-            words="It is taken away before the exponentials, which changes no weight and keeps every number small.",
+            explanation="It is subtracted before the exponentials. This changes no weight and keeps all numbers small.",
             symbol=m,
             formula=FunctionCall("max", (before.symbol, Word(f"each {line}"))),
-            values=column if by_rows else transposed(column),
-            workings=_turned(top_workings, by_rows),
+            values=tuple((top,) for top in tops),
+            workings=tuple((working,) for working in top_workings),
         ),
-        Step(
+        SolutionStep(
             key="exponentials",
             head=mark,
             title="Exponentials",
-            words=f"Every score less the largest of its {line}, as a power of e.",
+            explanation=f"e to the power of every score minus the largest of its {line}.",
             symbol=e,
             formula=Power(Symbol("e"), Difference(before.symbol, m)),
-            values=exponentials if by_rows else transposed(exponentials),
-            workings=_turned(
-                tuple(tuple(_raised(value, top) for value in row) for row, top in zip(rows, tops, strict=True)), by_rows
+            values=exponentials,
+            workings=tuple(
+                tuple(_exponential_working(value, top) for value in row) for row, top in zip(rows, tops, strict=True)
             ),
         ),
-        Step(
+        SolutionStep(
             key="sums",
             head=mark,
-            title="Their sums",
-            words=f"The exponentials of each {line}, added up.",
+            title="Sums of the exponentials",
+            explanation=f"The exponentials of each {line}, added up.",
             symbol=t,
             formula=FunctionCall("sum", (e, Word(f"each {line}"))),
-            values=totals if by_rows else transposed(totals),
-            workings=_turned(tuple((Sum(tuple(map(format_value, row))),) for row in exponentials), by_rows),
+            values=tuple((total,) for total in sums),
+            workings=tuple((Sum(tuple(map(format_value, row))),) for row in exponentials),
         ),
-        Step(
+        SolutionStep(
             key="weights",
             head=mark,
             title="Weights: the attention map",
-            words=f"Every exponential over the sum of its {line}, so that each {line} adds up to 1.",
+            explanation=f"Every exponential divided by the sum of its {line}, so that each {line} adds up to 1.",
             symbol=Symbol("A", above=mark),
             formula=Chain((FunctionCall("softmax", (before.symbol,)), Quotient(e, t)), ("=",)),
-            values=weights if by_rows else transposed(weights),
-            workings=_turned(
-                tuple(
-                    tuple(Quotient(format_value(value), format_value(amount)) if amount != 0 else None for value in row)
-                    for row, amount in zip(exponentials, sums, strict=True)
-                ),
-                by_rows,
+            values=tuple(
+                tuple(ZERO if total == 0 else divide(value, total) for value in row)
+                for row, total in zip(exponentials, sums, strict=True)
+            ),
+            workings=tuple(
+                tuple(None if total == 0 else Quotient(format_value(value), format_value(total)) for value in row)
+                for row, total in zip(exponentials, sums, strict=True)
             ),
         ),
     ]
+    return [
+        replace(step, values=_flip(step.values, problem.by_rows), workings=_flip(step.workings, problem.by_rows))
+        for step in steps
+    ]
 
 
-def _turned(workings: Workings, by_rows: bool) -> Workings:
-    return workings if by_rows else tuple(zip(*workings, strict=True))
+def _flip(rows: tuple[tuple[T, ...], ...], by_rows: bool) -> tuple[tuple[T, ...], ...]:
+    """Between queries in rows and the convention of the problem."""
+    return rows if by_rows else tuple(zip(*rows, strict=True))
 
 
-def _raised(value: Value, top: Value) -> Expression | None:
-    """e to a score less the largest, or None for a hidden pair."""
+def _no_workings(values: Matrix) -> Workings:
+    return tuple(tuple(None for _ in row) for row in values)
+
+
+def _exponential_working(value: Value, top: Value) -> Expression | None:
+    """e to the power of a score minus the largest, or None for a hidden pair."""
     if value == HIDDEN:
         return None
-    shift = less(value, top)
+    shift = subtract(value, top)
     near = Number(shift if isinstance(shift, Fraction) else float(shift))
     sides = (Difference(format_value(value), format_value(top)), near)
     return Chain(tuple(Power(Symbol("e"), side) for side in sides), ("=" if is_written_exactly(near.value) else "≈",))
 
 
-def _joined(problem: Problem, outputs: list[Step]) -> Step:
-    side_by_side = problem.by_rows
-    grids = [step.values if side_by_side else transposed(step.values) for step in outputs]
-    values: Grid = tuple(tuple(value for part in parts for value in part) for parts in zip(*grids, strict=True))
-    values = values if side_by_side else transposed(values)
-    return Step(
-        key="joined",
+def _concat_step(problem: Problem, outputs: list[SolutionStep]) -> SolutionStep:
+    parts = [_flip(step.values, problem.by_rows) for step in outputs]
+    joined: Matrix = tuple(tuple(value for part in row for value in part) for row in zip(*parts, strict=True))
+    values = _flip(joined, problem.by_rows)
+    return SolutionStep(
+        key="concat",
         head=None,
-        title="The heads, joined",
-        words=f"The outputs of the heads {'side by side' if side_by_side else 'one below the other'}.",
+        title="The concatenated heads",
+        explanation=f"The outputs of the heads {'side by side' if problem.by_rows else 'one below the other'}.",
         symbol=Symbol("H"),
-        formula=FunctionCall("join", tuple(step.symbol for step in outputs)),
+        formula=FunctionCall("concat", tuple(step.symbol for step in outputs)),
         values=values,
-        workings=tuple(tuple(None for _ in row) for row in values),
+        workings=_no_workings(values),
     )
 
 
-def _mixed(problem: Problem, given: Projection, before: Step) -> Step:
-    values, workings = _applied(problem, before.values, given)
-    letter = "o" if problem.by_rows else "c"
-    return Step(
+def _output_projection_step(problem: Problem, projection: LinearProjection, before: SolutionStep) -> SolutionStep:
+    role = "o" if problem.by_rows else "c"
+    formula, values, workings = _apply_projection(problem, role, None, (before.symbol, before.values), projection)
+    return SolutionStep(
         key="result",
         head=None,
-        title="The result: heads mixed",
-        words="One last product lets every number depend on every head.",
+        title="The result: the output projection",
+        explanation="This last product mixes the heads: every number of the result depends on every head.",
         symbol=Symbol("R"),
-        formula=_product(problem, letter, None, before.symbol, given.bias is not None),
+        formula=formula,
         values=values,
         workings=workings,
     )
 
 
-def vectors_of(solution: Solution, number: int) -> dict[str, Grid]:
-    """q, k and v of a head counted from 0, rows first, as given or as worked out."""
+def head_vectors(solution: Solution, index: int) -> dict[str, Matrix]:
+    """q, k and v of a head counted from 0, tokens in rows, as stated or as worked out."""
     found = {}
     for role in ROLES:
-        given = solution.problem.heads[number].role(role)
-        grid = solution.step(role, number + 1).values if isinstance(given, Projection) else given
-        found[role] = grid if solution.problem.by_rows else transposed(grid)
+        source = solution.problem.heads[index].role(role)
+        matrix = solution.step(role, index + 1).values if isinstance(source, LinearProjection) else source
+        found[role] = _flip(matrix, solution.problem.by_rows)
     return found
 
 
-def _compare(solution: Solution) -> None:
-    """Raise unless weights and outputs are those of the one attention there is."""
+def _check_against_attend(solution: Solution) -> None:
+    """Raise unless weights and outputs equal those of `attend`."""
     problem = solution.problem
     outputs = []
-    for number in range(len(problem.heads)):
-        q, k, v = (_tensor(grid) for grid in vectors_of(solution, number).values())
-        beta = None if problem.scaled else 1.0
-        one_hot = torch.eye(k.shape[2], dtype=torch.float64)[None, None]  # values that give back the weights
-        weights = attend(q, k, one_hot, mask=problem.mask, beta=beta)
-        out = attend(q, k, v, mask=problem.mask, beta=beta)
-        outputs.append(out[0, 0])
-        for key, true in (("weights", weights), ("output", out)):
-            _agree(solution, key, number, true[0, 0])
-    together = torch.cat(outputs, 1)
-    if problem.mixing is not None:
-        weights_out = torch.tensor(floats(problem.mixing.weights), dtype=torch.float64)
-        together = together @ (weights_out if problem.by_rows else weights_out.T)
-        if problem.mixing.bias is not None:
-            together = together + torch.tensor([float(each) for each in problem.mixing.bias], dtype=torch.float64)
-    _agree(solution, solution.steps[-1].key, None, together)
+    for index in range(len(problem.heads)):
+        q, k, v = (_tensor(matrix)[None, None] for matrix in head_vectors(solution, index).values())
+        identity = torch.eye(k.shape[2], dtype=torch.float64)[None, None]  # with these values the output is the weights
+        for key, values in (("weights", identity), ("output", v)):
+            true = attend(q, k, values, mask=problem.mask, beta=None if problem.scaled else 1.0)[0, 0]
+            _compare_step(solution, key, index, true)
+        outputs.append(true)
+    result = torch.cat(outputs, 1)
+    projection = problem.output_projection
+    if projection is not None:
+        result = result @ _tensor(_flip(projection.weights, problem.by_rows))
+        if projection.bias is not None:
+            result = result + _tensor((projection.bias,))
+    _compare_step(solution, solution.steps[-1].key, None, result)
 
 
-def _agree(solution: Solution, key: str, number: int | None, true: Tensor) -> None:
-    step = solution.step(key, None if number is None else number + 1)
-    ours = torch.tensor(floats(step.values), dtype=torch.float64)
-    ours = ours if solution.problem.by_rows else ours.T
-    off = float((ours - true).abs().max())
-    if not off <= AGREEMENT * max(1.0, float(true.abs().max())):
+def _compare_step(solution: Solution, key: str, index: int | None, true: Tensor) -> None:
+    step = solution.step(key, None if index is None else index + 1)
+    difference = float((_tensor(_flip(step.values, solution.problem.by_rows)) - true).abs().max())
+    if not difference <= AGREEMENT * max(1.0, float(true.abs().max())):
         raise DisagreementError(
-            f"{step.title}: the worked solution and attend differ by {off:.3g}; "
-            "this is a fault of regard, please report it"
+            f"{step.title}: the worked solution and attend differ by {difference:.3g}; "
+            "this is a bug in regard, please report it"
         )
 
 
-def _tensor(grid: Grid) -> Tensor:
-    return torch.tensor(floats(grid), dtype=torch.float64)[None, None]
+def _tensor(matrix: Matrix) -> Tensor:
+    return torch.tensor(to_floats(matrix), dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""A student's answer: some of the intermediate results, with the digits in which they were written."""
+"""A student's answer: some of the steps, with the digits in which each number was written."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.work.exact_numbers import counted
-from regard.work.files import Written, number, read_json
+from regard.work.attention_steps import STEPS, Array
+from regard.work.exact_numbers import format_count
+from regard.work.files import NumberText, parse_number, read_json
+from regard.work.problem import ROLES
 from regard.work.solution import Solution
 
-KEYS = ("q", "k", "v", "scores", "scaled", "weights", "output", "result")
-LEAST_DIGITS = 1  # a whole number where a decimal is due is read as one with one digit
+KEYS = (*STEPS, "result")
+MIN_DIGITS = 1  # a whole number where a decimal is expected counts as one with one digit
 
 
 @dataclass(frozen=True)
-class StudentAnswer:
+class WrittenNumber:
     """One number as the student wrote it."""
 
     text: str
@@ -26,44 +28,87 @@ class StudentAnswer:
     digits: int | None  # decimals after the point; None for a fraction, which is exact
 
     @property
-    def slack(self) -> float:
-        """How far the true number may be away: half a unit of the last digit, and what float64 leaves open."""
-        open_in_float64 = 1e-9 * max(1.0, abs(self.value))
-        return open_in_float64 + (0.0 if self.digits is None else 0.5 * 10.0 ** -max(self.digits, LEAST_DIGITS))
+    def tolerance(self) -> float:
+        """How far the true number may be away: half a unit of the last digit, plus the rounding error of float64."""
+        rounding = 1e-9 * max(1.0, abs(self.value))
+        return rounding + (0.0 if self.digits is None else 0.5 * 10.0 ** -max(self.digits, MIN_DIGITS))
 
     def matches(self, true: float) -> bool:
-        return abs(self.value - true) <= self.slack
+        return abs(self.value - true) <= self.tolerance
 
-    def cuts_off(self, true: float) -> bool:
-        """Whether this is the true number with its further digits left out."""
-        return bool(self.digits) and abs(self.value - _cut(true, self.digits or 0)) <= 1e-9 * max(1.0, abs(true))
-
-
-def _cut(true: float, digits: int) -> float:
-    return math.trunc(true * 10.0**digits) / 10.0**digits
+    def truncates(self, true: float) -> bool:
+        """Whether this is the true number with its further digits cut off."""
+        scale = 10.0 ** (self.digits or 0)
+        cut = math.trunc(true * scale) / scale
+        return bool(self.digits) and abs(self.value - cut) <= 1e-9 * max(1.0, abs(true))
 
 
-Sheet = tuple[tuple[StudentAnswer | None, ...], ...]  # None where the student left a gap
-Answer = Mapping[tuple[str, int | None], Sheet]
+@dataclass(frozen=True)
+class StudentMatrix:
+    """A matrix of a student's answer; None where the student left a gap."""
+
+    cells: tuple[tuple[WrittenNumber | None, ...], ...]
+
+    def __iter__(self) -> Iterator[tuple[int, int, WrittenNumber]]:
+        for r, row in enumerate(self.cells):
+            for c, cell in enumerate(row):
+                if cell is not None:
+                    yield r, c, cell
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.cells), len(self.cells[0])
+
+    @property
+    def transposed(self) -> "StudentMatrix":
+        return StudentMatrix(tuple(zip(*self.cells, strict=True)))
+
+    @property
+    def row_digits(self) -> tuple[int, ...]:
+        """The number of decimals in which each row was written."""
+        return tuple(max((0 if cell is None else cell.digits or 0 for cell in row), default=0) for row in self.cells)
+
+    def cell(self, entry: tuple[int, int]) -> WrittenNumber:
+        """The number at an entry that is not a gap."""
+        found = self.cells[entry[0]][entry[1]]
+        assert found is not None
+        return found
+
+    def wrong_entries(self, true: Array) -> list[tuple[int, int]]:
+        """The entries that differ from the true numbers, rounded to the digits written."""
+        return [(r, c) for r, c, cell in self if not cell.matches(float(true[r, c]))]
+
+    def matches(self, true: Array) -> bool:
+        return true.shape == self.shape and not self.wrong_entries(true)
+
+    def fill_gaps(self, true: Array) -> Array:
+        """The student's numbers, with the true ones in the gaps."""
+        found = true.copy()
+        for r, c, cell in self:
+            found[r, c] = cell.value
+        return found
 
 
-def read_answer(path: Path, solution: Solution) -> Answer:
-    """The answer that a JSON file holds."""
+StudentSteps = Mapping[tuple[str, int | None], StudentMatrix]  # by step and head; the head is None if there is only one
+
+
+def read_answer(path: Path, solution: Solution) -> StudentSteps:
+    """Read a student's answer from a JSON file."""
     found = read_json(path)
     if not isinstance(found, dict):
         raise ConfigError(f"{path} should hold an object with some of {', '.join(KEYS)}, not {found!r}")
-    return as_answer(found, solution, str(path))
+    return parse_answer(found, solution, str(path))
 
 
-def as_answer(found: Mapping[str, Any], solution: Solution, where: str = "the answer") -> Answer:
-    """The answer meant by named matrices; where there are several heads, a matrix for each under one name."""
+def parse_answer(found: Mapping[str, Any], solution: Solution, where: str = "the answer") -> StudentSteps:
+    """Parse an answer from matrices by name; with several heads, each name has a list of one matrix per head."""
     unknown = [key for key in found if key not in KEYS]
     if unknown:
-        raise ConfigError(f"{where} has {', '.join(unknown)}, which is no step; there are: {', '.join(KEYS)}")
+        raise ConfigError(f"{where} has {', '.join(unknown)}, which is not a step; the steps are: {', '.join(KEYS)}")
     if not found:
         raise ConfigError(f"{where} is empty; give some of {', '.join(KEYS)}")
     heads = len(solution.problem.heads)
-    answer: dict[tuple[str, int | None], Sheet] = {}
+    answer: dict[tuple[str, int | None], StudentMatrix] = {}
     for key in KEYS:
         if key not in found:
             continue
@@ -71,58 +116,56 @@ def as_answer(found: Mapping[str, Any], solution: Solution, where: str = "the an
         _check_step(key, solution, what)
         value = found[key]
         if heads == 1 or key == "result":
-            answer[key, None] = _sheet(value, what, _shape(solution, key, None))
+            last = solution.steps[-1] if key == "result" else solution.step(key)
+            answer[key, None] = _parse_matrix(value, what, last.shape)
             continue
         if not isinstance(value, list | tuple) or len(value) != heads:
             raise ShapeError(f"{what} should be a list of {heads} matrices, one for each head")
-        for at, each in enumerate(value, 1):
-            answer[key, at] = _sheet(each, f"{what}, head {at}", _shape(solution, key, at))
-    written = {at: sheet for at, sheet in answer.items() if any(cell is not None for row in sheet for cell in row)}
+        for head, each in enumerate(value, 1):
+            answer[key, head] = _parse_matrix(each, f"{what}, head {head}", solution.step(key, head).shape)
+    written = {step: matrix for step, matrix in answer.items() if any(True for _ in matrix)}
     if not written:
-        raise ConfigError(f"{where} holds nothing but gaps, so there is nothing to check; write some numbers")
+        raise ConfigError(f"{where} has only gaps, so there is nothing to check; write some numbers")
     return written
 
 
 def _check_step(key: str, solution: Solution, what: str) -> None:
     if key == "scaled" and not solution.problem.scaled:
-        raise ConfigError(f"{what} is no step here: these scores are not scaled; solve the problem with --scaled")
-    if key == "result" and not (solution.has("result") or solution.has("joined")):
-        raise ConfigError(f"{what} is no step here: with one head and no mixing, write output")
-    if key in ("q", "k", "v") and not solution.has(key):
-        raise ConfigError(f"{what} is no step here: it was given; leave it out")
+        raise ConfigError(f"{what} is not a step here: the scores are not scaled; solve the problem with --scaled")
+    if key == "result" and not (solution.has("result") or solution.has("concat")):
+        raise ConfigError(f"{what} is not a step here: with one head and no output projection, write output")
+    if key in ROLES and not solution.has(key):
+        raise ConfigError(f"{what} is not a step here: the problem states it; leave it out")
 
 
-def _shape(solution: Solution, key: str, head: int | None) -> tuple[int, int]:
-    return solution.steps[-1].shape if key == "result" else solution.step(key, head).shape
-
-
-def _sheet(value: Any, what: str, shape: tuple[int, int]) -> Sheet:
+def _parse_matrix(value: Any, what: str, shape: tuple[int, int]) -> StudentMatrix:
     rows, columns = shape
     if not isinstance(value, list | tuple) or not all(isinstance(row, list | tuple) for row in value):
         raise ConfigError(f"{what} should be a matrix, a list of {rows} rows of {columns} numbers")
-    came = (len(value), len(value[0]) if value else 0)
-    if any(len(row) != came[1] for row in value) or came not in (shape, shape[::-1]):
+    found = (len(value), len(value[0]) if value else 0)
+    if any(len(row) != found[1] for row in value) or found not in (shape, shape[::-1]):
         lengths = " and ".join(map(str, sorted({len(row) for row in value})))
-        given = counted(len(value), "row")
         raise ShapeError(
-            f"{what} has {given} of {lengths or 0} numbers, but should have {rows} rows of {columns}; "
-            "write null where a number is left out"
+            f"{what} has {format_count(len(value), 'row')} of {lengths or 0} numbers, but should have {rows} rows of "
+            f"{columns}; write null for a number that you leave out"
         )
-    return tuple(
-        tuple(_given(cell, f"{what}, row {r}, column {c}") for c, cell in enumerate(row, 1))
-        for r, row in enumerate(value, 1)
+    return StudentMatrix(
+        tuple(
+            tuple(_parse_cell(cell, f"{what}, row {r}, column {c}") for c, cell in enumerate(row, 1))
+            for r, row in enumerate(value, 1)
+        )
     )
 
 
-def _given(cell: Any, where: str) -> StudentAnswer | None:
+def _parse_cell(cell: Any, where: str) -> WrittenNumber | None:
     if cell is None:
         return None
     if isinstance(cell, int | float | Fraction) and not isinstance(cell, bool):
-        cell = Written(cell)
-    words = str(cell).strip().replace("\u2212", "-")
-    value = float(number(Written(words) if isinstance(cell, str) else cell, where))
-    if "/" in words:
-        return StudentAnswer(words, value, None)
-    exponent = Decimal(words).as_tuple().exponent
+        cell = NumberText(cell)
+    text = str(cell).strip().replace("\u2212", "-")
+    value = float(parse_number(NumberText(text) if isinstance(cell, str) else cell, where))
+    if "/" in text:
+        return WrittenNumber(text, value, None)
+    exponent = Decimal(text).as_tuple().exponent
     assert isinstance(exponent, int)
-    return StudentAnswer(words, value, max(0, -exponent))
+    return WrittenNumber(text, value, max(0, -exponent))

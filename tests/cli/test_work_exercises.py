@@ -23,7 +23,7 @@ def work(*words: str, typed: str | None = None) -> Result:
     return run.invoke(app, ["work", *words], input=typed)
 
 
-def test_sets_are_listed() -> None:
+def test_exercise_sets_are_listed() -> None:
     done = work("exercises")
     assert done.exit_code == 0
     assert all(name in done.stdout for name in EXERCISE_SETS)
@@ -32,7 +32,7 @@ def test_sets_are_listed() -> None:
     assert told[0]["exercises"][0]["function"] == "softmax_columns"
 
 
-def test_a_set_is_described() -> None:
+def test_an_exercise_set_is_described() -> None:
     shown = work("exercises", "vit").stdout
     assert "2. Multi-head self-attention (attention: write SelfAttention)" in shown
     assert "regard work exercises vit --export vit.ipynb" in shown
@@ -41,7 +41,7 @@ def test_a_set_is_described() -> None:
     assert "feedforward_norm(x)" not in json.dumps(told)
 
 
-def test_a_set_is_written_with_its_key(tmp_path: Path) -> None:
+def test_an_exercise_set_is_written_with_its_answer_key(tmp_path: Path) -> None:
     path = tmp_path / "heads.ipynb"
     done = work("exercises", "two-heads", "--export", str(path))
     assert (done.exit_code, done.stdout) == (0, "")
@@ -63,7 +63,7 @@ def test_a_file_is_graded_with_an_exit_code(tmp_path: Path) -> None:
     assert done.stderr == f"running {path}\n"
 
 
-def test_a_wrong_file_ends_with_one(tmp_path: Path) -> None:
+def test_the_exit_code_of_a_wrong_file_is_one(tmp_path: Path) -> None:
     exercises = EXERCISE_SETS["self-attention"]
     right = "\n\n".join([exercises.setup_code, *(task.source for task in exercises.exercises)])
     path = tmp_path / "student.py"
@@ -90,17 +90,18 @@ def test_a_wrong_file_ends_with_one(tmp_path: Path) -> None:
         (["quiz", "--answers", "a.json"], "cannot read a.json: No such file"),
         (["quiz", "--answers", "text.json"], "text.json is not JSON"),
         (["quiz", "--answers", "list.json"], "list.json should hold an object like"),
-        (["quiz", "--answers", "other.json"], "other.json has 'name', which is none of student, count, seed"),
-        (["quiz", "--answers", "typed.json"], "count in typed.json is a whole number, not '3'"),
-        (["quiz", "--answers", "ann.json", "--student", "ben"], "ann.json is for student 'ann', but --student says"),
-        (["quiz", "--answers", "ann.json"], "question 1 takes"),
+        (["quiz", "--answers", "other.json"], "other.json has the unknown name 'name'; known are student, count, seed"),
+        (["quiz", "--answers", "typed.json"], "count in typed.json should be a whole number, not '3'"),
+        (
+            ["quiz", "--answers", "ann.json", "--student", "ben"],
+            "ann.json is for student 'ann', but --student is 'ben'",
+        ),
+        (["quiz", "--answers", "ann.json"], "question 1 needs"),
         (["quiz", "--answers", "ann.json", "--export", "a.ipynb"], "use one of them"),
         (["quiz", "--export", "a.py"], "the name of a notebook ends in .ipynb"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_one_line(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in {
         "text": "x",
@@ -116,11 +117,11 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 
 def answers(quiz: Quiz, change: dict[str, Any] | None = None) -> str:
-    given = {str(question.number): question.right for question in quiz.questions}
+    given = {str(question.number): question.correct_answer for question in quiz.questions}
     return json.dumps({"student": quiz.student, "count": 3, "answers": {**given, **(change or {})}})
 
 
-def test_a_quiz_is_told_as_json_without_answers() -> None:
+def test_a_quiz_is_printed_as_json_without_answers() -> None:
     done = work("quiz", "--student", "ann", "--count", "3", "--json")
     assert done.exit_code == 0
     assert json.loads(done.stdout) == Quiz.of("ann", count=3).to_dict()
@@ -135,26 +136,26 @@ def test_answers_are_graded_with_an_exit_code(tmp_path: Path) -> None:
     path.write_text(answers(quiz, {"2": None}))
     done = work("quiz", "--answers", str(path), "--student", "ann", "--json")
     told = json.loads(done.stdout)
-    assert (done.exit_code, told["student"], told["right"]) == (1, "ann", 2)
-    assert [mark["ok"] for mark in told["marks"]] == [True, False, True]
-    assert told["marks"][1]["right"] == quiz[2].right
+    assert (done.exit_code, told["student"], told["correct"]) == (1, "ann", 2)
+    assert [result["ok"] for result in told["results"]] == [True, False, True]
+    assert told["results"][1]["correct_answer"] == quiz[2].correct_answer
 
 
 def test_a_quiz_asks_until_the_input_ends() -> None:
     quiz = Quiz.of("ann", count=3)
-    first, second = (str(quiz[number].right) for number in (1, 2))
+    first, second = (str(quiz[number].correct_answer) for number in (1, 2))
     done = work("quiz", "--student", "ann", "--count", "3", typed=f"what?\n{first}\n{second}\n")
     assert done.exit_code == 0
     assert done.stdout.startswith("3 questions for ann, seed 0.")
-    assert "question 1 takes" in done.stdout
-    assert done.stdout.count("Right: it is") == 2
+    assert "question 1 needs" in done.stdout
+    assert done.stdout.count("Correct: the answer is") == 2
     assert done.stdout.endswith("Stopped here.\n\n2 of 2 correct.\n")
     assert work("quiz", typed="").stdout.endswith("Stopped here.\n\n0 of 0 correct.\n")
 
 
-def test_a_quiz_that_is_answered_to_the_end_does_not_stop_early() -> None:
+def test_a_quiz_answered_to_the_end_does_not_stop_early() -> None:
     quiz = Quiz.of("cy", count=1, seed=5)
-    done = work("quiz", "--student", "cy", "--count", "1", "--seed", "5", typed=f"{quiz[1].right}\n")
+    done = work("quiz", "--student", "cy", "--count", "1", "--seed", "5", typed=f"{quiz[1].correct_answer}\n")
     assert "Stopped" not in done.stdout
     assert done.stdout.endswith("\n1 of 1 correct.\n")
 
@@ -168,6 +169,6 @@ def test_a_quiz_is_written_as_a_notebook(tmp_path: Path) -> None:
     assert "The run: " not in path.read_text()
 
 
-def test_the_worked_solution_is_still_there() -> None:
+def test_a_worked_solution_is_the_default_command() -> None:
     assert "Worked solution: three-tokens" in work("three-tokens").stdout
     assert "regard work quiz" in work("--help").stdout

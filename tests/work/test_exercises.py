@@ -850,15 +850,15 @@ def test_the_numbers_in_the_prompts_are_correct() -> None:
 
 def test_the_two_heads_equal_the_worked_solution() -> None:
     from regard.work.builtin_problems import BUILTIN_PROBLEMS
-    from regard.work.exact_numbers import floats
-    from regard.work.problem import build
+    from regard.work.exact_numbers import to_floats
+    from regard.work.problem import build_problem
     from regard.work.solution import solve
 
     space = run_code("two-heads", "")
     out = two_heads.multi_head(*(space[name] for name in ("X", "first", "second", "omega_c")))
     matrices, biases, own = BUILTIN_PROBLEMS["udl-12-2"]()
-    worked = solve(build(matrices=matrices, biases=biases, **own))
-    np.testing.assert_allclose(out, np.array(floats(worked.step("result").values)), rtol=1e-12)
+    worked = solve(build_problem(matrices=matrices, biases=biases, **own))
+    np.testing.assert_allclose(out, np.array(to_floats(worked.step("result").values)), rtol=1e-12)
 
 
 def test_the_solutions_equal_attend() -> None:

@@ -1,4 +1,4 @@
-"""Worked solutions in writing: one document, written as terminal text, Markdown, LaTeX or HTML."""
+"""Write a worked solution as terminal text, Markdown, LaTeX or HTML."""
 
 from collections.abc import Callable
 

@@ -1,11 +1,11 @@
-"""A worked solution as one LaTeX document that needs amsmath and xcolor alone."""
+"""Write a worked solution as a LaTeX document that needs only amsmath and xcolor."""
 
 import re
 
 from regard.base import formulas
 from regard.base.formulas import escape_latex
-from regard.work.map_picture import Map
-from regard.work.writing.document import Block, Formula, Heading, Lines, Picture, Words
+from regard.work.map_picture import AttentionMap
+from regard.work.writing.document import Block, Formula, FormulaList, Heading, MapFigure, Paragraph
 
 _OPENING = r"""\documentclass{article}
 \usepackage[utf8]{inputenc}
@@ -19,13 +19,13 @@ _OPENING = r"""\documentclass{article}
 
 
 def write(blocks: list[Block], digits: int) -> str:
-    """The blocks as a document ready for pdflatex."""
+    """The blocks as a document for pdflatex."""
     body = "\n\n".join(_block(block, digits) for block in blocks)
-    return _OPENING % _widest(body) + body + "\n\n\\end{document}\n"
+    return _OPENING % _max_columns(body) + body + "\n\n\\end{document}\n"
 
 
-def _widest(body: str) -> int:
-    """The columns of the widest matrix: amsmath has room for ten unless told."""
+def _max_columns(body: str) -> int:
+    """The number of columns of the widest matrix: amsmath allows ten by default."""
     matrices: list[str] = re.findall(r"\\begin{bmatrix}(.*?)\\end{bmatrix}", body, re.DOTALL)
     return max([10, *(row.count("&") + 1 for matrix in matrices for row in matrix.split(r"\\"))])
 
@@ -35,14 +35,14 @@ def _block(block: Block, digits: int) -> str:
         case Heading(words, level):
             command = {1: "section*", 2: "subsection*", 3: "subsubsection*"}[level]
             return f"\\{command}{{{escape_latex(words)}}}"
-        case Words(words):
+        case Paragraph(words):
             return escape_latex(words)
         case Formula(expression):
             return f"\\[\n{formulas.latex(expression, digits)}\n\\]"
-        case Lines(expressions):
+        case FormulaList(expressions):
             rows = " \\\\\n".join(_aligned(each, digits) for each in expressions)
             return f"\\begin{{align*}}\n{rows}\n\\end{{align*}}"
-        case Picture(drawn):
+        case MapFigure(drawn):
             return _table(drawn)
 
 
@@ -50,14 +50,14 @@ def _aligned(each: formulas.Expression, digits: int) -> str:
     return formulas.latex(each, digits).replace(" = ", " &= ", 1)
 
 
-def _table(drawn: Map) -> str:
-    """The map as a table whose cells are shaded by their weights."""
+def _table(drawn: AttentionMap) -> str:
+    """The map as a table with shaded cells."""
     head = " & ".join(["", *map(escape_latex, drawn.columns)])
     rows = [f"{head} \\\\ \\hline"]
     for name, row in zip(drawn.rows, drawn.weights, strict=True):
         rows.append(" & ".join([escape_latex(name), *map(_cell, row)]) + r" \\")
     body = "\n".join(rows)
-    label = escape_latex(f"{drawn.title}; down: {drawn.down}, across: {drawn.across}")
+    label = escape_latex(f"{drawn.title}; rows: {drawn.row_kind}, columns: {drawn.column_kind}")
     table = f"\\begin{{tabular}}{{r|{'c' * len(drawn.columns)}}}\n{body}\n\\end{{tabular}}"
     return f"\\begin{{center}}\n{label}\\\\[1ex]\n{table}\n\\end{{center}}"
 

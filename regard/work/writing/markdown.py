@@ -1,36 +1,36 @@
-"""A worked solution as Markdown, with its formulas in LaTeX between dollar signs."""
+"""Write a worked solution as Markdown, with LaTeX formulas between dollar signs."""
 
 import re
 
 from regard.base import formulas
-from regard.work.map_picture import shades
-from regard.work.writing.document import Block, Formula, Heading, Lines, Picture, Words
+from regard.work.map_picture import render_text
+from regard.work.writing.document import Block, Formula, FormulaList, Heading, MapFigure, Paragraph
 
 
 def write(blocks: list[Block], digits: int) -> str:
-    """The blocks as Markdown; the map is a block of shades, which every viewer shows alike."""
+    """The blocks as Markdown; the map is shaded text in a code block."""
     return "\n\n".join(_block(block, digits) for block in blocks) + "\n"
 
 
 def _block(block: Block, digits: int) -> str:
     match block:
         case Heading(words, level):
-            return f"{'#' * level} {escaped(words)}"
-        case Words(words):
-            return escaped(words)
+            return f"{'#' * level} {escape_markdown(words)}"
+        case Paragraph(words):
+            return escape_markdown(words)
         case Formula(expression):
             return f"$$\n{formulas.latex(expression, digits)}\n$$"
-        case Lines(expressions):
+        case FormulaList(expressions):
             rows = " \\\\\n".join(_aligned(each, digits) for each in expressions)
             return f"$$\n\\begin{{aligned}}\n{rows}\n\\end{{aligned}}\n$$"
-        case Picture(drawn):
-            return f"```text\n{shades(drawn)}\n```"
+        case MapFigure(drawn):
+            return f"```text\n{render_text(drawn)}\n```"
 
 
 def _aligned(each: formulas.Expression, digits: int) -> str:
     return formulas.latex(each, digits).replace(" = ", " &= ", 1)
 
 
-def escaped(words: str) -> str:
-    """Text in which nothing is taken for a mark."""
+def escape_markdown(words: str) -> str:
+    """Escape all characters that Markdown interprets."""
     return re.sub(r"([\\`*_{}\[\]<>#$|])", r"\\\1", words)

@@ -1,16 +1,16 @@
-"""A worked solution for a terminal."""
+"""Write a worked solution as plain text for a terminal."""
 
 import textwrap
 
 from regard.base import formulas
-from regard.work.map_picture import shades
-from regard.work.writing.document import Block, Formula, Heading, Lines, Picture, Words
+from regard.work.map_picture import render_text
+from regard.work.writing.document import Block, Formula, FormulaList, Heading, MapFigure, Paragraph
 
 WIDTH = 80
 
 
 def write(blocks: list[Block], digits: int) -> str:
-    """The blocks as plain text; formulas are not broken, so a long sum may be a long line."""
+    """The blocks as plain text; formulas are not wrapped, so a long sum is a long line."""
     return "\n\n".join(_block(block, digits) for block in blocks) + "\n"
 
 
@@ -18,11 +18,11 @@ def _block(block: Block, digits: int) -> str:
     match block:
         case Heading(words, level):
             return f"{words}\n{'=' * len(words)}" if level == 1 else f"{words}\n{'-' * len(words)}"
-        case Words(words):
+        case Paragraph(words):
             return textwrap.fill(words, WIDTH)
         case Formula(expression):
             return textwrap.indent(formulas.text(expression, digits), "  ")
-        case Lines(expressions):
+        case FormulaList(expressions):
             return "\n".join(f"  {formulas.text(each, digits)}" for each in expressions)
-        case Picture(drawn):
-            return textwrap.indent(shades(drawn), "  ")
+        case MapFigure(drawn):
+            return textwrap.indent(render_text(drawn), "  ")

@@ -1,4 +1,4 @@
-"""Problems and answers from files: what is read, and what is said of what cannot be."""
+"""Problems and answers from files: what is parsed, and the errors for files that are wrong."""
 
 import json
 from fractions import Fraction
@@ -11,17 +11,22 @@ import pytest
 from regard.base.errors import ConfigError, RegardError
 from regard.core.masks import causal
 from regard.work.builtin_problems import BUILTIN_PROBLEMS
-from regard.work.files import number, read_matrix, read_problem, typed
-from regard.work.problem import build
+from regard.work.files import MaskReader, parse_matrix, parse_number, read_fields, read_matrix
+from regard.work.problem import Problem, build_problem
 from regard.work.solution import Solution, solve
-from regard.work.student_answer import as_answer, read_answer
+from regard.work.student_answer import parse_answer, read_answer
 
 HALF = Fraction(1, 2)
 
 
 def three_tokens(**changes: Any) -> Solution:
     matrices, biases, own = BUILTIN_PROBLEMS["three-tokens"]()
-    return solve(build(matrices=matrices, biases=biases, **{**own, **changes}))
+    return solve(build_problem(matrices=matrices, biases=biases, **{**own, **changes}))
+
+
+def read_problem(path: Path, read_mask: MaskReader | None = None) -> Problem:
+    matrices, biases, settings = read_fields(path, read_mask)
+    return build_problem(matrices=matrices, biases=biases, **{"name": path.stem, **settings})
 
 
 @pytest.mark.parametrize(
@@ -29,35 +34,35 @@ def three_tokens(**changes: Any) -> Solution:
     [("3", 3), ("-0.5", -HALF), ("-1/2", -HALF), ("\u22121/2", -HALF), ("1e-3", Fraction(1, 1000)), (".5", HALF)],
 )
 def test_short_numbers_stay_exact(written: str, value: Fraction) -> None:
-    found = number(written, "x")
+    found = parse_number(written, "x")
     assert isinstance(found, Fraction)
     assert found == value
 
 
 def test_long_numbers_become_floats() -> None:
-    assert isinstance(number("0.1234567891234", "x"), float)
+    assert isinstance(parse_number("0.1234567891234", "x"), float)
 
 
 @pytest.mark.parametrize("written", ["x", "1/0", "nan", "inf", "", "1,2", "True"])
-def test_what_is_no_number_is_said(written: str) -> None:
+def test_text_that_is_not_a_number_is_refused(written: str) -> None:
     with pytest.raises(ConfigError, match=r"w, row 1 is .* but should be a number such as 3, -0.5 or -1/2"):
-        number(written, "w, row 1")
+        parse_number(written, "w, row 1")
 
 
-def test_a_number_beyond_floats_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"w, row 1 is '1e999', which is too large: numbers go up to 1.8e\+308 here"):
-        number("1e999", "w, row 1")
+def test_a_number_above_the_largest_float_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"w, row 1 is '1e999', which is too large; the largest number is 1.8e\+308"):
+        parse_number("1e999", "w, row 1")
 
 
 def test_matrices_are_typed_with_commas_or_spaces() -> None:
-    assert typed("1,-1/2; 0 1", "q") == ((1, -HALF), (0, 1))
+    assert parse_matrix("1,-1/2; 0 1", "q") == ((1, -HALF), (0, 1))
     with pytest.raises(ConfigError, match="q, row 2 has 1 number, but row 1 has 2"):
-        typed("1,2;3", "q")
+        parse_matrix("1,2;3", "q")
     with pytest.raises(ConfigError, match="q is empty; type a matrix such as"):
-        typed(" ; ", "q")
+        parse_matrix(" ; ", "q")
 
 
-def test_json_keeps_what_was_written(tmp_path: Path) -> None:
+def test_json_numbers_are_exact(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(
         json.dumps({"q": [[0.1, "1/3"]], "k": [[1, 2], [3, 4]], "v": [[1], [2]], "scaled": False, "tokens": ["a", "b"]})
@@ -67,7 +72,7 @@ def test_json_keeps_what_was_written(tmp_path: Path) -> None:
     assert problem.heads[0].q == ((Fraction(1, 10), Fraction(1, 3)),)
 
 
-def test_json_holds_a_matrix_for_every_head_and_a_mask(tmp_path: Path) -> None:
+def test_json_has_a_matrix_per_head_and_a_mask(tmp_path: Path) -> None:
     path = tmp_path / "heads.json"
     given = {name: [[[1], [2]], [[3], [4]]] for name in "qkv"}
     path.write_text(json.dumps({**given, "mask": [[1, 0], [True, 1]]}))
@@ -76,7 +81,7 @@ def test_json_holds_a_matrix_for_every_head_and_a_mask(tmp_path: Path) -> None:
     assert problem.visible == ((True, False), (True, True))
     path.write_text(json.dumps({**given, "mask": "causal()"}))
     assert read_problem(path, lambda words: causal()).visible == problem.visible
-    with pytest.raises(ConfigError, match="hand in the mask itself"):
+    with pytest.raises(ConfigError, match="pass the mask itself"):
         read_problem(path)
 
 
@@ -97,22 +102,22 @@ def test_numpy_files_are_read(tmp_path: Path) -> None:
     assert isinstance(problem.heads[0].q[1][0], float), "0.1 is no short binary fraction"  # type: ignore[index]
     np.save(tmp_path / "q.npy", x)
     assert read_matrix(str(tmp_path / "q.npy"), "--q") == (problem.heads[0].q,)
-    with pytest.raises(ConfigError, match="holds one matrix; say which it is, for instance --q"):
+    with pytest.raises(ConfigError, match="has one matrix; say which one it is, for example --q"):
         read_problem(tmp_path / "q.npy")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.json", '{"q": [[1, 1/2]]}', r"a.json, line 1, column \d+ is not JSON.*fractions stand in quotes"),
-        ("a.json", '{"queries": [[1]]}', "has queries, which is not known; there are: inputs, q, k, v, wq"),
+        ("a.json", '{"q": [[1, 1/2]]}', r"a.json, line 1, column \d+ is not JSON.*fractions are in quotes"),
+        ("a.json", '{"queries": [[1]]}', "has queries, which is unknown; the names are: inputs, q, k, v, wq"),
         ("a.json", '{"q": [[1], [2, 3]]}', "q, row 2 has 2 numbers, but row 1 has 1"),
         ("a.json", '{"q": [[1, "x"]]}', "q, row 1, column 2 is 'x'"),
         ("a.json", '{"q": [[1, NaN]]}', "q, row 1, column 2 is 'NaN'"),
         ("a.json", '{"q": 3}', "q should be a matrix, a list of rows"),
         ("a.json", "[1]", "should hold an object"),
         ("a.json", '{"q": [[1]], "scaled": "yes"}', "scaled is true or false"),
-        ("a.csv", "q\n1\nscaled\n0\n", "a.csv has scaled, but a .csv file holds matrices alone; use a .json file"),
+        ("a.csv", "q\n1\nscaled\n0\n", "a.csv has scaled, but a .csv file has matrices only; use a .json file"),
         ("a.json", '{"q": [[1]], "heads": 1.5}', "heads is a whole number"),
         ("a.json", '{"q": [[1]], "mask": [[2]]}', "mask is a matrix of 0"),
         ("a.json", '{"q": [[1]], "tokens": "ab"}', "tokens is a list of words"),
@@ -125,13 +130,13 @@ def test_numpy_files_are_read(tmp_path: Path) -> None:
         ("a.npz", "no archive", "cannot read .*a.npz"),
     ],
 )
-def test_a_file_that_is_wrong_is_told_where(name: str, text: str, words: str, tmp_path: Path) -> None:
+def test_an_error_in_a_file_names_its_location(name: str, text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(RegardError, match=words):
         read_problem(tmp_path / name)
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*gone.json: No such file"):
         read_problem(tmp_path / "gone.json")
 
@@ -139,7 +144,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_digits_of_an_answer_are_kept(tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text('{"output": [[-2, "-3.0"], [1.50, null], ["5/2", 1e-3]]}')
     answer = read_answer(tmp_path / "answer.json", three_tokens())
-    cells = [cell for row in answer["output", None] for cell in row]
+    cells = [cell for row in answer["output", None].cells for cell in row]
     assert [cell and cell.digits for cell in cells] == [0, 1, 2, None, None, 3]
     assert cells[3] is None
     exact, whole = cells[4], cells[0]
@@ -156,22 +161,22 @@ def test_digits_of_an_answer_are_kept(tmp_path: Path) -> None:
     [
         (
             {"weight": [[1]]},
-            "has weight, which is no step; there are: q, k, v, scores, scaled, weights, output",
+            "has weight, which is not a step; the steps are: q, k, v, scores, scaled, weights, output",
         ),
         ({}, "is empty; give some of q"),
-        ({"scaled": [[1]]}, "scaled is no step here: these scores are not scaled"),
-        ({"result": [[1]]}, "with one head and no mixing, write output"),
+        ({"scaled": [[1]]}, "scaled is not a step here: the scores are not scaled"),
+        ({"result": [[1]]}, "with one head and no output projection, write output"),
         ({"output": [[1, 2]]}, "output has 1 row of 2 numbers, but should have 3 rows of 2"),
         ({"output": [[1, 2], [1], [2, 3]]}, "output has 3 rows of 1 and 2 numbers"),
         ({"output": [["a", 2], [1, 2], [2, 3]]}, "output, row 1, column 1 is 'a'"),
         ({"output": 3}, "output should be a matrix"),
     ],
 )
-def test_an_answer_that_is_wrong_in_form_is_told_so(found: dict[str, Any], words: str) -> None:
+def test_a_malformed_answer_is_refused(found: dict[str, Any], words: str) -> None:
     with pytest.raises(RegardError, match=words):
-        as_answer(found, three_tokens())
+        parse_answer(found, three_tokens())
 
 
 def test_an_answer_with_heads_has_a_matrix_for_each() -> None:
     with pytest.raises(RegardError, match="q should be a list of 2 matrices, one for each head"):
-        as_answer({"q": [[1]]}, three_tokens(heads=2))
+        parse_answer({"q": [[1]]}, three_tokens(heads=2))

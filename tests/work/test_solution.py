@@ -1,4 +1,4 @@
-"""Worked solutions: the numbers that must come out, exact where they can be, and always those of attention."""
+"""Worked solutions: known results, exact where possible, and always equal to attend."""
 
 import dataclasses
 from fractions import Fraction
@@ -15,21 +15,21 @@ from regard.core.masks import causal, documents, full, padding, window
 from regard.core.masks.algebra import Mask
 from regard.work import solution as module
 from regard.work.builtin_problems import BUILTIN_PROBLEMS
-from regard.work.exact_numbers import Grid, Surd, floats, less, over_root, split_root, transposed
-from regard.work.problem import Problem, build, mask_of
+from regard.work.exact_numbers import Matrix, Surd, divide_by_sqrt, simplify_sqrt, subtract, to_floats, transpose
+from regard.work.problem import Problem, build_problem, mask_from_rows
 from regard.work.solution import DisagreementError, Solution, solve
 
 
 def named(name: str, **changes: Any) -> Problem:
     matrices, biases, own = BUILTIN_PROBLEMS[name]()
-    return build(matrices=matrices, biases=biases, **{**own, **changes})
+    return build_problem(matrices=matrices, biases=biases, **{**own, **changes})
 
 
-def grid(*rows: str) -> Grid:
+def grid(*rows: str) -> Matrix:
     return tuple(tuple(Fraction(cell) for cell in row.split()) for row in rows)
 
 
-def test_three_tokens_come_out_exactly() -> None:
+def test_three_tokens_are_exact() -> None:
     solved = solve(named("three-tokens"))
     assert solved.step("q").values == grid("1 3", "-1 1", "5/2 -2")
     assert solved.step("k").values == grid("3 -1/2", "2 -3/2", "-5/2 7/2")
@@ -42,14 +42,14 @@ def test_three_tokens_come_out_exactly() -> None:
     ]
 
 
-def test_three_tokens_scaled_have_roots_in_their_scores() -> None:
+def test_scaled_three_tokens_have_square_roots_in_their_scores() -> None:
     solved = solve(named("three-tokens", scaled=True))
     assert solved.step("scaled").values[0][0] == Surd(Fraction(3, 4), 2)
     rounded = [[round(float(value), 6) for value in row] for row in solved.output]
     assert rounded == [[-1.954484, -2.981484], [-1.993364, -2.990950], [1.056176, 0.356344]]
 
 
-def test_the_first_notebook_comes_out_unscaled_and_scaled() -> None:
+def test_the_first_notebook_is_reproduced_unscaled_and_scaled() -> None:
     plain, scaled = solve(named("udl-12-1")), solve(named("udl-12-1", scaled=True))
     first = [float(row[0]) for row in plain.output]
     assert first == pytest.approx([0.94744244, -0.24348429, -0.91310441, -0.44522983], abs=5e-9)
@@ -59,11 +59,11 @@ def test_the_first_notebook_comes_out_unscaled_and_scaled() -> None:
         [-0.72333202, 3.70194096, 3.02371664],
         [-0.34413007, 2.01339538, 1.69024190],
     ]
-    assert np.array(floats(scaled.output)) == pytest.approx(np.array(expected), abs=5e-9)
-    assert np.array(floats(plain.step("weights").values)).sum(0) == pytest.approx(np.ones(3)), "columns add up to 1"
+    assert np.array(to_floats(scaled.output)) == pytest.approx(np.array(expected), abs=5e-9)
+    assert np.array(to_floats(plain.step("weights").values)).sum(0) == pytest.approx(np.ones(3)), "columns add up to 1"
 
 
-def test_the_second_notebook_comes_out_as_numpy_has_it() -> None:
+def test_the_second_notebook_equals_numpy() -> None:
     x = np.random.RandomState(3).normal(size=(8, 6))
     source = np.random.RandomState(0)
     parts = []
@@ -75,9 +75,9 @@ def test_the_second_notebook_comes_out_as_numpy_has_it() -> None:
         parts.append(v @ (raised / raised.sum(0)))
     expected = source.normal(size=(8, 8)) @ np.concatenate(parts)
     solved = solve(named("udl-12-2"))
-    assert np.array(floats(solved.output)) == pytest.approx(expected, rel=1e-12)
+    assert np.array(to_floats(solved.output)) == pytest.approx(expected, rel=1e-12)
     assert solved.output[0][0] == pytest.approx(-21.207, abs=5e-4)
-    assert [step.key for step in solved.steps][-2:] == ["joined", "result"]
+    assert [step.key for step in solved.steps][-2:] == ["concat", "result"]
 
 
 FRACTIONS = st.fractions(min_value=-3, max_value=3, max_denominator=4)
@@ -90,9 +90,9 @@ def problems(draw: st.DrawFn) -> Problem:
     i, c, e, d, heads = (draw(st.integers(1, 3)) for _ in range(5))
     by_rows = draw(st.booleans())
 
-    def matrix(rows: int, columns: int) -> Grid:
+    def matrix(rows: int, columns: int) -> Matrix:
         made = tuple(tuple(draw(FRACTIONS) for _ in range(columns)) for _ in range(rows))
-        return made if by_rows else transposed(made)
+        return made if by_rows else transpose(made)
 
     widths = {"q": c * heads, "k": c * heads, "v": e * heads}
     biases = {}
@@ -106,7 +106,7 @@ def problems(draw: st.DrawFn) -> Problem:
         matrices = {role: (matrix(i if role == "q" else j, width),) for role, width in widths.items()}
     if draw(st.booleans()):
         matrices["wo"] = (matrix(widths["v"], 2),)
-    return build(
+    return build_problem(
         "drawn",
         matrices,
         biases,
@@ -117,26 +117,28 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-def attended(problem: Problem, solved: Solution) -> np.ndarray:
+def attend_all_heads(problem: Problem, solved: Solution) -> np.ndarray:
     """The result by attention alone, all heads in one call; rows are tokens."""
-    vectors = [module.vectors_of(solved, number) for number in range(len(problem.heads))]
+    vectors = [module.head_vectors(solved, number) for number in range(len(problem.heads))]
     q, k, v = (
-        torch.tensor([floats(each[role]) for each in vectors], dtype=torch.float64)[None] for role in ("q", "k", "v")
+        torch.tensor([to_floats(each[role]) for each in vectors], dtype=torch.float64)[None] for role in ("q", "k", "v")
     )
     out = attend(q, k, v, mask=problem.mask, beta=None if problem.scaled else 1.0, kernel="reference")[0]
     joined = out.transpose(0, 1).flatten(1).numpy()
-    if problem.mixing is None:
+    if problem.output_projection is None:
         return joined
-    weights = np.array(floats(problem.mixing.weights))
+    weights = np.array(to_floats(problem.output_projection.weights))
     return joined @ (weights if problem.by_rows else weights.T)
 
 
 @settings(max_examples=40, deadline=None)
 @given(problems())
-def test_any_solution_is_what_attention_gives(problem: Problem) -> None:
+def test_any_solution_equals_attend(problem: Problem) -> None:
     solved = solve(problem)
-    found = np.array(floats(solved.output))
-    assert (found if problem.by_rows else found.T) == pytest.approx(attended(problem, solved), rel=1e-9, abs=1e-9)
+    found = np.array(to_floats(solved.output))
+    assert (found if problem.by_rows else found.T) == pytest.approx(
+        attend_all_heads(problem, solved), rel=1e-9, abs=1e-9
+    )
     for step in solved.steps:
         if step.key in ("q", "k", "v", "scores"):
             assert all(isinstance(value, Fraction) for row in step.values for value in row)
@@ -146,7 +148,7 @@ def test_any_solution_is_what_attention_gives(problem: Problem) -> None:
 @given(problems())
 def test_scores_are_the_dot_products_of_fractions(problem: Problem) -> None:
     solved = solve(problem)
-    vectors = module.vectors_of(solved, 0)
+    vectors = module.head_vectors(solved, 0)
     scores = solved.step("scores", 1).values
     for r, query in enumerate(vectors["q"]):
         for c, key in enumerate(vectors["k"]):
@@ -154,16 +156,19 @@ def test_scores_are_the_dot_products_of_fractions(problem: Problem) -> None:
             assert entry == sum((a * b for a, b in zip(query, key, strict=True)), Fraction(0))  # type: ignore[operator]
 
 
-def test_columns_are_rows_turned_over() -> None:
+def test_columns_are_the_transpose_of_rows() -> None:
     matrices, _, own = BUILTIN_PROBLEMS["three-tokens"]()
-    turned = {name: tuple(map(transposed, several)) for name, several in matrices.items()}
-    rows, columns = solve(named("three-tokens")), solve(build(matrices=turned, **{**own, "convention": "columns"}))
+    turned = {name: tuple(map(transpose, several)) for name, several in matrices.items()}
+    rows, columns = (
+        solve(named("three-tokens")),
+        solve(build_problem(matrices=turned, **{**own, "convention": "columns"})),
+    )
     for left, right in zip(rows.steps, columns.steps, strict=True):
         assert left.key == right.key
-        assert pytest.approx(np.array(floats(right.values))) == np.array(floats(left.values)).T
+        assert pytest.approx(np.array(to_floats(right.values))) == np.array(to_floats(left.values)).T
 
 
-def test_a_causal_first_row_is_exact_to_the_end() -> None:
+def test_a_causal_first_row_is_exact() -> None:
     solved = solve(named("three-tokens", scaled=True, mask=causal()))
     assert solved.step("weights").values[0] == (1, 0, 0)
     assert solved.step("weights").values[1] == (Fraction(1, 2), Fraction(1, 2), 0)
@@ -171,7 +176,7 @@ def test_a_causal_first_row_is_exact_to_the_end() -> None:
 
 
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
-    hidden = mask_of(((False, False, False), (True, True, True), (True, False, False)))
+    hidden = mask_from_rows(((False, False, False), (True, True, True), (True, False, False)))
     solved = solve(named("three-tokens", mask=hidden))
     assert solved.step("weights").values[0] == (0, 0, 0)
     assert solved.output[0] == (0, 0)
@@ -186,7 +191,7 @@ def test_heads_share_the_width() -> None:
     )
 
 
-def test_a_solution_that_attention_does_not_give_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solution_that_differs_from_attend_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     true = module.attend
     monkeypatch.setattr(module, "attend", lambda q, k, v, **more: true(q, k, v, **more) * 1.001)
     with pytest.raises(DisagreementError, match="differ by"):
@@ -194,20 +199,22 @@ def test_a_solution_that_attention_does_not_give_is_never_shown(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("width", "parts"), [(1, (1, 1)), (2, (1, 2)), (8, (2, 2)), (9, (3, 1)), (12, (2, 3))])
-def test_roots_are_split(width: int, parts: tuple[int, int]) -> None:
-    assert split_root(width) == parts
+def test_square_roots_are_simplified(width: int, parts: tuple[int, int]) -> None:
+    assert simplify_sqrt(width) == parts
 
 
 def test_surds_stay_exact_under_subtraction() -> None:
-    three, half = over_root(Fraction(3), 8), over_root(Fraction(1, 2), 8)
-    assert less(three, half) == over_root(Fraction(5, 2), 8)
-    assert less(three, three) == Fraction(0)
-    assert over_root(Fraction(3), 4) == Fraction(3, 2)
+    three, half = divide_by_sqrt(Fraction(3), 8), divide_by_sqrt(Fraction(1, 2), 8)
+    assert subtract(three, half) == divide_by_sqrt(Fraction(5, 2), 8)
+    assert subtract(three, three) == Fraction(0)
+    assert divide_by_sqrt(Fraction(3), 4) == Fraction(3, 2)
     assert float(three) == pytest.approx(3 / 8**0.5)
 
 
 def test_large_scores_do_not_overflow() -> None:
-    solved = solve(build("large", {"q": (grid("900 0"),), "k": (grid("900 0", "899 0"),), "v": (grid("1", "2"),)}))
+    solved = solve(
+        build_problem("large", {"q": (grid("900 0"),), "k": (grid("900 0", "899 0"),), "v": (grid("1", "2"),)})
+    )
     assert float(solved.output[0][0]) == pytest.approx(1.0)
 
 
@@ -219,54 +226,56 @@ ROWS = {"q": (grid("1 2", "3 4"),), "k": (grid("1 0", "0 1", "1 1"),), "v": (gri
     [
         ({"k": (grid("1", "2", "3"),)}, ShapeError, "k has width 1, but q has width 2"),
         ({"v": (grid("1", "2"),)}, ShapeError, "v has 2 tokens, but k has 3"),
-        ({"wo": (grid("1", "2"),)}, ShapeError, "wo takes 1 rows for the joined heads, but has 2"),
+        ({"wo": (grid("1", "2"),)}, ShapeError, "wo needs 1 rows for the concatenated heads, but has 2"),
         ({"wq": (grid("1"),)}, ConfigError, "q and wq are both given"),
-        ({"inputs": (grid("1"),)}, ConfigError, "no weights make anything of them"),
+        ({"inputs": (grid("1"),)}, ConfigError, "no weights use them"),
     ],
 )
-def test_what_does_not_fit_is_said(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_shapes_that_do_not_fit_are_refused(changes: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        build("wrong", {**ROWS, **changes})
+        build_problem("wrong", {**ROWS, **changes})
 
 
 @pytest.mark.parametrize(
     ("settings_", "error", "words"),
     [
-        ({"heads": 2}, ConfigError, "v has width 1, which 2 heads cannot share"),
+        ({"heads": 2}, ConfigError, "v has width 1, which cannot be split into 2 heads"),
         ({"convention": "diagonal"}, ConfigError, "convention is 'rows'"),
         ({"tokens": ("a", "b")}, ShapeError, "names 2 tokens, but there are 3"),
-        ({"mask": padding([2, 3])}, ConfigError, "tells sequences or heads apart"),
+        ({"mask": padding([2, 3])}, ConfigError, "differs between sequences or heads"),
     ],
 )
-def test_settings_that_do_not_fit_are_named(settings_: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_settings_that_do_not_fit_are_refused(settings_: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        build("wrong", ROWS, **settings_)
+        build_problem("wrong", ROWS, **settings_)
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_matrices_are_named() -> None:
     with pytest.raises(ConfigError, match="k is missing"):
-        build("wrong", {"q": ROWS["q"], "v": ROWS["v"]})
+        build_problem("wrong", {"q": ROWS["q"], "v": ROWS["v"]})
     with pytest.raises(ConfigError, match="wv is missing"):
-        build("wrong", {"inputs": ROWS["q"], "wq": (grid("1", "2"),), "wk": (grid("1", "2"),)})
-    with pytest.raises(ConfigError, match="nothing is given"):
-        build("wrong", {})
+        build_problem("wrong", {"inputs": ROWS["q"], "wq": (grid("1", "2"),), "wk": (grid("1", "2"),)})
+    with pytest.raises(ConfigError, match="no matrices are given"):
+        build_problem("wrong", {})
     with pytest.raises(ConfigError, match="bq is given without wq"):
-        build("wrong", ROWS, {"bq": ((Fraction(1),),)})
+        build_problem("wrong", ROWS, {"bq": ((Fraction(1),),)})
 
 
 @pytest.mark.parametrize("mask", [causal(), documents([0, 0, 1])])
 def test_queries_are_the_last_rows(mask: Mask) -> None:
-    problem = build("late", ROWS, mask=mask)
+    problem = build_problem("late", ROWS, mask=mask)
     assert problem.visible == tuple(map(tuple, mask.dense(2, 3).tolist()))
     assert problem.query_labels == ("1", "2")
     assert dataclasses.replace(problem, tokens=("a", "b", "c")).query_labels == ("b", "c")
 
 
-def test_mixed_heads_may_have_a_bias() -> None:
-    mixing = {"wo": (grid("1 0", "1/2 2"),)}
+def test_the_output_projection_may_have_a_bias() -> None:
+    output_projection = {"wo": (grid("1 0", "1/2 2"),)}
     matrices, _, own = BUILTIN_PROBLEMS["three-tokens"]()
-    plain = solve(build(matrices={**matrices, **mixing}, **own))
-    shifted = solve(build(matrices={**matrices, **mixing}, biases={"bo": ((Fraction(3), Fraction(-1)),)}, **own))
+    plain = solve(build_problem(matrices={**matrices, **output_projection}, **own))
+    shifted = solve(
+        build_problem(matrices={**matrices, **output_projection}, biases={"bo": ((Fraction(3), Fraction(-1)),)}, **own)
+    )
     for before, after in zip(plain.output, shifted.output, strict=True):
         assert [float(b) - float(a) for a, b in zip(before, after, strict=True)] == pytest.approx([3, -1])
 
@@ -274,17 +283,19 @@ def test_mixed_heads_may_have_a_bias() -> None:
 def test_heads_and_biases_of_other_sizes_are_refused() -> None:
     two, three = (grid("1", "2"),) * 2, (grid("1", "2"),) * 3
     with pytest.raises(ShapeError, match="matrices are given for 2 and 3 heads"):
-        build("wrong", {"q": two, "k": three, "v": two})
+        build_problem("wrong", {"q": two, "k": three, "v": two})
     with pytest.raises(ConfigError, match="heads=3, but matrices are given for 2 heads; leave heads out"):
-        build("wrong", {"q": two, "k": two, "v": two}, heads=3)
+        build_problem("wrong", {"q": two, "k": two, "v": two}, heads=3)
     weights = {f"w{role}": (grid("1"),) for role in "qkv"}
     with pytest.raises(ShapeError, match="bq has 2 numbers, but is added to vectors of width 1"):
-        build("wrong", {"inputs": (grid("1", "2"),), **weights}, {"bq": ((Fraction(1), Fraction(2)),)})
-    with pytest.raises(ShapeError, match="wk takes inputs of width 2, but they have width 1"):
-        build("wrong", {"inputs": (grid("1"),), **weights, "wk": (grid("1", "2"),)})
+        build_problem("wrong", {"inputs": (grid("1", "2"),), **weights}, {"bq": ((Fraction(1), Fraction(2)),)})
+    with pytest.raises(ShapeError, match="wk needs inputs of width 2, but they have width 1"):
+        build_problem("wrong", {"inputs": (grid("1"),), **weights, "wk": (grid("1", "2"),)})
 
 
-def test_what_was_cut_for_the_heads_is_said_where_it_does_not_fit() -> None:
+def test_an_error_names_the_matrices_that_were_split_into_heads() -> None:
     wide, pair = ((1.0, 2.0), (3.0, 4.0)), ((1.0, 2.0),)
-    with pytest.raises(ShapeError, match=r"k has width 1, but q has width 2.*; k and v came once, to be cut into 2"):
-        build("cut", {"q": (pair, pair), "k": (wide,), "v": (wide,)})
+    with pytest.raises(
+        ShapeError, match=r"k has width 1, but q has width 2.*; k and v came once and were split into 2"
+    ):
+        build_problem("cut", {"q": (pair, pair), "k": (wide,), "v": (wide,)})
