@@ -2,6 +2,6 @@
 
 import sys
 
-from bench.report import main
+from bench.attention import main
 
 sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The peers, called as their users call them."""
+"""Attention of other libraries, called as their users call it."""
 
 from collections.abc import Callable
 
@@ -18,8 +18,8 @@ def sdpa(causal: bool) -> Attention:
     return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
-def sdpa_by(backend: SDPBackend, causal: bool) -> Attention:
-    """One of its backends."""
+def sdpa_backend(backend: SDPBackend, causal: bool) -> Attention:
+    """torch's scaled_dot_product_attention with one of its backends."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
@@ -30,7 +30,7 @@ def sdpa_by(backend: SDPBackend, causal: bool) -> Attention:
 
 
 def eager(visible: Tensor) -> Attention:
-    """Attention written out with a dense mask, as in a textbook."""
+    """Textbook attention with a dense mask."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = (q @ k.mT) * q.shape[-1] ** -0.5
@@ -41,7 +41,7 @@ def eager(visible: Tensor) -> Attention:
 
 
 def flex(see: Callable[..., Tensor] | None, n: int) -> Attention:
-    """torch's flex_attention, compiled, with a block mask made once and outside the clock."""
+    """torch's flex_attention, compiled, with a block mask that is built once and not timed."""
     torch._dynamo.reset()
     compiled = torch.compile(flex_attention)
     blocks = None if see is None else create_block_mask(see, None, None, n, n, device="cuda")
@@ -53,8 +53,8 @@ def flex(see: Callable[..., Tensor] | None, n: int) -> Attention:
     return run
 
 
-def predicate(mask: Mask) -> Callable[..., Tensor]:
-    """The masks of the benchmark as a flex user writes them."""
+def flex_predicate(mask: Mask) -> Callable[..., Tensor]:
+    """The masks of the benchmark as functions for flex_attention."""
     return {
         "causal()": lambda b, h, i, j: j <= i,
         "causal() & window(before=255)": lambda b, h, i, j: (j <= i) & (j >= i - 255),

@@ -1,61 +1,106 @@
-"""The command: run the cases, print a table, say what was reached."""
+"""Results of benchmarks: the table, the JSON output and the exit code."""
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 
 import torch
 
-from bench.cases import Result, growth, on_cpu, on_gpu
+from bench.timing import Timings
 
-_WINDOW = "window(before=255)"
 _HEADER = ("case", "shape b x h x n x c", "kernel", "ms", "peer", "ms", "ratio (range)", "target", "MB", "peer MB")
 
 
-def main(argv: list[str]) -> int:
-    """Exit code 0 if every target was reached, 1 if not."""
-    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes: to see that it runs")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only masks whose expression contains this")
-    parser.add_argument("--json", action="store_true", help="results as JSON on standard output")
-    options = parser.parse_args(argv)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no GPU here")
+class CorrectnessError(AssertionError):
+    """A result was wrong, so it is not timed."""
 
-    results = []
-    for result in (on_gpu if options.device == "cuda" else on_cpu)(options.quick, options.only):
-        results.append(result)
-        print(f"{result.name} [{result.shape}]: {result.ratio:.2f}x {result.peer}", file=sys.stderr, flush=True)
-    if not results:
-        parser.error(f"no mask contains {options.only!r}; models and seeing are bench.models and bench.seeing")
-    missed = [f"{line.name} [{line.shape}]: {line.ratio:.2f}x" for line in results if not line.reached]
-    notes = []
-    if options.device == "cpu" and not options.quick and options.only in _WINDOW:
-        for name in (f"{_WINDOW}, forward", f"{_WINDOW}, forward + backward"):
-            power = growth(results, name)
-            notes.append(f"{name}: time grows as n^{power:.2f} from 1k to 16k")
-            if power > 1.2:
-                missed.append(notes[-1])
-    if options.json:
-        lines = [{**asdict(line), "reached": line.reached} for line in results]
-        print(json.dumps({"machine": machine(options.device), "results": lines, "notes": notes}, indent=1))
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """One row of the table."""
+
+    name: str
+    shape: str
+    kernel: str
+    milliseconds: float
+    peer: str
+    peer_milliseconds: float
+    ratio: float
+    low: float
+    high: float
+    target: float
+    megabytes: float | None = None
+    peer_megabytes: float | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether we are as fast as the target and use no more memory than the peer."""
+        more = self.megabytes is not None and self.peer_megabytes is not None and self.megabytes > self.peer_megabytes
+        return self.ratio >= self.target and not more
+
+    def __str__(self) -> str:
+        return f"{self.name} [{self.shape}]: {self.ratio:.2f}x {self.peer}"
+
+
+def make_result(
+    timings: Timings, name: str, shape: str, kernel: str, peer: str, target: float, **memory: float
+) -> BenchmarkResult:
+    """Return the row that compares us with a peer."""
+    ratio = timings.ratio(peer)
+    return BenchmarkResult(
+        name, shape, kernel, timings.median("regard") * 1e3, peer, timings.median(peer) * 1e3,
+        ratio.median, ratio.low, ratio.high, target, **memory,
+    )  # fmt: skip
+
+
+def make_parser(prog: str, description: str | None, only: str = "cases") -> argparse.ArgumentParser:
+    """Return a parser with the options of all benchmarks."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes, to see that it runs")
+    parser.add_argument("--only", default="", metavar="TEXT", help=f"only {only} whose name contains this")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def print_report(
+    results: Iterable[BenchmarkResult],
+    device: str,
+    as_json: bool,
+    notes: Callable[[list[BenchmarkResult]], dict[str, bool]] | None = None,
+) -> int:
+    """Print results as they arrive on stderr, and all of them on stdout; return the exit code.
+
+    notes  returns further lines, and whether each reached its target
+    """
+    lines = []
+    for result in results:
+        lines.append(result)
+        print(result, file=sys.stderr, flush=True)
+    if not lines:
+        print("no case has that name", file=sys.stderr)
+        return 2
+    extra = {} if notes is None else notes(lines)
+    if as_json:
+        rows = [{**asdict(line), "reached": line.reached} for line in lines]
+        print(json.dumps({"machine": describe_machine(device), "results": rows, "notes": list(extra)}, indent=1))
     else:
-        print("\n".join([machine(options.device), "", *table(results), "", *notes]))
+        print("\n".join([describe_machine(device), "", *markdown_table(lines), "", *extra]))
+    missed = [str(line) for line in lines if not line.reached] + [
+        note for note, reached in extra.items() if not reached
+    ]
     if missed:
         print("missed:", *missed, sep="\n  ", file=sys.stderr)
     return 1 if missed else 0
 
 
-def machine(device: str) -> str:
+def describe_machine(device: str) -> str:
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return f"torch {torch.__version__} on {where}; ratio = peer's time / ours, median (range) over alternating rounds"
 
 
-def table(results: Iterable[Result]) -> list[str]:
-    """A Markdown table."""
+def markdown_table(results: Iterable[BenchmarkResult]) -> list[str]:
     rows = [_HEADER, ("---",) * len(_HEADER)]
     for line in results:
         memory = [f"{x:.0f}" if x is not None else "" for x in (line.megabytes, line.peer_megabytes)]

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from bench.loading import let_torchvision_load as let_torchvision_load
+from regard.integrations.torchvision import let_torchvision_load as let_torchvision_load
 
 
 def import_timm() -> ModuleType:

@@ -1,6 +1,6 @@
-"""`python -m bench.tiles`: which tiles flex_attention should use for sparse masks, on the GPU at hand.
+"""`python -m bench.flex_tiles`: time flex_attention with several tile sizes for sparse masks on this GPU.
 
-The result stands in `regard/core/kernels/flex.py`.
+`regard/core/kernels/flex.py` uses the fastest.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from bench.race import race
+from bench.timing import time_alternating
 from regard import Mask, causal, global_tokens, window
 from regard.core.absolute_positions import Grid
 from regard.core.kernels.flex import block_mask
@@ -66,7 +66,7 @@ def _time(
         out = attention(*leaves)
         return out if grad is None else torch.autograd.grad(out, leaves, grad)
 
-    return race({"regard": run}, rounds=5, least=0.03, device="cuda").typical("regard") * 1e3
+    return time_alternating({"regard": run}, rounds=5, min_seconds=0.03, device="cuda").median("regard") * 1e3
 
 
 def _print(what: str, width: int, mask: Mask, name: str, milliseconds: float) -> None:

@@ -1,0 +1,174 @@
+"""The benchmark of attention calls: cases, correctness checks and targets."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+import regard
+from bench import peers
+from bench.peers import Attention
+from bench.report import BenchmarkResult, CorrectnessError, make_parser, make_result, print_report
+from bench.timing import Function, peak_bytes, time_alternating
+from regard import Mask, attend, causal, full, global_tokens, window
+from regard.core.absolute_positions import Grid
+
+WINDOW = window(before=255)
+MAX_GROWTH = 1.2  # of the time of a window, as a power of the length
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark. The exit code is 0 if every target was reached, 1 if not."""
+    parser = make_parser("bench", __doc__, "masks")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(argv)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("this machine has no GPU")
+    on_cpu = options.device == "cpu"
+    with_growth = on_cpu and not options.quick and options.only in repr(WINDOW)
+    results = (cpu_results if on_cpu else gpu_results)(options.quick, options.only)
+    return print_report(results, options.device, options.json, describe_growth if with_growth else None)
+
+
+def cpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
+    """Compare full and causal attention with torch, and a window with the dense matrix at growing lengths."""
+    for n in (256,) if quick else (512, 1024, 2048):
+        for mask in _select(only, full(), causal()):
+            peer = {"torch sdpa": peers.sdpa(causal=mask == causal())}
+            yield from _measure("cpu", mask, (1, 8, n, 64), torch.float32, peer, 0.97, quick)
+    for mask in _select(only, WINDOW):
+        for n in (1024,) if quick else (1024, 2048, 4096, 8192, 16384):
+            peer = {"eager": peers.eager(mask.dense(n))}
+            yield from _measure("cpu", mask, (1, 2, n, 64), torch.float32, peer, 10.0 if n == 16384 else 0.0, quick)
+
+
+def gpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
+    """Compare full and causal attention with cuDNN, flash and flex, and sparse masks at 32k tokens with flex."""
+    sparse = causal() & WINDOW, causal() & WINDOW | global_tokens(64)
+    for width in (128,) if quick else (64, 128):
+        for mask in _select(only, full(), causal()):
+            is_causal = mask == causal()
+            others: dict[str, Attention] = {
+                "cuDNN": peers.sdpa_backend(SDPBackend.CUDNN_ATTENTION, is_causal),
+                "flash": peers.sdpa_backend(SDPBackend.FLASH_ATTENTION, is_causal),
+                "flex": peers.flex(peers.flex_predicate(mask) if is_causal else None, 4096),
+            }
+            yield from _measure("cuda", mask, (4, 16, 4096, width), torch.bfloat16, others, 0.98, quick)
+        for mask in _select(only, *sparse):
+            others = {"flex": peers.flex(peers.flex_predicate(mask), 32768)}
+            yield from _measure("cuda", mask, (1, 16, 32768, width), torch.bfloat16, others, 1.0, quick)
+
+
+def describe_growth(results: list[BenchmarkResult]) -> dict[str, bool]:
+    """Return a line about how the time of a window grows with the length, and whether that reaches the target."""
+    names = [f"{WINDOW!r}, forward", f"{WINDOW!r}, forward + backward"]
+    powers = {name: growth_power(results, name) for name in names}
+    return {f"{name}: time grows as n^{p:.2f} from 1k to 16k": p <= MAX_GROWTH for name, p in powers.items()}
+
+
+def growth_power(results: list[BenchmarkResult], name: str) -> float:
+    """Return the power of n with which our time grows, from the shortest to the longest length."""
+    lines = [result for result in results if result.name == name]
+    first, last = ((line.milliseconds, int(line.shape.split(" x ")[2])) for line in (lines[0], lines[-1]))
+    return math.log(last[0] / first[0]) / math.log(last[1] / first[1])
+
+
+def _select(only: str, *masks: Mask) -> list[Mask]:
+    return [mask for mask in masks if only in repr(mask)]
+
+
+def _regard_attention(mask: Mask) -> Attention:
+    return lambda q, k, v: attend(q, k, v, mask=mask)
+
+
+def _measure(
+    device: str,
+    mask: Mask,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    others: dict[str, Attention],
+    target: float,
+    quick: bool,
+) -> Iterator[BenchmarkResult]:
+    """Check our attention, then time it and its peers, forward and with the backward pass."""
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v, grad = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4))
+    ours = _regard_attention(mask)
+    check_attention(mask, ours, q, k, v, grad)
+    attentions = {"regard": ours, **others}
+    with regard.recording() as ran:
+        ours(q, k, v)
+    # on a CPU, many short turns: a disturbance seldom lasts for two turns
+    rounds, min_seconds = (3, 0.02) if quick else (61, 0.05) if device == "cpu" and target < 1 else (9, 0.05)
+    for name, functions in (
+        ("forward", {name: _forward(each, q, k, v) for name, each in attentions.items()}),
+        ("forward + backward", {name: _forward_backward(each, q, k, v, grad) for name, each in attentions.items()}),
+    ):
+        timings = time_alternating(functions, rounds=rounds, min_seconds=min_seconds, device=device)
+        peer, memory = timings.fastest_peer(), {}
+        if device == "cuda":
+            used = [peak_bytes(functions[who]) / 1e6 for who in ("regard", peer)]
+            memory = {"megabytes": used[0], "peer_megabytes": used[1]}
+        size = " x ".join(map(str, shape))
+        yield make_result(timings, f"{mask!r}, {name}", size, ran[0], peer, target, **memory)
+
+
+def _forward(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Function:
+    def run() -> object:
+        with torch.no_grad():
+            return attention(q, k, v)
+
+    return run
+
+
+def _forward_backward(attention: Attention, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Function:
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+
+    def run() -> object:
+        return torch.autograd.grad(attention(*leaves), leaves, grad)
+
+    return run
+
+
+def check_attention(mask: Mask, attention: Attention, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> None:
+    """Compare outputs and gradients of some rows with the float64 definition.
+
+    The error may be twice that of the naive method in the same precision for outputs, three times for gradients. The
+    calls are those that are timed, one without gradients and one with, because they may use different kernels.
+    """
+    n = q.shape[2]
+    rows = torch.cat([torch.arange(min(n, 48)), torch.arange(0, n, max(1, n // 61)), torch.arange(max(0, n - 48), n)])
+    rows = rows.unique().to(q.device)
+    pick = (slice(-1, None), slice(None, None, max(1, q.shape[1] - 1)))  # the first and the last head
+    row, column = rows[:, None], torch.arange(n, device=q.device)[None, :]
+    zero = torch.zeros((), dtype=torch.long, device=q.device)
+    visible = mask.to(q.device).see(Grid(zero, zero, row, column, row, column)).expand(len(rows), n)
+    chosen = torch.zeros_like(grad)
+    chosen[:, :, rows] = grad[:, :, rows]
+
+    def numbers(attend_rows: Attention, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [x[pick].detach().to(dtype).requires_grad_() for x in (q[:, :, rows], k, v)]
+        out = attend_rows(*inputs)
+        return [out.detach(), *torch.autograd.grad(out, inputs, chosen[:, :, rows][pick].to(dtype))]
+
+    truth = numbers(lambda a, b, c: attend(a, b, c, mask=visible, kernel="reference"), torch.float64)
+    naive = numbers(peers.eager(visible), q.dtype)
+    names = ("outputs", "gradients of q", "gradients of k", "gradients of v")
+
+    def check(which: int, own: Tensor) -> None:
+        right = truth[which]
+        error, allowed = ((x.double() - right).abs().max().item() for x in (own[pick], naive[which]))
+        slack = torch.finfo(q.dtype).eps * max(1.0, right.abs().max().item())
+        if not error <= (3 if which else 2) * allowed + slack:
+            raise CorrectnessError(
+                f"{mask!r}: error {error:.2e} of {names[which]} against float64, the naive method has {allowed:.2e}"
+            )
+
+    with torch.no_grad():
+        check(0, attention(q, k, v)[:, :, rows])
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    grad_q, grad_k, grad_v = torch.autograd.grad(attention(*leaves), leaves, chosen)
+    for which, own in enumerate((grad_q[:, :, rows], grad_k, grad_v), 1):
+        check(which, own)

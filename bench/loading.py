@@ -1,3 +1,0 @@
-"""Help for importing peers."""
-
-from regard.integrations.torchvision import let_torchvision_load as let_torchvision_load

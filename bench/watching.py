@@ -1,0 +1,243 @@
+"""The benchmark of `watch` and `statistics`, compared with `output_attentions=True` and eager attention.
+
+    python -m bench.watching [--device cpu|cuda] [--quick] [--json]
+
+A GPT-2 of Hugging Face (2 layers, 12 heads, width 768) runs on texts of growing length. We run it with its fused
+attention under `watch` and compute every statistic of every head; the peer only returns its attention matrices. Then a
+single attention call at 131,072 tokens, with all statistics and without.
+
+Each method runs in its own process, so that its peak memory can be measured; on a CPU one process for each length,
+because the peak cannot be reset.
+"""
+
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.report import CorrectnessError, describe_machine, make_parser
+from bench.timing import Function, peak_bytes, time_alternating
+from regard.core.attend import attend
+from regard.core.masks import causal
+from regard.integrations.torchvision import let_torchvision_load
+from regard.see.row_statistics import statistics
+from regard.see.watch import watch
+
+METHODS = ("regard", "eager")
+LENGTHS = {"cpu": (1024, 2048, 4096), "cuda": (1024, 2048, 4096, 8192, 16384, 32768)}
+MAX_RATIO, MAX_BYTES = 2.0, 1 << 30  # targets for the cost of all statistics at 131,072 tokens
+
+
+@dataclass(frozen=True)
+class WatchResult:
+    """Seconds and peak bytes at one length; None if the peer's matrices do not fit."""
+
+    length: int
+    seconds: float
+    memory: int
+    peer_seconds: float | None
+    peer_memory: int | None
+
+
+def all_statistics(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+    """Compute all statistics of all heads with `watch`."""
+    with torch.no_grad(), watch(model) as seen:
+        model(tokens, use_cache=False)
+    found = {}
+    for name, record in seen.items():
+        for statistic in ("lse", "entropy", "largest", "where", "distance", "received"):
+            found[f"{name} {statistic}"] = getattr(record, statistic)
+        found[f"{name} pooled"] = record.pooled(64)
+    return found
+
+
+def all_matrices(model: Any, tokens: Tensor) -> tuple[Tensor, ...]:
+    """Return all attention matrices with `output_attentions=True`."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights: tuple[Tensor, ...] = model(tokens, use_cache=False, output_attentions=True).attentions
+    return weights
+
+
+def _build_gpt2(n: int, device: str) -> tuple[Any, Tensor]:
+    let_torchvision_load()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=n, n_layer=2, bos_token_id=None, eos_token_id=None))
+    model = model.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
+    return model, torch.randint(0, 512, (1, n), generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def check_statistics(device: str) -> None:
+    """Compare the entropies with those of the matrices."""
+    model, tokens = _build_gpt2(192, device)
+    found = all_statistics(model, tokens)
+    weights = all_matrices(model, tokens)
+    for name, value in found.items():
+        if name.endswith("entropy"):
+            w = weights[int(name.split(".")[2])].double()
+            error = (torch.special.entr(w).sum(-1) - value).abs().max().item()
+            if not error < (0.1 if device == "cuda" else 1e-4):  # on a GPU the peer's weights are in bfloat16
+                raise CorrectnessError(f"the error of {name} is {error:.1e}")
+
+
+def measure_method(method: str, n: int, device: str, rounds: int) -> dict[str, float]:
+    """Return the median seconds and the peak bytes of one method at one length, in this process."""
+    run: Callable[[Any, Tensor], object] = all_statistics if method == "regard" else all_matrices
+    model, tokens = _build_gpt2(n, device)
+    run(model, tokens[:, :128])  # libraries are loaded and kernels compiled before the measurement
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        result = run(model, tokens)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+        del result
+        gc.collect()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    used = torch.cuda.max_memory_allocated() if device == "cuda" else peak
+    return {"seconds": sorted(seconds)[len(seconds) // 2], "bytes": used}
+
+
+def measure(device: str, quick: bool) -> list[WatchResult]:
+    """Measure both methods at all lengths, in child processes."""
+    lengths = (256, 512) if quick else LENGTHS[device]
+    results: dict[str, dict[int, dict[str, float]]] = {}
+    for method in METHODS:
+        fitting = [n for n in lengths if method == "regard" or _matrices_fit(n, device)]
+        for n in sorted({*lengths} - {*fitting}):
+            size = _matrix_bytes(n, device) / 2**30
+            print(f"eager at {n:,}: its matrices alone would take {size:.0f} GiB", file=sys.stderr)
+        results[method] = {}
+        for group in [fitting] if device == "cuda" else [[n] for n in fitting]:
+            command = [sys.executable, "-m", "bench.watching", "--device", device, "--method", method, *map(str, group)]
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)
+            if ran.returncode:
+                raise RuntimeError(f"{method} at {group} failed:\n{ran.stderr[-2000:]}")
+            results[method] |= dict(zip(group, map(json.loads, ran.stdout.splitlines()), strict=True))
+    lines = []
+    for n in lengths:
+        ours, peer = results["regard"][n], results["eager"].get(n)
+        other = (None, None) if peer is None else (peer["seconds"], int(peer["bytes"]))
+        lines.append(WatchResult(n, ours["seconds"], int(ours["bytes"]), *other))
+        print(f"{n:,} tokens: {lines[-1]}", file=sys.stderr, flush=True)
+    return lines
+
+
+def _matrix_bytes(n: int, device: str) -> int:
+    return 2 * 12 * n * n * (2 if device == "cuda" else 4)
+
+
+def _matrices_fit(n: int, device: str) -> bool:
+    """Whether memory has room for the peer's matrices and the copies that are made on the way."""
+    on_gpu = device == "cuda"
+    memory = torch.cuda.mem_get_info()[1] if on_gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 3 * _matrix_bytes(n, device) < memory
+
+
+@dataclass(frozen=True)
+class LongCallResult:
+    """One long attention call: milliseconds without and with all statistics, and the memory that these need."""
+
+    case: str
+    milliseconds: float
+    with_statistics: float
+    times: float
+    extra_bytes: int
+
+    @property
+    def reached(self) -> bool:
+        return self.times <= MAX_RATIO and self.extra_bytes < MAX_BYTES
+
+
+def measure_long_calls(n: int = 131072) -> list[LongCallResult]:
+    """Measure attention with 16 heads at 131,072 tokens on a GPU."""
+    results = []
+    for c in (64, 128):
+        q, k, v = (torch.randn(1, 16, n, c, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        for mask in (None, causal()):
+
+            def without(mask: Any = mask, q: Tensor = q, k: Tensor = k, v: Tensor = v) -> object:
+                with torch.no_grad():
+                    return attend(q, k, v, mask=mask)
+
+            def with_all(mask: Any = mask, q: Tensor = q, k: Tensor = k, v: Tensor = v) -> object:
+                found = statistics(q, k, mask=mask, v=v)
+                return found.out, found.entropy, found.received, found.pooled(64)
+
+            functions: dict[str, Function] = {"regard": with_all, "without": without}
+            timings = time_alternating(functions, rounds=5, min_seconds=0.0, device="cuda")
+            name = f"{'full()' if mask is None else mask!r}, c={c}"
+            milliseconds = timings.median("without") * 1e3, timings.median("regard") * 1e3
+            extra = peak_bytes(with_all) - peak_bytes(without)
+            results.append(LongCallResult(name, *milliseconds, 1 / timings.ratio("without").median, extra))
+            print(results[-1], file=sys.stderr, flush=True)
+    return results
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark. The exit code is 0 if the long calls reached their targets, 1 if not."""
+    parser = make_parser("bench.watching", __doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--method", nargs="+", metavar="METHOD LENGTH", help="measure one method in this process")
+    options = parser.parse_args(argv)
+    if options.method:
+        method, *lengths = options.method
+        for n in lengths:
+            print(json.dumps(measure_method(method, int(n), options.device, rounds=3)))
+        return 0
+    check_statistics(options.device)
+    lines = measure(options.device, options.quick)
+    long = measure_long_calls() if options.device == "cuda" and not options.quick else []
+    if options.json:
+        results = {"lines": [asdict(line) for line in lines], "long": [asdict(each) for each in long]}
+        print(json.dumps({"machine": describe_machine(options.device), **results}, indent=1))
+    else:
+        print("\n".join([describe_machine(options.device), "", *markdown_table(lines), "", *long_call_table(long)]))
+    return 0 if all(each.reached for each in long) else 1
+
+
+def markdown_table(lines: list[WatchResult]) -> list[str]:
+    rows = [
+        "| tokens | all statistics, s | peak MB | eager with weights, s | peak MB | time | memory |",
+        "| --- " * 7 + "|",
+    ]
+    for line in lines:
+        ours = f"{line.seconds:.3g} | {line.memory / 1e6:,.0f}"
+        if line.peer_seconds is None or line.peer_memory is None:
+            rows.append(f"| {line.length:,} | {ours} | does not fit | | | |")
+            continue
+        ratios = f"{line.peer_seconds / line.seconds:.2f}x | {line.peer_memory / max(line.memory, 1):.2f}x"
+        peer = f"{line.peer_seconds:.3g} | {line.peer_memory / 1e6:,.0f}"
+        rows.append(f"| {line.length:,} | {ours} | {peer} | {ratios} |")
+    return rows
+
+
+def long_call_table(long: list[LongCallResult]) -> list[str]:
+    if not long:
+        return []
+    header = "| 131,072 tokens, 16 heads | forward, ms | with all statistics, ms | times | extra MiB |"
+    rows = [header, "| --- " * 5 + "|"]
+    for each in long:
+        times = f"{each.milliseconds:.1f} | {each.with_statistics:.1f} | {each.times:.2f}"
+        rows.append(f"| `{each.case}` | {times} | {each.extra_bytes / 2**20:,.0f} |")
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
