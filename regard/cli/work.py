@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from regard.base.errors import ConfigError
 from regard.cli import work_exercises, work_quiz
 from regard.cli.expressions import parse_mask
-from regard.cli.output import show_json, tell
+from regard.cli.output import PictureOption, check_picture, save_picture, show_json, tell
 
 if TYPE_CHECKING:
     from regard.work.problem import BiasPerHead, MatrixPerHead, Problem
@@ -60,7 +60,7 @@ def command(
         str | None, typer.Option("--format", help="text, markdown, latex or html; default by the ending of --out")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file: .txt, .md, .tex or .html")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Write the attention map to a .png, .svg or .pdf file")] = None,
+    picture: PictureOption = None,
     digits: Annotated[int, typer.Option(min=1, max=15, help="Number of decimals to show")] = 6,
     steps: Annotated[str, typer.Option(help="all: calculate every entry; brief: show the matrices only")] = "all",
     check: Annotated[
@@ -74,6 +74,7 @@ def command(
     """
     from regard.work.solution import solve
 
+    check_picture(picture)
     if steps not in ("all", "brief"):
         raise ConfigError(f"--steps is all or brief, not {steps!r}")
     matrices = {"q": q, "k": k, "v": v, "inputs": inputs, "wq": wq, "wk": wk, "wv": wv, "wo": wo}
@@ -87,10 +88,9 @@ def command(
         )
     )
     if picture is not None:
-        from regard.work.map_picture import attention_maps, save_maps
+        from regard.work.map_picture import attention_maps, draw_maps
 
-        save_maps(attention_maps(solution), picture)
-        tell(f"saved {picture}")
+        save_picture(draw_maps(attention_maps(solution)), picture)
     if check is not None:
         check_answer(solution, check, json)
     elif json:

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from regard.base.errors import ConfigError
 from regard.base.html import Markup, tag
 from regard.work.exact_numbers import to_floats
 from regard.work.solution import Solution
 
-IMAGES = (".png", ".svg", ".pdf")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _SHADES = " ░▒▓█"
 _DARK_BLUE = (33, 82, 139)
 
@@ -40,13 +40,13 @@ def attention_maps(solution: Solution) -> list[AttentionMap]:
     return found
 
 
-def render_text(drawn: AttentionMap) -> str:
+def render_text(attention_map: AttentionMap) -> str:
     """The map for a terminal: a shade for each weight and the weight itself."""
-    width = max(9, *(len(name) + 2 for name in drawn.columns))
-    edge = max(len(name) for name in (*drawn.rows, drawn.row_kind))
-    lines = [f"{drawn.row_kind.rjust(edge)} \\ {drawn.column_kind}"]
-    lines.append(" " * (edge + 1) + "".join(name.center(width) for name in drawn.columns))
-    for name, row in zip(drawn.rows, drawn.weights, strict=True):
+    width = max(9, *(len(name) + 2 for name in attention_map.columns))
+    edge = max(len(name) for name in (*attention_map.rows, attention_map.row_kind))
+    lines = [f"{attention_map.row_kind.rjust(edge)} \\ {attention_map.column_kind}"]
+    lines.append(" " * (edge + 1) + "".join(name.center(width) for name in attention_map.columns))
+    for name, row in zip(attention_map.rows, attention_map.weights, strict=True):
         cells = "".join(f"{shade(weight) * 2} {weight:.2f}".center(width) for weight in row)
         lines.append(f"{name.rjust(edge)} {cells}")
     return "\n".join(line.rstrip() for line in lines)
@@ -57,16 +57,15 @@ def shade(weight: float) -> str:
     return _SHADES[min(4, max(0, int(weight * 4 + 0.5)))]
 
 
-def render_table(drawn: AttentionMap) -> Markup:
+def render_table(attention_map: AttentionMap) -> Markup:
     """The map as an HTML table with shaded cells."""
-    header = tag(
-        "tr", tag("th", f"{drawn.row_kind} \\ {drawn.column_kind}"), *(tag("th", each) for each in drawn.columns)
-    )
+    corner = tag("th", f"{attention_map.row_kind} \\ {attention_map.column_kind}")
+    header = tag("tr", corner, *(tag("th", name) for name in attention_map.columns))
     rows = (
         tag("tr", tag("th", name), *(tag("td", f"{weight:.2f}", style=_cell_style(weight)) for weight in row))
-        for name, row in zip(drawn.rows, drawn.weights, strict=True)
+        for name, row in zip(attention_map.rows, attention_map.weights, strict=True)
     )
-    return tag("table", tag("caption", drawn.title), header, *rows, class_="weights")
+    return tag("table", tag("caption", attention_map.title), header, *rows, class_="weights")
 
 
 def _cell_style(weight: float) -> str:
@@ -76,30 +75,25 @@ def _cell_style(weight: float) -> str:
     return f"background:#{background};color:{'#fff' if weight > 0.5 else '#000'}"
 
 
-def draw_map(drawn: AttentionMap, ax: Any) -> None:
+def _draw_map(attention_map: AttentionMap, ax: Any) -> None:
     """Draw the map on a matplotlib axis."""
-    ax.imshow(drawn.weights, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    ax.set_xticks(range(len(drawn.columns)), drawn.columns, parse_math=False)
-    ax.set_yticks(range(len(drawn.rows)), drawn.rows, parse_math=False)
-    ax.set_xlabel(drawn.column_kind)
-    ax.set_ylabel(drawn.row_kind)
-    ax.set_title(drawn.title, parse_math=False)
-    for r, row in enumerate(drawn.weights):
+    ax.imshow(attention_map.weights, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    ax.set_xticks(range(len(attention_map.columns)), attention_map.columns, parse_math=False)
+    ax.set_yticks(range(len(attention_map.rows)), attention_map.rows, parse_math=False)
+    ax.set_xlabel(attention_map.column_kind)
+    ax.set_ylabel(attention_map.row_kind)
+    ax.set_title(attention_map.title, parse_math=False)
+    for r, row in enumerate(attention_map.weights):
         for c, weight in enumerate(row):
             ax.text(c, r, f"{weight:.2f}", ha="center", va="center", color="white" if weight > 0.5 else "black")
 
 
-def save_maps(drawn: Sequence[AttentionMap], path: Path) -> None:
-    """Write all maps as one image: .png, .svg or .pdf."""
+def draw_maps(maps: Sequence[AttentionMap]) -> "Figure":
+    """Draw all maps side by side in one matplotlib figure."""
     from matplotlib.figure import Figure
 
-    if path.suffix.lower() not in IMAGES:
-        raise ConfigError(f"cannot save {path}: end it in {', '.join(IMAGES)}")
-    rows, columns = len(drawn[0].rows), len(drawn[0].columns)
-    figure = Figure(figsize=(len(drawn) * (1.5 + 0.7 * columns), 1.5 + 0.7 * rows), layout="constrained")
-    for ax, each in zip(figure.subplots(1, len(drawn), squeeze=False).flat, drawn, strict=True):
-        draw_map(each, ax)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot save {path}: {error}") from None
+    rows, columns = len(maps[0].rows), len(maps[0].columns)
+    figure = Figure(figsize=(len(maps) * (1.5 + 0.7 * columns), 1.5 + 0.7 * rows), layout="constrained")
+    for ax, each in zip(figure.subplots(1, len(maps), squeeze=False).flat, maps, strict=True):
+        _draw_map(each, ax)
+    return figure

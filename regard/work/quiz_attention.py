@@ -1,8 +1,10 @@
 """Quiz questions about attention itself."""
 
 import math
+from collections.abc import Callable
 from random import Random
 
+from regard.lab.claim import Numbers
 from regard.work.quiz_question import AnswerChoice, GeneratedQuestion, Tolerance, format_list, question, sheet_choice
 
 
@@ -117,23 +119,24 @@ def larger_nudge(random: Random) -> GeneratedQuestion:
     )
 
 
-@question("moved-by-a-key", "query-nudge")
-def moved_by_a_key(random: Random) -> GeneratedQuestion:
+def _changed_outputs(random: Random, part: str, count: Callable[[Numbers], float]) -> GeneratedQuestion:
     queries, keys = random.choice((3, 5, 6, 8)), random.choice((7, 11, 12))
     return GeneratedQuestion(
-        f"{queries} queries attend to {keys} keys. One key changes. How many of the {queries} outputs change?",
+        f"{queries} queries attend to {keys} keys. One {part} changes. How many of the {queries} outputs change?",
         {"queries": queries, "keys": keys, "query": random.randrange(queries)},
-        number=lambda numbers: numbers["columns moved by a key"],
+        number=count,
     )
+
+
+@question("moved-by-a-key", "query-nudge")
+def moved_by_a_key(random: Random) -> GeneratedQuestion:
+    return _changed_outputs(random, "key", lambda numbers: numbers["columns moved by a key"])
 
 
 @question("moved-by-a-query", "query-nudge")
 def moved_by_a_query(random: Random) -> GeneratedQuestion:
-    queries, keys = random.choice((3, 5, 6, 8)), random.choice((7, 11, 12))
-    return GeneratedQuestion(
-        f"{queries} queries attend to {keys} keys. One query changes. How many of the {queries} outputs change?",
-        {"queries": queries, "keys": keys, "query": random.randrange(queries)},
-        number=lambda numbers: sum(change > 1e-12 for change in numbers["change by column"]),
+    return _changed_outputs(
+        random, "query", lambda numbers: sum(change > 1e-12 for change in numbers["change by column"])
     )
 
 

@@ -126,6 +126,7 @@ def test_a_check_is_printed_as_json(tmp_path: Path) -> None:
         (["three-tokens", "--steps", "some"], "--steps is all or brief"),
         (["three-tokens", "--format", "word"], "unknown format 'word'"),
         (["three-tokens", "--out", "a.doc"], "the ending of a.doc is unknown"),
+        (["three-tokens", "--picture", "map.gif"], "--picture map.gif has no known picture format; end it in .png"),
         (["three-tokens", "--out", "missing/a.md"], "cannot write missing/a.md"),
         (["three-tokens", "--mask", "casual()"], "did you mean 'causal'?"),
         (["three-tokens", "--heads", "3"], "which cannot be split into 3 heads; try heads = 2"),

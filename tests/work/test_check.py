@@ -218,14 +218,14 @@ def altered(**entries: Any) -> Steps:
     steps = {
         key: rounded(to_floats(solution.step(key).values)) for key in ("q", "k", "v", "scores", "weights", "output")
     }
-    for place, value in entries.items():
-        key, row, column = place.split("_")
+    for entry, value in entries.items():
+        key, row, column = entry.split("_")
         steps[key][int(row) - 1][int(column) - 1] = value
     return steps
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "name", "words"),
+    ("entry", "value", "name", "explanation"),
     [
         ("q_3_2", "2", "sign", "this entry has the wrong sign"),
         ("q_3_1", "1.5", "sign", "product 3 of the sum, 0.500000, has the wrong sign"),
@@ -236,13 +236,13 @@ def altered(**entries: Any) -> Steps:
         ("output_3_2", "-0.198933", "sign", "this entry has the wrong sign"),
     ],
 )
-def test_a_single_wrong_entry_is_found_and_described(place: str, value: str, name: str, words: str) -> None:
-    key, row, column = place.split("_")
-    found = review(named("three-tokens"), {key: altered(**{place: value})[key]})
+def test_a_single_wrong_entry_is_found_and_described(entry: str, value: str, name: str, explanation: str) -> None:
+    key, row, column = entry.split("_")
+    found = review(named("three-tokens"), {key: altered(**{entry: value})[key]})
     (comment,) = found.comments
     assert (comment.step, comment.row, comment.column, comment.found) == (key, int(row), int(column), value)
     assert comment.mistake == name
-    assert comment.explanation.startswith(words)
+    assert comment.explanation.startswith(explanation)
     assert comment.also == ()
 
 
@@ -282,8 +282,8 @@ def test_a_second_mistake_is_found_after_the_first() -> None:
 
 def test_a_transposed_matrix_is_recognised_by_its_shape() -> None:
     (comment,) = review(small(), {"q": rounded(forward()["q"].T)}).comments
-    words = "this is 3 x 5, but should be 5 x 3: rows are where columns should be"
-    assert (comment.mistake, comment.explanation) == ("rows and columns exchanged", words)
+    explanation = "this is 3 x 5, but should be 5 x 3: rows are where columns should be"
+    assert (comment.mistake, comment.explanation) == ("rows and columns exchanged", explanation)
     broken = forward()["q"].T.copy()
     broken[0, 1] += 1
     (comment,) = review(small(), {"q": rounded(broken)}).comments

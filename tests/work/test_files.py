@@ -80,7 +80,7 @@ def test_json_has_a_matrix_per_head_and_a_mask(tmp_path: Path) -> None:
     assert len(problem.heads) == 2
     assert problem.visible == ((True, False), (True, True))
     path.write_text(json.dumps({**given, "mask": "causal()"}))
-    assert read_problem(path, lambda words: causal()).visible == problem.visible
+    assert read_problem(path, lambda message: causal()).visible == problem.visible
     with pytest.raises(ConfigError, match="pass the mask itself"):
         read_problem(path)
 
@@ -107,7 +107,7 @@ def test_numpy_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "message"),
     [
         ("a.json", '{"q": [[1, 1/2]]}', r"a.json, line 1, column \d+ is not JSON.*fractions are in quotes"),
         ("a.json", '{"queries": [[1]]}', "has queries, which is unknown; the names are: inputs, q, k, v, wq"),
@@ -120,7 +120,7 @@ def test_numpy_files_are_read(tmp_path: Path) -> None:
         ("a.csv", "q\n1\nscaled\n0\n", "a.csv has scaled, but a .csv file has matrices only; use a .json file"),
         ("a.json", '{"q": [[1]], "heads": 1.5}', "heads is a whole number"),
         ("a.json", '{"q": [[1]], "mask": [[2]]}', "mask is a matrix of 0"),
-        ("a.json", '{"q": [[1]], "tokens": "ab"}', "tokens is a list of words"),
+        ("a.json", '{"q": [[1]], "tokens": "ab"}', "tokens is a list of message"),
         ("a.csv", "q\n1,2\n1,2,3\n", "a.csv, line 3 has 3 numbers, but the rows above it have 2"),
         ("a.csv", "q\n1,2\n1,two\n", "a.csv, line 3, column 2 is 'two'"),
         ("a.csv", "q\n1\nq\n2\n", "line 3 starts 'q' a second time"),
@@ -130,9 +130,9 @@ def test_numpy_files_are_read(tmp_path: Path) -> None:
         ("a.npz", "no archive", "cannot read .*a.npz"),
     ],
 )
-def test_an_error_in_a_file_names_its_location(name: str, text: str, words: str, tmp_path: Path) -> None:
+def test_an_error_in_a_file_names_its_location(name: str, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(RegardError, match=words):
+    with pytest.raises(RegardError, match=message):
         read_problem(tmp_path / name)
 
 
@@ -157,7 +157,7 @@ def test_digits_of_an_answer_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("found", "message"),
     [
         (
             {"weight": [[1]]},
@@ -172,8 +172,8 @@ def test_digits_of_an_answer_are_kept(tmp_path: Path) -> None:
         ({"output": 3}, "output should be a matrix"),
     ],
 )
-def test_a_malformed_answer_is_refused(found: dict[str, Any], words: str) -> None:
-    with pytest.raises(RegardError, match=words):
+def test_a_malformed_answer_is_refused(found: dict[str, Any], message: str) -> None:
+    with pytest.raises(RegardError, match=message):
         parse_answer(found, three_tokens())
 
 

@@ -222,7 +222,7 @@ ROWS = {"q": (grid("1 2", "3 4"),), "k": (grid("1 0", "0 1", "1 1"),), "v": (gri
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "words"),
+    ("changes", "error", "message"),
     [
         ({"k": (grid("1", "2", "3"),)}, ShapeError, "k has width 1, but q has width 2"),
         ({"v": (grid("1", "2"),)}, ShapeError, "v has 2 tokens, but k has 3"),
@@ -231,13 +231,13 @@ ROWS = {"q": (grid("1 2", "3 4"),), "k": (grid("1 0", "0 1", "1 1"),), "v": (gri
         ({"inputs": (grid("1"),)}, ConfigError, "no weights use them"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(changes: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_shapes_that_do_not_fit_are_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         build_problem("wrong", {**ROWS, **changes})
 
 
 @pytest.mark.parametrize(
-    ("settings_", "error", "words"),
+    ("settings_", "error", "message"),
     [
         ({"heads": 2}, ConfigError, "v has width 1, which cannot be split into 2 heads"),
         ({"convention": "diagonal"}, ConfigError, "convention is 'rows'"),
@@ -245,8 +245,8 @@ def test_shapes_that_do_not_fit_are_refused(changes: dict[str, Any], error: type
         ({"mask": padding([2, 3])}, ConfigError, "differs between sequences or heads"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings_: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_settings_that_do_not_fit_are_refused(settings_: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         build_problem("wrong", ROWS, **settings_)
 
 

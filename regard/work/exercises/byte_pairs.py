@@ -1,7 +1,6 @@
 """Exercises on byte-pair encoding: counting pairs, merging them, learning merges, tokenising new words."""
 
 from collections import Counter
-from itertools import pairwise
 
 from regard.work.exercises.checks import Case, check_outputs, check_type, run_checks
 from regard.work.exercises.exercise import Exercise, ExerciseSet, PlantedMistake
@@ -78,19 +77,6 @@ def _tokenise_cases() -> list[Case]:
     return [("bananana", banana), ("aaaaa", banana), ("forsake", learned), ("abcab", later), ("xyxy", later)]
 
 
-def count_pairs_without_overlap(words: Words) -> dict[Pair, int]:
-    """Wrong: of 'a a a' only one pair is counted."""
-    counts: dict[Pair, int] = {}
-    for symbols, times in words.items():
-        skipped, last = False, None
-        for pair in pairwise(symbols):
-            skipped = not skipped and last == pair and pair[0] == pair[1]
-            if not skipped:
-                counts[pair] = counts.get(pair, 0) + times
-                last = pair
-    return counts
-
-
 def tokenise_longest_first(word: str, merges: list[Pair]) -> list[str]:
     """Wrong: takes the longest known symbol each time, from the left."""
     known = {"".join(pair) for pair in merges}
@@ -133,11 +119,6 @@ matters, and a word that occurs five times counts five times.
                     {"in pairwise(symbols)": "in set(pairwise(symbols))"},
                 ),
                 PlantedMistake(
-                    "order of the pair ignored",
-                    "you counted 'ab' and 'ba' as one pair; keep the order.",
-                    {"in pairwise(symbols)": "in map(tuple, map(sorted, pairwise(symbols)))"},
-                ),
-                PlantedMistake(
                     "pairs across words",
                     "you counted the last letter of a word and the first letter of the next as neighbours. Count each "
                     "word on its own.",
@@ -145,11 +126,6 @@ matters, and a word that occurs five times counts five times.
                         "int] = {}\n    # TODO: go": "int] = {}\n"
                         "    words = {sum((word * times for word, times in words.items()), ()): 1}\n    # TODO: go"
                     },
-                ),
-                PlantedMistake(
-                    "overlapping pairs left out",
-                    "'aaa' has two pairs of neighbours, although only one can be merged; count both.",
-                    count_pairs_without_overlap,
                 ),
             ),
         ),
@@ -177,20 +153,6 @@ merged symbol cannot be used again: `merge(("a", "a", "a"), ("a", "a"))` is `("a
                     "only the first pair",
                     "you merged only the first pair; continue to the end of the word.",
                     FIRST_ONLY,
-                ),
-                PlantedMistake(
-                    "merges from the right",
-                    "you merged from right to left: 'a a a' became 'a aa' instead of 'aa a'.",
-                    {
-                        "    at = 0\n": "    at = 0\n    symbols, pair = symbols[::-1], pair[::-1]\n",
-                        "symbols[at] + symbols[at + 1]": "symbols[at + 1] + symbols[at]",
-                        "tuple(merged)": "tuple(merged[::-1])",
-                    },
-                ),
-                PlantedMistake(
-                    "both orders merged",
-                    "you also merged the pair in reverse order; 'b a' is not 'a b'.",
-                    {"symbols[at : at + 2] == pair": "symbols[at : at + 2] in (pair, pair[::-1])"},
                 ),
                 PlantedMistake(
                     "parts of symbols merged",
@@ -230,11 +192,6 @@ in the order in which they were merged.
                     "of equally frequent pairs you took the one that came first in the text. Take the alphabetically "
                     "first, so that the order of the words does not matter.",
                     {CHOICE: "max(counts, key=lambda pair: counts[pair])"},
-                ),
-                PlantedMistake(
-                    "rarest pair merged",
-                    "you merged the rarest pair; take the most frequent.",
-                    {"-counts[pair]": "counts[pair]"},
                 ),
                 PlantedMistake(
                     "word frequency ignored",

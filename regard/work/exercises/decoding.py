@@ -154,11 +154,6 @@ Write `sample`: add up the probabilities in the order of the tokens, and return 
                     {SAMPLED: "int(draw * len(probabilities))"},
                 ),
                 PlantedMistake(
-                    "nearest probability",
-                    "this is the token whose probability is nearest to the draw. Add the probabilities up first.",
-                    {SAMPLED: "int(np.abs(probabilities - draw).argmin())"},
-                ),
-                PlantedMistake(
                     "sum equal to the draw",
                     "the sum equals the draw here but does not exceed it. With `>=` a token of probability 0 can be "
                     "drawn. Compare with `>`.",
@@ -214,19 +209,9 @@ large as the vocabulary.
                     {"[:k]": "[::-1][:k]"},
                 ),
                 PlantedMistake(
-                    "first k kept",
-                    "you kept the first k tokens of the vocabulary; sort by probability.",
-                    {f"{ORDER}[:k]": "np.arange(k)"},
-                ),
-                PlantedMistake(
                     "rescaled by softmax",
                     "a softmax of probabilities flattens them. They are probabilities already: divide by their sum.",
                     {"= probabilities[best]": "= np.exp(probabilities[best])"},
-                ),
-                PlantedMistake(
-                    "kept tokens equally likely",
-                    "all kept tokens have the same probability. Keep their own probabilities, divided by the sum.",
-                    {"= probabilities[best]": "= 1.0"},
                 ),
                 PlantedMistake("one token too many", "you kept k + 1 tokens.", {"[:k]": "[: k + 1]"}),
                 PlantedMistake(
@@ -279,9 +264,6 @@ are kept.
                     "you also kept the token after the one that reaches the mass.",
                     {NUCLEUS: "order[: (before < mass).sum() + 1]"},
                 ),
-                PlantedMistake(
-                    "the rest kept", "you kept the tokens outside the nucleus.", {"before < mass": "before >= mass"}
-                ),
             ),
         ),
         Exercise(
@@ -321,19 +303,9 @@ probability 0. Return the likeliest text, including its start, and the logarithm
                     {"return kept[0]": "return kept[0][0], float(np.exp(kept[0][1]))"},
                 ),
                 PlantedMistake(
-                    "worst kept",
-                    "you kept the unlikeliest texts: sort from the largest down.",
-                    {"-each[1]": "each[1]"},
-                ),
-                PlantedMistake(
                     "start left out",
                     "the text should begin with the token it started from.",
                     {"return kept[0]": "return kept[0][0][1:], kept[0][1]"},
-                ),
-                PlantedMistake(
-                    "last of the beam",
-                    "this is the last text that was kept; return the likeliest, which is the first.",
-                    {"return kept[0]": "return kept[-1]"},
                 ),
             ),
         ),

@@ -89,11 +89,6 @@ linear layer, `project`. This is the same as a convolution whose kernel size and
                     "then all of the second.",
                     {PERMUTE: "permute(0, 2, 4, 3, 5, 1)"},
                 ),
-                PlantedMistake(
-                    "patches transposed",
-                    "inside a patch the pixels are in column order; they should be in row order.",
-                    {PERMUTE: "permute(0, 2, 4, 1, 5, 3)"},
-                ),
             ),
         ),
         Exercise(
@@ -229,11 +224,6 @@ comes before each part (pre-norm), the residual x itself is not normalised, and 
                     {UP: "self.up(x)"},
                 ),
                 PlantedMistake(
-                    "one norm for both",
-                    "both parts use attention_norm; the second part has feedforward_norm.",
-                    {UP: "self.up(self.attention_norm(x))"},
-                ),
-                PlantedMistake(
                     "relu instead of gelu",
                     "the feed-forward part has GELU between its layers, not ReLU.",
                     {"nn.functional.gelu": "nn.functional.relu"},
@@ -289,19 +279,9 @@ are arguments; `tokens` is the number of patches.
                     {TOKENS: "torch.cat([first, patches + self.positions[:, 1:]], dim=1)"},
                 ),
                 PlantedMistake(
-                    "positions multiplied",
-                    "you multiplied tokens by positions; add them.",
-                    {"+ self.positions": "* self.positions"},
-                ),
-                PlantedMistake(
                     "class token last",
                     "you put the class token after the patches; it comes before them.",
                     {"[first, patches]": "[patches, first]", "[:, 0]": "[:, -1]"},
-                ),
-                PlantedMistake(
-                    "another token read",
-                    "you read the class from the last token; read it from the first, [:, 0].",
-                    {"[:, 0]": "[:, -1]"},
                 ),
                 PlantedMistake(
                     "mean instead of class token",

@@ -63,7 +63,7 @@ class FormulaList:
 class MapFigure:
     """An attention map."""
 
-    drawn: AttentionMap
+    attention_map: AttentionMap
 
 
 Block = Heading | Paragraph | Formula | FormulaList | MapFigure
@@ -91,9 +91,12 @@ def build_document(solution: Solution, *, digits: int = DIGITS, every_step: bool
         head = step.head
         blocks += _step_blocks(step, at, digits, every_step)
     blocks.append(Heading("The attention map"))
-    for number, drawn in enumerate(attention_maps(solution), 1):
+    for number, attention_map in enumerate(attention_maps(solution), 1):
         text = describe_map(problem, solution.weights(number))
-        blocks += [MapFigure(drawn), Paragraph(f"{drawn.title}: {text}" if len(problem.heads) > 1 else text)]
+        blocks += [
+            MapFigure(attention_map),
+            Paragraph(f"{attention_map.title}: {text}" if len(problem.heads) > 1 else text),
+        ]
     return blocks
 
 

@@ -14,14 +14,14 @@ def write(blocks: list[Block], digits: int) -> str:
 
 def _block(block: Block, digits: int) -> Markup:
     match block:
-        case Heading(words, level):
-            return tag(f"h{level}", words)
-        case Paragraph(words):
-            return tag("p", words)
+        case Heading(text, level):
+            return tag(f"h{level}", text)
+        case Paragraph(text):
+            return tag("p", text)
         case Formula(expression):
             return tag("div", Markup(formulas.mathml(expression, digits)), class_="formula")
         case FormulaList(expressions):
             lines = (tag("div", Markup(formulas.mathml(each, digits, block=False))) for each in expressions)
             return tag("div", *lines, class_="lines")
-        case MapFigure(drawn):
-            return render_table(drawn)
+        case MapFigure(attention_map):
+            return render_table(attention_map)

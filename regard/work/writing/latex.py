@@ -32,33 +32,33 @@ def _max_columns(body: str) -> int:
 
 def _block(block: Block, digits: int) -> str:
     match block:
-        case Heading(words, level):
+        case Heading(text, level):
             command = {1: "section*", 2: "subsection*", 3: "subsubsection*"}[level]
-            return f"\\{command}{{{escape_latex(words)}}}"
-        case Paragraph(words):
-            return escape_latex(words)
+            return f"\\{command}{{{escape_latex(text)}}}"
+        case Paragraph(text):
+            return escape_latex(text)
         case Formula(expression):
             return f"\\[\n{formulas.latex(expression, digits)}\n\\]"
         case FormulaList(expressions):
             rows = " \\\\\n".join(_aligned(each, digits) for each in expressions)
             return f"\\begin{{align*}}\n{rows}\n\\end{{align*}}"
-        case MapFigure(drawn):
-            return _table(drawn)
+        case MapFigure(attention_map):
+            return _table(attention_map)
 
 
 def _aligned(each: formulas.Expression, digits: int) -> str:
     return formulas.latex(each, digits).replace(" = ", " &= ", 1)
 
 
-def _table(drawn: AttentionMap) -> str:
+def _table(attention_map: AttentionMap) -> str:
     """The map as a table with shaded cells."""
-    head = " & ".join(["", *map(escape_latex, drawn.columns)])
+    head = " & ".join(["", *map(escape_latex, attention_map.columns)])
     rows = [f"{head} \\\\ \\hline"]
-    for name, row in zip(drawn.rows, drawn.weights, strict=True):
+    for name, row in zip(attention_map.rows, attention_map.weights, strict=True):
         rows.append(" & ".join([escape_latex(name), *map(_cell, row)]) + r" \\")
     body = "\n".join(rows)
-    label = escape_latex(f"{drawn.title}; rows: {drawn.row_kind}, columns: {drawn.column_kind}")
-    table = f"\\begin{{tabular}}{{r|{'c' * len(drawn.columns)}}}\n{body}\n\\end{{tabular}}"
+    label = escape_latex(f"{attention_map.title}; rows: {attention_map.row_kind}, columns: {attention_map.column_kind}")
+    table = f"\\begin{{tabular}}{{r|{'c' * len(attention_map.columns)}}}\n{body}\n\\end{{tabular}}"
     return f"\\begin{{center}}\n{label}\\\\[1ex]\n{table}\n\\end{{center}}"
 
 

@@ -14,23 +14,23 @@ def write(blocks: list[Block], digits: int) -> str:
 
 def _block(block: Block, digits: int) -> str:
     match block:
-        case Heading(words, level):
-            return f"{'#' * level} {escape_markdown(words)}"
-        case Paragraph(words):
-            return escape_markdown(words)
+        case Heading(text, level):
+            return f"{'#' * level} {escape_markdown(text)}"
+        case Paragraph(text):
+            return escape_markdown(text)
         case Formula(expression):
             return f"$$\n{formulas.latex(expression, digits)}\n$$"
         case FormulaList(expressions):
             rows = " \\\\\n".join(_aligned(each, digits) for each in expressions)
             return f"$$\n\\begin{{aligned}}\n{rows}\n\\end{{aligned}}\n$$"
-        case MapFigure(drawn):
-            return f"```text\n{render_text(drawn)}\n```"
+        case MapFigure(attention_map):
+            return f"```text\n{render_text(attention_map)}\n```"
 
 
 def _aligned(each: formulas.Expression, digits: int) -> str:
     return formulas.latex(each, digits).replace(" = ", " &= ", 1)
 
 
-def escape_markdown(words: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escape all characters that Markdown interprets."""
-    return re.sub(r"([\\`*_{}\[\]<>#$|])", r"\\\1", words)
+    return re.sub(r"([\\`*_{}\[\]<>#$|])", r"\\\1", text)

@@ -16,13 +16,13 @@ def write(blocks: list[Block], digits: int) -> str:
 
 def _block(block: Block, digits: int) -> str:
     match block:
-        case Heading(words, level):
-            return f"{words}\n{'=' * len(words)}" if level == 1 else f"{words}\n{'-' * len(words)}"
-        case Paragraph(words):
-            return textwrap.fill(words, WIDTH)
+        case Heading(text, level):
+            return f"{text}\n{'=' * len(text)}" if level == 1 else f"{text}\n{'-' * len(text)}"
+        case Paragraph(text):
+            return textwrap.fill(text, WIDTH)
         case Formula(expression):
             return textwrap.indent(formulas.text(expression, digits), "  ")
         case FormulaList(expressions):
             return "\n".join(f"  {formulas.text(each, digits)}" for each in expressions)
-        case MapFigure(drawn):
-            return textwrap.indent(render_text(drawn), "  ")
+        case MapFigure(attention_map):
+            return textwrap.indent(render_text(attention_map), "  ")
