@@ -120,7 +120,7 @@ def test_numpy_files_are_read(tmp_path: Path) -> None:
         ("a.csv", "q\n1\nscaled\n0\n", "a.csv has scaled, but a .csv file has matrices only; use a .json file"),
         ("a.json", '{"q": [[1]], "heads": 1.5}', "heads is a whole number"),
         ("a.json", '{"q": [[1]], "mask": [[2]]}', "mask is a matrix of 0"),
-        ("a.json", '{"q": [[1]], "tokens": "ab"}', "tokens is a list of message"),
+        ("a.json", '{"q": [[1]], "tokens": "ab"}', "tokens is a list of words"),
         ("a.csv", "q\n1,2\n1,2,3\n", "a.csv, line 3 has 3 numbers, but the rows above it have 2"),
         ("a.csv", "q\n1,2\n1,two\n", "a.csv, line 3, column 2 is 'two'"),
         ("a.csv", "q\n1\nq\n2\n", "line 3 starts 'q' a second time"),
