@@ -28,6 +28,7 @@ class Caches:
 
     @property
     def nbytes(self) -> int:
+        """The size of all caches."""
         return sum(cache.nbytes for cache in self.layers)
 
     def __iter__(self) -> Iterator[Cache]:

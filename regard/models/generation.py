@@ -102,10 +102,12 @@ class Hypothesis:
 
     @property
     def new_tokens(self) -> list[int]:
+        """The tokens after the prompt."""
         return self.tokens[len(self.tokens) - self.length :]
 
     @property
     def log_probability(self) -> float:
+        """Of all new tokens together."""
         return sum(self.log_probabilities)
 
     def append(self, token: int, log_probability: float) -> "Hypothesis":

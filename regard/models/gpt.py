@@ -227,8 +227,8 @@ class GPT(Model):
         if cache is None:
             x = run_blocks(self.blocks, x, recompute=self.gradient_checkpointing, mask=mask, positions=positions)
         else:
-            for block, kept in zip(self.blocks, cache, strict=True):
-                x = block(x, mask=mask, cache=kept, positions=positions)
+            for block, block_cache in zip(self.blocks, cache, strict=True):
+                x = block(x, mask=mask, cache=block_cache, positions=positions)
         return self.norm(x)
 
     def unembed(self, hidden: Float[Tensor, "b n d"]) -> Float[Tensor, "b n w"]:

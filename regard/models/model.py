@@ -73,6 +73,7 @@ class Model(nn.Module, ABC):
 
     @property
     def parameter_count(self) -> int:
+        """The number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def save(self, path: "str | os.PathLike[str]") -> None:

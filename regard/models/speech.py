@@ -98,6 +98,7 @@ class CausalConvolution(nn.Module):
         return self.rows(functional.pad(x, (0, 0, 1, 0)))
 
     def rows(self, x: Float[Tensor, "b n f"]) -> Float[Tensor, "b m d"]:
+        """The convolution and its activation."""
         return functional.gelu(self.convolution(x.transpose(1, 2)).transpose(1, 2))
 
 
@@ -251,6 +252,7 @@ class SpeechStream:
 
 
 def check_frames(frames: Tensor, mels: int) -> None:
+    """Raise where these are not frames (b n mels)."""
     if not isinstance(frames, Tensor) or not frames.is_floating_point():
         came = frames.dtype if isinstance(frames, Tensor) else type(frames).__name__
         raise DtypeError(f"frames must be a floating-point tensor read as (b n mels), not {came}")

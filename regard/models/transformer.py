@@ -236,10 +236,12 @@ class Stack(nn.Module):
         self.norm = norm(config.norm, config.width, config.eps) if config.order == "pre" else None
 
     def add_positions(self, x: Float[Tensor, "b n d"], positions: Int[Tensor, "*b n"]) -> Float[Tensor, "b n d"]:
+        """Add positions to token embeddings, and normalise the sum if there is a norm for it."""
         x = x + self.positions(positions).to(x.dtype)
         return x if self.embedding_norm is None else self.embedding_norm(x)
 
     def final_norm(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """Apply the final norm of pre-norm blocks."""
         return x if self.norm is None else self.norm(x)
 
     def project_memory(self, memory: Float[Tensor, "b m d"]) -> tuple[CachedAttention, ...]:
@@ -263,6 +265,7 @@ class DecoderState:
 
     @property
     def nbytes(self) -> int:
+        """The size of the state."""
         return self.caches.nbytes + sum(x.numel() * x.element_size() for pair in self.memory for x in pair)
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:

@@ -33,6 +33,7 @@ OFFSET = 2  # rows before position 0 in their position tables, which nothing rea
 
 
 def read_config(hf: HFConfig) -> TransformerConfig:
+    """Our configuration from their config.json."""
     fields.get_architecture(hf, "BartForConditionalGeneration", "BartModel")
     return TransformerConfig(**shared_settings(hf), positions="learned", embedding_norm=True)
 
@@ -50,6 +51,7 @@ def shared_settings(hf: HFConfig) -> dict[str, Any]:
 
 
 def rules(config: TransformerConfig) -> list[WeightRule]:
+    """The rules that convert the weights, in both directions."""
     found = [
         rename("tokens.weight", "model.shared.weight"),
         WeightRule(

@@ -44,6 +44,7 @@ WORDS, POOLER, PAIR, CLASSIFIER = "cls.predictions.", "bert.pooler.", "cls.seq_r
 
 
 def read_config(hf: HFConfig) -> BERTConfig:
+    """Our configuration from their config.json."""
     fields.expect(
         hf, is_decoder=False, add_cross_attention=False, position_embedding_type="absolute", tie_word_embeddings=True
     )
@@ -52,6 +53,7 @@ def read_config(hf: HFConfig) -> BERTConfig:
 
 
 def write_config(config: BERTConfig, model_type: str) -> dict[str, Any]:
+    """Their config.json from our configuration."""
     architectures = {head: name for name, head in ARCHITECTURES.items()}
     return {
         "model_type": model_type,
@@ -63,6 +65,7 @@ def write_config(config: BERTConfig, model_type: str) -> dict[str, Any]:
 
 
 def rules(config: BERTConfig) -> list[WeightRule]:
+    """The rules that convert the weights, in both directions."""
     block, theirs = "blocks.{n}.", "bert.encoder.layer.{n}."
     tables = {
         "tokens": "bert.embeddings.word_embeddings",

@@ -36,6 +36,7 @@ def get_float(hf: HFConfig, name: str, default: float | None = None) -> float:
 
 
 def get_bool(hf: HFConfig, name: str, default: bool) -> bool:
+    """True or false."""
     value = _get(hf, name, default)
     if not isinstance(value, bool):
         raise wrong_type(hf, name, "true or false")

@@ -35,11 +35,13 @@ NORMS = {"attention_norm": "ln_1", "feedforward_norm": "ln_2"}
 
 
 def read_config(hf: HFConfig) -> GPTConfig:
+    """Our configuration from their config.json."""
     fields.expect(hf, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     return GPTConfig(**fields.read_fields(FIELDS, hf))
 
 
 def write_config(config: GPTConfig, model_type: str) -> dict[str, Any]:
+    """Their config.json from our configuration."""
     if config != GPTConfig(**{name: getattr(config, name) for name in FIELDS}):
         raise ConfigError("it has learned positions, full multi-head attention, layer norms and biases, and no more")
     return {
@@ -53,6 +55,7 @@ def write_config(config: GPTConfig, model_type: str) -> dict[str, Any]:
 
 
 def rules(config: GPTConfig) -> list[WeightRule]:
+    """The rules that convert the weights, in both directions."""
     block, theirs = "blocks.{n}.", "transformer.h.{n}."
     linear = {f"{block}{ours}": f"{theirs}{other}" for ours, other in LINEAR.items()}
     norms = {f"{block}{ours}": f"{theirs}{other}" for ours, other in NORMS.items()} | {"norm": "transformer.ln_f"}

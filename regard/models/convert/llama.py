@@ -48,6 +48,7 @@ YARN = {"original": "original_max_position_embeddings", "fast": "beta_fast", "sl
 
 
 def read_config(hf: HFConfig) -> GPTConfig:
+    """Our configuration from their config.json."""
     kind, heads, width = hf["model_type"], fields.get_int(hf, "num_attention_heads"), fields.get_int(hf, "hidden_size")
     # attention_bias would add a bias to the output too; qwen2 has its own without this setting
     fields.expect(hf, mlp_bias=False, pretraining_tp=1, use_sliding_window=False, attention_bias=False)
@@ -71,6 +72,7 @@ def read_config(hf: HFConfig) -> GPTConfig:
 
 
 def write_config(config: GPTConfig, model_type: str) -> dict[str, Any]:
+    """Their config.json from our configuration."""
     mixer, rotary = config.mixer, config.positions
     if not isinstance(mixer, DotProductAttention) or not isinstance(rotary, Rotary):
         raise ConfigError(f"this has mixer={mixer!r} and positions={rotary!r} where it has attention and Rotary")
@@ -108,6 +110,7 @@ def write_config(config: GPTConfig, model_type: str) -> dict[str, Any]:
 
 
 def rules(config: GPTConfig) -> list[WeightRule]:
+    """The rules that convert the weights, in both directions."""
     assert isinstance(config.mixer, DotProductAttention)
     block, theirs = "blocks.{n}.", "model.layers.{n}."
     attention = f"{theirs}self_attn."

@@ -8,6 +8,7 @@ __all__ = ["clean_weights", "read_config", "rules"]
 
 
 def read_config(hf: HFConfig) -> TransformerConfig:
+    """Our configuration from their config.json."""
     get_architecture(hf, "MarianMTModel", "MarianModel")
     # their sinusoids have all sines before all cosines
     settings = shared_settings(hf) | {"positions": "sinusoidal-half"}

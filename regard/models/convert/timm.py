@@ -112,6 +112,7 @@ READERS: dict[str, Callable[..., tuple[Any, dict[str, Tensor]]]] = {"vit": read_
 
 
 def vit_rules(config: ViTConfig) -> list[WeightRule]:
+    """The rules that convert the weights, in both directions."""
     block = "blocks.{n}."
     names = {f"{block}{ours}": f"{block}{theirs}" for ours, theirs in VIT_BLOCK.items()}
     names |= {"patches.projection": "patch_embed.proj", "norm": "norm"} | ({"head": "head"} if config.classes else {})
@@ -128,6 +129,7 @@ def vit_rules(config: ViTConfig) -> list[WeightRule]:
 
 
 def davit_rules(config: DaViTConfig) -> list[WeightRule]:
+    """The rules that convert the weights, in both directions."""
     biased = BOTH if config.query_key_value_bias else ("weight",)
     names = {"stem.projection": "stem.conv", "stem.norm": "stem.norm", "norm": "head.norm"}
     names |= {"head": "head.fc"} if config.classes else {}

@@ -53,12 +53,14 @@ BLOCK = {
 
 
 def read_config(hf: HFConfig) -> ViTConfig:
+    """Our configuration from their config.json."""
     fields.expect(hf, hidden_act="gelu")
     features = fields.get_architecture(hf, CLASSIFIER, FEATURES) == FEATURES
     return ViTConfig(**fields.read_fields(FIELDS, hf), classes=0 if features else fields.get_num_labels(hf))
 
 
 def write_config(config: ViTConfig, model_type: str) -> dict[str, Any]:
+    """Their config.json from our configuration."""
     supported = {"pool": "class", "head": "linear", "positions": "learned", "attention": "full", "drop_path": 0.0}
     different = [name for name, value in supported.items() if getattr(config, name) != value]
     if different:
@@ -73,6 +75,7 @@ def write_config(config: ViTConfig, model_type: str) -> dict[str, Any]:
 
 
 def rules(config: ViTConfig) -> list[WeightRule]:
+    """The rules that convert the weights, in both directions."""
     prefix = "vit." if config.classes else ""
     block, theirs = "blocks.{n}.", f"{prefix}encoder.layer.{{n}}."
     names = {f"{block}{ours}": f"{theirs}{other}" for ours, other in BLOCK.items()}
