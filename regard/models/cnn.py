@@ -1,6 +1,5 @@
 """A small convolutional network (CNN), a baseline for images. LeCun et al. 1998."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,9 +11,9 @@ from torch.nn import functional
 
 from regard.base.errors import ConfigError
 from regard.models.model import Config, Model
-from regard.nn.convolution import ConvNorm, run_blocks_with_batch_norm
+from regard.nn.convolution import INITIALIZERS, ConvNorm, run_blocks_with_batch_norm
 from regard.nn.embeddings import check_image
-from regard.nn.init import Initializer, constant, fan_in
+from regard.nn.init import Initializer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,15 +63,7 @@ class CNN(Model):
         return (torch.zeros(batch, self.config.channels, side, side),)
 
     def initializers(self) -> Mapping[str, Initializer]:
-        return {
-            "*.convolution.weight": fan_in(math.sqrt(2)),
-            "*.norm.weight": constant(1.0),
-            "*.running_var": constant(1.0),
-            "*.running_mean": constant(0.0),
-            "*.num_batches_tracked": constant(0.0),
-            "*.bias": constant(0.0),
-            "head.weight": fan_in(),
-        }
+        return INITIALIZERS
 
 
 class ConvNormReLU(ConvNorm):

@@ -1,6 +1,5 @@
 """A residual network for small images. He et al. 2015, arXiv:1512.03385, section 4.2."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,9 +10,9 @@ from torch.nn.functional import pad
 
 from regard.base.errors import ConfigError
 from regard.models.model import Config, Model
-from regard.nn.convolution import ConvNorm, run_blocks_with_batch_norm
+from regard.nn.convolution import INITIALIZERS, ConvNorm, run_blocks_with_batch_norm
 from regard.nn.embeddings import check_image
-from regard.nn.init import Initializer, constant, fan_in
+from regard.nn.init import Initializer
 
 STAGES = 3
 
@@ -69,15 +68,7 @@ class ResNet(Model):
         return (torch.zeros(batch, self.config.channels, side, side),)
 
     def initializers(self) -> Mapping[str, Initializer]:
-        return {
-            "*.convolution.weight": fan_in(math.sqrt(2)),
-            "*norm.weight": constant(1.0),
-            "*.running_var": constant(1.0),
-            "*.running_mean": constant(0.0),
-            "*.num_batches_tracked": constant(0.0),
-            "*.bias": constant(0.0),
-            "head.weight": fan_in(),
-        }
+        return INITIALIZERS
 
 
 class ConvBlock(nn.Module):

@@ -1,6 +1,7 @@
 """Convolutions with a batch norm: what the baselines on images are built of."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -8,6 +9,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from regard.nn.init import Initializer, constant, fan_in
+
+# initial values of a network of `ConvNorm` with a linear head
+INITIALIZERS: Mapping[str, Initializer] = {
+    "*.convolution.weight": fan_in(math.sqrt(2)),
+    "*norm.weight": constant(1.0),
+    "*.running_var": constant(1.0),
+    "*.running_mean": constant(0.0),
+    "*.num_batches_tracked": constant(0.0),
+    "*.bias": constant(0.0),
+    "head.weight": fan_in(),
+}
 
 
 class ConvNorm(nn.Module):

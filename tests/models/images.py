@@ -1,4 +1,4 @@
-"""Small models on images, and what tests of them share."""
+"""Small models on images, and helpers of their tests."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""BERT: what its heads say, what padding and segments change, and what it learns."""
+"""BERT: outputs of its heads, padding, segments, and what it learns."""
 
 from itertools import pairwise
 from typing import Any

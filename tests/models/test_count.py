@@ -1,4 +1,4 @@
-"""Counts without running: held against torch's counters over a real pass, and against sums by hand."""
+"""Counts with fake tensors, compared with torch's counters over a real pass and with sums by hand."""
 
 import pytest
 import torch
@@ -89,8 +89,6 @@ def test_odd_sizes_are_refused() -> None:
         count(PRESETS["gpt2"], length=1.5)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PRESETS if not name.endswith(("-xl", "-large", "-big", "/14", "/16"))]
-)
-def test_every_preset_is_counted_at_its_own_size(name: str) -> None:
+@pytest.mark.parametrize("name", ["gpt2", "transformer-base", "bert-base", "vit-b/32", "davit-tiny", "speech-stream"])
+def test_presets_are_counted_at_their_own_size(name: str) -> None:
     assert count(PRESETS[name]).multiply_adds > 0

@@ -1,4 +1,4 @@
-"""Reading CTC: repeats merged, blanks left out, in pieces as at once."""
+"""Greedy CTC decoding: repeats, blanks, streaming."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Text from a model: the same whatever the batch, the padding and the cache, and what a plain loop would write."""
+"""Text generation: independent of batch, padding and KV cache, and equal to a plain loop."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The causal decoder: its sizes, its caches, what it learns and where it looks."""
+"""GPT: causality, KV caches, padding, and what it learns."""
 
 import itertools
 from dataclasses import replace

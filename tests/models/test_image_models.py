@@ -1,4 +1,4 @@
-"""What every model on images has to do, whatever is inside."""
+"""Tests of every model on images."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Every kind of model, built small by its preset: what all of them have to do."""
+"""Tests of every preset: parameter counts, example inputs, export; `list_models`."""
 
 from pathlib import Path
 

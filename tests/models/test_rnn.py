@@ -1,4 +1,4 @@
-"""The recurrent baseline: held against torch's, in steps as at once, and what attention adds to it."""
+"""The recurrent baseline: compared with torch's LSTM, step by step, and what attention adds."""
 
 from dataclasses import replace
 

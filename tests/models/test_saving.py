@@ -1,4 +1,4 @@
-"""Models on disk: what is saved comes back, and whatever happens on the way, no model is lost or half loaded."""
+"""Saving and loading: exact, safe in a crash, and strict about damaged files."""
 
 import json
 import os

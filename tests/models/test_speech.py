@@ -1,4 +1,4 @@
-"""The streaming encoder: every chunking is one pass, memory is bounded, the delay is as stated, and it learns."""
+"""The streaming encoder: every chunking equals one pass, memory is bounded, latency, and what it learns."""
 
 import math
 from dataclasses import replace

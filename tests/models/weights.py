@@ -1,4 +1,4 @@
-"""The attention weights of a model's calls, read by choosing V: with the identity for values, the output is them."""
+"""Read the attention weights of a model's calls: with the identity as values, the output is the weights."""
 
 from collections.abc import Callable
 
