@@ -110,7 +110,7 @@ def _get(hf: HFConfig, name: str, default: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Choice:
+class NameTable:
     """Reads and writes a setting with a table of Hugging Face's names and ours."""
 
     names: Mapping[str, str]
@@ -131,7 +131,7 @@ class Choice:
         return theirs
 
 
-ACTIVATION = Choice(
+ACTIVATION = NameTable(
     {
         "gelu": "gelu",
         "gelu_new": "gelu-tanh",
@@ -149,7 +149,7 @@ class Field:
     """One setting of a Hugging Face configuration that is also one of ours.
 
     name     Hugging Face's name
-    read     one of the functions above, or a `Choice`
+    read     one of the functions above, or a `NameTable`
     default  transformers' default; None if the setting is required
     """
 
@@ -173,5 +173,5 @@ def write_fields(fields: Fields, config: Any) -> dict[str, Any]:
         value = getattr(config, ours)
         if ours == "ff_width" and value is None and field.read is get_int:
             value = 4 * config.width
-        written[field.name] = field.read.write(ours, value) if isinstance(field.read, Choice) else value
+        written[field.name] = field.read.write(ours, value) if isinstance(field.read, NameTable) else value
     return written

@@ -17,7 +17,7 @@ from regard.models.convert.weight_rules import WeightRule, concatenate, expand_b
 from regard.models.gpt import DotProductAttention, GPTConfig
 
 CONFIG = GPTConfig
-ACTIVATION = fields.Choice(
+ACTIVATION = fields.NameTable(
     {"silu": "gated-silu", "gelu": "gated-gelu", "gelu_pytorch_tanh": "gated-gelu-tanh", "relu": "gated-relu"}
 )
 FIELDS = {
