@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.base.errors import ConfigError, ShapeError
+from regard.base.errors import RegardError, ShapeError
 from regard.models.cnn import CNNConfig
 from regard.models.mlp import MLPConfig
 from regard.models.model import Config
@@ -134,7 +134,7 @@ def test_dropout_acts_in_training_alone(name: str) -> None:
     ],
 )
 def test_impossible_settings_are_refused(name: str, changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(RegardError) as caught:
         replace(BASELINES[name], **changes)
     assert text in str(caught.value)
 
