@@ -1,4 +1,4 @@
-"""`regard tour`: attention in a terminal, for someone who meets it first. Every number is computed there."""
+"""`regard tour`: an introduction to attention in the terminal. Every number is computed when it runs."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -36,7 +36,7 @@ regard --help"""
 
 
 @dataclass(frozen=True)
-class Worked:
+class WorkedExample:
     """Attention on three tokens, step by step, in float64."""
 
     inputs: "Tensor"
@@ -50,16 +50,16 @@ class Worked:
     scaled: "Tensor"
     weights: "Tensor"
     output: "Tensor"
-    attended: "Tensor"  # what regard.attend makes of q, k and v
+    attended: "Tensor"  # regard.attend(q, k, v)
 
     @property
     def difference(self) -> float:
         return float((self.output - self.attended).abs().max())
 
 
-def command(json: Annotated[bool, typer.Option("--json", help="The numbers of the tour")] = False) -> None:
-    """Attention by hand, the masks, the kernels: begin here."""
-    worked = work()
+def command(json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON")] = False) -> None:
+    """Show attention by hand, the masks and the kernels. Start here."""
+    worked = compute_example()
     names = examples(POSITIONS)
     shown = [parse_mask(text) for text in names.values()]
     summaries = [
@@ -72,23 +72,25 @@ def command(json: Annotated[bool, typer.Option("--json", help="The numbers of th
             {
                 "three_tokens": numbers | {"difference": worked.difference},
                 "masks": [asdict(each) for each in summaries],
-                "kernels": [{"asked": asked, **as_plain(answer)} for asked, _, answer in calls],
+                "kernels": [{"code": code, **as_plain(answer)} for code, _, answer in calls],
             }
         )
         return
     show(
         three_tokens(worked),
-        *chapter("2. Who may look at whom: masks", "Rows are queries, columns are keys, a filled cell is visible."),
+        *chapter("2. Masks: which keys a query sees", "Rows are queries, columns are keys, a filled cell is visible."),
         gallery(shown, summaries),
-        *chapter("3. Who does the work: kernels", "A kernel computes exactly what was asked or refuses and says why."),
+        *chapter(
+            "3. Kernels: which code computes it", "A kernel computes the request exactly or refuses with its reasons."
+        ),
         *kernels(calls),
-        *chapter("4. What to try next", "Each line is a command to copy."),
+        *chapter("4. Commands to try next", "Copy any of these lines."),
         Text(NEXT),
     )
 
 
-def work() -> Worked:
-    """Every step of attention written as what it is, and regard.attend beside it."""
+def compute_example() -> WorkedExample:
+    """Compute every step of attention, and regard.attend for comparison."""
     import torch
 
     import regard
@@ -99,70 +101,70 @@ def work() -> Worked:
     scaled = scores / q.shape[1] ** 0.5
     weights = scaled.exp() / scaled.exp().sum(1, keepdim=True)
     attended = regard.attend(q[None, None], k[None, None], v[None, None])[0, 0]
-    return Worked(inputs, w_q, w_k, w_v, q, k, v, scores, scaled, weights, weights @ v, attended)
+    return WorkedExample(inputs, w_q, w_k, w_v, q, k, v, scores, scaled, weights, weights @ v, attended)
 
 
 def chapter(title: str, words: str) -> tuple[RenderableType, ...]:
     return "", Rule(title, align="left", characters="-"), Text(words), ""
 
 
-def three_tokens(worked: Worked) -> RenderableType:
-    """The first chapter: seven steps, each with its sentence, its matrices and one entry worked out."""
+def three_tokens(worked: WorkedExample) -> RenderableType:
+    """The first chapter: seven steps, each with a sentence, its matrices and one entry computed by hand."""
     w = worked
     root = f"{w.q.shape[1]} ** 0.5"
     exps = [f"exp({number(x)})" for x in w.scaled[0].tolist()]
     steps = [
         (
             "Q = I W_Q",
-            "Each row of I is a token. Its query says what the token is looking for.",
-            beside(matrix("I", w.inputs), "x", matrix("W_Q", w.w_q), "=", matrix("Q", w.q)),
+            "Each row of I is a token. The query of a token is compared with all keys.",
+            side_by_side(matrix("I", w.inputs), "x", matrix("W_Q", w.w_q), "=", matrix("Q", w.q)),
             product("Q", w.inputs[0], w.w_q[:, 0], w.q[0, 0]),
         ),
         (
             "K = I W_K",
-            "Its key says what the token can be found by.",
-            beside(matrix("I", w.inputs), "x", matrix("W_K", w.w_k), "=", matrix("K", w.k)),
+            "The key of a token is what queries are compared with.",
+            side_by_side(matrix("I", w.inputs), "x", matrix("W_K", w.w_k), "=", matrix("K", w.k)),
             product("K", w.inputs[0], w.w_k[:, 0], w.k[0, 0]),
         ),
         (
             "V = I W_V",
-            "Its value is what the token hands over to whoever looks at it.",
-            beside(matrix("I", w.inputs), "x", matrix("W_V", w.w_v), "=", matrix("V", w.v)),
+            "The value of a token is what it contributes to the output of others.",
+            side_by_side(matrix("I", w.inputs), "x", matrix("W_V", w.w_v), "=", matrix("V", w.v)),
             product("V", w.inputs[0], w.w_v[:, 0], w.v[0, 0]),
         ),
         (
             "scores = Q K^T",
-            "Row i, column j: how well query i fits key j, one dot product for every pair.",
-            beside(matrix("Q", w.q), "x", matrix("K^T", w.k.T), "=", matrix("scores", w.scores)),
+            "Row i, column j is the dot product of query i and key j. A larger score means a better match.",
+            side_by_side(matrix("Q", w.q), "x", matrix("K^T", w.k.T), "=", matrix("scores", w.scores)),
             product("scores", w.q[0], w.k[0], w.scores[0, 0]),
         ),
         (
             f"scaled = scores / {root}",
-            "Dot products grow with the width of the vectors, so they are divided by its root. "
-            "In regard that is beta = c ** -0.5, here c = 2.",
+            "Dot products grow with the width c of the vectors, so they are divided by its square root. "
+            "In regard this factor is beta = c ** -0.5; here c = 2.",
             matrix("scaled", w.scaled),
             f"scaled[0, 0] = {number(w.scores[0, 0])} / {root} = {number(w.scaled[0, 0])}",
         ),
         (
             "weights = softargmax(scaled), row by row",
-            "Each row becomes shares: none is negative, and together they are 1. A better fit takes a larger share.",
+            "Each row becomes weights: none is negative, and they sum to 1. A larger score gives a larger weight.",
             matrix("weights", w.weights),
             f"weights[0, 0] = {exps[0]} / ({' + '.join(exps)}) = {number(w.weights[0, 0])}",
         ),
         (
             "output = weights V",
-            "Each token takes that share of every value: a weighted mean of what it looked at.",
-            beside(matrix("weights", w.weights), "x", matrix("V", w.v), "=", matrix("output", w.output)),
+            "The output of a token is the mean of all values, weighted by its row of weights.",
+            side_by_side(matrix("weights", w.weights), "x", matrix("V", w.v), "=", matrix("output", w.output)),
             product("output", w.weights[0], w.v[:, 0], w.output[0, 0]),
         ),
     ]
     parts: list[RenderableType] = [
         Rule("1. Attention on three tokens, by hand", align="left", characters="-"),
-        Text("Three tokens of four numbers each look at one another. Everything was computed just now."),
+        Text("Three tokens with four numbers each attend to one another. All numbers are computed now."),
     ]
-    for place, (title, sentence, picture, entry) in enumerate(steps):
+    for number_of_step, (title, sentence, picture, entry) in enumerate(steps):
         lines = Text("\n".join(picture), no_wrap=True)
-        parts += ["", Text(f"({'abcdefg'[place]}) {title}", style="bold"), Text(sentence)]
+        parts += ["", Text(f"({'abcdefg'[number_of_step]}) {title}", style="bold"), Text(sentence)]
         parts += [Padding(lines, (0, 0, 0, 4)), Padding(Text(entry, style="dim"), (0, 0, 0, 4))]
     parts += [
         "",
@@ -173,7 +175,7 @@ def three_tokens(worked: Worked) -> RenderableType:
 
 
 def number(value: "Tensor | float", digits: int | None = None) -> str:
-    """A number as short as it is exact, with four digits after the point at most."""
+    """Format a number with as few digits as are exact, at most four after the point."""
     value = float(value)
     return f"{value:.{_digits([value]) if digits is None else digits}f}"
 
@@ -191,8 +193,8 @@ def matrix(name: str, values: "Tensor") -> list[str]:
     return [name.center(len(rows[0])), *rows]
 
 
-def beside(*pieces: list[str] | str) -> list[str]:
-    """Pictures and the signs between them, side by side; a sign stands at the second row."""
+def side_by_side(*pieces: list[str] | str) -> list[str]:
+    """Place blocks of lines side by side; a sign between them is in the third line."""
     height = max(len(piece) for piece in pieces if not isinstance(piece, str))
     columns = [["", "", piece] if isinstance(piece, str) else piece for piece in pieces]
     widths = [max(len(line) for line in column) for column in columns]
@@ -213,7 +215,7 @@ def _signed(value: float) -> str:
 
 
 def explanations() -> "list[tuple[str, str, Explanation]]":
-    """Calls that each tell something about the kernels: how it is written, why it is asked, the answer."""
+    """Example calls for the chapter on kernels: the code, what it shows, and its explanation."""
     import regard
     from regard import causal, softcap, window
 
@@ -222,35 +224,35 @@ def explanations() -> "list[tuple[str, str, Explanation]]":
     return [
         (
             "attend(q, k, v)",
-            "Everything is visible: nothing can be skipped, and a fused kernel needs no matrix.",
+            "Everything is visible: nothing can be skipped, and a fused kernel needs no matrix of scores.",
             regard.explain(x, x, x),
         ),
         (
             "attend(q, k, v, mask=causal() & window(before=255))",
-            "Long, and most pairs are hidden: whole blocks of them need not be computed.",
+            "A long sequence in which most pairs are hidden: whole blocks need not be computed.",
             regard.explain(long, long, long, mask=local),
         ),
         (
             "attend(q, k, v, mask=causal(), scores=softcap(30))",
-            "The scores are bent by a tanh, which is more than adding something to them.",
+            "A softcap applies tanh to the scores. torch's fused kernels can only add to them.",
             regard.explain(x, x, x, mask=causal(), scores=softcap(30)),
         ),
         (
             "attend(q, k, v, beta=inf)",
-            "Hard attention: only the best key counts, which is no softmax any more.",
+            "Hard attention: only the key with the largest score counts. This is not a softmax.",
             regard.explain(x, x, x, beta=float("inf")),
         ),
         (
             "attend(q, k, v, mask=causal(), dropout=0.1)",
-            "A tenth of the weights is dropped at random, in training.",
+            "In training, a tenth of the weights is set to zero at random.",
             regard.explain(x, x, x, mask=causal(), dropout=0.1),
         ),
     ]
 
 
 def kernels(calls: "list[tuple[str, str, Explanation]]") -> list[RenderableType]:
-    """The third chapter: each call with the answers of all kernels."""
+    """The third chapter: each call with the explanation of all kernels."""
     parts: list[RenderableType] = []
-    for asked, why, answer in calls:
-        parts += [Text(asked, style="bold"), Text(why), Padding(account(answer), (0, 0, 1, 2))]
+    for code, why, answer in calls:
+        parts += [Text(code, style="bold"), Text(why), Padding(account(answer), (0, 0, 1, 2))]
     return parts

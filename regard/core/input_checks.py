@@ -99,7 +99,7 @@ def _check_together(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
         if x.device != q.device:
             raise DeviceError(
-                f"{name} lies on {x.device}, but q on {q.device}; move one of them, for instance {name}.to(q.device)"
+                f"{name} is on {x.device}, but q is on {q.device}; move one of them, for instance {name}.to(q.device)"
             )
         if x.shape[0] != b:
             raise _mismatch(name, x, 0, "q", b, f"repeat or slice {name} to {b} sequences")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.cli.expressions import NAMES
-from regard.cli.tour import NEXT, beside, explanations, matrix, number, product, work
+from regard.cli.tour import NEXT, compute_example, explanations, matrix, number, product, side_by_side
 
 run = CliRunner()
 SCORES = [[1.5, -2.5, 8], [-3.5, -3.5, 6], [8.5, 8, -13.25]]
@@ -21,7 +21,7 @@ def near(values: torch.Tensor, truth: list[list[float]], error: float) -> bool:
 
 
 def test_the_example_by_hand_has_the_numbers_of_the_book() -> None:
-    worked = work()
+    worked = compute_example()
     assert worked.q.tolist() == [[1, 3], [-1, 1], [2.5, -2]]
     assert worked.k.tolist() == [[3, -0.5], [2, -1.5], [-2.5, 3.5]]
     assert worked.v.tolist() == [[2.5, -1.5], [-1, 3], [-2, -3]]
@@ -31,7 +31,7 @@ def test_the_example_by_hand_has_the_numbers_of_the_book() -> None:
 
 
 def test_attend_gives_the_same() -> None:
-    worked = work()
+    worked = compute_example()
     assert near(worked.attended, OUTPUT, 5e-7)
     assert 0 <= worked.difference < 1e-14
 
@@ -54,8 +54,8 @@ def test_the_tour_shows_every_step_every_mask_and_every_kernel() -> None:
     assert "Q[0, 0] = 1*0 + (-1)*1 + 0*(-0.5) + 2*1 = 1\n" in "\n".join(map(str.rstrip, shown.splitlines()))
     for name in NAMES:
         assert f"{name}(" in shown
-    for asked, _, answer in explanations():
-        assert asked in shown
+    for code, _, answer in explanations():
+        assert code in shown
         for each in answer.answers:
             assert each.kernel in shown
     assert "refuses: " in shown
@@ -63,7 +63,7 @@ def test_the_tour_shows_every_step_every_mask_and_every_kernel() -> None:
 
 def test_the_numbers_come_as_json() -> None:
     told = json.loads(run.invoke(app, ["tour", "--json"]).stdout)
-    worked = work()
+    worked = compute_example()
     assert told["three_tokens"]["scores"] == SCORES
     assert told["three_tokens"]["output"] == worked.output.tolist()
     assert [entry["visible"] for entry in told["masks"]][:3] == [144, 78, 42]
@@ -87,7 +87,7 @@ def test_numbers_are_as_short_as_they_are_exact(value: float, text: str) -> None
 
 def test_matrices_stand_side_by_side() -> None:
     left, right = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5], [3.0]])
-    assert beside(matrix("A", left), "x", matrix("B", right)) == [
+    assert side_by_side(matrix("A", left), "x", matrix("B", right)) == [
         "    A             B",
         "[  1  -2 ]     [ 0.5 ]",
         "            x  [ 3.0 ]",

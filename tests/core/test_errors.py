@@ -158,7 +158,7 @@ def test_mixed_dtypes_are_named_with_a_way_out(name, dtype):
 @pytest.mark.parametrize("name", ["k", "v"])
 def test_mixed_devices_are_named_with_a_way_out(name):
     text = said(DeviceError, call, **{name: torch.zeros({"k": K, "v": V}[name], device="meta")})
-    assert text == f"{name} lies on meta, but q on cpu; move one of them, for instance {name}.to(q.device)"
+    assert text == f"{name} is on meta, but q is on cpu; move one of them, for instance {name}.to(q.device)"
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("q", torch.int64), ("k", torch.int32), ("v", torch.bool)])

@@ -481,7 +481,7 @@ def test_it_refuses_heads_narrower_than_its_tiles(c, e):
 def test_it_refuses_a_cpu_and_all_else_at_once():
     asked = call(*draw(0, 130, dtype=torch.float64), dropout=0.1, beta=torch.inf)
     assert flex.refusals(asked) == [
-        "it needs a GPU, but q lies on cpu",
+        "it needs a GPU, but q is on cpu",
         "it computes in float32 at most, and q is float64",
         "it has no dropout",
         "beta=inf is hard attention, and it knows only softmax",

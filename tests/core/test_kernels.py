@@ -158,7 +158,7 @@ def test_a_kernel_asked_by_name_gives_all_its_reasons(name):
         rest = {"mask": rest["mask"], "beta": math.inf, "dropout": 0.5}
     expected = {
         "flex": [
-            "it needs a GPU, but q lies on cpu",
+            "it needs a GPU, but q is on cpu",
             "it computes in float32 at most, and q is float64",
             "it has no dropout",
             "beta=inf is hard attention, and it knows only softmax",
@@ -303,7 +303,7 @@ def test_an_explanation_reads_as_a_table():
         [
             "b=2 h=6 g=3 i=256 j=256 c=16 e=24, torch.float32 on cpu, beta=0.25",
             "mask causal() & window(before=3): 12,216 of 786,432 pairs visible (1.6%)",
-            "   flex       refuses: it needs a GPU, but q lies on cpu; it has no dropout",
+            "   flex       refuses: it needs a GPU, but q is on cpu; it has no dropout",
             "   sdpa       refuses: softcap does more than add to the scores, which is all the fused kernels allow",
             "   blocked    refuses: softcap does more than add to the scores, which is all the fused kernels allow",
             "-> eager      runs: work 3.15e+06 entries, memory 13.5 MiB",

@@ -607,7 +607,7 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         DtypeError,
         lambda: reshaped(v=torch.ones(B, G, N, E, dtype=torch.float16)),
     ),
-    r"k lies on meta, but q on cpu": (DeviceError, lambda: reshaped(k=torch.ones(B, G, N, C, device="meta"))),
+    r"k is on meta, but q is on cpu": (DeviceError, lambda: reshaped(k=torch.ones(B, G, N, C, device="meta"))),
     r"q has c=5 .*performer was made with width=6; use width=5": (
         ShapeError,
         lambda: call(features=performer(6, R)),

@@ -59,7 +59,7 @@ def _tiles(width: int) -> dict[str, int]:
 def refusals(request: Request) -> list[str]:
     reasons = []
     if request.q.device.type != "cuda":
-        reasons.append(f"it needs a GPU, but q lies on {request.q.device}")
+        reasons.append(f"it needs a GPU, but q is on {request.q.device}")
     if request.q.dtype == torch.float64:
         reasons.append("it computes in float32 at most, and q is float64")
     if min(request.q.shape[-1], request.v.shape[-1]) < 16:
