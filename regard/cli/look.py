@@ -1,4 +1,4 @@
-"""`regard look`: where a model looks, in the terminal, on a page and as a picture."""
+"""`regard look`: the attention of a model in the terminal, as an HTML report and as a picture."""
 
 import math
 from dataclasses import asdict
@@ -9,8 +9,8 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.generate import read_prompt
-from regard.cli.looking.inputs import ModelQuestion, Opened, asked_of, opened
-from regard.cli.looking.relevance import owed
+from regard.cli.looking.inputs import LoadedModel, ModelInput, build_input, load_model
+from regard.cli.looking.relevance import compute_relevance
 from regard.cli.looking.terminal import show_report
 from regard.cli.output import PictureOption, check_folder, check_picture, save_picture, show_json, tell, write_file
 
@@ -21,44 +21,44 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[str, typer.Argument(help="A preset such as gpt2 or vit-ti/16, or the folder of a saved model")],
-    given: Annotated[
-        str, typer.Argument(metavar="TEXT|IMAGE", help="The text to read (- is stdin), or the image file to look at")
-    ],
-    target: Annotated[str | None, typer.Option(help="What an encoder-decoder has written so far")] = None,
+    prompt: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="The input text (- is stdin) or image file")],
+    target: Annotated[str | None, typer.Option(help="The target text of an encoder-decoder")] = None,
     sort: Annotated[
-        str, typer.Option(help="Order the heads by entropy, spread, distance, previous, first, induction or layer")
+        str, typer.Option(help="Sort heads by entropy, spread, distance, previous, first, induction or layer")
     ] = "spread",
     most: Annotated[int, typer.Option(help="Maximum number of heads to print", min=1)] = 12,
-    layer: Annotated[str | None, typer.Option(help="Draw this layer, by name or number; else the sharpest")] = None,
-    head: Annotated[int | None, typer.Option(help="Draw this head; else the sharpest")] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="Layer to draw, by name or number; default: the one with the least spread")
+    ] = None,
+    head: Annotated[int | None, typer.Option(help="Head to draw; default: the one with the least spread")] = None,
     layers: Annotated[
-        list[str] | None, typer.Option(help="Keep only these modules, such as 'blocks.3*'; may be given again")
+        list[str] | None, typer.Option(help="Record only these modules, such as 'blocks.3*'; may be repeated")
     ] = None,
     rows: Annotated[
-        str | None, typer.Option(help="Keep only these queries: numbers and ranges, as 0,5,8:12,-1")
+        str | None, typer.Option(help="Record only these queries: indices and ranges, such as 0,5,8:12,-1")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML report that needs no network")] = None,
     picture: PictureOption = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json; the folder's own unless given, else bytes")
+        Path | None, typer.Option(help="A tokenizer.json; default: that of the folder, else bytes")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to run, such as cuda")] = "cpu",
-    json: Annotated[bool, typer.Option("--json", help="The heads and what was chosen as JSON")] = False,
+    device: Annotated[str, typer.Option(help="The device, such as cuda")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """See where a model looks: its heads, maps and relevance."""
+    """Show the attention of a model: its heads, maps and relevance."""
     check_folder(html)
     check_picture(picture)
-    kept = numbers(rows)
+    row_indices = parse_rows(rows)
     from regard.see.heads import check_column
 
-    check_column(sort)  # before the model runs, which may take long
-    subject = opened(model, device)
-    question = asked_of(subject, read_prompt(given), target, tokenizer, device)
-    if subject.random:
-        tell(f"{model} is a preset: its weights are random, and so is where it looks; a saved folder has learned ones")
-    tell(f"running {model} on {question.size}")
-    report = told(subject, question, sort=sort, layer=layer, head=head, layers=layers, rows=kept)
-    # files first: whoever reads the terminal's part may stop reading
+    check_column(sort)  # before the model runs
+    loaded = load_model(model, device)
+    inputs = build_input(loaded, read_prompt(prompt), target, tokenizer, device)
+    if loaded.random:
+        tell(f"{model} is a preset with random weights, so its attention is random too")
+    tell(f"running {model} on {inputs.size}")
+    report = build_report(loaded, inputs, sort=sort, layer=layer, head=head, layers=layers, rows=row_indices)
+    # files first: the reader of stdout may stop early
     if html is not None:
         from regard.see.report_html import render_report
 
@@ -68,13 +68,13 @@ def command(
 
         save_picture(draw_report(report), picture)
     if json:
-        show_json(finite(as_json(report)))
+        show_json(replace_nonfinite(report_as_json(report)))
     else:
         show_report(report, most)
 
 
-def numbers(text: str | None) -> list[int] | None:
-    """The numbers that a list such as 0,5,8:12,-1 names."""
+def parse_rows(text: str | None) -> list[int] | None:
+    """Parse a list of indices and ranges such as 0,5,8:12,-1."""
     if text is None:
         return None
     found: list[int] = []
@@ -83,15 +83,15 @@ def numbers(text: str | None) -> list[int] | None:
         try:
             found += range(int(start), int(stop)) if colon else [int(start)]
         except ValueError:
-            raise ConfigError(f"--rows takes numbers and ranges such as 0,5,8:12,-1, not {part!r}") from None
+            raise ConfigError(f"--rows takes indices and ranges such as 0,5,8:12,-1, not {part!r}") from None
     if not found:
-        raise ConfigError(f"--rows {text} names no row; give numbers and ranges such as 0,5,8:12,-1")
+        raise ConfigError(f"--rows {text} selects no row; give indices and ranges such as 0,5,8:12,-1")
     return found
 
 
-def told(
-    subject: Opened,
-    question: ModelQuestion,
+def build_report(
+    loaded: LoadedModel,
+    inputs: ModelInput,
     *,
     sort: str,
     layer: str | None,
@@ -99,88 +99,86 @@ def told(
     layers: list[str] | None,
     rows: list[int] | None,
 ) -> "AttentionReport":
-    """One pass under watch, and all that is told of it."""
+    """Run the model once inside `watch`, and build the report."""
     import torch
 
     from regard.see.report import AttentionReport, build_labelled_table, choose_head, rank_code, rank_heads, table_code
     from regard.see.watch import watch
 
     limits = {name: value for name, value in (("layers", layers), ("rows", rows)) if value}
-    with torch.no_grad(), watch(subject.model, layers=layers or None, rows=rows) as seen:
-        subject.run(question.inputs)
+    with torch.no_grad(), watch(loaded.model, layers=layers or None, rows=rows) as seen:
+        loaded.run(inputs.inputs)
     if not seen:
         raise ConfigError(
-            f"{subject.name} ran, but no attention was seen: what mixes its positions has no weights to look at"
+            f"{loaded.name} ran, but no attention was recorded: it mixes positions without attention weights"
             if not layers
-            else f"no attention was seen in --layers {' '.join(layers)}; leave it out to see which layers attend"
+            else f"no attention was recorded in --layers {' '.join(layers)}; omit it to list the attention layers"
         )
-    sides = {name: question.sides(record) for name, record in seen.items()}
+    sides = {name: inputs.sides(record) for name, record in seen.items()}
     table = build_labelled_table(seen, sides)
-    ordered = rank_heads(table, sort)
-    picked = choose_head(seen, table, layer, head)
-    due = owed(subject, seen, sides, table, picked, whole=not limits)
-    broken = not_numbers(table)
-    kept = "".join(f", {name}={value!r}" for name, value in limits.items())
+    chosen = choose_head(seen, table, layer, head)
+    relevance = compute_relevance(loaded, seen, sides, table, chosen, complete=not limits)
+    options = "".join(f", {name}={value!r}" for name, value in limits.items())
     setup = [
         "import torch",
-        subject.imports,
-        *question.imports,
+        loaded.imports,
+        *inputs.imports,
         "from regard.see.watch import watch\n",
-        subject.code,
-        question.code,
-        f"with torch.no_grad(), watch(model{kept}) as seen:",
-        f"    {question.call}",
+        loaded.code,
+        inputs.code,
+        f"with torch.no_grad(), watch(model{options}) as seen:",
+        f"    {inputs.call}",
     ]
     left_out = tuple(f"Left out {count}: {reason}." for reason, count in seen.left_out.items())
     return AttentionReport(
-        title=subject.name,
+        title=loaded.name,
         facts={
-            "model": f"{type(subject.model).__name__}, {subject.size:,} parameters",
-            "weights": subject.weights,
-            "given": question.size,
+            "model": f"{type(loaded.model).__name__}, {loaded.parameter_count:,} parameters",
+            "weights": loaded.weights,
+            "input": inputs.size,
         },
-        asked=question.asked,
+        prompt=inputs.prompt,
         setup="\n".join(setup),
         seen=seen,
         sides=sides,
-        table=ordered,
+        table=rank_heads(table, sort),
         table_code=f"{table_code(seen, sides)}\nprint({rank_code(sort)})",
-        layer=picked.layer,
-        head=picked.head,
-        relevance=due.relevance,
-        overlays=due.overlays,
-        image=question.pixels,
-        notes=(*broken, *question.notes, *due.notes, *left_out),
+        layer=chosen.layer,
+        head=chosen.head,
+        relevance=relevance.relevance,
+        overlays=relevance.overlays,
+        image=inputs.pixels,
+        notes=(*nan_notes(table), *inputs.notes, *relevance.notes, *left_out),
     )
 
 
-def not_numbers(table: "HeadTable") -> tuple[str, ...]:
-    """What to say of heads whose scores are NaN or inf."""
+def nan_notes(table: "HeadTable") -> tuple[str, ...]:
+    """A note on heads with NaN or infinite scores."""
     if not table.broken:
         return ()
     first, count = table.broken[0], len(table.broken)
     return (
         f"NaN: {count} of {len(table)} heads have scores that are NaN or inf, first {first.layer}, head {first.head}; "
-        "their numbers tell nothing.",
+        "their statistics are NaN.",
     )
 
 
-def finite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
     """Replace NaN and infinities by None, because JSON has neither."""
     if isinstance(value, dict):
-        return {name: finite(each) for name, each in value.items()}
+        return {name: replace_nonfinite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [replace_nonfinite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def as_json(report: "AttentionReport") -> dict[str, Any]:
-    """The report as plain values."""
+def report_as_json(report: "AttentionReport") -> dict[str, Any]:
+    """The report as JSON values."""
     sides = report.sides[report.layer]
     return {
         "model": report.title,
         **{name: value for name, value in report.facts.items() if name != "model"},
-        "asked": report.asked,
+        "prompt": report.prompt,
         "heads": [asdict(head) for head in report.table],
         "chosen": {
             "layer": report.layer,

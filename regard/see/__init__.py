@@ -1,4 +1,4 @@
-"""Look inside any model: what its attention weighs, without building the matrix."""
+"""Record and measure the attention of any model, without building the matrix of weights."""
 
 from regard.see.adapters import Probe as Probe, as_probe as as_probe
 from regard.see.record import Record as Record, Seen as Seen

@@ -1,4 +1,4 @@
-"""What a caller chose by number or name: checked before anything runs, with an error that says what there is."""
+"""Validation of indices and devices that a caller passes, before anything runs."""
 
 from collections.abc import Iterable
 
@@ -8,25 +8,25 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.base.validation import LARGEST_INTEGER, check_integer
 
 
-def check_indices(what: str, chosen: object) -> tuple[int, ...] | None:
-    """A list of whole numbers, negative ones from the end; None is all. `what` names it as the caller wrote it."""
-    if chosen is None:
+def check_indices(what: str, indices: object) -> tuple[int, ...] | None:
+    """Check a list of indices, negative from the end; None is all. `what` is the name of the argument."""
+    if indices is None:
         return None
-    if isinstance(chosen, str | bytes) or not isinstance(chosen, Iterable) or getattr(chosen, "ndim", 1) != 1:
-        raise ConfigError(f"{what} takes a list of whole numbers such as [0, -1], or None for all, not {chosen!r}")
-    return tuple(check_integer(f"each of {what}", each, -LARGEST_INTEGER) for each in chosen)
+    if isinstance(indices, str | bytes) or not isinstance(indices, Iterable) or getattr(indices, "ndim", 1) != 1:
+        raise ConfigError(f"{what} takes a list of whole numbers such as [0, -1], or None for all, not {indices!r}")
+    return tuple(check_integer(f"each of {what}", each, -LARGEST_INTEGER) for each in indices)
 
 
-def resolve_indices(what: str, chosen: tuple[int, ...], size: int, name: str) -> tuple[int, ...]:
-    """The same numbers counted from the start, each one that is there."""
-    for number in chosen:
+def resolve_indices(what: str, indices: tuple[int, ...], size: int, name: str) -> tuple[int, ...]:
+    """Convert negative indices, and raise an error for one that is out of range."""
+    for number in indices:
         if not -size <= number < size:
-            raise ShapeError(f"{what} asks for {number}, but {name} has {size} of them; choose from 0 to {size - 1}")
-    return tuple(number % size for number in chosen)
+            raise ShapeError(f"{what} has index {number}, but {name} has {size} {what}; choose from 0 to {size - 1}")
+    return tuple(number % size for number in indices)
 
 
 def check_device(what: str, device: torch.device | str | None) -> torch.device | None:
-    """A device that can hold numbers here; None leaves them where they are."""
+    """Check that torch can use a device; None is no device."""
     if device is None:
         return None
     try:
@@ -35,5 +35,5 @@ def check_device(what: str, device: torch.device | str | None) -> torch.device |
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{what}={str(device)!r} cannot be used here: {reason}; 'cpu' always can") from None
     if found.type == "meta":
-        raise ConfigError(f"{what}='meta' keeps no numbers, so nothing could be seen; 'cpu' always can")
+        raise ConfigError(f"{what}='meta' holds no numbers; 'cpu' always can")
     return found

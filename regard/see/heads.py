@@ -1,5 +1,7 @@
-"""The heads of a model side by side: how spread, how far, and whether they look at the token before, the first token
-or what followed the same token earlier. Every number comes from single pairs and row sums, never from a matrix."""
+"""A table of attention heads: entropy, distance, and the weight on the previous token, the first token and induction.
+
+Every number is computed from single pairs and row statistics, never from the matrix of weights.
+"""
 
 import math
 from collections.abc import Iterator
@@ -21,15 +23,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Head:
-    """One head, on average over sequences and queries. None where the number does not apply.
+class HeadSummary:
+    """Statistics of one head, averaged over sequences and queries. None if a number does not apply.
 
-    entropy    of its rows, in nats
-    spread     the entropy as a share of the largest possible, the log of the keys that a row can see
-    distance   the mean of |i - j|; None, as the next three, where it is not known where the queries stand
-    previous   the weight that a query gives to the position before its own
-    first      the weight that a query gives to the first position, the query there left out: a sink of attention
-    induction  the weight that a token gives to the token after its own latest earlier occurrence
+    entropy    of the weights of a query, in nats
+    spread     entropy divided by its maximum, the log of the number of visible keys
+    distance   |i - j|; None, like the next three, if the positions of the queries are unknown
+    previous   weight on the previous position
+    first      weight on the first position (attention sink), without the query at that position
+    induction  weight on the token after the previous occurrence of the same token
     """
 
     layer: str
@@ -42,41 +44,41 @@ class Head:
     induction: float | None
 
 
-COLUMNS = tuple(column.name for column in fields(Head))
+COLUMNS = tuple(column.name for column in fields(HeadSummary))
 
 
 @dataclass(frozen=True)
 class HeadTable:
-    """Heads in rows, printed as text, ranked by any column."""
+    """A table with one row for each head, which can be printed and sorted."""
 
-    heads: tuple[Head, ...]
+    heads: tuple[HeadSummary, ...]
 
     def sorted(self, column: str, descending: bool = True) -> "HeadTable":
-        """The same rows in the order of one column: NaN first, so that it is seen, those without a number last."""
+        """The table sorted by one column: NaN first, None last."""
         check_column(column)
-        told = [head for head in self.heads if getattr(head, column) is not None]
-        silent = [head for head in self.heads if getattr(head, column) is None]
-        broken = [head for head in told if _is_nan(getattr(head, column))]
-        whole = [head for head in told if not _is_nan(getattr(head, column))]
-        ordered = sorted(whole, key=lambda head: getattr(head, column), reverse=descending)
-        return HeadTable((*broken, *ordered, *silent))
+        values = [(head, getattr(head, column)) for head in self.heads]
+        missing = [head for head, value in values if value is None]
+        nan = [head for head, value in values if _is_nan(value)]
+        numbers = [(head, value) for head, value in values if value is not None and not _is_nan(value)]
+        ordered = [head for head, _ in sorted(numbers, key=lambda pair: pair[1], reverse=descending)]
+        return HeadTable((*nan, *ordered, *missing))
 
     @property
-    def broken(self) -> tuple[Head, ...]:
-        """The heads whose scores are NaN or inf in some row."""
+    def broken(self) -> tuple[HeadSummary, ...]:
+        """The heads with NaN or infinite scores in some row."""
         return tuple(head for head in self.heads if math.isnan(head.entropy))
 
-    def __iter__(self) -> Iterator[Head]:
+    def __iter__(self) -> Iterator[HeadSummary]:
         return iter(self.heads)
 
     def __len__(self) -> int:
         return len(self.heads)
 
-    def __getitem__(self, at: int) -> Head:
+    def __getitem__(self, at: int) -> HeadSummary:
         return self.heads[at]
 
     def __str__(self) -> str:
-        rows = [COLUMNS, *(tuple(_shown(getattr(head, column)) for column in COLUMNS) for head in self.heads)]
+        rows = [COLUMNS, *(tuple(format_cell(getattr(head, column)) for column in COLUMNS) for head in self.heads)]
         widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
         lines = []
         for row in rows:
@@ -92,53 +94,54 @@ def _is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _shown(value: object) -> str:
+def format_cell(value: object) -> str:
+    """A cell of the table as text."""
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def build_head_table(seen: "Seen", tokens: Int[Tensor, "b n"] | None = None) -> HeadTable:
-    """Every head of every call that was recorded."""
+    """The table of every head of every record."""
     return HeadTable(tuple(head for record in seen.records for head in measure_heads(record, tokens)))
 
 
 def check_column(column: str) -> None:
-    """Refuse a name that no column has."""
+    """Raise an error if there is no column of this name."""
     if column not in COLUMNS:
-        raise ConfigError(f"there is no column {column!r} to sort by; take one of {', '.join(COLUMNS)}")
+        raise ConfigError(f"there is no column {column!r} to sort by; choose from {', '.join(COLUMNS)}")
 
 
-def measure_heads(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> list[Head]:
-    """Every head of one call."""
-    awake = record.lse != -math.inf  # NaN counts, so that a mean over it is NaN
-    previous = first = follows = distance = None
-    if (far := record.distance) is not None:
-        distance = masked_mean(far, awake)
+def measure_heads(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> list[HeadSummary]:
+    """The statistics of every head of one record."""
+    nonempty = record.lse != -math.inf  # True for NaN, so that its mean is NaN
+    previous = first = after_repeat = distance = None
+    if (distances := record.distance) is not None:
+        distance = masked_mean(distances, nonempty)
         previous, first = previous_token(record), first_token(record)
-        follows = None if tokens is None else induction(record, tokens)
+        after_repeat = None if tokens is None else induction(record, tokens)
     numbers = record.heads or tuple(range(record.q.shape[1]))
-    columns = [masked_mean(value, awake) for value in (record.entropy, spread(record))]
+    columns = [masked_mean(value, nonempty) for value in (record.entropy, spread(record))]
     return [
-        Head(record.name, number, *(float(column[at]) for column in columns), *(
-            None if column is None else float(column[at]) for column in (distance, previous, first, follows)
+        HeadSummary(record.name, number, *(float(column[at]) for column in columns), *(
+            None if column is None else float(column[at]) for column in (distance, previous, first, after_repeat)
         ))
         for at, number in enumerate(numbers)
     ]  # fmt: skip
 
 
 def masked_mean(values: Float[Tensor, "b h r"], counted: Bool[Tensor, "#b #h r"]) -> Float[Tensor, "h"]:
-    """The mean over sequences and queries of those that count, 0 where none does."""
+    """The mean over the sequences and queries that count, 0 if there are none."""
     counted = counted.expand(values.shape)
     return values.masked_fill(~counted, 0).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
 
 
 def spread(record: Record) -> Float[Tensor, "b h i"]:
-    """The entropy of each row as a share of the largest, the log of the keys it sees. 0 where that is one key."""
+    """The entropy of each row divided by its maximum, the log of the number of visible keys. 0 for one key."""
     most = visible_keys(record).to(record.entropy.dtype).log().clamp(min=0)
     return torch.where(most > 0, record.entropy / most.masked_fill(most <= 0, 1), record.entropy * 0)
 
 
 def visible_keys(record: Record) -> Int[Tensor, "b h i"]:
-    """How many keys each row sees, counted some rows at a time."""
+    """The number of visible keys of each row."""
     b, h, i, _ = record.q.shape
     j = record.k.shape[2]
     device = record.q.device
@@ -150,22 +153,22 @@ def visible_keys(record: Record) -> Int[Tensor, "b h i"]:
 
 
 def previous_token(record: Record) -> Float[Tensor, "h"] | None:
-    """The mean weight on the key that stands one before the query; None where no query has such a key."""
+    """The mean weight on the key at the position before the query; None if there is no such key."""
     i, j = record.query_positions, key_positions(record.positions, record.k.shape[2], record.q.device)
-    return _at_positions(record, i - 1, j)
+    return _mean_weight_at(record, i - 1, j)
 
 
 def first_token(record: Record) -> Float[Tensor, "h"] | None:
-    """The mean weight on the first key, over the queries that do not stand there."""
+    """The mean weight on the first key, over the queries at other positions."""
     i, j = record.query_positions, key_positions(record.positions, record.k.shape[2], record.q.device)
     if not len(j):
         return None
     target = torch.where(i == j[0], j.min() - 1, j[0].expand_as(i))
-    return _at_positions(record, target, j)
+    return _mean_weight_at(record, target, j)
 
 
-def _at_positions(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"]) -> Float[Tensor, "h"] | None:
-    """The mean weight of each query on the key that stands at the wanted position, over those that have one."""
+def _mean_weight_at(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"]) -> Float[Tensor, "h"] | None:
+    """The mean weight of each query on the key at the wanted position, over the queries that have one."""
     order = j.argsort()
     at = torch.searchsorted(j[order], wanted).clamp(max=max(len(j) - 1, 0))
     column = order[at] if len(j) else at
@@ -178,13 +181,13 @@ def _at_positions(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"])
 
 
 def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] | None:
-    """The mean weight of a repeated token on the token that followed its latest earlier occurrence.
+    """The induction score: mean weight of a repeated token on the token after its previous occurrence.
 
-    Olsson et al. 2022, arXiv:2209.11895. None where no token is repeated, or where keys are not these tokens.
+    Olsson et al. 2022, arXiv:2209.11895. None if no token is repeated, or if the keys are not these tokens.
     """
     b, n = tokens.shape
     if b != record.q.shape[0]:
-        raise ShapeError(f"tokens have b={b} (batch), but {record.name} has b={record.q.shape[0]}; give one row each")
+        raise ShapeError(f"tokens have b={b} (batch), but {record.name} has b={record.q.shape[0]}; pass tokens of each")
     positions = record.query_positions
     keys = key_positions(record.positions, record.k.shape[2], record.q.device)
     if not len(keys) or int(keys.max()) >= n or int(keys.min()) != 0 or len(keys) != int(keys.max()) + 1:
@@ -193,9 +196,9 @@ def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] 
         return None
     order = keys.argsort()
     tokens = tokens.to(record.q.device)
-    latest = _latest_before(tokens)[:, positions]  # (b i), -1 where the token is new
-    target = latest + 1
-    valid = (latest >= 0) & (target < len(keys))
+    previous = _previous_occurrence(tokens)[:, positions]  # (b i), -1 where the token is new
+    target = previous + 1
+    valid = (previous >= 0) & (target < len(keys))
     if not bool(valid.any()):
         return None
     rows = torch.arange(len(positions), device=tokens.device).expand(b, -1)
@@ -203,18 +206,18 @@ def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] 
     return masked_mean(found, valid[:, None])
 
 
-def _latest_before(tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
-    """Where each token stood the last time before, -1 where it is new: equal tokens are neighbours once sorted."""
+def _previous_occurrence(tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+    """The index of the previous occurrence of each token, -1 if there is none. A stable sort makes them neighbours."""
     order = tokens.argsort(dim=1, stable=True)
     ordered = tokens.gather(1, order)
-    alike = torch.zeros_like(ordered, dtype=torch.bool)
-    alike[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    before = torch.where(alike, order.roll(1, 1), -1)
+    repeats = torch.zeros_like(ordered, dtype=torch.bool)
+    repeats[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    before = torch.where(repeats, order.roll(1, 1), -1)
     return torch.empty_like(before).scatter_(1, order, before)
 
 
 def weights_at(record: Record, rows: Int[Tensor, "#b p"], columns: Int[Tensor, "#b p"]) -> Float[Tensor, "b h p"]:
-    """The weights of single pairs, exp(score - lse): queries and keys by their numbers in the record."""
+    """The weights exp(score - lse) of single pairs, by the indices of queries and keys in the record."""
     b, h, _, c = record.q.shape
     g = record.k.shape[1]
     if abs(record.beta) > STEEP_BETA:

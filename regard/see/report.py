@@ -1,6 +1,6 @@
-"""What was seen of a model, made ready to be told: names of positions, heads in order, a chosen one, relevance.
+"""An attention report: the recorded heads, labels of positions, a chosen head and relevance, ready to be shown.
 
-`regard.see.report_html` tells it as HTML, `regard.see.report_figure` as one PNG.
+`regard.see.report_html` renders it as an HTML page, `regard.see.report_figure` as a matplotlib figure.
 """
 
 import math
@@ -13,23 +13,23 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from regard.base.errors import UnknownNameError
-from regard.see.heads import Head, HeadTable, measure_heads
+from regard.see.heads import HeadSummary, HeadTable, measure_heads
 from regard.see.record import Record, Seen
 
-LARGE = 128  # cells a side of the chosen map at most
-SMALL = 64  # and of the small ones
+LARGE = 128  # most cells a side of the chosen map
+SMALL = 64  # most cells a side of the small maps
 SMALL_TOTAL = 1 << 20  # cells of all small maps together
-LABELLED = 48  # positions that still have room for their names
+LABELLED = 48  # most positions whose labels are shown beside a map
 MOST_RELEVANT = 12  # tokens in a list
-STRIP = 256  # tokens that are coloured one by one; more are summed in as many cells
+MOST_TOKENS = 256  # tokens that are coloured one by one; more are summed in as many cells
 LONGEST_LABEL = 14
-ASCENDING = ("entropy", "spread")  # the sharpest head first; other columns have their largest first
-HIDDEN = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
+ASCENDING = ("entropy", "spread")  # columns whose smallest number comes first
+WHITESPACE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 
 @dataclass(frozen=True, eq=False)
 class TokenLabels:
-    """The positions of a sequence: what each is called, the model's numbers for them, and their name in code."""
+    """The labels of the positions of a sequence, their token ids, and the Python variable of the ids."""
 
     labels: tuple[str, ...]
     ids: Int[Tensor, "1 n"] | None = None
@@ -37,7 +37,7 @@ class TokenLabels:
 
 
 class Sides(NamedTuple):
-    """Whose positions the queries of a layer are, and whose its keys."""
+    """The labels of the queries and of the keys of a layer."""
 
     queries: TokenLabels
     keys: TokenLabels
@@ -45,7 +45,7 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TokenRelevance:
-    """What one output owes to each position of a sequence."""
+    """The relevance of each position of a sequence for one output."""
 
     title: str
     words: TokenLabels
@@ -64,16 +64,17 @@ class Overlay:
 
 @dataclass(frozen=True, eq=False)
 class AttentionReport:
-    """All that a page or a figure tells. `page(report)` and `save_figure(report, path)` make those.
+    """The contents of a report. `render_report(report)` makes a page of it, `draw_report(report)` a figure.
 
-    setup  Python that makes `seen`; all other code goes on from there
-    sides  the names of positions, for each layer
-    table  heads in the order in which they are to be told
+    prompt  the text or image file that the model was given
+    setup   Python code that makes `seen`; all other code continues it
+    sides   the labels of positions for each layer
+    table   heads in the order to show them
     """
 
     title: str
     facts: Mapping[str, str]
-    asked: str
+    prompt: str
     setup: str
     seen: Seen
     sides: Mapping[str, Sides]
@@ -87,16 +88,16 @@ class AttentionReport:
     notes: tuple[str, ...] = ()
 
     def small_maps(self, name: str, most: int) -> list[Float[Tensor, "rows columns"]]:
-        """The map of every head of a layer, pooled to at most so many cells a side."""
+        """The map of every head of a layer, pooled to at most `most` cells a side."""
         record = self.seen[name]
-        return list(record.pooled(cells_of(record, most)).mean(0).cpu())
+        return list(record.pooled(map_cells(record, most)).mean(0).cpu())
 
     def chosen_map(self, most: int = LARGE) -> Float[Tensor, "rows columns"]:
         """The map of the chosen head."""
         return head_map(self.seen[self.layer], self.head, most)
 
     def chosen_labels(self) -> tuple[list[str] | None, list[str] | None]:
-        """Names for the rows and the columns of that map; None where there are too many."""
+        """Labels of the rows and the columns of the chosen map; None if there are too many."""
         record, sides = self.seen[self.layer], self.sides[self.layer]
         if max(record.q.shape[2], record.k.shape[2]) > LABELLED:
             return None, None
@@ -104,22 +105,22 @@ class AttentionReport:
 
     @property
     def small_cells(self) -> int:
-        """Cells a side of the small maps: fewer where there are many heads, so that a page stays small."""
+        """Cells a side of the small maps: fewer if there are many heads, so that a page stays small."""
         return max(8, min(SMALL, int((SMALL_TOTAL / max(len(self.table), 1)) ** 0.5)))
 
 
 def build_labelled_table(seen: Seen, sides: Mapping[str, Sides]) -> HeadTable:
-    """Every head; induction where queries and keys are the same tokens."""
-    return HeadTable(tuple(head for name in seen for head in measure_heads(seen[name], _own(sides[name]).ids)))
+    """The table of all heads, with induction scores where queries and keys are the same tokens."""
+    return HeadTable(tuple(head for name in seen for head in measure_heads(seen[name], _own_tokens(sides[name]).ids)))
 
 
 def table_code(seen: Seen, sides: Mapping[str, Sides]) -> str:
-    """The Python that makes this table."""
-    names = {_own(sides[name]).code for name in seen}
+    """Python code that makes this table."""
+    names = {_own_tokens(sides[name]).code for name in seen}
     if len(names) == 1:
         (one,) = names
         return f"table = seen.table({'' if one == 'None' else one})"
-    pairs = "".join(f"    ({name!r}, {_own(sides[name]).code}),\n" for name in seen)
+    pairs = "".join(f"    ({name!r}, {_own_tokens(sides[name]).code}),\n" for name in seen)
     return (
         "from regard.see.heads import HeadTable, measure_heads\n\n"
         f"layers = [\n{pairs}]\n"
@@ -127,25 +128,23 @@ def table_code(seen: Seen, sides: Mapping[str, Sides]) -> str:
     )
 
 
-def _own(sides: Sides) -> TokenLabels:
+def _own_tokens(sides: Sides) -> TokenLabels:
     return sides.queries if sides.queries is sides.keys else TokenLabels(())
 
 
 def rank_heads(table: HeadTable, column: str) -> HeadTable:
-    """Heads by a column, the most telling first: the sharpest, the farthest, the heaviest. `layer` is as they ran."""
+    """Heads sorted by a column: smallest entropy or spread first, largest number of others. `layer` keeps the order."""
     return table if column == "layer" else table.sorted(column, descending=column not in ASCENDING)
 
 
 def rank_code(column: str) -> str:
+    """Python code of `rank_heads`."""
     return "table" if column == "layer" else f"table.sorted({column!r}, descending={column not in ASCENDING})"
 
 
-def choose_head(seen: Seen, table: HeadTable, layer: str | None = None, head: int | None = None) -> Head:
-    """The head that was asked for, by the layer's name or number and its own number; the sharpest of those left open.
-
-    The sharpest has the smallest share of the entropy that it could have; NaN is no share.
-    """
-    name = None if layer is None else _layer(seen, layer)
+def choose_head(seen: Seen, table: HeadTable, layer: str | None = None, head: int | None = None) -> HeadSummary:
+    """The head of a layer (by name or index) and index; the one with the smallest spread among those that match."""
+    name = None if layer is None else _resolve_layer(seen, layer)
     there = [each for each in table if name is None or each.layer == name]
     if head is not None and not any(each.head == head for each in there):
         numbers = sorted({each.head for each in there})
@@ -153,62 +152,61 @@ def choose_head(seen: Seen, table: HeadTable, layer: str | None = None, head: in
             f"{'no layer' if name is None else name} has {'a' if name is None else 'no'} head {head}; "
             f"there are heads {numbers[0]} to {numbers[-1]}"
         )
-    left = [each for each in there if head is None or each.head == head]
-    return min(left, key=lambda each: (math.isnan(each.spread), each.spread))
+    matches = [each for each in there if head is None or each.head == head]
+    return min(matches, key=lambda each: (math.isnan(each.spread), each.spread))
 
 
-def _layer(seen: Seen, layer: str) -> str:
+def _resolve_layer(seen: Seen, layer: str) -> str:
     names = list(seen)
     if layer in seen:
         return layer
     if layer.isdecimal() and int(layer) < len(names):
         return names[int(layer)]
     raise UnknownNameError(
-        f"no layer {layer!r} was seen; take a number from 0 to {len(names) - 1} or a name: {', '.join(names)}"
+        f"there is no record of layer {layer!r}; give a number from 0 to {len(names) - 1} or a name: {', '.join(names)}"
     )
 
 
 def head_map(record: Record, head: int, most: int) -> Float[Tensor, "rows columns"]:
-    """The map of one head, pooled to at most so many cells a side; the mean over sequences where there are several."""
-    return record.pooled(cells_of(record, most))[:, _at(record, head)].mean(0).cpu()
+    """The map of one head, pooled to at most `most` cells a side; the mean over the batch."""
+    return record.pooled(map_cells(record, most))[:, _head_index(record, head)].mean(0).cpu()
 
 
 def head_code(record: Record, head: int, most: int) -> str:
-    """The Python that makes this map."""
-    return f"seen[{record.name!r}].pooled({cells_of(record, most)})[:, {_at(record, head)}].mean(0)"
+    """Python code that makes this map."""
+    return f"seen[{record.name!r}].pooled({map_cells(record, most)})[:, {_head_index(record, head)}].mean(0)"
 
 
-def _at(record: Record, head: int) -> int:
+def _head_index(record: Record, head: int) -> int:
     return head if record.heads is None else record.heads.index(head)
 
 
-def cells_of(record: Record, most: int) -> tuple[int, int]:
-    """Rows and columns of a map with at most so many a side: each cell has as many positions, but for the odd one out,
-    because a cell of two beside a cell of one would look like a stripe."""
+def map_cells(record: Record, most: int) -> tuple[int, int]:
+    """Rows and columns of a pooled map. All cells but the last have equally many positions, to avoid stripes."""
     down, across = (-(-size // max(1, -(-size // most))) for size in (record.q.shape[2], record.k.shape[2]))
     return down, across
 
 
 def query_labels(record: Record, sides: Sides) -> list[str]:
-    """The names of the queries that were kept."""
+    """The labels of the recorded queries."""
     labels = sides.queries.labels
     rows = range(len(labels)) if record.rows_kept is None else record.rows_kept
     return [shorten(labels[row]) for row in rows]
 
 
 def escape_control_characters(text: str) -> str:
-    """The text with control characters spelled out, so that none can act."""
+    """The text with control characters as escape sequences, so that a terminal does not execute them."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def shorten(label: str) -> str:
-    """A name short enough for a margin, with its blanks to be seen."""
-    shown = escape_control_characters("".join(HIDDEN.get(letter, letter) for letter in label))
+    """A label for the margin of a map, with visible whitespace."""
+    shown = escape_control_characters("".join(WHITESPACE.get(letter, letter) for letter in label))
     return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
 
 
-def relevance_cells(relevance: TokenRelevance, most: int = STRIP) -> tuple[list[str], Float[Tensor, "cells"]]:
-    """Names and numbers of a relevance; where there are too many positions, the sums of neighbours."""
+def relevance_cells(relevance: TokenRelevance, most: int = MOST_TOKENS) -> tuple[list[str], Float[Tensor, "cells"]]:
+    """Labels and relevance of each token; with more than `most` tokens, sums over neighbours."""
     labels, values = relevance.words.labels, relevance.values.cpu()
     n = len(values)
     if n <= most:

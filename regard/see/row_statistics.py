@@ -1,8 +1,4 @@
-"""What attention weighs, row by row and key by key, without an i x j matrix.
-
-Weights are probabilities, so a row of a million of them is well told by a few numbers: how spread it is, what is
-largest and where, how far it looks, and what each key gets from all rows together.
-"""
+"""Statistics of attention weights without the i x j matrix: entropy, largest weight, distance, received mass, maps."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,10 +22,12 @@ from regard.see.triton_statistics import RowStatistics
 
 @dataclass(frozen=True)
 class Top:
-    """The keys that weigh most in each row, exactly, and the proof of it.
+    """The keys with the largest weights of each row, exactly.
 
-    Every key was looked at: `dismissed` is the largest weight among those not listed, which is at most the smallest
-    listed, and `rest` is what all of them weigh together. Positions without a visible key have key -1 and weight 0.
+    keys       their indices, -1 if fewer keys are visible
+    weights    their weights, largest first
+    dismissed  the largest weight that is not listed
+    rest       the sum of all weights that are not listed
     """
 
     keys: Int[Tensor, "b h r count"]
@@ -39,14 +37,14 @@ class Top:
 
     @property
     def certain(self) -> bool:
-        """Whether no key left out outweighs a listed one."""
+        """Whether no other key has a larger weight than a listed one."""
         return bool((self.weights[..., -1] >= self.dismissed).all())
 
 
 class Statistics:
-    """The weights of one attention call, told without its matrix. Each number is worked out when first asked for.
+    """Statistics of the weights of one attention call, computed on first access and then cached.
 
-    Computed in float32, or in float64 for float64 inputs, and never part of a gradient.
+    They are computed in float32, or in float64 for float64 inputs, and have no gradient.
     """
 
     def __init__(self, call: Request, v: Float[Tensor, "b g j e"] | None = None) -> None:
@@ -79,57 +77,59 @@ class Statistics:
 
     @property
     def lse(self) -> Float[Tensor, "b h i"]:
-        """log of the sum of exp(score) in each row, a sink included; -inf where nothing is visible.
+        """The log-sum-exp of the scores of each row, a sink included; -inf for an empty row.
 
-        NaN, as the row's entropy, distance and weights, where a score in sight is NaN or inf.
+        It is NaN, like the entropy, distance and weights of the row, if a visible score is NaN or inf.
         """
-        return self._lines.lse
+        return self._row_statistics.lse
 
     @property
     def entropy(self) -> Float[Tensor, "b h i"]:
-        """-sum w log w in nats: 0 where one key has it all, log n where n keys share alike."""
-        return self._lines.entropy
+        """The entropy -sum w log w of each row, in nats: 0 for a single key, log n for n equal weights."""
+        return self._row_statistics.entropy
 
     @property
     def largest(self) -> Float[Tensor, "b h i"]:
         """The largest weight of each row."""
-        return self._lines.largest
+        return self._row_statistics.largest
 
     @property
     def where(self) -> Int[Tensor, "b h i"]:
-        """The key that has it: the first of equals, -1 where nothing is visible or weights are NaN."""
-        return self._lines.where
+        """The index of the key with the largest weight: the first of equals, -1 for an empty or NaN row."""
+        return self._row_statistics.where
 
     @property
     def distance(self) -> Float[Tensor, "b h i"]:
-        """The mean of |i - j| under the weights: how far a row looks. A sink's share counts for nothing."""
-        return self._lines.distance
+        """The mean of |i - j| under the weights, divided by their sum if a sink takes a share."""
+        return self._row_statistics.distance
 
     @property
     def received(self) -> Float[Tensor, "b h j"]:
-        """What each key is given by all queries together."""
-        return self._lines.received
+        """The sum of the weights that each key receives from all queries."""
+        return self._row_statistics.received
 
     @cached_property
     def out(self) -> Float[Tensor, "b h i e"]:
-        """The output of the attention itself, where values were given."""
+        """The output of the attention, if values were passed."""
         if self.v is None:
-            raise ConfigError("there are no values to mix: give statistics(q, k, v=...) the values too")
+            raise ConfigError("there is no output without values; pass them: statistics(q, k, v=...)")
         return self._forward[0]
 
     def pooled(self, cells: int | tuple[int, int]) -> Float[Tensor, "b h rows columns"]:
-        """The map at another resolution: what the queries of a cell give to the keys of a cell, on average.
+        """The map of weights at a lower resolution: summed over the keys of a cell, averaged over its queries.
 
-        A position n of N is in cell n * cells // N. Rows sum to what rows of the weights sum to.
+        Position n of N is in cell n * cells // N. Rows of the map have the sum of the rows of weights.
+
+        cells  the number of cells a side, or (rows, columns)
         """
         pair = cells if isinstance(cells, tuple) else (cells, cells)
         if len(pair) != 2:
-            raise ConfigError(f"pooled takes a number of cells a side, or (rows, columns), not {cells!r}")
+            raise ConfigError(f"pooled takes a number of cells, or (rows, columns), not {cells!r}")
         rows, columns = pair
         _, _, _, i, j, _, _ = self._call.sizes
         for name, number, size in (("rows", rows, i), ("columns", columns, j)):
             if check_integer(f"pooled({name})", number, 1) > max(size, 1):
-                raise ShapeError(f"pooled({name}={number}) asks for more cells than the {size} positions there are")
+                raise ShapeError(f"pooled({name}={number}) has more cells than the {size} positions")
         if (rows, columns) not in self._pooled:
             self._pooled[rows, columns] = self._pool(rows, columns)
         return self._pooled[rows, columns]
@@ -140,8 +140,8 @@ class Statistics:
 
     def _pool(self, rows: int, columns: int) -> Tensor:
         b, h, _, i, j, _, _ = self._call.sizes
-        if self._lines.cells is not None:
-            return triton_statistics.pool_map(self._call, self._lines, rows, columns)
+        if self._row_statistics.cells is not None:
+            return triton_statistics.pool_map(self._call, self._row_statistics, rows, columns)
         device, exact = self._call.q.device, torch.promote_types(self._call.q.dtype, torch.float32)
         row_cell, key_cell = (
             torch.arange(n, device=device) * cells // max(n, 1) for n, cells in ((i, rows), (j, columns))
@@ -149,26 +149,26 @@ class Statistics:
         sums = torch.zeros(b, h, rows, columns, device=device, dtype=exact)
         inside = torch.nn.functional.one_hot(key_cell, columns).to(exact)
         with torch.no_grad():
-            for slab in iterate_row_blocks(self._call):
-                sums.index_add_(2, row_cell[slab.rows], slab.weights @ inside[slab.columns])
+            for block in iterate_row_blocks(self._call):
+                sums.index_add_(2, row_cell[block.rows], block.weights @ inside[block.columns])
         counts = row_cell.bincount(minlength=rows).clamp(min=1)
         return sums / counts[:, None]
 
     def top(self, count: int, rows: list[int] | Tensor | None = None) -> Top:
-        """The `count` keys that weigh most in each row, or in the rows asked for, largest first."""
+        """The `count` keys with the largest weights in each row, or in some rows."""
         b, h, _, _, j, _, _ = self._call.sizes
         count = check_integer("top(count)", count, 1, "keys")
         found: list[tuple[Tensor, ...]] = []
         with torch.no_grad():
-            for slab in iterate_row_blocks(self._call, self._chosen(rows)):
-                weights = slab.weights
+            for block in iterate_row_blocks(self._call, self._chosen(rows)):
+                weights = block.weights
                 kept = min(count, weights.shape[-1])
                 more = min(count + 1, weights.shape[-1])
                 values, at = weights.topk(more, -1)
-                keys = torch.arange(j, device=weights.device)[slab.columns][at[..., :kept]]
+                keys = torch.arange(j, device=weights.device)[block.columns][at[..., :kept]]
                 seen = torch.ones_like(keys, dtype=torch.bool)
-                if slab.hidden is not None:
-                    seen = ~slab.hidden.expand_as(weights).gather(-1, at[..., :kept])
+                if block.hidden is not None:
+                    seen = ~block.hidden.expand_as(weights).gather(-1, at[..., :kept])
                 listed, keys = values[..., :kept] * seen, keys.masked_fill(~seen, -1)
                 padding = (0, count - kept)
                 dismissed = values[..., kept] if more > kept else listed.new_zeros(listed.shape[:-1])
@@ -182,33 +182,33 @@ class Statistics:
         return Top(*(torch.cat(parts, 2) for parts in zip(*found, strict=True)))
 
     def rows(self, rows: list[int] | Tensor) -> Float[Tensor, "b h r j"]:
-        """The weights of chosen queries, exactly, over all keys."""
+        """The weights of some queries for all keys."""
         chosen = self._chosen(rows)
         assert chosen is not None
         return self._weights(chosen)
 
     def weights(self) -> Float[Tensor, "b h i j"]:
-        """The whole matrix, for those who want it: b x h x i x j numbers."""
+        """The whole matrix of weights."""
         return self._weights(torch.arange(self._call.q.shape[2], device=self._call.q.device))
 
     def mixed(self, x: Float[Tensor, "b i"] | Float[Tensor, "b h i"]) -> Float[Tensor, "b h j"]:
-        """sum over queries of x_i w_ij: a row of numbers times the map."""
+        """The vector-matrix product of x and the weights: the sum over queries of x_i w_ij."""
         b, h, _, i, _, _, _ = self._call.sizes
         x = x[:, None] if x.ndim == 2 else x
         if x.ndim != 3 or x.shape[0] != b or x.shape[1] not in (1, h) or x.shape[2] != i:
             raise ShapeError(
                 f"mixed takes one number for each query, (b i) or (b h i) = {(b, h, i)}, not {tuple(x.shape)}"
             )
-        return self._sum_of_rows(x.expand(b, h, i))
+        return self._multiply(x.expand(b, h, i))
 
-    def _sum_of_rows(self, x: Tensor) -> Tensor:
+    def _multiply(self, x: Tensor) -> Tensor:
         b, h, _, _, j, _, _ = self._call.sizes
         exact = torch.promote_types(self._call.q.dtype, torch.float32)
         total = torch.zeros(b, h, j, device=self._call.q.device, dtype=exact)
         with torch.no_grad():
-            for slab in iterate_row_blocks(self._call):
-                part = (x[:, :, slab.rows].to(exact)[:, :, None] @ slab.weights)[:, :, 0]
-                total[:, :, slab.columns] += part
+            for block in iterate_row_blocks(self._call):
+                part = (x[:, :, block.rows].to(exact)[:, :, None] @ block.weights)[:, :, 0]
+                total[:, :, block.columns] += part
         return total
 
     def _weights(self, rows: Tensor) -> Tensor:
@@ -217,9 +217,9 @@ class Statistics:
         found = torch.zeros(b, h, len(rows), j, device=self._call.q.device, dtype=exact)
         start = 0
         with torch.no_grad():
-            for slab in iterate_row_blocks(self._call, rows):
-                stop = start + len(slab.rows)
-                found[:, :, start:stop, slab.columns] = slab.weights
+            for block in iterate_row_blocks(self._call, rows):
+                stop = start + len(block.rows)
+                found[:, :, start:stop, block.columns] = block.weights
                 start = stop
         return found
 
@@ -229,19 +229,19 @@ class Statistics:
         i = self._call.q.shape[2]
         chosen = torch.as_tensor(rows, device=self._call.q.device)
         if chosen.ndim != 1 or chosen.is_floating_point() or chosen.dtype == torch.bool:
-            raise ConfigError(f"rows takes the numbers of queries, such as [0, 5], not {rows!r}")
+            raise ConfigError(f"rows takes indices of queries, such as [0, 5], not {rows!r}")
         if len(chosen) and not (-i <= int(chosen.min()) and int(chosen.max()) < i):
-            raise ShapeError(f"rows asks for query {int(chosen.abs().max())}, but q has {format_axis('i', i)}")
+            raise ShapeError(f"rows has index {int(chosen.abs().max())}, but q has {format_axis('i', i)}")
         return chosen.long() % max(i, 1)
 
     @cached_property
     def _forward(self) -> tuple[Tensor, Tensor | None]:
-        """The output, and the log-sum-exp where the kernel gives it along."""
+        """The output, and the log-sum-exp if the kernel returns it."""
         with torch.no_grad():
             return triton_statistics.attend_with_lse(self._call)
 
     @cached_property
-    def _lines(self) -> RowStatistics:
+    def _row_statistics(self) -> RowStatistics:
         with torch.no_grad():
             if triton_statistics.is_supported(self._call):
                 found = triton_statistics.compute_row_statistics(
@@ -249,24 +249,24 @@ class Statistics:
                 )
                 if triton_statistics.is_exact(found):
                     return found
-            return self._by_rows()
+            return self._compute_by_blocks()
 
-    def _by_rows(self) -> RowStatistics:
+    def _compute_by_blocks(self) -> RowStatistics:
         b, h, _, _, j, _, _ = self._call.sizes
         device, exact = self._call.q.device, torch.promote_types(self._call.q.dtype, torch.float32)
         received = torch.zeros(b, h, j, device=device, dtype=exact)
         parts: list[tuple[Tensor, ...]] = []
-        for slab in iterate_row_blocks(self._call):
-            weights = slab.weights
+        for block in iterate_row_blocks(self._call):
+            weights = block.weights
             total = weights.sum(-1)
-            received[:, :, slab.columns] += weights.sum(-2)
+            received[:, :, block.columns] += weights.sum(-2)
             if weights.shape[-1]:
                 largest, at = weights.max(-1)
-                at = torch.arange(j, device=device)[slab.columns][at].masked_fill(~(slab.lse > -torch.inf), -1)
+                at = torch.arange(j, device=device)[block.columns][at].masked_fill(~(block.lse > -torch.inf), -1)
             else:
                 largest, at = total, total.long() - 1
-            far = (weights * slab.distance).sum(-1) / total.masked_fill(total == 0, 1)
-            parts.append((slab.lse, slab.entropy, largest, at, far))
+            far = (weights * block.distance).sum(-1) / total.masked_fill(total == 0, 1)
+            parts.append((block.lse, block.entropy, largest, at, far))
         if not parts:
             empty = torch.zeros(b, h, 0, device=device, dtype=exact)
             return RowStatistics(empty, empty, empty, empty.long(), empty, received, None)
@@ -284,12 +284,18 @@ def statistics(
     positions: Positions | None = None,
     v: Float[Tensor, "b g j e"] | None = None,
 ) -> Statistics:
-    """What `attend(q, k, v, ...)` would weigh, without its matrix. Arguments mean what they mean there.
+    """Return statistics of the weights of `attend(q, k, v, ...)`, without the i x j matrix.
 
-    With values, `.out` is the output of the attention, worked out together with the rest.
+    mask, scores, beta, positions  as in `attend`
+    v                              values; then `.out` is the output of the attention
+
+    >>> q, k = torch.randn(2, 1, 4, 100, 16)
+    >>> found = regard.see.statistics(q, k, mask=regard.causal())
+    >>> found.entropy.shape, found.received.shape, found.pooled(10).shape
+    (torch.Size([1, 4, 100]), torch.Size([1, 4, 100]), torch.Size([1, 4, 10, 10]))
     """
     with torch.no_grad():
-        # what is no tensor goes on as it is, to be told by name
+        # prepare_request raises an error for what is not a tensor
         q, k, values = (x.detach() if isinstance(x, Tensor) else x for x in (q, k, k if v is None else v))
         call = prepare_request(q, k, values, mask, scores, beta, 0.0, positions)
     return Statistics(call, None if v is None else call.v)

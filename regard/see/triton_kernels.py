@@ -1,12 +1,12 @@
-"""The GPU's passes over all pairs, in Triton: tiles of scores are made, used and forgotten.
+"""Triton kernels for attention statistics, which compute one tile of scores at a time.
 
-Visible is what lies in a band: low <= column - row - shift <= high. Scores are held in units of log 2.
+A pair is visible if low <= column - row - shift <= high. Scores are in units of log 2.
 """
 
 import triton
 import triton.language as tl
 
-GROUPS = tl.constexpr(4)  # neighbouring keys of a tile that the place of the largest weight is told apart by
+GROUPS = tl.constexpr(4)  # groups of neighbouring keys in a tile; the largest weight is located by its group
 
 
 @triton.jit
@@ -14,7 +14,7 @@ def _scores(
     q, K, start, j, stride_n, stride_c, scale,
     C: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """The tile of scores of these queries and the keys from `start` on."""
+    """The tile of scores of some queries and the keys from `start` on."""
     columns = start + tl.arange(0, BN)
     features = tl.arange(0, WIDTH)
     at = K + columns[None, :].to(tl.int64) * stride_n + features[:, None] * stride_c
@@ -40,7 +40,7 @@ def _in_band(rows, columns, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.con
 
 @triton.jit
 def _range(first, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Where the band of these rows begins and ends, and between which tiles it is seen whole."""
+    """The first and last key of the band of some rows, and the range of tiles that are fully visible."""
     last = tl.minimum(first + BM, i) - 1
     begin, end, inner, outer = 0, j, 0, (j // BN) * BN
     if LOW:
@@ -93,7 +93,7 @@ def normalise(
 
 @triton.jit
 def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Where the rows begin and end that see a tile of keys, and between which all of them see all of it."""
+    """The first and last row that see a tile of keys, and the range of rows that see all of it."""
     first, last = number * BN, tl.minimum(number * BN + BN, j) - 1
     begin, end, inner, outer = 0, i, 0, i // BM * BM
     if HIGH:
@@ -103,7 +103,7 @@ def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constex
         end = tl.minimum(tl.maximum(last - shift - low + 1, 0), i)
         outer = tl.minimum(tl.maximum(first - shift - low + 1, 0) // BM * BM, outer)
     if number * BN + BN > j:
-        outer = 0  # the last tile may be cut short, so every row looks where it ends
+        outer = 0  # the last tile may be incomplete, so every row needs the mask
     return begin, inner, tl.maximum(outer, inner), end
 
 
@@ -116,11 +116,11 @@ def _products(Q, k, b, h, start, BM: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _tile(
-    logs, SUMS, BEST, number, start, given, i, j, shift, low, high,
+    logs, SUMS, BEST, number, start, mass, i, j, shift, low, high,
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """One tile's part in every statistic."""
+    """Add one tile to every statistic."""
     rows, columns = start + tl.arange(0, BM), number * BN + tl.arange(0, BN)
     weights = tl.exp2(logs)
     if CUT:
@@ -128,24 +128,24 @@ def _tile(
         logs = tl.where(weights > 0, logs, 0.0)
     # a row is 16 w + 8 u + g, a column 8 x + 2 y + z: a thread of the tensor cores has all u, x and z of one w, g and y
     parts = tl.reshape(weights, [BM // 16, 2, 8, BN // 8, 4, 2])
-    given += tl.sum(parts, 1)
+    mass += tl.sum(parts, 1)
     if CUT and not BACK:
         far = tl.sum(weights * tl.abs((rows + shift)[:, None] - columns[None, :]).to(tl.float32), 1)
     else:
-        # such a tile lies on one side of the diagonal; i - j is the thread's own number plus what the compiler knows
+        # the tile is on one side of the diagonal; i - j is a number of the thread plus a constant
         own = start + shift - number * BN + 16 * tl.arange(0, BM // 16)
         own = (own[:, None, None] + tl.arange(0, 8)[None, :, None] - 2 * tl.arange(0, 4)[None, None, :]).to(tl.float32)
         known = 8 * tl.arange(0, 2)[:, None, None] - 8 * tl.arange(0, BN // 8)[None, :, None]
         known = (known - tl.arange(0, 2)[None, None, :]).to(tl.float32)
         apart = own[:, None, :, None, :, None] + known[None, :, None, :, None, :]
         far = tl.abs(tl.sum(tl.reshape(tl.sum(tl.sum(parts * apart, 3), 4), [BM, 4]), 1))
-    # weights are not negative, so their bits are in their order, and of integers the larger of three is one instruction
+    # weights are not negative, so their bits compare like integers, and the maximum of three is one instruction
     groups = tl.reshape(weights.to(tl.int32, bitcast=True), [BM, GROUPS, BN // 8 // GROUPS, 4, 2])
     groups = tl.max(tl.max(groups, 2), 3)
-    # the last bits tell the group, and let the earlier of equals win
+    # the last bits are the group, inverted so that the first of equals wins
     groups = (groups & -GROUPS) | (tl.arange(0, GROUPS) ^ (GROUPS - 1))[None, :, None]
     best = tl.max(tl.max(groups, 1), 1)
-    # the larger weight wins, among equals the earlier tile
+    # the larger weight wins, the earlier tile among equals
     packed = (best.to(tl.int64) << 32) | (0x7FFFFFFF - number).to(tl.int64)
     sums = tl.join(tl.sum(weights * logs, 1), far)
     at = SUMS + rows[:, None] * 2 + tl.arange(0, 2)[None, :]
@@ -155,39 +155,39 @@ def _tile(
     else:
         tl.atomic_add(at, sums, sem="relaxed")
         tl.atomic_max(BEST + rows, packed, sem="relaxed")
-    return given
+    return mass
 
 
 @triton.jit
-def _cell(CELLS, given, before, row, SPAN):
-    """What these keys were given since the last look goes to the row's span; what they have been given by now."""
-    now = tl.sum(tl.sum(given, 4), 2)
+def _cell(CELLS, mass, before, row, SPAN):
+    """Add the mass received since `before` to the span of the row, and return the mass received so far."""
+    now = tl.sum(tl.sum(mass, 4), 2)
     tl.atomic_add(CELLS + (row // SPAN).to(tl.int64) * tl.num_programs(0), tl.sum(now - before), sem="relaxed")
     return now
 
 
 @triton.jit
 def _edge(
-    Q, k, LSE, SUMS, BEST, CELLS, SPAN, b, h, number, begin, end, given, before, i, j, shift, low, high, scale,
+    Q, k, LSE, SUMS, BEST, CELLS, SPAN, b, h, number, begin, end, mass, before, i, j, shift, low, high, scale,
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Rows from `begin` to `end`, of which some do not see all of these keys, or have them on both sides."""
+    """Process rows from `begin` to `end` that need the mask, or have keys on both sides of the diagonal."""
     for row in tl.range(begin, end, BM):
         rows = row + tl.arange(0, BM)
         lse = tl.load(LSE + rows, mask=rows < i, other=float("inf"))
         logs = _products(Q, k, b, h, row, BM, WIDTH) * scale - lse[:, None]
-        given = _tile(
-            logs, SUMS, BEST, number, row, given, i, j, shift, low, high, C, WIDTH, LOW, HIGH, BACK, BM, BN, True
+        mass = _tile(
+            logs, SUMS, BEST, number, row, mass, i, j, shift, low, high, C, WIDTH, LOW, HIGH, BACK, BM, BN, True
         )
         if ((row + BM) % SPAN == 0) | (row + BM >= end):
-            before = _cell(CELLS, given, before, row, SPAN)
-    return given, before
+            before = _cell(CELLS, mass, before, row, SPAN)
+    return mass, before
 
 
 @triton.jit
 def _row(turn, tiles, before, first, gap, BM: tl.constexpr):
-    """Where the tile of this turn begins, of tiles that lie before and after a gap."""
+    """The first row of tile `turn`, of tiles before and after a gap."""
     tile = tl.where(turn >= tiles, turn - tiles, turn)
     return first + tile * BM + tl.where(tile >= before, gap, 0)
 
@@ -199,10 +199,10 @@ def gather(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Every statistic of weights exp(score - lse), each pair looked at once.
+    """Compute every statistic of the weights exp(score - lse), each pair once.
 
-    A program owns a tile of keys, so what the keys are given stays in its registers; what belongs to rows is added to
-    memory, a number a row and tile. Rows come in spans, whose sums are the cells of pooled maps.
+    A program owns a tile of keys, so the received mass stays in its registers. Row statistics are added to memory
+    atomically, one number for each row and tile. Sums over spans of rows are the cells of pooled maps.
     """
     number = tl.program_id(0)
     both = tl.program_id(1).to(tl.int64)
@@ -218,26 +218,26 @@ def gather(
     if not BACK:
         near = tl.minimum(tl.maximum(tl.maximum(number * BN - shift, 0) // BM * BM, inner), outer)
         beyond = tl.minimum(tl.maximum((tl.maximum(number * BN + BN - shift, 0) + BM - 1) // BM * BM, near), outer)
-    given = tl.zeros([BM // 16, 8, BN // 8, 4, 2], tl.float32)
+    mass = tl.zeros([BM // 16, 8, BN // 8, 4, 2], tl.float32)
     before = tl.zeros([BM // 16, 8, 4], tl.float32)
-    given, before = _edge(
-        Q, k, lses, sums, best, cells, SPAN, b, h, number, begin, tl.minimum(inner, end), given, before,
+    mass, before = _edge(
+        Q, k, lses, sums, best, cells, SPAN, b, h, number, begin, tl.minimum(inner, end), mass, before,
         i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN,
     )  # fmt: skip
     if not BACK:
-        # around the diagonal a row has keys on both sides
-        given, before = _edge(
-            Q, k, lses, sums, best, cells, SPAN, b, h, number, near, beyond, given, before,
+        # near the diagonal a row has keys on both sides
+        mass, before = _edge(
+            Q, k, lses, sums, best, cells, SPAN, b, h, number, near, beyond, mass, before,
             i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN,
         )  # fmt: skip
-    given, before = _edge(
-        Q, k, lses, sums, best, cells, SPAN, b, h, number, tl.maximum(begin, outer), end, given, before,
+    mass, before = _edge(
+        Q, k, lses, sums, best, cells, SPAN, b, h, number, tl.maximum(begin, outer), end, mass, before,
         i, j, shift, low, high, scale, C, WIDTH, LOW, HIGH, BACK, BM, BN,
     )  # fmt: skip
     early = (near - inner) // BM
     tiles = early + (outer - beyond) // BM
     if tiles > 0:
-        turn = number * (SPAN // BM) % tiles  # neighbours begin elsewhere, so that they seldom meet on a row
+        turn = number * (SPAN // BM) % tiles  # programs start at different rows, to avoid conflicts of atomics
         row = _row(turn, tiles, early, inner, beyond - near, BM)
         stop = (row // SPAN + 1) * SPAN
         for now in tl.range(turn, turn + tiles):
@@ -245,13 +245,13 @@ def gather(
             then = _row(now + 1, tiles, early, inner, beyond - near, BM)
             lse = tl.load(lses + row + tl.arange(0, BM))
             logs = _products(Q, k, b, h, row, BM, WIDTH) * scale - lse[:, None]
-            given = _tile(
-                logs, sums, best, number, row, given, i, j, shift, low, high, C, WIDTH, LOW, HIGH, BACK, BM, BN, False
+            mass = _tile(
+                logs, sums, best, number, row, mass, i, j, shift, low, high, C, WIDTH, LOW, HIGH, BACK, BM, BN, False
             )
             if (then >= stop) | (then <= row) | (now + 1 == turn + tiles):
-                before = _cell(cells, given, before, row, SPAN)
+                before = _cell(cells, mass, before, row, SPAN)
                 stop = (then // SPAN + 1) * SPAN
-    tl.store(RECEIVED + both * j + columns, tl.sum(tl.reshape(given, [BM // 2, BN]), 0), mask=columns < j)
+    tl.store(RECEIVED + both * j + columns, tl.sum(tl.reshape(mass, [BM // 2, BN]), 0), mask=columns < j)
 
 
 @triton.jit
@@ -261,7 +261,7 @@ def pool(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """What each key is given by the rows between two edges."""
+    """The mass that each key receives from the rows between two edges."""
     number, cell = tl.program_id(0), tl.program_id(1)
     both = tl.program_id(2).to(tl.int64)
     b, h = both // H, both % H
@@ -270,15 +270,15 @@ def pool(
     k = tl.load(at, mask=(columns[None, :] < j) & (features[:, None] < C), other=0.0)
     begin, _, _, end = _between(number, i, j, shift, low, high, LOW, HIGH, BM, BN)
     begin, end = tl.maximum(begin, tl.load(EDGES + cell)), tl.minimum(end, tl.load(EDGES + cell + 1))
-    given = tl.zeros([BM, BN], tl.float32)
+    mass = tl.zeros([BM, BN], tl.float32)
     for row in tl.range(begin, end, BM):
         rows = row + tl.arange(0, BM)
         q = _queries(Q + b * q_b + h * q_h, rows, end, q_n, q_c, C, WIDTH)
         lse = tl.load(LSE + both * i + rows, mask=rows < end, other=float("inf"))
         weights = tl.exp2(tl.dot(q, k, input_precision="ieee") * scale - lse[:, None])
-        given += tl.where(_in_band(rows, columns, j, shift, low, high, LOW, HIGH), weights, 0.0)
+        mass += tl.where(_in_band(rows, columns, j, shift, low, high, LOW, HIGH), weights, 0.0)
     at = SUMS + (both * tl.num_programs(1) + cell) * j + columns
-    tl.store(at, tl.sum(given, 0), mask=columns < j)
+    tl.store(at, tl.sum(mass, 0), mask=columns < j)
 
 
 @triton.jit
@@ -288,16 +288,16 @@ def locate(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The key of each row's largest weight, looked for in the one group of keys that has it."""
+    """Find the key with the largest weight of each row, within the group that has it."""
     both = tl.program_id(1).to(tl.int64)
     b, h = both // H, both % H
     rows, features = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, WIDTH)
     real = rows < i
     best = tl.load(BEST + both * i + rows, mask=real, other=0)
-    awake = best > 0
+    nonempty = best > 0
     weight = (best >> 32).to(tl.int32)
     group = (weight & (GROUPS - 1)) ^ (GROUPS - 1)
-    first = tl.where(awake, (0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)) * BN + group * (BN // GROUPS), 0)
+    first = tl.where(nonempty, (0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)) * BN + group * (BN // GROUPS), 0)
     inside = real[:, None] & (features[None, :] < C)
     at = Q + b * q_b + h * q_h + rows[:, None].to(tl.int64) * q_n + features[None, :] * q_c
     q = tl.load(at, mask=inside, other=0.0).to(tl.float32)
@@ -310,7 +310,7 @@ def locate(
         k = tl.load(keys + column[:, None].to(tl.int64) * k_n + features[None, :] * k_c, mask=known, other=0.0)
         score = tl.sum(q * k.to(tl.float32), 1) * scale
         there = column - rows - shift
-        visible = awake & (column < j)
+        visible = nonempty & (column < j)
         if LOW:
             visible = visible & (there >= low)
         if HIGH:

@@ -1,7 +1,7 @@
-"""All statistics in one pass of a GPU kernel, for masks that are bands: full, causal, windows.
+"""All statistics in one pass of a Triton kernel, for band masks: full, causal, windows.
 
-The pass is given the log-sum-exp, which a fused forward pass has anyway; so each pair is scored once more and all
-else is arithmetic on the tile at hand.
+The kernel takes the log-sum-exp, which a fused forward pass returns. It computes each score once more, and all
+statistics from the tile in registers.
 """
 
 import math
@@ -19,16 +19,16 @@ from regard.core import kernels
 from regard.core.kernels import sdpa
 from regard.core.kernels.request import Request
 
-ROWS, KEYS = 64, 128  # a tile: measured on an H200 (docs/log.md)
+ROWS, KEYS = 64, 128  # a tile; the fastest on an H200 (docs/log.md)
 WARPS, STAGES = 4, 3
-SPANS = 128  # rows of the finest map that is pooled along the way
-LARGEST = 4096.0  # log-sum-exp, up to which float32 leaves weights three digits
-AT_ONCE = 1 << 26  # numbers held at a time while a map is pooled: 256 MiB
+SPANS = 128  # rows of the pooled map that the kernel computes
+LARGEST_LSE = 4096.0  # up to which weights in float32 have three digits
+AT_ONCE = 1 << 26  # numbers in memory at a time while a map is pooled: 256 MiB
 
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """What the pass gives."""
+    """Statistics of each row and key."""
 
     lse: Float[Tensor, "b h i"]
     entropy: Float[Tensor, "b h i"]
@@ -40,7 +40,7 @@ class RowStatistics:
 
 
 def is_supported(call: Request) -> bool:
-    """Whether the pass can tell these weights."""
+    """Whether the kernel supports this call."""
     fits = call.q.is_cuda and call.q.dtype != torch.float64 and call.q.shape[-1] <= 256 and 0 not in call.sizes
     plain = (
         not call.terms and not call.steep and isinstance(call.positions.keys, int) and call.mask.as_window() is not None
@@ -54,7 +54,7 @@ def _has_triton() -> bool:
 
 
 def attend_with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"] | None]:
-    """The attention, and the log-sum-exp where its kernel gives it along."""
+    """The attention output, and the log-sum-exp if the kernel returns it."""
     if call.q.is_cuda and call.plain and not sdpa.refusals(call):
         found = sdpa.fused_attention_with_lse(call)
         if found is not None:
@@ -63,7 +63,7 @@ def attend_with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tens
 
 
 def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) -> RowStatistics:
-    """The pass, after one for the log-sum-exp where nobody has it yet."""
+    """Run the kernel, after one for the log-sum-exp if it is None."""
     from regard.see import triton_kernels  # needs triton
 
     b, h, _, i, j, _, _ = call.sizes
@@ -81,8 +81,9 @@ def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) ->
     cells = torch.zeros(b, h, -(-i // span), -(-j // KEYS), device=device)
     _, high = _band(call)
     triton_kernels.gather[(-(-j // KEYS), b * h)](
-        _in_tiles(q, known["WIDTH"]), k, _in_bits(lse), sums, best, received, cells, span, *sizes, *k.stride(),
-        **{**known, **_three_at_once(known["WIDTH"], q)}, BACK=high is not None and high <= 0,
+        _tile_descriptor(q, known["WIDTH"]), k, _lse_in_bits(lse), sums, best, received, cells, span, *sizes,
+        *k.stride(),
+        **{**known, **_occupancy_options(known["WIDTH"], q)}, BACK=high is not None and high <= 0,
     )  # fmt: skip
     largest, where = torch.empty(b, h, i, device=device), torch.empty(b, h, i, device=device, dtype=torch.int32)
     few = {**known, "BM": 16, "num_warps": 4, "num_stages": 1}
@@ -92,16 +93,13 @@ def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) ->
 
 
 def is_exact(found: RowStatistics) -> bool:
-    """Whether every score was a number, and none so large that its difference to the log-sum-exp is lost to rounding.
-
-    Kernels differ in what a score that is no number does to a row, and the sums of its tiles are lost.
-    """
-    awake = found.lse.masked_fill(found.lse == -math.inf, 0)
-    return bool((found.entropy.isfinite() & (awake.abs() < LARGEST)).all())
+    """Whether all statistics are finite, and no score is so large that rounding spoils the weights."""
+    finite_lse = found.lse.masked_fill(found.lse == -math.inf, 0)
+    return bool((found.entropy.isfinite() & (finite_lse.abs() < LARGEST_LSE)).all())
 
 
 def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
-    """A map: from the sums that the pass left, where none of them belongs to two of its cells, or by a pass for it."""
+    """A pooled map: from the sums of `compute_row_statistics` if its cells align with them, else by another kernel."""
     from regard.see import triton_kernels
 
     assert found.cells is not None
@@ -111,7 +109,7 @@ def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Fl
         whole: Tensor = found.cells.unflatten(3, (columns, -1)).sum(4).unflatten(2, (rows, -1)).sum(3)
         return whole * (rows / i)
     sizes, known = _arguments(call)
-    bits = _in_bits(found.lse)
+    bits = _lse_in_bits(found.lse)
     edges = (torch.arange(rows + 1, device=bits.device) * i + rows - 1) // rows
     key_cell = torch.arange(j, device=bits.device) * columns // j
     sums = torch.zeros(b, h, rows, columns, device=bits.device)
@@ -127,7 +125,7 @@ def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Fl
 
 
 def _arguments(call: Request) -> tuple[tuple[int | float, ...], dict[str, Any]]:
-    """What every pass is told: lengths, band and scale, and what it is compiled for."""
+    """The arguments of every kernel: lengths, band and scale, and its compile-time constants."""
     _, h, g, i, j, c, _ = call.sizes
     low, high = _band(call)
     assert isinstance(call.positions.keys, int)
@@ -140,26 +138,26 @@ def _arguments(call: Request) -> tuple[tuple[int | float, ...], dict[str, Any]]:
     return (i, j, shift, low or 0, high or 0, call.beta * math.log2(math.e)), known
 
 
-def _three_at_once(width: int, q: Tensor) -> dict[str, int]:
-    """So few registers and stages that a multiprocessor has room for three programs, where that takes no spilling."""
+def _occupancy_options(width: int, q: Tensor) -> dict[str, int]:
+    """Limits on registers and stages that let a multiprocessor run three programs without spilling."""
     if q.element_size() != 2 or width > 128:
         return {}
     return {"maxnreg": 168} if width <= 64 else {"maxnreg": 168, "num_stages": 2}
 
 
 def _band(call: Request) -> tuple[int | None, int | None]:
-    """The limits low <= j - i <= high of the mask, which `serves` has checked to be a window."""
+    """The limits low <= j - i <= high of the mask, which `is_supported` has checked to be a window."""
     before, after = call.mask.as_window() or (None, None)
     return None if before is None else -before, after
 
 
-def _in_bits(lse: Float[Tensor, "b h i"]) -> Float[Tensor, "b h i"]:
-    """In units of log 2, as the passes hold scores; a blind row then weighs nothing."""
+def _lse_in_bits(lse: Float[Tensor, "b h i"]) -> Float[Tensor, "b h i"]:
+    """The log-sum-exp in units of log 2, as in the kernels; inf for an empty row, so that its weights are 0."""
     return torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))
 
 
-def _in_tiles(q: Float[Tensor, "b h i c"], width: int) -> Any:
-    """q as the GPU's copy engine reads it: a tile of rows at a time, zeros beyond its ends."""
+def _tile_descriptor(q: Float[Tensor, "b h i c"], width: int) -> Any:
+    """A tensor descriptor of q for tiles of rows, padded with zeros."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     aligned = all(stride * q.element_size() % 16 == 0 for stride in q.stride()[:3]) and q.data_ptr() % 16 == 0
@@ -169,5 +167,5 @@ def _in_tiles(q: Float[Tensor, "b h i c"], width: int) -> Any:
 
 
 def _span(i: int) -> int:
-    """How many rows are summed together along the way."""
+    """The number of rows of a cell of the pooled map that the kernel computes."""
     return ROWS * max(1, i // ROWS // SPANS)

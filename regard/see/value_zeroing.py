@@ -1,4 +1,4 @@
-"""Value zeroing: what changes in a block's output when one key has nothing to give."""
+"""Value zeroing: how much the output of a block changes when the value of one key is zero."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,25 +28,25 @@ def value_zeroing(
     """1 - cos(y_i, y_i without v_j) for every row y_i of the block around an attention layer: how much output i changes
     when the value of key j is zero in all heads of that layer, and nothing else. Mohebbi et al. 2023, arXiv:2301.12971.
 
-    A key whose value is zero already, or that nobody looks at, changes nothing: its column is zero. Attention is linear
-    in its values, so w_ij v_j is taken off its output; weights stay as they are, and any kind of attention will do. The
-    model runs once for each key, in the mode it is in, and should be in eval mode.
+    A key with a zero value or zero weights has a column of zeros. Attention is linear in its values, so w_ij v_j is
+    subtracted from its output. Weights do not change, and any kind of attention is supported. The model runs once for
+    each key and should be in eval mode.
 
     run         calls the model on its inputs, for instance lambda: model(x)
     layer       the name of the attention in `watch(model)`
-    keys        numbers of the keys to zero; None is all
-    block       the path of the module whose output is compared; None is the numbered block that the layer is part of
-    normalised  rows divided by their sum, as in the paper
-    progress    called with the keys done and those there are
+    keys        indices of the keys to zero; None is all
+    block       the path of the module whose output is compared; None is the numbered block that contains the layer
+    normalised  divide rows by their sum, as in the paper
+    progress    called with the number of keys done and the total
     """
-    asked = check_indices("keys", keys)
-    block = _block_of(model, layer) if block is None else block
-    whole, record = _output(model, run, layer, block, None)
+    indices = check_indices("keys", keys)
+    block = _enclosing_block(model, layer) if block is None else block
+    whole, record = _run_without(model, run, layer, block, None)
     j = record.k.shape[2]
-    chosen = range(j) if asked is None else resolve_indices("keys", asked, j, layer)
+    chosen = range(j) if indices is None else resolve_indices("keys", indices, j, layer)
     columns = []
     for done, key in enumerate(chosen):
-        other, _ = _output(model, run, layer, block, key)
+        other, _ = _run_without(model, run, layer, block, key)
         columns.append(1 - torch.cosine_similarity(whole, other, dim=-1))
         if progress is not None:
             progress(done + 1, len(chosen))
@@ -54,23 +54,23 @@ def value_zeroing(
     return normalise_rows(found) if normalised else found
 
 
-def _output(
+def _run_without(
     model: nn.Module, run: Callable[[], Any], layer: str, block: str, key: int | None
 ) -> tuple[Float[Tensor, "b i d"], Record]:
-    """The block's output, with the value of one key taken out, and the record of the layer."""
+    """Run the model with the value of one key zeroed; return the output of the block and the record of the layer."""
     outputs: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
         first = output if isinstance(output, Tensor) else output[0]
         outputs.append(first.detach().to(torch.promote_types(first.dtype, torch.float32)))
 
-    def take_out(record: Record) -> Tensor | None:
-        return None if key is None or record.name != layer else -_share_of(record, key)
+    def subtract_value(record: Record) -> Tensor | None:
+        return None if key is None or record.name != layer else -_value_contribution(record, key)
 
-    watcher = Watcher(model, layers=layer.partition(":")[0], change=take_out)
+    watcher = Watcher(model, layers=layer.partition(":")[0], change=subtract_value)
     handle = model.get_submodule(block).register_forward_hook(keep)
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # there nothing between the heads and the layer's end can be reached
+    torch.backends.mha.set_fastpath_enabled(False)  # a fused layer has no output of heads to change
     try:
         with torch.no_grad(), watcher.recording():
             run()
@@ -78,14 +78,16 @@ def _output(
         torch.backends.mha.set_fastpath_enabled(fast)
         handle.remove()
     if layer not in watcher.seen:
-        raise UnknownNameError(f"{layer!r} made no attention call when run() was called; see watch(model).keys()")
+        raise UnknownNameError(f"{layer!r} made no attention call in run(); list(seen) has the names of all layers")
     if not outputs:
-        raise ConfigError(f"block {block!r} was not called by run(); name the module whose output is to be compared")
+        raise ConfigError(
+            f"block {block!r} was not called in run(); give the path of the module whose output is compared"
+        )
     return outputs[-1], watcher.seen[layer]
 
 
-def _share_of(record: Record, key: int) -> Float[Tensor, "b h i e"]:
-    """w_ij v_j of one key, for every row."""
+def _value_contribution(record: Record, key: int) -> Float[Tensor, "b h i e"]:
+    """w_ij v_j of one key j, for every row i."""
     assert record.v is not None
     rows = torch.arange(record.q.shape[2], device=record.q.device)[None]
     weights = weights_at(record, rows, torch.full_like(rows, key))
@@ -93,8 +95,8 @@ def _share_of(record: Record, key: int) -> Float[Tensor, "b h i e"]:
     return weights[..., None] * v.to(weights.dtype)[:, :, None]
 
 
-def _block_of(model: nn.Module, layer: str) -> str:
-    """The innermost numbered module around a layer, or its parent."""
+def _enclosing_block(model: nn.Module, layer: str) -> str:
+    """The path of the innermost numbered module that contains a layer, or of its parent."""
     parts = layer.partition(":")[0].split(".")
     numbered = [at for at, part in enumerate(parts) if part.isdigit()]
     end = numbered[-1] + 1 if numbered else max(len(parts) - 1, 0)

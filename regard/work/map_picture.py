@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regard.base.html import Markup, tag
+from regard.base.shading import shade
 from regard.work.exact_numbers import to_floats
 from regard.work.solution import Solution
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SHADES = " ░▒▓█"
 _DARK_BLUE = (33, 82, 139)
 
 
@@ -50,11 +50,6 @@ def render_text(attention_map: AttentionMap) -> str:
         cells = "".join(f"{shade(weight) * 2} {weight:.2f}".center(width) for weight in row)
         lines.append(f"{name.rjust(edge)} {cells}")
     return "\n".join(line.rstrip() for line in lines)
-
-
-def shade(weight: float) -> str:
-    """One of five shades; the darkest is a weight that rounds to 1."""
-    return _SHADES[min(4, max(0, int(weight * 4 + 0.5)))]
 
 
 def render_table(attention_map: AttentionMap) -> Markup:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Library, models, pre_tokenizers, processors
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
+from regard.base.shading import SHADES
 from regard.cli import clean
 from regard.cli.look import command
 from regard.cli.looking.relevance import grid_side
@@ -42,13 +43,13 @@ def look(*words: str, stdin: str | None = None) -> Result:
     return CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(app, list(words), input=stdin)
 
 
-def told(*words: str) -> Any:
+def look_json(*words: str) -> Any:
     result = look(*words, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
-def refused(*words: str) -> str:
+def error_of(*words: str) -> str:
     result = look(*words)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     last = result.stderr.splitlines()[-1]
@@ -56,7 +57,7 @@ def refused(*words: str) -> str:
     return last.removeprefix("regard: ")
 
 
-def saved(path: Path, config: Config) -> str:
+def save_model(path: Path, config: Config) -> str:
     model = build_from_config(config, seed=3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -69,19 +70,19 @@ def saved(path: Path, config: Config) -> str:
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> str:
     config = GPTConfig(vocab=256, context=600, width=24, depth=3, heads=4, ff_width=20, tied=False)
-    return saved(tmp_path_factory.mktemp("gpt"), config)
+    return save_model(tmp_path_factory.mktemp("gpt"), config)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> str:
     config = TransformerConfig(vocab=256, context=40, width=24, depth=2, heads=3, ff_width=20)
-    return saved(tmp_path_factory.mktemp("pair"), config)
+    return save_model(tmp_path_factory.mktemp("pair"), config)
 
 
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory: pytest.TempPathFactory) -> str:
     config = ViTConfig(image=20, patch=4, classes=7, width=24, depth=2, heads=3)
-    return saved(tmp_path_factory.mktemp("vit"), config)
+    return save_model(tmp_path_factory.mktemp("vit"), config)
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +93,14 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def seen_in(folder: str, *inputs: Tensor, **limits: Any) -> Seen:
+def watch_model(folder: str, *inputs: Tensor, **limits: Any) -> Seen:
     model = load(folder)
     with torch.no_grad(), watch(model, **limits) as seen:
         model(*inputs)
     return seen
 
 
-def ran(code: str) -> Any:
+def run_code(code: str) -> Any:
     """What code makes, by name, and the value of its last line as `last`."""
     *before, last = code.rstrip().split("\n")
     space: dict[str, Any] = {}
@@ -110,8 +111,8 @@ def ran(code: str) -> Any:
 
 def test_json_has_the_statistics_of_the_library(gpt: str) -> None:
     tokens = torch.tensor([list(TEXT.encode())])
-    seen = seen_in(gpt, tokens)
-    found = told(gpt, TEXT)
+    seen = watch_model(gpt, tokens)
+    found = look_json(gpt, TEXT)
     table = seen.table(tokens).sorted("spread", descending=False)
     assert [(head["layer"], head["head"]) for head in found["heads"]] == [(head.layer, head.head) for head in table]
     for head, truth in zip(found["heads"], table, strict=True):
@@ -124,9 +125,9 @@ def test_json_has_the_statistics_of_the_library(gpt: str) -> None:
     torch.testing.assert_close(torch.tensor(found["chosen"]["map"]), weights)
     (relevance,) = found["relevance"]
     torch.testing.assert_close(torch.tensor(relevance["values"]), rollout(seen)[0, -1])
-    assert relevance["title"] == "What the output of the last token owes to each token (rollout)"
-    assert found["weights"] == "those of the folder"
-    again = ran(found["code"])["seen"]
+    assert relevance["title"] == "Relevance of each token for the output of the last token (rollout)"
+    assert found["weights"] == "from the folder"
+    again = run_code(found["code"])["seen"]
     assert torch.equal(again["blocks.1.attention"].entropy, seen["blocks.1.attention"].entropy)
 
 
@@ -135,7 +136,7 @@ def test_the_terminal_shows_heads_map_and_relevance(gpt: str) -> None:
     assert result.exit_code == 0
     assert result.stderr == f"running {gpt} on 6 tokens\n"
     tokens = torch.tensor([list(b"abcabc")])
-    seen = seen_in(gpt, tokens)
+    seen = watch_model(gpt, tokens)
     lines = result.stdout.splitlines()
     start = lines.index("layer               head  entropy  spread  distance  previous  first  induction")
     table = seen.table(tokens).sorted("induction")
@@ -148,14 +149,14 @@ def test_the_terminal_shows_heads_map_and_relevance(gpt: str) -> None:
     assert [line[:2] for line in drawn] == ["a ", "b ", "c ", "a ", "b ", "c "]
     weights = seen["blocks.1.attention"].weights()[0, 2]
     brightest = int(weights[5].argmax())
-    assert drawn[5][2 + 2 * brightest] == max(drawn[5][2:], key=" ·░▒▓█".index)
+    assert drawn[5][2 + 2 * brightest] == max(drawn[5][2:], key=SHADES.index)
     assert drawn[0][2:].rstrip() == "██"
     most = int(rollout(seen)[0, -1].argmax())
-    first = lines[lines.index("What the output of the last token owes to each token (rollout)") + 1].split()
+    first = lines[lines.index("Relevance of each token for the output of the last token (rollout)") + 1].split()
     assert first[:2] == [str(most), "abcabc"[most]]
 
 
-def test_a_model_that_has_gone_nan_is_told_as_such(tmp_path: Path) -> None:
+def test_a_model_with_nan_weights_is_reported(tmp_path: Path) -> None:
     model = build_from_config(GPTConfig(vocab=256, context=20, width=24, depth=3, heads=4, ff_width=20), seed=3)
     with torch.no_grad():
         model.get_parameter("blocks.1.feedforward.down.weight").fill_(torch.nan)
@@ -164,11 +165,11 @@ def test_a_model_that_has_gone_nan_is_told_as_such(tmp_path: Path) -> None:
     result = look(str(tmp_path / "broken"), "abcabc", "--html", str(page), "--picture", str(tmp_path / "heads.png"))
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
-    note = "NaN: 4 of 12 heads have scores that are NaN or inf, first blocks.2.attention, head 0; their numbers tell"
+    note = "NaN: 4 of 12 heads have scores that are NaN or inf, first blocks.2.attention, head 0; their statistics"
     assert note in words
     assert note in page.read_text()
     assert "blocks.2.attention 0 nan nan nan nan nan nan" in words
-    found = told(str(tmp_path / "broken"), "abcabc", "--layer", "2")
+    found = look_json(str(tmp_path / "broken"), "abcabc", "--layer", "2")
     assert [head["layer"] for head in found["heads"][:4]] == ["blocks.2.attention"] * 4
     assert found["heads"][0]["entropy"] is None
     assert found["relevance"] == []
@@ -179,8 +180,8 @@ def test_a_preset_says_that_its_weights_are_random(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = look("birthplace", "hi", "--most", "1", "--html", str(page))
     assert result.exit_code == 0
-    assert result.stderr.startswith("birthplace is a preset: its weights are random, and so is where it looks;")
-    assert "weights: random, from seed 0: a preset has learned nothing" in result.stdout
+    assert result.stderr.startswith("birthplace is a preset with random weights,")
+    assert "weights: random, from seed 0 (an untrained preset)" in result.stdout
     reader = Reader(page.read_text("utf-8"))
     assert "random, from seed 0" in reader.words
     assert "model = build('birthplace', seed=0).eval()" in reader.code[0]
@@ -208,7 +209,7 @@ def test_the_page_can_be_run_again_and_is_bounded(gpt: str, tmp_path: Path) -> N
     reader = Reader(written)
     assert not reader.names & {"script"}
     assert all(source.startswith("data:") for source in reader.sources)
-    space = ran(reader.code[0])
+    space = run_code(reader.code[0])
     exec(reader.code[1].replace("print(", "shown = ("), space)
     rows = [[head.layer, str(head.head), f"{head.entropy:.4f}"] for head in space["shown"]]
     assert [row[:3] for row in reader.rows[1:13]] == rows
@@ -227,12 +228,12 @@ def test_the_picture_opens(gpt: str, vit: str, picture: str, tmp_path: Path) -> 
             assert image.width >= 1200
 
 
-def test_an_encoder_decoder_is_told_on_both_sides(pair: str) -> None:
-    found = told(pair, "source!", "--target", "target", "--layer", "decoder.blocks.1.cross")
+def test_an_encoder_decoder_has_relevance_of_source_and_target(pair: str) -> None:
+    found = look_json(pair, "source!", "--target", "target", "--layer", "decoder.blocks.1.cross")
     source, target = (torch.tensor([list(text)]) for text in (b"source!", b"target"))
-    seen = seen_in(pair, source, target)
+    seen = watch_model(pair, source, target)
     both = encoder_decoder_rollout(seen)
-    assert [(len(each["labels"]), each["title"].split()[-3]) for each in found["relevance"]] == [
+    assert [(len(each["labels"]), each["title"].split()[3]) for each in found["relevance"]] == [
         (7, "source"),
         (6, "target"),
     ]
@@ -249,19 +250,19 @@ def test_an_encoder_decoder_is_told_on_both_sides(pair: str) -> None:
     assert "7 source tokens, 6 target tokens" in result.stderr
 
 
-def test_a_target_begins_with_the_token_that_the_folder_names(tmp_path: Path) -> None:
-    folder = saved(tmp_path, TransformerConfig(vocab=256, context=40, width=24, depth=1, heads=3, ff_width=20))
+def test_a_target_starts_with_decoder_start_token_id(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, TransformerConfig(vocab=256, context=40, width=24, depth=1, heads=3, ff_width=20))
     (tmp_path / "generation_config.json").write_text('{"decoder_start_token_id": 7}')
-    found = told(folder, "abc", "--target", "de", "--layer", "decoder.blocks.0.cross")
+    found = look_json(folder, "abc", "--target", "de", "--layer", "decoder.blocks.0.cross")
     assert found["chosen"]["queries"] == ["\x07", "d", "e"]
-    assert ran(found["code"])["target"].tolist() == [[7, 100, 101]]
+    assert run_code(found["code"])["target"].tolist() == [[7, 100, 101]]
 
 
-def test_a_vision_transformer_shows_what_its_class_token_owes(vit: str, picture: str, tmp_path: Path) -> None:
+def test_a_vision_transformer_has_relevance_for_its_class_token(vit: str, picture: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    found = told(vit, picture, "--html", str(page))
+    found = look_json(vit, picture, "--html", str(page))
     image = normalise_pixels(read_image(picture, 20))
-    seen = seen_in(vit, image)
+    seen = watch_model(vit, image)
     truth = patch_map(rollout(seen))[0]
     assert truth.shape == (5, 5)
     torch.testing.assert_close(torch.tensor(found["overlays"][0]["values"]), truth)
@@ -270,64 +271,64 @@ def test_a_vision_transformer_shows_what_its_class_token_owes(vit: str, picture:
     torch.testing.assert_close(torch.tensor(found["overlays"][1]["values"]), own)
     assert found["chosen"]["keys"][:3] == ["class", "0,0", "0,1"]
     reader = Reader(page.read_text("utf-8"))
-    space = ran(reader.code[0])
+    space = run_code(reader.code[0])
     torch.testing.assert_close(
         eval(reader.code[3].split("\n")[-1], {**space, "patch_map": patch_map, "rollout": rollout}), truth
     )
     shown = look(vit, picture, "--most", "1").stdout
-    assert "What the class token owes to each patch (rollout)" in shown
+    assert "Relevance of each patch for the class token (rollout)" in shown
 
 
-def test_pooling_by_the_mean_and_grey_images_are_served(picture: str, tmp_path: Path) -> None:
-    folder = saved(tmp_path, ViTConfig(image=12, patch=4, channels=1, width=12, depth=2, heads=2, pool="mean"))
-    found = told(folder, picture)
-    seen = seen_in(folder, normalise_pixels(read_image(picture, 12, channels=1)))
+def test_mean_pooling_and_grey_images(picture: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path, ViTConfig(image=12, patch=4, channels=1, width=12, depth=2, heads=2, pool="mean"))
+    found = look_json(folder, picture)
+    seen = watch_model(folder, normalise_pixels(read_image(picture, 12, channels=1)))
     truth = patch_map(rollout(seen), prefix=0, pool="mean")[0]
     torch.testing.assert_close(torch.tensor(found["overlays"][0]["values"]), truth)
-    assert found["overlays"][0]["title"] == "What the mean of the patches owes to each patch (rollout)"
-    assert ran(found["code"])["image"].shape == (1, 1, 12, 12)
+    assert found["overlays"][0]["title"] == "Relevance of each patch for the mean of the patches (rollout)"
+    assert run_code(found["code"])["image"].shape == (1, 1, 12, 12)
 
 
-def test_a_davit_shows_what_positions_are_given_in_their_windows(picture: str, tmp_path: Path) -> None:
-    folder = saved(tmp_path, DaViTConfig(classes=5, widths=(8, 12), depths=(1, 1), heads=(2, 3), window=5))
-    found = told(folder, picture, "--layer", "stages.1.blocks.0.window.attention", "--head", "2")
-    seen = seen_in(folder, normalise_pixels(read_image(picture, 224)))
+def test_a_davit_shows_received_weights_of_windows(picture: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path, DaViTConfig(classes=5, widths=(8, 12), depths=(1, 1), heads=(2, 3), window=5))
+    found = look_json(folder, picture, "--layer", "stages.1.blocks.0.window.attention", "--head", "2")
+    seen = watch_model(folder, normalise_pixels(read_image(picture, 224)))
     received = seen["stages.1.blocks.0.window.attention"].received[:, 2, :, None]
     truth = merge(received, 5, 28, 28)[0, :, :, 0]
     torch.testing.assert_close(torch.tensor(found["overlays"][0]["values"]), truth)
-    assert any("no rollout here" in note for note in found["notes"])
+    assert any(note.startswith("No relevance: windows") for note in found["notes"])
     assert (grid_side(224, 0), grid_side(224, 3), grid_side(30, 1)) == (56, 7, 4)
-    channels = told(folder, picture, "--layer", "stages.0.blocks.0.channel.attention")
+    channels = look_json(folder, picture, "--layer", "stages.0.blocks.0.channel.attention")
     assert channels["chosen"]["keys"][:2] == ["channel 0", "channel 1"]
     assert "window.attention" in channels["overlays"][0]["title"]
 
 
 def test_special_tokens_have_their_names(tmp_path: Path) -> None:
-    folder = saved(tmp_path, BERTConfig(vocab=11, context=9, width=12, depth=2, heads=2, ff_width=8))
+    folder = save_model(tmp_path, BERTConfig(vocab=11, context=9, width=12, depth=2, heads=2, ff_width=8))
     words = {word: number for number, word in enumerate(["[CLS]", "[SEP]", "?", "the", "cat", "</script>", "[b]x[/b]"])}
     library = Library(models.WordLevel(words, unk_token="?"))
     library.add_special_tokens(["[CLS]", "[SEP]"])
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     library.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 0), ("[SEP]", 1)])
     library.save(str(tmp_path / "tokenizer.json"))
-    found = told(folder, "the cat </script>")
+    found = look_json(folder, "the cat </script>")
     assert found["chosen"]["keys"] == ["[CLS]", "the", "cat", "</script>", "[SEP]"]
-    seen = seen_in(folder, torch.tensor([load_tokenizer(folder).encode("the cat </script>")]))
+    seen = watch_model(folder, torch.tensor([load_tokenizer(folder).encode("the cat </script>")]))
     torch.testing.assert_close(torch.tensor(found["relevance"][0]["values"]), rollout(seen)[0, 0])
     assert "first token" in found["relevance"][0]["title"]
     assert "load_tokenizer" in found["code"]
     assert "\n[b]x[/b] " in look(folder, "the [b]x[/b] cat").stdout  # no markup of the terminal either
-    assert torch.equal(ran(found["code"])["seen"]["blocks.1.attention"].lse, seen["blocks.1.attention"].lse)
+    assert torch.equal(run_code(found["code"])["seen"]["blocks.1.attention"].lse, seen["blocks.1.attention"].lse)
 
 
-def test_bytes_that_are_no_letter_are_told_as_bytes(gpt: str) -> None:
-    assert told(gpt, "aé\x1b[1m")["chosen"]["keys"] == ["a", "\\xc3", "\\xa9", "\x1b", "[", "1", "m"]
+def test_bytes_that_are_not_text_are_shown_as_hex(gpt: str) -> None:
+    assert look_json(gpt, "aé\x1b[1m")["chosen"]["keys"] == ["a", "\\xc3", "\\xa9", "\x1b", "[", "1", "m"]
     result = look(gpt, "[bold]\x1b[31m", "--most", "1")
     assert "\x1b" not in result.stdout
     assert "\n    \\x1b " in result.stdout or "\n\\x1b " in result.stdout
 
 
-def test_a_folder_of_hugging_face_is_read_and_says_how_pixels_are_scaled(picture: str, tmp_path: Path) -> None:
+def test_a_hugging_face_folder_gives_the_scaling_of_pixels(picture: str, tmp_path: Path) -> None:
     from transformers import ViTImageProcessorPil
 
     config = ViTConfig(image=20, patch=4, classes=7, width=24, depth=2, heads=3)
@@ -335,21 +336,21 @@ def test_a_folder_of_hugging_face_is_read_and_says_how_pixels_are_scaled(picture
     settings = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25], "resample": 3}
     processor = ViTImageProcessorPil(size={"height": 20, "width": 20}, **settings)
     processor.save_pretrained(tmp_path)
-    found = told(str(tmp_path), picture)
+    found = look_json(str(tmp_path), picture)
     assert any(
-        "mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25), as preprocessor_config.json says" in n for n in found["notes"]
+        "mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25) (from preprocessor_config.json)" in n for n in found["notes"]
     )
     with Image.open(picture) as image:
         theirs = processor(image, return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(ran(found["code"])["image"], theirs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(run_code(found["code"])["image"], theirs, atol=1e-5, rtol=0)
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": "x"}')
-    assert "preprocessor_config.json does not say how pixels are scaled" in refused(str(tmp_path), picture)
+    assert "preprocessor_config.json has no valid scaling of pixels" in error_of(str(tmp_path), picture)
 
 
-def test_a_gpt2_of_hugging_face_is_looked_at(tmp_path: Path) -> None:
+def test_a_hugging_face_gpt2(tmp_path: Path) -> None:
     config = GPTConfig(vocab=256, context=31, width=24, depth=2, heads=3)
     build_from_config(config, seed=1).export(tmp_path)
-    assert {head["layer"] for head in told(str(tmp_path), "hello")["heads"]} == {
+    assert {head["layer"] for head in look_json(str(tmp_path), "hello")["heads"]} == {
         "blocks.0.attention",
         "blocks.1.attention",
     }
@@ -367,151 +368,152 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_a_model_that_only_transformers_reads_is_looked_at(t5: str) -> None:
-    found = told(t5, "the cat", "--target", "le chat", "--layer", "decoder.block.1.layer.1.EncDecAttention")
+def test_an_encoder_decoder_loaded_by_transformers(t5: str) -> None:
+    found = look_json(t5, "the cat", "--target", "le chat", "--layer", "decoder.block.1.layer.1.EncDecAttention")
     assert found["chosen"]["queries"] == ["\x00", *"le chat"]
     assert found["chosen"]["keys"] == list("the cat")
-    again = ran(found["code"])["seen"]
+    again = run_code(found["code"])["seen"]
     layer, head = found["chosen"]["layer"], found["chosen"]["head"]
     torch.testing.assert_close(torch.tensor(found["chosen"]["map"]), again[layer].weights()[0, head])
     source, target = (torch.tensor(each["values"]) for each in found["relevance"])
     torch.testing.assert_close(source, encoder_decoder_rollout(again).source[0, -1])
     torch.testing.assert_close(target, encoder_decoder_rollout(again).target[0, -1])
-    assert refused(t5, "the cat").endswith(
-        "is an encoder-decoder: give what it has written so far with --target 'text'"
-    )
+    assert error_of(t5, "the cat").endswith("is an encoder-decoder: give the target text with --target")
 
 
-def test_a_text_model_that_only_transformers_reads_is_looked_at(tmp_path: Path) -> None:
+def test_a_text_model_loaded_by_transformers(tmp_path: Path) -> None:
     from transformers import DistilBertConfig, DistilBertForMaskedLM
 
     config = DistilBertConfig(vocab_size=300, dim=24, n_layers=2, n_heads=3, hidden_dim=20, max_position_embeddings=9)
     DistilBertForMaskedLM(config).save_pretrained(tmp_path)
-    found = told(str(tmp_path), "abcabc")
+    found = look_json(str(tmp_path), "abcabc")
     assert found["chosen"]["keys"] == list("abcabc")
     (relevance,) = found["relevance"]
-    assert relevance["title"] == "What the output of the first token owes to each token (rollout)"
-    assert refused(str(tmp_path), "a" * 10).endswith("reads at most 9; shorten it by 1")
+    assert relevance["title"] == "Relevance of each token for the output of the first token (rollout)"
+    assert error_of(str(tmp_path), "a" * 10).endswith("takes at most 9; shorten it by 1")
 
 
-def test_without_transformers_it_is_told_what_is_needed(t5: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_transformers_is_an_error(t5: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert refused(t5, "a", "--target", "b") == (
-        f"{t5} is a t5, which regard does not read itself (it reads: gpt2, llama, mistral, qwen2, qwen3, bert, vit, "
+    assert error_of(t5, "a", "--target", "b") == (
+        f"{t5} is a t5, which regard cannot load itself (it can load: gpt2, llama, mistral, qwen2, qwen3, bert, vit, "
         "bart, marian); install transformers to look at it: pip install transformers"
     )
 
 
-def test_what_transformers_cannot_load_is_told_in_one_line(tmp_path: Path) -> None:
+def test_an_error_of_transformers_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "swn", "architectures": ["pipeline"]}')
-    assert f"transformers cannot load {tmp_path} as a swn: " in refused(str(tmp_path), "abc")
+    assert f"transformers cannot load {tmp_path} as a swn: " in error_of(str(tmp_path), "abc")
 
 
-def test_layers_and_rows_limit_what_is_kept(gpt: str) -> None:
-    found = told(gpt, TEXT, "--layers", "blocks.1", "--layers", "blocks.2", "--rows", "0,3:5,-1")
-    seen = seen_in(gpt, torch.tensor([list(TEXT.encode())]), layers=["blocks.1", "blocks.2"], rows=[0, 3, 4, -1])
+def test_layers_and_rows_limit_the_records(gpt: str) -> None:
+    found = look_json(gpt, TEXT, "--layers", "blocks.1", "--layers", "blocks.2", "--rows", "0,3:5,-1")
+    seen = watch_model(gpt, torch.tensor([list(TEXT.encode())]), layers=["blocks.1", "blocks.2"], rows=[0, 3, 4, -1])
     assert {head["layer"] for head in found["heads"]} == set(seen)
     layer, head = found["chosen"]["layer"], found["chosen"]["head"]
     torch.testing.assert_close(torch.tensor(found["chosen"]["map"]), seen[layer].weights()[0, head])
     assert found["relevance"] == []
-    assert "There is no relevance here: it needs every layer and every row." in found["notes"]
-    assert ran(found["code"])["seen"][layer].rows_kept == (0, 3, 4, 21)
+    assert "No relevance: rollout needs every layer and every row." in found["notes"]
+    assert run_code(found["code"])["seen"][layer].rows_kept == (0, 3, 4, 21)
     assert "\nt " in look(gpt, "pqrst", "--rows", "-1", "--most", "1").stdout
 
 
 def test_a_text_may_come_from_stdin(gpt: str) -> None:
     result = CliRunner().invoke(app, [gpt, "-", "--json"], input="from stdin\n")
-    assert json.loads(result.stdout)["asked"] == "from stdin"
+    assert json.loads(result.stdout)["prompt"] == "from stdin"
 
 
 def test_a_long_text_is_not_repeated_on_the_page(tmp_path: Path) -> None:
-    folder = saved(tmp_path, GPTConfig(vocab=256, context=5000, width=8, depth=1, heads=1, ff_width=8))
-    found = told(folder, "ab" * 2250)
-    assert found["asked"].endswith("... (4,500 letters)")
+    folder = save_model(tmp_path, GPTConfig(vocab=256, context=5000, width=8, depth=1, heads=1, ff_width=8))
+    found = look_json(folder, "ab" * 2250)
+    assert found["prompt"].endswith("... (4,500 characters)")
     assert "open('text.txt').read()" in found["code"]
 
 
-def test_an_unknown_model_is_told_with_the_nearest() -> None:
-    assert refused("brthplace", "x").startswith("unknown model 'brthplace'; did you mean 'birthplace'?")
-    assert refused("vit-ti/61", "x").startswith("unknown model 'vit-ti/61'; did you mean 'vit-ti/16'?")
-    assert refused("no/such/place", "x").startswith(
+def test_an_unknown_model_suggests_the_nearest() -> None:
+    assert error_of("brthplace", "x").startswith("unknown model 'brthplace'; did you mean 'birthplace'?")
+    assert error_of("vit-ti/61", "x").startswith("unknown model 'vit-ti/61'; did you mean 'vit-ti/16'?")
+    assert error_of("no/such/place", "x").startswith(
         "no/such/place is not a folder; a model is a folder with config.json"
     )
 
 
-def test_text_and_images_are_not_mixed_up(gpt: str, vit: str, picture: str, tmp_path: Path) -> None:
-    assert refused(gpt, picture) == (
-        f"{gpt} reads text, but {picture} is an image; a ViT looks at those, such as vit-ti/16, or a DaViT"
+def test_errors_of_text_and_images(gpt: str, vit: str, picture: str, tmp_path: Path) -> None:
+    assert error_of(gpt, picture) == (
+        f"{gpt} takes text, but {picture} is an image; use a ViT, such as vit-ti/16, or a DaViT"
     )
-    assert refused(vit, "a dog") == f"{vit} looks at images, but there is no file 'a dog'; give a png or jpeg"
-    assert refused(vit, "a" * 5000).startswith(f"{vit} looks at images, but there is no file 'aaa")
+    assert error_of(vit, "a dog") == f"{vit} takes an image, but there is no file 'a dog'; give a png or jpeg"
+    assert error_of(vit, "a" * 5000).startswith(f"{vit} takes an image, but there is no file 'aaa")
     broken = tmp_path / "broken.png"
     broken.write_text("no image")
-    assert refused(vit, str(broken)) == f"{broken} is no image that can be read; give a png or jpeg"
-    assert refused(vit, str(tmp_path)).startswith(f"{tmp_path} cannot be read as an image: ")
-    assert refused(vit, picture, "--tokenizer", "x.json") == f"--tokenizer goes with text; {vit} looks at images"
+    assert error_of(vit, str(broken)) == f"{broken} is not an image; give a png or jpeg"
+    assert error_of(vit, str(tmp_path)).startswith(f"{tmp_path} cannot be read as an image: ")
+    assert error_of(vit, picture, "--tokenizer", "x.json") == f"--tokenizer is for text; {vit} takes an image"
 
 
-def test_what_a_model_cannot_take_is_told(gpt: str, pair: str) -> None:
-    assert refused(gpt, "a" * 613) == (f"the text has 613 tokens, but {gpt} reads at most 600; shorten it by 13")
-    assert refused(gpt, "") == "the text is empty; give at least one token to look at"
-    assert refused("birthplace-synthesizer", "a" * 128).endswith("reads at most 127; shorten it by 1")
-    assert refused(gpt, "a", "--target", "b") == f"--target goes with encoder-decoders; {gpt} reads one text"
-    assert refused(pair, "a") == f"{pair} is an encoder-decoder: give what it has written so far with --target 'text'"
-    assert refused(pair, "a", "--target", "") == "the target is empty; give at least one token to look at"
+def test_what_a_model_cannot_take_is_look_json(gpt: str, pair: str) -> None:
+    assert error_of(gpt, "a" * 613) == (f"the text has 613 tokens, but {gpt} takes at most 600; shorten it by 13")
+    assert error_of(gpt, "") == "the text is empty; give at least one token"
+    assert error_of("birthplace-synthesizer", "a" * 128).endswith("takes at most 127; shorten it by 1")
+    assert error_of(gpt, "a", "--target", "b") == f"--target is for encoder-decoders; {gpt} takes one text"
+    assert error_of(pair, "a") == f"{pair} is an encoder-decoder: give the target text with --target"
+    assert error_of(pair, "a", "--target", "") == "the target is empty; give at least one token"
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path, GPTConfig(vocab=3, context=9, width=8, depth=1, heads=1, ff_width=8))
+def test_a_tokenizer_of_another_model_is_error_of(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, GPTConfig(vocab=3, context=9, width=8, depth=1, heads=1, ff_width=8))
     library = Library(models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 3}, unk_token="a"))
     library.save(str(tmp_path / "tokenizer.json"))
-    assert refused(folder, "d").startswith(f"the tokenizer gives token 3, but {folder} knows 3; it is another model's")
+    assert error_of(folder, "d").startswith(f"the tokenizer returns token 3, but the vocabulary of {folder} has 3")
 
 
-def test_models_without_attention_weights_are_refused(picture: str, tmp_path: Path) -> None:
-    assert refused("mlp", "x").startswith("mlp is a MLP, which does not attend over text or an image; these do: transf")
-    assert refused("speech-stream", "x").startswith("speech-stream is a Speech, which does not attend over text or an")
+def test_models_without_attention_weights_are_error_of(picture: str, tmp_path: Path) -> None:
+    assert error_of("mlp", "x").startswith("mlp is a MLP, which has no attention over text or an image; these have: t")
+    assert error_of("speech-stream", "x").startswith(
+        "speech-stream is a Speech, which has no attention over text or an"
+    )
     config = ViTConfig(image=12, patch=4, width=12, depth=1, heads=2, attention="linear")
-    words = "ran, but no attention was seen: what mixes its positions has no weights to look at"
-    assert refused(saved(tmp_path, config), picture) == f"{tmp_path} {words}"
+    words = "ran, but no attention was recorded: it mixes positions without attention weights"
+    assert error_of(save_model(tmp_path, config), picture) == f"{tmp_path} {words}"
 
 
-def test_layers_and_heads_that_are_not_there_are_told_with_those_that_are(gpt: str) -> None:
+def test_errors_of_layers_heads_and_rows(gpt: str) -> None:
     names = "blocks.0.attention, blocks.1.attention, blocks.2.attention"
-    assert refused(gpt, "abc", "--layer", "7") == (
-        f"no layer '7' was seen; take a number from 0 to 2 or a name: {names}"
+    assert error_of(gpt, "abc", "--layer", "7") == (
+        f"there is no record of layer '7'; give a number from 0 to 2 or a name: {names}"
     )
     assert (
-        refused(gpt, "abc", "--layer", "2", "--head", "4") == "blocks.2.attention has no head 4; there are heads 0 to 3"
+        error_of(gpt, "abc", "--layer", "2", "--head", "4")
+        == "blocks.2.attention has no head 4; there are heads 0 to 3"
     )
-    assert refused(gpt, "abc", "--layers", "blocks.7").startswith(
+    assert error_of(gpt, "abc", "--layers", "blocks.7").startswith(
         "layers='blocks.7' matches no module of the model; it has"
     )
-    assert refused(gpt, "abc", "--layers", "norm") == (
-        "no attention was seen in --layers norm; leave it out to see which layers attend"
+    assert error_of(gpt, "abc", "--layers", "norm") == (
+        "no attention was recorded in --layers norm; omit it to list the attention layers"
     )
-    assert refused(gpt, "abc", "--rows", "3").startswith("rows asks for 3, but blocks.0.attention has 3 of them")
-    assert refused(gpt, "abc", "--rows", "1,x") == "--rows takes numbers and ranges such as 0,5,8:12,-1, not 'x'"
-    assert refused(gpt, "abc", "--rows", "5:5").startswith("--rows 5:5 names no row")
+    assert error_of(gpt, "abc", "--rows", "3").startswith("rows has index 3, but blocks.0.attention has 3 rows")
+    assert error_of(gpt, "abc", "--rows", "1,x") == "--rows takes indices and ranges such as 0,5,8:12,-1, not 'x'"
+    assert error_of(gpt, "abc", "--rows", "5:5").startswith("--rows 5:5 selects no row")
 
 
-def test_a_column_that_is_not_there_is_refused_before_the_model_runs(gpt: str) -> None:
+def test_an_unknown_column_is_an_error_before_the_model_runs(gpt: str) -> None:
     result = look(gpt, "abc", "--sort", "sharp")
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
-    assert line.startswith("regard: there is no column 'sharp' to sort by; take one of layer")
+    assert line.startswith("regard: there is no column 'sharp' to sort by; choose from layer")
 
 
-def test_places_that_cannot_be_used_are_told(gpt: str, tmp_path: Path) -> None:
+def test_places_that_cannot_be_used_are_look_json(gpt: str, tmp_path: Path) -> None:
     nowhere = tmp_path / "none" / "page.html"
-    assert refused(gpt, "abc", "--html", str(nowhere)) == (
+    assert error_of(gpt, "abc", "--html", str(nowhere)) == (
         f"{nowhere} cannot be written: there is no folder {nowhere.parent}"
     )
-    assert refused(gpt, "abc", "--picture", str(tmp_path / "x.txt")) == (
+    assert error_of(gpt, "abc", "--picture", str(tmp_path / "x.txt")) == (
         f"--picture {tmp_path / 'x.txt'} has no known picture format; end it in .png, .svg, .pdf"
     )
     result = look(gpt, "abc", "--html", str(tmp_path))
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == f"regard: {tmp_path} cannot be written: Is a directory"
-    assert refused(gpt, "abc", "--device", "gpu").startswith("--device gpu cannot be used here: ")
-    assert refused(gpt, "abc", "--device", "gpu").endswith("; cpu always can")
+    assert error_of(gpt, "abc", "--device", "gpu").startswith("--device gpu cannot be used here: ")
+    assert error_of(gpt, "abc", "--device", "gpu").endswith("; cpu always can")

@@ -12,7 +12,7 @@ from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
 from regard.core.masks import causal, padding
 from regard.core.scores import alibi, shaw, sink, softcap
-from regard.see.heads import Head, HeadTable, measure_heads, weights_at
+from regard.see.heads import HeadSummary, HeadTable, measure_heads, weights_at
 from regard.see.record import Record, Seen
 from regard.see.watch import watch
 from tests.see.zoo import CASES, ids
@@ -55,7 +55,7 @@ def repeats(tokens: Tensor) -> list[tuple[int, int, int]]:
     return found
 
 
-def test_heads_that_look_where_their_names_say_stand_on_top() -> None:
+def test_constructed_heads_have_the_largest_score_of_their_column() -> None:
     n, period = 12, 4
     tokens = (torch.arange(n) % period)[None]
     scores = torch.full((1, 3, n, n), -20.0)
@@ -80,7 +80,7 @@ def test_no_matrix_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(measure_heads(record, torch.zeros(2, 9, dtype=torch.long))) == 6
 
 
-def test_a_sink_takes_its_share_and_blind_rows_do_not_count() -> None:
+def test_a_sink_reduces_weights_and_empty_rows_do_not_count() -> None:
     record = recorded(mask=causal() & padding([9, 0]), scores=sink(torch.zeros(6)))
     weights = record.weights()
     for head in measure_heads(record):
@@ -90,7 +90,7 @@ def test_a_sink_takes_its_share_and_blind_rows_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, math.inf])
-def test_single_pairs_weigh_what_they_weigh_in_the_matrix(beta: float) -> None:
+def test_weights_of_single_pairs_are_those_of_the_matrix(beta: float) -> None:
     record = recorded(i=5, j=7, beta=beta, mask=causal())
     rows, columns = torch.tensor([[4, 0, 2], [1, 1, 3]]), torch.tensor([[6, 2, 0], [3, 0, 5]])
     found = weights_at(record, rows, columns)
@@ -119,8 +119,10 @@ def test_cross_attention_to_other_tokens_has_no_induction_score_of_these() -> No
     assert "EncDecAttention" in str(table)
 
 
-def test_the_table_reads_as_text_and_sorts_by_any_column() -> None:
-    table = HeadTable((Head("a", 0, 1.0, 0.5, 2.0, None, 0.25, None), Head("bb", 1, 2.0, 0.5, 1.0, 0.125, 0.5, None)))
+def test_the_table_prints_and_sorts_by_any_column() -> None:
+    table = HeadTable(
+        (HeadSummary("a", 0, 1.0, 0.5, 2.0, None, 0.25, None), HeadSummary("bb", 1, 2.0, 0.5, 1.0, 0.125, 0.5, None))
+    )
     assert str(table).splitlines() == [
         "layer  head  entropy  spread  distance  previous  first  induction",
         "a         0    1.000   0.500     2.000         -  0.250          -",
@@ -128,10 +130,10 @@ def test_the_table_reads_as_text_and_sorts_by_any_column() -> None:
     ]
     assert [head.layer for head in table.sorted("previous")] == ["bb", "a"]
     assert [head.layer for head in table.sorted("distance", descending=False)] == ["bb", "a"]
-    with pytest.raises(ConfigError, match=r"no column 'sink' to sort by; take one of layer, head, entropy"):
+    with pytest.raises(ConfigError, match=r"no column 'sink' to sort by; choose from layer, head, entropy"):
         table.sorted("sink")
 
 
-def test_tokens_of_another_batch_are_refused() -> None:
+def test_tokens_of_another_batch_are_an_error() -> None:
     with pytest.raises(ShapeError, match=r"tokens have b=3 \(batch\), but attention has b=2"):
         Seen([recorded()]).table(torch.zeros(3, 9, dtype=torch.long))

@@ -58,14 +58,14 @@ def test_rollout_rows_sum_to_one_however_heads_are_fused(heads: str) -> None:
     torch.testing.assert_close(rollout(maps(), heads=heads).sum(-1), torch.ones(2, 7))  # type: ignore[arg-type]
 
 
-def test_rollout_has_its_limits() -> None:
+def test_rollout_without_and_with_only_the_residual() -> None:
     layers = maps()
     assert torch.equal(rollout(layers, residual=1), torch.eye(7).expand(2, 7, 7))
     torch.testing.assert_close(rollout(layers[:1], residual=0), layers[0].mean(1))
     torch.testing.assert_close(rollout(layers, residual=0.0), layers[2].mean(1) @ layers[1].mean(1) @ layers[0].mean(1))
 
 
-def test_the_last_layer_of_a_rollout_stands_leftmost() -> None:
+def test_rollout_multiplies_by_the_last_layer_from_the_left() -> None:
     # layer one moves token 0 to place 1, layer two takes place 1 to place 2: so output 2 owes all to input 0
     first, second = torch.eye(3)[[0, 0, 2]], torch.eye(3)[[0, 1, 1]]
     found = rollout([first[None, None], second[None, None]], residual=0)
@@ -74,12 +74,12 @@ def test_the_last_layer_of_a_rollout_stands_leftmost() -> None:
     assert not torch.equal(turned, found)
 
 
-def test_rollout_of_a_decoder_owes_nothing_to_the_future() -> None:
+def test_rollout_of_a_causal_model_has_no_relevance_of_later_tokens() -> None:
     assert rollout(watched("by hand")).triu(1).count_nonzero() == 0
 
 
 @pytest.mark.parametrize("name", SQUARE)
-def test_chosen_rows_of_a_rollout_need_no_matrix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_rollout_are_computed_without_a_matrix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(name)
     whole = rollout(seen, residual=0.3)
     monkeypatch.setattr(Record, "weights", lambda self: pytest.fail("a matrix was built"))
@@ -87,11 +87,11 @@ def test_chosen_rows_of_a_rollout_need_no_matrix(name: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("ask", [rollout, flow, gradient_relevance])
-def test_rows_that_are_not_there_are_refused(ask: Callable[..., Tensor]) -> None:
+def test_invalid_rows_are_errors(ask: Callable[..., Tensor]) -> None:
     model = handmade().model
     with watch(model) as seen:
         model(torch.randn(1, 9, 24)).sum().backward()
-    with pytest.raises(ShapeError, match="rows asks for 99, but the last layer has 9 of them; choose from 0 to 8"):
+    with pytest.raises(ShapeError, match="rows has index 99, but the last layer has 9 rows; choose from 0 to 8"):
         ask(seen, rows=[99])
     with pytest.raises(ConfigError, match=r"each of rows takes a whole number, not 1\.5"):
         ask(seen, rows=[1.5])
@@ -109,7 +109,7 @@ def test_chosen_rows_of_plain_maps_are_the_same_rows() -> None:
         )
 
 
-def test_a_sink_takes_its_share_out_of_a_rollout() -> None:
+def test_a_sink_reduces_the_row_sums_of_a_rollout() -> None:
     q = torch.randn(2, 3, 7, 5)
     with watch() as seen:
         attend(q, q, q, scores=sink(torch.ones(3)))
@@ -216,7 +216,7 @@ def test_gradient_relevance_of_an_encoder_decoder_is_that_of_autograd() -> None:
     assert float(found.source.abs().max()) > 1e-4
 
 
-def test_levelled_relevance_has_rows_that_sum_to_two_or_one() -> None:
+def test_normalise_off_identity_has_row_sums_of_two_or_one() -> None:
     relevance = torch.eye(3) + torch.tensor([[1.0, 3, 0], [0, 0, 0], [5, 0, 5]])
     found = normalise_off_identity(relevance[None])[0]
     assert torch.equal(found.sum(-1), torch.tensor([2.0, 1, 2]))
@@ -237,27 +237,23 @@ def test_gradient_relevance_of_grouped_heads_and_of_our_own_attention() -> None:
     torch.testing.assert_close(gradient_relevance(seen), expected)
 
 
-def test_gradient_relevance_says_what_it_lacks() -> None:
+def test_errors_of_gradient_relevance() -> None:
     q = torch.randn(2, 3, 7, 5, requires_grad=True)
     with watch() as seen:
         attend(q, q, q)
-    with pytest.raises(
-        ConfigError, match=r"no gradient has reached attention; inside or after the block call backward"
-    ):
+    with pytest.raises(ConfigError, match=r"no gradient has reached attention; run the model with gradients enabled"):
         gradient_relevance(seen)
     with watch(values=False) as seen:
         attend(q, q, q).sum().backward()
-    with pytest.raises(ConfigError, match="recorded without its values; watch with values=True"):
+    with pytest.raises(ConfigError, match="recorded without its values; use watch"):
         gradient_relevance(seen)
     with watch() as seen:
         attend(q, q, q, dropout=0.2).sum().backward()
-    with pytest.raises(
-        ConfigError, match=r"dropped a share of 0\.2 of its weights, at random; call model\.eval\(\) first"
-    ):
+    with pytest.raises(ConfigError, match=r"has dropout with probability 0\.2; call model\.eval\(\) first"):
         gradient_relevance(seen)
 
 
-def test_values_weigh_by_their_length() -> None:
+def test_value_weighted_attention_uses_the_norm_of_values() -> None:
     record = watched("llama sdpa").records[0]
     assert record.v is not None
     values = record.v.repeat_interleave(6 // record.v.shape[1], 1)
@@ -268,11 +264,13 @@ def test_values_weigh_by_their_length() -> None:
     for head in range(6):
         moved = values[:, head] @ weight[:, head * 4 : head * 4 + 4].T
         torch.testing.assert_close(found[:, head], record.weights()[:, head] * moved.norm(dim=-1)[:, None])
-    with pytest.raises(ShapeError, match=r"projection is \(24, 20\) read as \(d f\), but .* has 6 heads of e=4"):
+    with pytest.raises(
+        ShapeError, match=r"projection is \(24, 20\) read as \(d f\), but .* has 6 concatenated heads of e=4"
+    ):
         value_weighted(record, projection=weight[:, :20])
 
 
-def test_values_of_one_length_change_nothing() -> None:
+def test_values_of_equal_norm_give_the_weights() -> None:
     q, k, v = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), functional.normalize(torch.randn(2, 3, 7, 5), dim=-1)
     with watch() as seen:
         functional.scaled_dot_product_attention(q, k, v * 2.5)
@@ -323,7 +321,7 @@ ZEROED: dict[str, str] = {
 
 
 @pytest.mark.parametrize("name", ZEROED)
-def test_value_zeroing_reaches_every_kind_of_attention(name: str) -> None:
+def test_value_zeroing_works_for_every_kind_of_attention(name: str) -> None:
     """A run with w_ij v_j taken out by the record's own weights, through the rest of the block as it is."""
     case = CASES[name]()
     layer = ZEROED[name]
@@ -398,24 +396,24 @@ VALUE_BY_HOOK: dict[str, Callable[[nn.Module, Callable[[], object], int], Tensor
 }  # fmt: skip
 
 
-def test_value_zeroing_normalises_rows_and_says_what_it_lacks() -> None:
+def test_value_zeroing_normalises_rows_and_checks_its_arguments() -> None:
     case = handmade()
     model = case.model
     found = value_zeroing(model, lambda: case.run(model), "second", block="second", normalised=True)
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 9))
     with pytest.raises(ConfigError, match=r"each of keys takes a whole number, not 1\.5"):
         value_zeroing(model, lambda: model(x), "first", keys=[1.5])  # type: ignore[list-item]
-    with pytest.raises(ShapeError, match=r"keys asks for 9, but first has 9 of them"):
+    with pytest.raises(ShapeError, match=r"keys has index 9, but first has 9 keys"):
         value_zeroing(model, lambda: case.run(model), "first", keys=[9])
     with pytest.raises(UnknownNameError, match=r"'first\.qkv' made no attention call"):
         value_zeroing(model, lambda: case.run(model), "first.qkv")
-    with pytest.raises(ConfigError, match=r"block 'second' was not called by run\(\)"):
+    with pytest.raises(ConfigError, match=r"block 'second' was not called in run\(\)"):
         value_zeroing(model, lambda: model.first(torch.randn(1, 9, 24)), "first", block="second")
     assert torch.backends.mha.get_fastpath_enabled()
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_patches_come_as_a_picture() -> None:
+def test_patch_map_has_the_grid_of_patches() -> None:
     relevance = torch.rand(2, 14, 14)
     found = patch_map(relevance, prefix=2, grid=(3, 4))
     assert torch.equal(found, relevance[:, 0, 2:].reshape(2, 3, 4))
@@ -434,7 +432,7 @@ def test_a_vit_is_explained_by_its_class_token_and_by_its_mean() -> None:
     assert bool((whole >= 0).all())
 
 
-def test_patch_maps_say_what_does_not_fit() -> None:
+def test_errors_of_patch_map() -> None:
     with pytest.raises(
         ShapeError, match=r"14 tokens less a prefix of 1 are 13 patches, which are no 4 x 4 grid; give prefix="
     ):
@@ -447,21 +445,19 @@ def test_patch_maps_say_what_does_not_fit() -> None:
         patch_map(torch.rand(2, 10, 10), pool="max")  # type: ignore[arg-type]
 
 
-def test_maps_that_do_not_follow_each_other_are_refused() -> None:
+def test_maps_that_are_not_a_stack_are_errors() -> None:
     left_out = Seen(left_out={"weights by a sigmoid": 3, "weights by exp": 1})
-    with pytest.raises(ConfigError, match="since every call was left out: weights by a sigmoid; weights by exp"):
+    with pytest.raises(ConfigError, match="because every call was left out: weights by a sigmoid; weights by exp"):
         rollout(left_out)
     with pytest.raises(ConfigError, match="there are no maps; run the model inside"):
         rollout([])
     with pytest.raises(
-        ShapeError, match=r"map 1 maps \(b i j\) = \(2, 5, 7\), but a stack of self-attention needs \(2, 7, 7\)"
+        ShapeError, match=r"map 1 has a map \(b i j\) = \(2, 5, 7\), but a stack of self-attention needs \(2, 7, 7\)"
     ):
         rollout([*maps(1), torch.rand(2, 3, 5, 7)])
     with pytest.raises(ShapeError, match=r"a map is \(b h i j\), not \(7, 7\)"):
         rollout([torch.rand(7, 7)])
-    with pytest.raises(
-        ConfigError, match=r"residual is the share of a row that stays with itself, from 0 to 1, not 1\.5"
-    ):
+    with pytest.raises(ConfigError, match=r"residual is the weight of the identity, from 0 to 1, not 1\.5"):
         rollout(maps(), residual=1.5)
     with pytest.raises(ConfigError, match=r"heads are fused by 'mean', 'max' or 'min', not 'sum'"):
         rollout(maps(), heads="sum")  # type: ignore[arg-type]
@@ -472,12 +468,12 @@ def test_maps_that_do_not_follow_each_other_are_refused() -> None:
     case = CASES["by hand"]()
     with torch.no_grad(), watch(case.model, rows=[0, 1]) as seen:
         case.run(case.model)
-    with pytest.raises(ConfigError, match=r"first was recorded for some rows only, but the next layer reads all"):
+    with pytest.raises(ConfigError, match=r"first was recorded for some rows only, but rollout needs all"):
         rollout(seen)
 
 
 @pytest.mark.parametrize("relevance", ["rollout", "flow", "gradient_relevance"])
-def test_parts_of_an_encoder_decoder_are_no_stack_though_their_lengths_are_equal(relevance: str) -> None:
+def test_an_encoder_decoder_of_equal_lengths_is_not_a_stack(relevance: str) -> None:
     seek = {
         "rollout": rollout,
         "flow": lambda maps: flow(maps, rows=[3]),
@@ -489,7 +485,7 @@ def test_parts_of_an_encoder_decoder_are_no_stack_though_their_lengths_are_equal
         model(x, x).square().sum().backward()
     with pytest.raises(
         ConfigError,
-        match=r"these are cross and decoder and encoder attention calls, which are no single stack; use enc",
+        match=r"these are cross and decoder and encoder attention calls, which are not one stack; use enc",
     ):
         seek(seen)
     assert seek(seen.records).shape[-1] == 7  # chosen by hand
@@ -499,7 +495,7 @@ def test_parts_of_an_encoder_decoder_are_no_stack_though_their_lengths_are_equal
     assert seek(seen).shape[-1] == 7
 
 
-def test_two_passes_are_not_composed() -> None:
+def test_two_passes_are_not_one_stack() -> None:
     case = CASES["by hand"]()
     with torch.no_grad():
         with watch(case.model) as once:
@@ -507,14 +503,14 @@ def test_two_passes_are_not_composed() -> None:
         with watch(case.model) as twice:
             case.run(case.model)
             case.run(case.model)
-    with pytest.raises(
-        ConfigError, match=r"first was called 2 times, so these may be several passes; watch one pass, or"
-    ):
+    with pytest.raises(ConfigError, match=r"first was called 2 times, so there may be several passes; watch one pass"):
         rollout(twice)
     assert torch.equal(rollout([twice["first:2"], twice["second:2"]]), rollout(once))
     transformer = nn.Transformer(24, 3, 1, 1, 32, batch_first=True).eval()
     with torch.no_grad(), watch(transformer) as seen:
         for _ in range(2):
             transformer(torch.randn(2, 7, 24), torch.randn(2, 5, 24))
-    with pytest.raises(ConfigError, match=r"make Roles\(encoder, decoder, cross\) of those of one pass: seen\.records"):
+    with pytest.raises(
+        ConfigError, match=r"pass Roles\(encoder, decoder, cross\) of the calls of one pass: seen\.records"
+    ):
         encoder_decoder_rollout(seen)

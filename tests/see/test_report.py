@@ -32,7 +32,7 @@ from regard.see.colormaps import (
     quantise,
     read_image,
     root_scale,
-    shades,
+    shade_rows,
 )
 from regard.see.heads import COLUMNS
 from regard.see.record import Seen
@@ -43,10 +43,10 @@ from regard.see.report import (
     TokenLabels,
     TokenRelevance,
     build_labelled_table,
-    cells_of,
     choose_head,
     escape_control_characters,
     head_map,
+    map_cells,
     rank_code,
     rank_heads,
     relevance_cells,
@@ -54,7 +54,7 @@ from regard.see.report import (
     table_code,
 )
 from regard.see.report_figure import draw_report
-from regard.see.report_html import render_report, written
+from regard.see.report_html import format_number, render_report
 from regard.see.watch import watch
 
 VOID = {"meta", "img", "image"}
@@ -125,7 +125,7 @@ def reported(seen: Seen, labels: list[str], **more: Any) -> AttentionReport:
     settings: dict[str, Any] = {
         "title": "a model",
         "facts": {"weights": "random"},
-        "asked": "".join(labels),
+        "prompt": "".join(labels),
         "setup": "seen = given",
         "seen": seen,
         "sides": sides,
@@ -144,14 +144,14 @@ def value_of(code: str, namespace: dict[str, Any]) -> Any:
     return eval(last, namespace)
 
 
-def test_numbers_and_pictures_of_the_page_are_those_that_its_code_makes() -> None:
+def test_the_code_on_the_page_reproduces_its_numbers_and_pictures() -> None:
     seen = seen_of(7)
     report = reported(seen, list("abcdefg"))
     reader = Reader(render_report(report))
     space: dict[str, Any] = {"given": seen}
     exec(reader.code[0], space)
     table = value_of(reader.code[1], space)
-    lines = [[head.layer, *(written(getattr(head, name)) for name in COLUMNS[1:])] for head in table]
+    lines = [[head.layer, *(format_number(getattr(head, name)) for name in COLUMNS[1:])] for head in table]
     assert reader.rows[1 : 1 + len(lines)] == lines
     assert len(lines) == 12
     closer = value_of(reader.code[2], space)
@@ -167,7 +167,7 @@ def test_numbers_and_pictures_of_the_page_are_those_that_its_code_makes() -> Non
         assert torch.equal(pixels(address), apply_colormap(values, root_scale(values)))
 
 
-def test_the_page_is_whole_in_itself_and_says_what_its_images_show() -> None:
+def test_the_page_is_self_contained_and_has_alt_texts() -> None:
     reader = Reader(render_report(reported(seen_of(), list("abcdefg"))))
     assert reader.sources
     assert all(source.startswith("data:image/png;base64,") for source in reader.sources)
@@ -177,11 +177,11 @@ def test_the_page_is_whole_in_itself_and_says_what_its_images_show() -> None:
     assert "http:" not in text
     assert "https:" not in text
     assert "url(" not in text
-    assert "default-src &#x27;none&#x27;; img-src data:" in text
+    assert "default-src 'none'; img-src data:" in text
     assert '<html lang="en">' in text
 
 
-def test_tokens_are_text_whatever_they_say() -> None:
+def test_tokens_are_escaped() -> None:
     seen = seen_of(len(HOSTILE))
     words = TokenLabels(tuple(HOSTILE))
     relevance = (TokenRelevance("to <b>last</b>", words, torch.rand(len(HOSTILE)), "x = '</code><script>'"),)
@@ -191,13 +191,13 @@ def test_tokens_are_text_whatever_they_say() -> None:
     reader = Reader(text)
     assert not reader.names & {"script", "i", "u", "s", "b"}
     assert "\x1b" not in text
-    assert "</title><script>: where it looks" in reader.words
+    assert "</title><script>: attention" in reader.words
     for label in ("</script>", '"quoted"', "a&b", "\\x1b[31m", "<img␣src=x␣on…"):
         assert any(label in row for row in reader.rows), label
     assert "</code><script>" in reader.code[-3]
 
 
-def test_a_page_stays_small_however_long_the_text_is() -> None:
+def test_the_size_of_a_page_is_bounded() -> None:
     n = 512
     seen = seen_of(n, layers=4)
     words = TokenLabels(tuple(f"t{number}" for number in range(n)))
@@ -216,11 +216,11 @@ def test_many_heads_have_smaller_maps() -> None:
     assert many.small_cells**2 * len(many.table) <= 1 << 20
 
 
-def test_cells_of_a_pooled_map_hold_as_many_positions_but_for_one() -> None:
+def test_cells_of_a_pooled_map_have_equally_many_positions() -> None:
     record = seen_of(43)["attention"]
-    assert cells_of(record, 32) == (22, 22)
-    assert cells_of(record, 43) == (43, 43)
-    assert cells_of(record, 128) == (43, 43)
+    assert map_cells(record, 32) == (22, 22)
+    assert map_cells(record, 43) == (43, 43)
+    assert map_cells(record, 128) == (43, 43)
     weights = record.weights()[0, 4]
     cell = torch.arange(43) * 22 // 43
     assert cell.bincount().tolist().count(2) == 21
@@ -229,14 +229,14 @@ def test_cells_of_a_pooled_map_hold_as_many_positions_but_for_one() -> None:
     torch.testing.assert_close(head_map(record, 4, 32), truth)
 
 
-def test_several_sequences_are_told_by_their_mean() -> None:
+def test_several_sequences_are_averaged() -> None:
     seen = seen_of(5, b=3)
     record = seen["attention"]
     torch.testing.assert_close(head_map(record, 1, 128), record.weights()[:, 1].mean(0))
     assert "The mean over 3 sequences." in Reader(render_report(reported(seen, list("abcde")))).words
 
 
-def test_heads_come_in_the_order_asked_for() -> None:
+def test_heads_are_sorted_by_a_column() -> None:
     seen = seen_of()
     table = reported(seen, list("abcdefg")).table
     spreads = [head.spread for head in rank_heads(table, "spread")]
@@ -244,11 +244,11 @@ def test_heads_come_in_the_order_asked_for() -> None:
     far = [head.distance for head in rank_heads(table, "distance")]
     assert far == sorted(far, reverse=True)
     assert rank_heads(table, "layer") is table
-    with pytest.raises(ConfigError, match="no column 'sharp' to sort by; take one of layer, head"):
+    with pytest.raises(ConfigError, match="no column 'sharp' to sort by; choose from layer, head"):
         rank_heads(table, "sharp")
 
 
-def test_the_chosen_head_is_the_one_asked_for_or_the_sharpest() -> None:
+def test_choose_head() -> None:
     seen = seen_of()
     table = reported(seen, list("abcdefg")).table
     assert choose_head(seen, table).spread == min(head.spread for head in table)
@@ -256,7 +256,7 @@ def test_the_chosen_head_is_the_one_asked_for_or_the_sharpest() -> None:
     assert choose_head(seen, table, "attention:2").layer == "attention:2"
     assert choose_head(seen, table, head=5).head == 5
     with pytest.raises(
-        UnknownNameError, match=r"no layer '2' was seen; take a number from 0 to 1 or a name: attention, "
+        UnknownNameError, match=r"there is no record of layer '2'; give a number from 0 to 1 or a name: attention, "
     ):
         choose_head(seen, table, "2")
     with pytest.raises(UnknownNameError, match=r"attention:2 has no head 6; there are heads 0 to 5"):
@@ -265,7 +265,7 @@ def test_the_chosen_head_is_the_one_asked_for_or_the_sharpest() -> None:
         choose_head(seen, table, head=-1)
 
 
-def test_rows_that_were_kept_have_their_own_names() -> None:
+def test_recorded_rows_have_their_labels() -> None:
     q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
     with watch(rows=[6, 2]) as seen:
         attend(q, k, k, mask=causal())
@@ -275,7 +275,7 @@ def test_rows_that_were_kept_have_their_own_names() -> None:
     Reader(render_report(report))
 
 
-def test_induction_is_told_of_the_tokens_a_layer_reads() -> None:
+def test_induction_uses_the_tokens_of_the_layer() -> None:
     seen = seen_of(7, layers=2)
     source, other = (
         TokenLabels(tuple("abcabca"), torch.tensor([[1, 2, 3, 1, 2, 3, 1]]), "source"),
@@ -302,14 +302,14 @@ def test_a_long_relevance_is_summed_in_cells() -> None:
     assert (labels, torch.equal(same, values)) == (list("abcdefghijk"), True)
 
 
-def test_labels_show_blanks_and_cannot_act() -> None:
+def test_labels_show_whitespace_and_escape_control_characters() -> None:
     assert shorten(" a\n\t") == "␣a↵⇥"
     assert shorten("\x1b]0;x\x07") == "\\x1b]0;x\\x07"
     assert shorten("a" * 20) == "a" * 13 + "…"
     assert escape_control_characters("a b\u202e") == "a b\\u202e"
 
 
-def test_colours_run_from_the_first_number_to_the_last() -> None:
+def test_colour_scales() -> None:
     values = torch.tensor([[0.0, 0.25, 1.0], [0.5, 0.0625, 0.0]])
     assert quantise(values, ColourScale(0, 1)).tolist() == [[0, 64, 255], [128, 16, 0]]
     assert quantise(values, root_scale(values)).tolist() == [[0, 128, 255], [180, 64, 0]]
@@ -332,14 +332,14 @@ def test_a_map_as_png_has_one_pixel_for_each_number() -> None:
     assert again.tobytes() == image.convert("RGB").tobytes()
 
 
-def test_shades_grow_with_the_numbers_and_zero_is_blank() -> None:
+def test_shades_grow_with_the_numbers() -> None:
     values = torch.tensor([[0.0, 0.01, 0.05, 0.2, 0.5, 0.7, 1.0]])
-    assert shades(values, root_scale(values), wide=1) == [" ·░▒▓██"]
-    assert shades(torch.tensor([[2.0, 3.0]]), ColourScale(2.0, 3.0)) == ["··██"]
-    assert shades(torch.zeros(2, 1), root_scale(torch.zeros(2, 1))) == ["  ", "  "]
+    assert shade_rows(values, root_scale(values), wide=1) == [" ░░▒▓▓█"]
+    assert shade_rows(torch.tensor([[2.0, 3.0]]), ColourScale(2.0, 3.0)) == ["  ██"]
+    assert shade_rows(torch.zeros(2, 1), root_scale(torch.zeros(2, 1))) == ["  ", "  "]
 
 
-def test_a_coarser_grid_keeps_the_mean() -> None:
+def test_downsampling_averages() -> None:
     values = torch.rand(8, 12)
     fewer = downsample(values, 4)
     assert fewer.shape == (4, 4)
@@ -375,35 +375,35 @@ def test_an_image_is_read_upright_resized_and_scaled(tmp_path: Path) -> None:
     assert read_image(tmp_path / "turned.png", 7, channels=1).shape == (7, 7, 1)
 
 
-def test_images_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+def test_errors_of_read_image(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no file .*none\.png; give the path of a png or jpeg"):
         read_image(tmp_path / "none.png", 8)
     (tmp_path / "text.png").write_text("no image")
-    with pytest.raises(ConfigError, match=r"text\.png is no image that can be read; give a png or jpeg"):
+    with pytest.raises(ConfigError, match=r"text\.png is not an image; give a png or jpeg"):
         read_image(tmp_path / "text.png", 8)
     Image.effect_noise((64, 64), 50).save(tmp_path / "half.png")
     whole = (tmp_path / "half.png").read_bytes()
     (tmp_path / "half.png").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match=r"half\.png cannot be read as an image: .*; give a whole png or jpeg"):
+    with pytest.raises(ConfigError, match=r"half\.png cannot be read as an image: .*; give an undamaged png or jpeg"):
         read_image(tmp_path / "half.png", 8)
     with pytest.raises(ConfigError, match=r"1 channel \(grey\) or 3 \(red, green, blue\), not 4"):
         read_image(tmp_path / "half.png", 8, channels=4)
 
 
-def test_the_image_and_what_lies_over_it_are_on_the_page() -> None:
+def test_the_image_and_its_overlays_are_on_the_page() -> None:
     image = torch.randint(0, 255, (12, 12, 3), dtype=torch.uint8)
     values = torch.rand(3, 4)
-    over = (Overlay("what it owes", values, "owed"),)
+    over = (Overlay("relevance", values, "code"),)
     reader = Reader(render_report(reported(seen_of(), list("abcdefg"), image=image, overlays=over)))
     shown = [pixels(source) for source in reader.sources]
     assert any(torch.equal(each, image) for each in shown)
     assert any(torch.equal(each, overlay(image, values)) for each in shown)
-    assert "owed" in reader.code
+    assert "code" in reader.code
 
 
-def test_the_figure_opens_and_has_every_part(tmp_path: Path) -> None:
+def test_the_figure_has_every_part(tmp_path: Path) -> None:
     image = torch.randint(0, 255, (12, 12, 1), dtype=torch.uint8)
-    over = (Overlay("what $it_ owes", torch.rand(3, 4), "owed"),)
+    over = (Overlay("a $title_", torch.rand(3, 4), "code"),)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         save_picture(draw_report(reported(seen_of(), [*HOSTILE])), tmp_path / "plain.png")

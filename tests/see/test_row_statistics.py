@@ -144,7 +144,7 @@ def test_every_temperature(beta: float) -> None:
     hold(statistics(q, k, mask=causal(), beta=beta), dense(q, k, mask=causal(), beta=beta), 2e-5)
 
 
-def test_places_of_a_cache_step() -> None:
+def test_positions_of_a_cached_step() -> None:
     q, k = draw(i=3)
     positions = Positions(20, 0)
     mask = causal() & window(before=11)
@@ -191,14 +191,14 @@ def test_a_listed_key_is_never_hidden() -> None:
     assert visible[torch.arange(N)[:, None], keys.clamp(min=0)][keys >= 0].all()
 
 
-def test_rows_asked_for_come_in_their_order() -> None:
+def test_rows_are_returned_in_the_order_given() -> None:
     q, k = draw()
     found, w = statistics(q, k, mask=causal()), dense(q, k, mask=causal())
     assert (found.rows([9, 2, 9, -1]) - w[:, :, [9, 2, 9, -1]]).abs().max() < 2e-6
     assert torch.equal(found.top(2, rows=[9, 2]).keys, found.top(2).keys[:, :, [9, 2]])
 
 
-def test_keys_that_nobody_sees_may_hold_nan() -> None:
+def test_invisible_keys_may_hold_nan() -> None:
     q, k = draw()
     clean = statistics(q, k, mask=MASKS["padding"])
     k = k.clone()
@@ -215,7 +215,7 @@ def test_keys_that_nobody_sees_may_hold_nan() -> None:
         (math.inf, 0.5, False), (math.nan, math.nan, False), (3.0, math.nan, False),
     ],
 )  # fmt: skip
-def test_a_fused_pass_is_kept_only_where_it_is_exact(lse: float, entropy: float, exact: bool) -> None:
+def test_the_triton_result_is_used_only_if_exact(lse: float, entropy: float, exact: bool) -> None:
     line = torch.tensor([1.0, 0.0]).expand(1, 1, 2)
     lines = [torch.stack([line[..., 0], torch.full((1, 1), value)], -1) for value in (lse, entropy)]
     assert (
@@ -227,9 +227,7 @@ def test_a_fused_pass_is_kept_only_where_it_is_exact(lse: float, entropy: float,
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("beta", [None, 1e5])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_scores_that_are_no_numbers_make_their_rows_nan_and_no_others(
-    bad: float, beta: float | None, device: str
-) -> None:
+def test_nan_and_infinite_scores_make_only_their_rows_nan(bad: float, beta: float | None, device: str) -> None:
     q, k = (each.to(device) for each in draw(j=N))
     clean = statistics(q, k, mask=causal(), beta=beta)
     k = k.clone()
@@ -247,7 +245,7 @@ def test_scores_that_are_no_numbers_make_their_rows_nan_and_no_others(
     assert not found.lse[0].isnan().any()
 
 
-def test_no_slab_is_larger_than_the_budget_and_hidden_blocks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_blocks_fit_the_budget_and_skip_hidden_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(by_rows.AT_ONCE, "cpu", 1 << 14)
     q, k = (torch.randn(1, 2, 2000, 8) for _ in range(2))
     sizes = [slab.weights.numel() for slab in by_rows.iterate_row_blocks(statistics(q, k)._call)]
@@ -266,11 +264,11 @@ def test_blocks_of_a_sparse_mask_give_what_the_matrix_gives() -> None:
     hold(statistics(q, k, mask=mask), dense(q, k, mask=mask), 5e-6)
 
 
-def test_values_give_the_output_along() -> None:
+def test_values_give_the_output() -> None:
     q, k = draw()
     v = torch.randn(B, G, J, 11)
     assert torch.equal(statistics(q, k, mask=causal(), v=v).out, attend(q, k, v, mask=causal()))
-    with pytest.raises(ConfigError, match=r"there are no values to mix: give statistics\(q, k, v=...\)"):
+    with pytest.raises(ConfigError, match=r"there is no output without values; pass them: statistics\(q, k, v=...\)"):
         _ = statistics(q, k).out
 
 
@@ -283,7 +281,7 @@ def test_no_gradient_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("i", "j"), [(0, 5), (5, 0), (0, 0), (1, 1)])
-def test_lengths_of_nothing_and_one(i: int, j: int) -> None:
+def test_lengths_zero_and_one(i: int, j: int) -> None:
     q, k = draw(i=i, j=j)
     found = statistics(q, k, mask=causal())
     assert found.entropy.shape == (B, H, i)
@@ -294,21 +292,19 @@ def test_lengths_of_nothing_and_one(i: int, j: int) -> None:
     assert (found.lse == -math.inf).all() or j
 
 
-def test_wrong_questions_are_named() -> None:
+def test_errors_of_statistics() -> None:
     found = statistics(*draw())
-    with pytest.raises(ShapeError, match=r"pooled\(rows=40\) asks for more cells than the 37 positions there are"):
+    with pytest.raises(ShapeError, match=r"pooled\(rows=40\) has more cells than the 37 positions"):
         found.pooled((40, 3))
     with pytest.raises(ConfigError, match=r"pooled\(rows\)"):
         found.pooled(0)
-    with pytest.raises(
-        ConfigError, match=r"pooled takes a number of cells a side, or \(rows, columns\), not \(3, 4, 5\)"
-    ):
+    with pytest.raises(ConfigError, match=r"pooled takes a number of cells, or \(rows, columns\), not \(3, 4, 5\)"):
         found.pooled((3, 4, 5))  # type: ignore[arg-type]
     with pytest.raises(DtypeError, match=r"q must be a tensor read as \(b h i c\), not int"):
         statistics(1, 2)  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match=r"rows asks for query 37, but q has i=37"):
+    with pytest.raises(ShapeError, match=r"rows has index 37, but q has i=37"):
         found.rows([37])
-    with pytest.raises(ConfigError, match="rows takes the numbers of queries"):
+    with pytest.raises(ConfigError, match="rows takes indices of queries"):
         found.rows(torch.tensor([0.5]))
     with pytest.raises(ConfigError, match=r"top\(count\)"):
         found.top(0)

@@ -48,7 +48,7 @@ def same(first: Seen, second: Seen) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2 eager", "t5 sdpa", "torch encoder", "by hand"])
-def test_other_models_come_back(name: str, tmp_path: Path) -> None:
+def test_records_of_models_round_trip(name: str, tmp_path: Path) -> None:
     case = CASES[name]()
     with watch(case.model) as seen:
         case.run(case.model).square().sum().backward()
@@ -74,7 +74,7 @@ TERMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("mask", MASKS)
-def test_our_masks_and_terms_come_back(mask: str, terms: str, tmp_path: Path) -> None:
+def test_masks_and_terms_round_trip(mask: str, terms: str, tmp_path: Path) -> None:
     q, k, v = torch.randn(2, 6, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 5)
     with watch() as seen:
         attend(q, k, v, mask=MASKS[mask], scores=TERMS[terms])
@@ -85,7 +85,7 @@ def test_our_masks_and_terms_come_back(mask: str, terms: str, tmp_path: Path) ->
         assert repr(again) == repr(seen)
 
 
-def test_choices_and_positions_come_back(tmp_path: Path) -> None:
+def test_selections_and_positions_round_trip(tmp_path: Path) -> None:
     q, k, v = torch.randn(2, 6, 3, 8), torch.randn(2, 6, 7, 8), torch.randn(2, 6, 7, 5)
     with watch(heads=[4, 1], rows=[2, 0], values=False) as seen:
         attend(q, k, v, mask=causal(), positions=Positions(4, torch.tensor([6, 5, 4, 3, 2, 1, 0])))
@@ -96,7 +96,7 @@ def test_choices_and_positions_come_back(tmp_path: Path) -> None:
     assert again.left_out == {"for a reason": 3}
 
 
-def test_a_function_that_cannot_be_written_is_refused_and_nothing_is_left(
+def test_a_mask_function_that_is_too_large_is_an_error_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q = torch.randn(2, 6, 9, 8)
@@ -109,7 +109,7 @@ def test_a_function_that_cannot_be_written_is_refused_and_nothing_is_left(
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_a_mask_mod_is_written_out(tmp_path: Path) -> None:
+def test_a_mask_mod_is_saved_as_a_matrix(tmp_path: Path) -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     q = torch.randn(2, 3, 13, 8)
@@ -123,7 +123,7 @@ def test_a_mask_mod_is_written_out(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("choice", [{}, {"heads": [4, 1], "rows": [-1, 3]}])
-def test_a_score_mod_is_written_as_the_scores_it_gave(
+def test_a_score_mod_is_saved_as_its_scores(
     choice: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.nn.attention.flex_attention import flex_attention
@@ -147,9 +147,7 @@ def test_a_score_mod_is_written_as_the_scores_it_gave(
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_a_record_that_cannot_be_written_does_not_cost_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_records_are_saved_if_one_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
     q, k, v = torch.randn(3, 2, 3, 13, 8)
@@ -174,7 +172,7 @@ def test_a_record_that_cannot_be_written_does_not_cost_the_others(
     assert count == 1
 
 
-def test_a_broken_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(2, 6, 9, 8)
     with watch() as seen:
         attend(q, q, q)
@@ -186,7 +184,7 @@ def test_a_broken_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     same(seen, Seen.load(tmp_path / "seen.safetensors"))
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_errors_of_other_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be written: there is no folder .*none; create it first"):
         Seen().save(tmp_path / "none" / "seen.safetensors")
     assert not (tmp_path / "none").exists()

@@ -71,7 +71,7 @@ def test_training_gives_the_same_bits_and_gradients(case: Case) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
 
 
-def test_an_output_gradient_is_kept_also_when_backward_comes_after_the_block(case: Case) -> None:
+def test_gradients_are_recorded_when_backward_follows_the_block(case: Case) -> None:
     with watch(case.model) as seen:
         out = case.run(case.model)
     assert all(record.gradient is None for record in seen.values())
@@ -83,7 +83,7 @@ def test_an_output_gradient_is_kept_also_when_backward_comes_after_the_block(cas
         assert record.gradient.abs().sum() > 0
 
 
-def test_everything_is_put_back_after_an_error(case: Case) -> None:
+def test_all_hooks_are_removed_after_an_error(case: Case) -> None:
 
     def body() -> None:
         with watch(case.model):
@@ -165,7 +165,7 @@ class Folded(nn.Module):
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_sequences_and_heads_in_one_axis_are_told_apart_by_what_the_module_says(by_hand: bool) -> None:
+def test_merged_batch_and_heads_are_split_by_the_head_count_of_the_module(by_hand: bool) -> None:
     q, k, v = qkv(h=3, g=3)
     bias = torch.randn(2, 3, 5, 7)
     model = Folded(by_hand)
@@ -182,7 +182,7 @@ def test_sequences_and_heads_in_one_axis_are_told_apart_by_what_the_module_says(
     assert seen["Folded"].note == ""
 
 
-def test_weights_folded_for_their_softmax_alone_show_their_heads_in_the_product() -> None:
+def test_heads_merged_for_the_softmax_are_read_from_the_product() -> None:
     q, k, v = qkv()
     record, _ = seen_of(lambda q, k, v: (q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (2, 6)) @ v, q, k, v)
     assert record.note == ""
@@ -203,7 +203,7 @@ def test_a_boolean_mask_means_visible_and_numbers_are_added() -> None:
 
 
 @pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float32).min])
-def test_numbers_that_only_hide_become_a_mask(lowest: float) -> None:
+def test_an_additive_mask_without_other_numbers_becomes_a_mask(lowest: float) -> None:
     q, k, v = qkv()
     visible = torch.rand(5, 7) > 0.4
     visible[:, 0] = True
@@ -214,7 +214,7 @@ def test_numbers_that_only_hide_become_a_mask(lowest: float) -> None:
     torch.testing.assert_close(record.weights(), softmaxed(q, k, added=numbers))
 
 
-def test_a_row_with_only_the_lowest_number_is_the_mean_of_all() -> None:
+def test_a_row_filled_with_the_lowest_number_is_uniform() -> None:
     q, k, v = qkv()
     numbers = torch.zeros(2, 1, 5, 7)
     numbers[0, 0, 2] = torch.finfo(torch.float32).min
@@ -225,7 +225,7 @@ def test_a_row_with_only_the_lowest_number_is_the_mean_of_all() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_flex_attention_is_seen_with_its_functions() -> None:
+def test_flex_attention_is_recorded_with_its_functions() -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     q, k, v = (x.repeat(1, 1, 4, 1)[:, :, :13] for x in qkv(i=13, j=13, e=8, g=3))
@@ -262,7 +262,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("masked", ["nothing", "padding", "a matrix", "numbers for each head", "both"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_nn_multiheadattention_is_seen_as_it_weighs(name: str, masked: str, need_weights: bool) -> None:
+def test_nn_multiheadattention_is_recorded_with_its_weights(name: str, masked: str, need_weights: bool) -> None:
     settings = {"embed_dim": 24, "num_heads": 4} | LAYERS[name]
     layer = nn.MultiheadAttention(**settings).eval()
     b, i, j = 2, 5, 7
@@ -304,7 +304,7 @@ def test_nn_multiheadattention_is_seen_as_it_weighs(name: str, masked: str, need
     )
 
 
-def test_one_sequence_without_a_batch_and_the_function_itself_are_seen() -> None:
+def test_unbatched_input_and_the_functional_form_are_recorded() -> None:
     layer = nn.MultiheadAttention(24, 3).eval()
     x = torch.randn(5, 24)
     hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
@@ -335,7 +335,7 @@ def test_the_gradient_of_multihead_attention_is_that_of_its_heads() -> None:
     torch.testing.assert_close(record.gradient, heads.grad)
 
 
-def test_a_decoder_of_torch_is_seen_with_its_cross_attention() -> None:
+def test_a_torch_decoder_is_recorded_with_its_cross_attention() -> None:
     model = nn.TransformerDecoder(nn.TransformerDecoderLayer(24, 3, 20, batch_first=True), 2).eval()
     x, memory = torch.randn(2, 5, 24), torch.randn(2, 7, 24)
     mask = nn.Transformer.generate_square_subsequent_mask(5)
@@ -349,7 +349,7 @@ def test_a_decoder_of_torch_is_seen_with_its_cross_attention() -> None:
     assert isinstance(seen["layers.0.self_attn"].mask, Causal)
 
 
-def test_our_own_attention_is_seen_once_with_its_rules() -> None:
+def test_attend_is_recorded_once_with_its_mask() -> None:
     model = Attention(24, 6, kv_heads=2, scores=alibi(heads=6)).eval()
     x = torch.randn(2, 9, 24)
     mask = causal() & window(before=3) & padding([9, 6])
@@ -371,7 +371,7 @@ def test_our_own_attention_is_seen_once_with_its_rules() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "blocked", "reference"])
-def test_what_our_kernels_call_is_not_counted_again(kernel: str) -> None:
+def test_calls_inside_our_kernels_are_not_recorded_again(kernel: str) -> None:
     q, k, v = qkv(i=9, j=9)
     with watch() as seen:
         attend(q, k, v, mask=window(before=2), kernel=kernel)
@@ -379,7 +379,7 @@ def test_what_our_kernels_call_is_not_counted_again(kernel: str) -> None:
     assert seen["attention"].route == f"attend, {kernel}"
 
 
-def test_only_chosen_layers_heads_and_rows_are_kept() -> None:
+def test_only_selected_layers_heads_and_rows_are_recorded() -> None:
     for name in ("gpt2 sdpa", "t5 eager", "llama sdpa", "bert eager"):
         case = CASES[name]()
         with torch.no_grad(), watch(case.model) as whole:
@@ -429,14 +429,14 @@ def test_patterns_choose_modules_and_all_inside_them() -> None:
     assert list(seen) == [case.names[1], case.names[3], case.names[5]]
 
 
-def test_values_are_left_out_and_tensors_go_elsewhere_on_request() -> None:
+def test_options_values_and_device() -> None:
     case = CASES["llama eager"]()
     with torch.no_grad(), watch(case.model, values=False, device="cpu") as seen:
         case.run(case.model)
     assert all(record.v is None and record.q.device.type == "cpu" for record in seen.values())
 
 
-def test_what_was_seen_does_not_change_with_the_model() -> None:
+def test_records_are_copies() -> None:
     q, k, v = qkv()
     bias = torch.randn(5, 7)
     with watch() as seen:
@@ -447,7 +447,7 @@ def test_what_was_seen_does_not_change_with_the_model() -> None:
     torch.testing.assert_close(seen["attention"].weights(), expected)
 
 
-def test_calls_of_one_module_are_numbered_and_generation_is_seen() -> None:
+def test_repeated_calls_are_numbered_and_generation_is_recorded() -> None:
     case = CASES["llama sdpa"]()
     with torch.no_grad(), watch(case.model.generate) as seen:
         case.model.generate(ids(1, 5), max_new_tokens=3, do_sample=False, pad_token_id=0)
@@ -460,7 +460,7 @@ def test_calls_of_one_module_are_numbered_and_generation_is_seen() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask", "ignore:flex_attention called without")
-def test_queries_stand_where_they_do_whatever_the_cache() -> None:
+def test_query_positions_do_not_depend_on_the_cache() -> None:
     model, prompt = CASES["llama sdpa"]().model, torch.tensor([[5, 9, 7, 5, 8]])
 
     def generated(implementation: str, cache: str | None) -> list[Record]:
@@ -479,7 +479,7 @@ def test_queries_stand_where_they_do_whatever_the_cache() -> None:
                 assert found == pytest.approx(expected, abs=1e-5), (implementation, column)
 
 
-def test_a_query_that_may_stand_anywhere_has_no_distance_and_says_why(tmp_path: Path) -> None:
+def test_unknown_query_positions_give_no_distance_and_a_note(tmp_path: Path) -> None:
     q, k, v = qkv(i=1, j=9)
     record, _ = seen_of(functional.scaled_dot_product_attention, q, k, v, (torch.arange(9) < 7)[None])
     assert record.distance is None
@@ -491,7 +491,7 @@ def test_a_query_that_may_stand_anywhere_has_no_distance_and_says_why(tmp_path: 
     assert Seen.load(tmp_path / "seen.safetensors")[record.name].distance is None
 
 
-def test_a_mask_with_a_diagonal_says_where_queries_stand() -> None:
+def test_query_positions_are_read_from_a_mask_with_a_diagonal() -> None:
     q, k, v = qkv(i=3, j=9)
     seen = torch.arange(9) <= torch.arange(3)[:, None] + 4
     record, _ = seen_of(functional.scaled_dot_product_attention, q, k, v, seen)
@@ -500,7 +500,7 @@ def test_a_mask_with_a_diagonal_says_where_queries_stand() -> None:
     assert padded.query_positions.tolist() == [6, 7, 8]
 
 
-def test_calls_outside_the_model_are_not_its_own() -> None:
+def test_calls_outside_the_model_are_not_recorded() -> None:
     q, k, v = qkv()
     model = Calls(functional.scaled_dot_product_attention)
     with watch(model) as seen:
@@ -509,7 +509,7 @@ def test_calls_outside_the_model_are_not_its_own() -> None:
     assert list(seen) == ["Calls"]
 
 
-def test_one_watch_is_one_block() -> None:
+def test_a_watch_is_entered_once() -> None:
     model = OneHead(True)
     watching = watch(model)
     with watching as seen:
@@ -526,7 +526,7 @@ def test_one_watch_is_one_block() -> None:
     assert len(seen) == 1
 
 
-def test_watching_inside_watching_sees_the_same() -> None:
+def test_nested_watchers_record_the_same() -> None:
     case = CASES["torch encoder"]()
     with torch.no_grad():
         plain = case.run(case.model)
@@ -546,7 +546,7 @@ CHECKPOINTED: dict[str, Any] = {
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", CHECKPOINTED)
-def test_checkpointed_blocks_are_seen_once(name: str, reentrant: bool) -> None:
+def test_checkpointed_blocks_are_recorded_once(name: str, reentrant: bool) -> None:
     from torch.utils.checkpoint import checkpoint
 
     call = CHECKPOINTED[name]
@@ -557,7 +557,7 @@ def test_checkpointed_blocks_are_seen_once(name: str, reentrant: bool) -> None:
     assert list(seen) == ["Calls"]
 
 
-def test_checkpointed_models_of_hugging_face_are_seen_once() -> None:
+def test_checkpointed_hugging_face_models_are_recorded_once() -> None:
     case = CASES["llama eager"]()
     case.model.train()
     case.model.gradient_checkpointing_enable()
@@ -567,7 +567,7 @@ def test_checkpointed_models_of_hugging_face_are_seen_once() -> None:
     assert all(record.gradient is not None for record in seen.values())
 
 
-def test_inference_mode_and_autocast_are_welcome() -> None:
+def test_inference_mode_and_autocast() -> None:
     case = CASES["llama sdpa"]()
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         plain = case.run(case.model)
@@ -580,7 +580,7 @@ def test_inference_mode_and_autocast_are_welcome() -> None:
     assert record.entropy.dtype == torch.float32
 
 
-def test_calls_that_cannot_be_kept_are_counted() -> None:
+def test_calls_that_cannot_be_recorded_are_counted() -> None:
     q, k, v = qkv()
     with watch() as seen:
         torch.vmap(functional.scaled_dot_product_attention)(q, k, v)
@@ -598,38 +598,38 @@ BAD_CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "a text": ({"heads": "0"}, "heads takes a list of whole numbers such as .*, not '0'"),
     "two axes": ({"rows": torch.zeros(2, 3, dtype=torch.long)}, "rows takes a list of whole numbers"),
     "no such device": ({"device": "gpu"}, "device='gpu' cannot be used here: .*; 'cpu' always can"),
-    "no numbers": ({"device": "meta"}, "device='meta' keeps no numbers, so nothing could be seen"),
+    "no numbers": ({"device": "meta"}, "device='meta' holds no numbers"),
     "a number for a layer": ({"layers": 3}, "layers takes names or patterns of modules, such as .*, not 3"),
     "numbers for layers": ({"layers": ["first", 5]}, "layers takes names or patterns of modules, such as .*, not 5"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_CHOICES)
-def test_a_bad_choice_is_refused_before_the_model_runs(name: str) -> None:
+def test_invalid_options_are_errors_before_the_model_runs(name: str) -> None:
     choice, words = BAD_CHOICES[name]
     with pytest.raises(ConfigError, match=words):
         watch(CASES["by hand"]().model, **choice)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda can be used here")
-def test_cuda_is_refused_where_there_is_none() -> None:
+def test_cuda_without_a_gpu_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"device='cuda' cannot be used here: .*; 'cpu' always can"):
         watch(CASES["by hand"]().model, device="cuda")
 
 
-def test_whole_numbers_of_any_kind_choose_rows() -> None:
+def test_indices_may_be_a_tensor_or_a_range() -> None:
     q, k, v = qkv()
     with watch(rows=torch.tensor([3, -1]), heads=range(1, 3)) as seen:
         functional.scaled_dot_product_attention(q, k, v)
     assert (seen["attention"].rows_kept, seen["attention"].heads) == ((3, 4), (1, 2))
 
 
-def test_errors_say_what_there_is() -> None:
+def test_errors_of_layers_heads_and_names() -> None:
     model = CASES["by hand"]().model
     with pytest.raises(ConfigError, match=r"layers='third' matches no module of the model; it has first, first\.qkv"):
         watch(model, layers="third")
     with (
-        pytest.raises(ShapeError, match="heads asks for 3, but first has 3 of them; choose from 0 to 2"),
+        pytest.raises(ShapeError, match="heads has index 3, but first has 3 heads; choose from 0 to 2"),
         watch(model, heads=[3]),
     ):
         model(torch.randn(1, 5, 24))

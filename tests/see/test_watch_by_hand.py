@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_an_encoder_with_layers_of_ones_own_is_seen() -> None:
+def test_an_encoder_with_custom_layers_is_recorded() -> None:
     class Own(nn.TransformerEncoderLayer):
         def _sa_block(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             heads = x.unflatten(-1, (3, -1)).transpose(1, 2)
@@ -78,7 +78,7 @@ WRITTEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_attention_written_by_hand_is_seen(name: str) -> None:
+def test_attention_written_by_hand_is_recorded(name: str) -> None:
     q, k, v = qkv()
     record, _ = seen_of(WRITTEN[name], q, k, v)
     assert record.route == "softmax"
@@ -97,7 +97,7 @@ MULTIPLIED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MULTIPLIED)
-def test_an_einsum_of_weights_values_and_more_is_seen_and_its_gradient_comes_back(name: str) -> None:
+def test_an_einsum_of_weights_values_and_other_factors_is_recorded_with_its_gradient(name: str) -> None:
     equation, *shapes = MULTIPLIED[name]
     q, k, v = qkv()
     factors = [torch.randn(shape) for shape in shapes]
@@ -144,7 +144,7 @@ def test_values_are_zeroed_through_an_einsum_with_its_projection() -> None:
     torch.testing.assert_close(changed[..., 0], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_scores_of_an_einsum_with_a_matrix_between_are_followed() -> None:
+def test_scores_of_a_bilinear_einsum_are_traced() -> None:
     q, k, v = qkv()
     between, bias = torch.randn(6, 8, 8), torch.randn(5, 7)
     record, _ = seen_of(
@@ -156,7 +156,7 @@ def test_scores_of_an_einsum_with_a_matrix_between_are_followed() -> None:
     assert [term.name for term in record.terms] == ["additive"]
 
 
-def test_one_map_for_the_values_of_several_heads_is_theirs() -> None:
+def test_one_map_shared_by_several_heads_of_values() -> None:
     q, k, v = torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 8), torch.randn(2, 6, 7, 3)
     for call in (
         lambda q, k, v: softmaxed(q, k) @ v,
@@ -168,7 +168,7 @@ def test_one_map_for_the_values_of_several_heads_is_theirs() -> None:
         torch.testing.assert_close(record.statistics.out, out)
 
 
-def test_dots_stand_for_the_last_of_the_axes_that_have_no_letter() -> None:
+def test_einsum_dots_are_the_last_unnamed_axes() -> None:
     q, k, v = qkv()
     record, out = seen_of(lambda q, k, v: torch.einsum("...ij,...je->...ie", softmaxed(q, k), v[1]), q, k, v)
     torch.testing.assert_close(record.v, v[1].expand(2, -1, -1, -1))
@@ -201,7 +201,7 @@ def _written_into(scores: Tensor, hidden: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_whatever_is_done_to_scores_is_followed_or_kept(name: str) -> None:
+def test_operations_on_scores_are_traced_or_the_scores_kept(name: str) -> None:
     q, k, v = qkv()
     hidden = torch.rand(5, 7) > 0.6
     hidden[:, 0] = False
@@ -237,7 +237,7 @@ TWICE_HIDDEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", TWICE_HIDDEN)
-def test_a_row_of_nothing_but_fills_weighs_as_it_does_in_eager(name: str) -> None:
+def test_fully_masked_rows_have_the_weights_of_eager_code(name: str) -> None:
     q, k, v = qkv()
     far = torch.ones(5, 7, dtype=torch.bool).triu(2) | torch.ones(5, 7, dtype=torch.bool).tril(-2)
     filling = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
@@ -255,7 +255,7 @@ def test_a_row_of_nothing_but_fills_weighs_as_it_does_in_eager(name: str) -> Non
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_local_attention_with_padding_is_seen_as_it_weighs(side: str) -> None:
+def test_local_attention_with_padding_is_recorded(side: str) -> None:
     import transformers
 
     config = transformers.GPTNeoConfig(
@@ -405,7 +405,7 @@ def _centred(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", UNTOLD)
-def test_attention_that_cannot_be_told_is_left_out_with_its_reason(name: str) -> None:
+def test_unsupported_attention_is_left_out_with_its_reason(name: str) -> None:
     call, words = UNTOLD[name]
     model, (q, k, v) = Calls(call), qkv()
     plain = call(q, k, v)
@@ -430,7 +430,7 @@ IN_PARTS: dict[str, tuple[Any, int]] = {
 
 @pytest.mark.parametrize("name", IN_PARTS)
 @pytest.mark.parametrize("b", [1, 2])
-def test_parts_of_weights_are_left_out_and_never_taken_for_the_whole(name: str, b: int) -> None:
+def test_parts_of_the_weights_are_left_out(name: str, b: int) -> None:
     mixed, count = IN_PARTS[name]
     q, k, v = (x[:b] for x in qkv())
     if name == "sequences" and b == 1:
@@ -445,13 +445,13 @@ def test_parts_of_weights_are_left_out_and_never_taken_for_the_whole(name: str, 
     assert "of softmax weights, not by the weights themselves" in reason
 
 
-def test_the_only_head_or_sequence_may_be_picked_out() -> None:
+def test_indexing_the_only_head_or_sequence_is_supported() -> None:
     q, k, v = torch.randn(1, 1, 5, 8), torch.randn(1, 1, 7, 8), torch.randn(1, 1, 7, 3)
     record, _ = seen_of(lambda q, k, v: softmaxed(q, k)[0, 0][None] @ v[0], q, k, v)
     torch.testing.assert_close(record.weights(), softmaxed(q, k))
 
 
-def test_feed_forward_parts_of_experts_are_no_attention() -> None:
+def test_experts_are_not_attention() -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -467,7 +467,7 @@ def test_feed_forward_parts_of_experts_are_no_attention() -> None:
     assert repr(seen) == "nothing recorded"
 
 
-def test_the_weights_of_a_router_are_no_attention() -> None:
+def test_a_router_is_not_attention() -> None:
     x, experts = torch.randn(2, 7, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
     router = nn.Linear(8, 3)
     with watch() as seen:
@@ -481,7 +481,7 @@ def test_the_weights_of_a_router_are_no_attention() -> None:
     assert not seen.left_out
 
 
-def test_layers_of_a_graph_are_no_attention() -> None:
+def test_graph_layers_are_not_attention() -> None:
     links, x, weight = torch.rand(2, 7, 7), torch.randn(2, 7, 3), torch.randn(3, 3)
     with watch() as seen:
         x = torch.relu(links @ x) @ weight
@@ -489,7 +489,7 @@ def test_layers_of_a_graph_are_no_attention() -> None:
     assert repr(seen) == "nothing recorded"
 
 
-def test_keys_changed_before_the_softmax_do_not_deceive() -> None:
+def test_keys_overwritten_before_the_softmax_do_not_change_the_record() -> None:
     q, k, v = qkv()
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -502,7 +502,7 @@ def test_keys_changed_before_the_softmax_do_not_deceive() -> None:
     torch.testing.assert_close(record.weights(), softmaxed(q, k, 1.0))
 
 
-def test_mixing_that_may_not_be_attention_is_told_but_not_recorded() -> None:
+def test_products_that_may_be_attention_are_left_out_with_a_reason() -> None:
     q, k, v = qkv()
     with watch() as seen:
         torch.matmul(q.softmax(-1), k.softmax(-2).mT @ v)  # efficient attention: its softmax is over features
@@ -513,7 +513,7 @@ def test_mixing_that_may_not_be_attention_is_told_but_not_recorded() -> None:
     assert "by getitem of softmax weights, not by the weights themselves" in repr(seen)
 
 
-def test_a_sink_of_hugging_face_is_seen() -> None:
+def test_a_hugging_face_sink_is_recorded() -> None:
     import transformers
 
     config = transformers.GptOssConfig(
@@ -532,7 +532,7 @@ def test_a_sink_of_hugging_face_is_seen() -> None:
         torch.testing.assert_close(record.weights(), weights, atol=1e-5, rtol=1e-4)
 
 
-def test_scores_from_out_of_sight_are_kept_as_they_are() -> None:
+def test_untraced_scores_are_kept() -> None:
     q, k, v = qkv(i=7, j=7)
 
     def unseen(q: Tensor, k: Tensor) -> Tensor:
@@ -545,7 +545,7 @@ def test_scores_from_out_of_sight_are_kept_as_they_are() -> None:
     torch.testing.assert_close(record.statistics.out, out)
 
 
-def test_additive_attention_is_told_as_what_it_is() -> None:
+def test_additive_attention_is_recorded_if_square() -> None:
     class Additive(nn.Module):
         """Bahdanau, Cho and Bengio 2014."""
 
@@ -579,14 +579,14 @@ def test_scores_overwritten_after_their_softmax_are_left_out() -> None:
     assert "left out 1: could not be recorded: RuntimeError: scores were written into" in repr(seen)
 
 
-def test_what_happens_to_weights_afterwards_is_told() -> None:
+def test_operations_on_weights_are_noted() -> None:
     q, k, v = qkv()
     record, _ = seen_of(lambda q, k, v: ((q @ k.mT).softmax(-1) * 0.5) @ v, q, k, v)
     assert "mul" in record.note
     torch.testing.assert_close(record.weights(), softmaxed(q, k, 1.0))
 
 
-def test_a_softmax_or_an_exponential_without_values_is_no_attention() -> None:
+def test_a_softmax_without_values_is_not_attention() -> None:
     q, k, v = qkv()
     with watch() as seen:
         (q @ k.mT).softmax(-1)

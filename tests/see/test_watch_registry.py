@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-def test_a_function_registered_with_hugging_face_is_seen_with_its_mask() -> None:
+def test_a_registered_function_is_recorded_with_its_mask() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -113,7 +113,7 @@ REGISTERED: dict[str, tuple[Any, bool]] = {
 
 
 @pytest.mark.parametrize("name", REGISTERED)
-def test_a_registered_function_is_followed_inside_and_not_told_by_its_arguments(name: str) -> None:
+def test_operations_inside_a_registered_function_are_traced(name: str) -> None:
     from transformers.masking_utils import eager_mask
 
     function, masked = REGISTERED[name]
@@ -132,7 +132,7 @@ def test_a_registered_function_is_followed_inside_and_not_told_by_its_arguments(
         assert (record.weights().triu(1).count_nonzero() == 0) == masked
 
 
-def test_a_registered_function_that_calls_sdpa_is_seen_with_its_groups_and_scale() -> None:
+def test_sdpa_inside_a_registered_function_is_recorded_with_groups_and_scale() -> None:
     def own(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Masked, scaling: float, **rest: Any) -> Any:
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=3 * scaling, enable_gqa=True)
         return out.transpose(1, 2), None
@@ -157,7 +157,7 @@ def opaque(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tenso
 
 
 @pytest.mark.parametrize("late_hidden", [True, False])
-def test_an_operator_in_which_nothing_is_heard_is_told_by_its_arguments_where_its_output_agrees(
+def test_a_custom_operator_is_recorded_by_its_arguments_if_its_output_agrees(
     late_hidden: bool,
 ) -> None:
     def own(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Masked, scaling: float, **rest: Any) -> Any:
@@ -188,7 +188,7 @@ def test_an_operator_in_which_nothing_is_heard_is_told_by_its_arguments_where_it
         assert "its output is not that of its arguments: it has its own mask, scale or bias" in repr(seen)
 
 
-def test_a_registered_function_without_a_mask_is_causal_as_its_module_says() -> None:
+def test_a_registered_function_without_a_mask_takes_causality_from_its_module() -> None:
     from regard.see.huggingface import from_interface
 
     q, k, v = qkv(i=7, j=7, g=2)
@@ -206,7 +206,7 @@ def test_a_registered_function_without_a_mask_is_causal_as_its_module_says() -> 
     assert torch.equal(dense[0, 0], (i >= j) & (i - j < 3) & (j >= 2))
 
 
-def test_a_registered_function_that_hides_a_whole_row_hides_its_bias_too() -> None:
+def test_a_fully_masked_row_of_a_registered_function_ignores_the_bias() -> None:
     from regard.see.huggingface import from_interface
 
     q, k, v = qkv(i=7, j=7)
@@ -219,7 +219,7 @@ def test_a_registered_function_that_hides_a_whole_row_hides_its_bias_too() -> No
     torch.testing.assert_close(found.weights(), softmaxed(q, k, added=bias + mask))
 
 
-def test_a_block_mask_of_hugging_face_is_read_as_its_function() -> None:
+def test_a_hugging_face_block_mask_is_read() -> None:
     from torch.nn.attention.flex_attention import create_block_mask
 
     from regard.see.huggingface import from_interface

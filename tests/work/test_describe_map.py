@@ -5,11 +5,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from regard.base.shading import shade
 from regard.core.masks import causal
 from regard.work.builtin_problems import BUILTIN_PROBLEMS
 from regard.work.describe_map import attended_keys, describe_map
 from regard.work.exact_numbers import Matrix
-from regard.work.map_picture import AttentionMap, attention_maps, draw_maps, render_table, render_text, shade
+from regard.work.map_picture import AttentionMap, attention_maps, draw_maps, render_table, render_text
 from regard.work.problem import Problem, build_problem, mask_from_rows
 from regard.work.solution import solve
 

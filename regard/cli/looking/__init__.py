@@ -1,1 +1,1 @@
-"""The parts of `regard look`: what a model is asked, what its answer owes to it, and how a terminal shows it."""
+"""The parts of `regard look`: inputs of a model, relevance, and output in a terminal."""

@@ -1,4 +1,4 @@
-"""Models of Hugging Face that regard does not read itself: loaded by transformers, where it is installed."""
+"""Models of Hugging Face that regard cannot load itself: loaded by transformers, if it is installed."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -8,22 +8,22 @@ from typing import Any
 
 from regard.base.errors import CheckpointError, ConfigError
 
-ARGUMENTS = ("input_ids", "decoder_input_ids")
+INPUT_NAMES = ("input_ids", "decoder_input_ids")
 
 
-def model_type_of(folder: str) -> str | None:
-    """The model_type that a folder names, where it is one that only transformers may know; else None."""
+def foreign_model_type(folder: str) -> str | None:
+    """The model_type of a Hugging Face folder that regard cannot load itself; None for all other folders."""
     from regard.models.convert import FAMILIES
     from regard.models.saving import FORMAT, read_config
 
-    about = read_config(Path(folder))
-    kind = str(about.get("model_type", ""))
-    return None if about.get("format") == FORMAT or not kind or kind in FAMILIES else kind
+    config = read_config(Path(folder))
+    kind = str(config.get("model_type", ""))
+    return None if config.get("format") == FORMAT or not kind or kind in FAMILIES else kind
 
 
 @dataclass(frozen=True)
-class Theirs:
-    """A model of transformers, with what has to be known to ask it."""
+class TransformersModel:
+    """A model of transformers, and the Python code that loads it."""
 
     model: Any
     code: str
@@ -38,31 +38,31 @@ class Theirs:
         return int(self.model.get_input_embeddings().num_embeddings)
 
     @property
-    def most(self) -> int | None:
-        """The longest text by its configuration; None where it names no limit."""
+    def max_length(self) -> int | None:
+        """The longest input; None if the configuration has no limit."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
 
-def load_theirs(folder: str, model_type: str, device: str) -> Theirs:
-    """The model in a folder, of the class that its config.json names."""
+def load_transformers_model(folder: str, model_type: str, device: str) -> TransformersModel:
+    """Load a folder with the class that its config.json names."""
     from regard.integrations.torchvision import let_torchvision_load
     from regard.models.convert import FAMILIES
     from regard.models.saving import read_config
 
     let_torchvision_load()
     try:
-        transformers = import_module("transformers")  # no dependency: it may be there or not
+        transformers = import_module("transformers")  # an optional dependency
     except ImportError:
         raise ConfigError(
-            f"{folder} is a {model_type}, which regard does not read itself (it reads: {', '.join(FAMILIES)}); "
+            f"{folder} is a {model_type}, which regard cannot load itself (it can load: {', '.join(FAMILIES)}); "
             "install transformers to look at it: pip install transformers"
         ) from None
-    name = class_named(transformers, read_config(Path(folder)).get("architectures"))
+    name = choose_class(transformers, read_config(Path(folder)).get("architectures"))
     progress = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
         model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, use_safetensors=True)
-    except Exception as error:  # a folder may be broken in any way, and each has an error of its own
+    except Exception as error:  # transformers has no common error for damaged folders
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"transformers cannot load {folder} as a {model_type}: {first}") from None
     finally:
@@ -70,17 +70,17 @@ def load_theirs(folder: str, model_type: str, device: str) -> Theirs:
             transformers.utils.logging.enable_progress_bar()
     if model.main_input_name != "input_ids":
         raise ConfigError(
-            f"{folder} is a {model_type}, which is asked by {model.main_input_name}, not by text; run it from Python "
+            f"{folder} is a {model_type}, whose input is {model.main_input_name}, not text; run it from Python "
             "inside `with regard.watch(model) as seen:`"
         )
     on = "" if device == "cpu" else f".to({device!r})"
     code = f"model = {name}.from_pretrained({folder!r}){on}.eval()"
-    return Theirs(model.to(device).eval(), code, f"from transformers import {name}")
+    return TransformersModel(model.to(device).eval(), code, f"from transformers import {name}")
 
 
-def class_named(transformers: ModuleType, architectures: object) -> str:
-    """The first of the classes in a config.json, where transformers has it; else the one that finds out by itself."""
+def choose_class(transformers: ModuleType, architectures: object) -> str:
+    """The first class in "architectures" of a config.json, if transformers has it; else AutoModel."""
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     found = getattr(transformers, name, None)
-    whole = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    return name if whole else "AutoModel"
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    return name if is_model else "AutoModel"

@@ -1,4 +1,4 @@
-"""What a model is asked: its inputs, the names of their positions, and the Python that makes them again."""
+"""The model and the input of `regard look`: tensors, labels of positions, and Python code that makes them again."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.cli.generate import find_tokenizer, special_tokens
-from regard.cli.looking.huggingface import ARGUMENTS, Theirs, load_theirs, model_type_of
+from regard.cli.looking.huggingface import INPUT_NAMES, TransformersModel, foreign_model_type, load_transformers_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,76 +19,77 @@ if TYPE_CHECKING:
     from regard.see.record import Record
     from regard.see.report import Sides, TokenLabels
 
-PREPROCESSOR = "preprocessor_config.json"  # where Hugging Face writes how pixels are scaled
+PREPROCESSOR = "preprocessor_config.json"  # how Hugging Face scales pixels
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
-LONGEST_TEXT = 4000  # letters that are repeated on a page as they are
+LONGEST_TEXT = 4000  # characters of a prompt that a report repeats
 KINDS = {"GPT": "text", "BERT": "text", "Transformer": "pair", "RNN": "pair", "ViT": "image", "DaViT": "image"}
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A model, and where it is from."""
+class LoadedModel:
+    """A model, and the Python code that loads it."""
 
     name: str
     model: "Model"
     random: bool
-    code: str  # makes `model`
+    code: str
     imports: str
-    theirs: Theirs | None = None  # where it is a model of transformers
+    huggingface: TransformersModel | None = None  # if transformers loaded it
 
     @property
     def kind(self) -> str:
-        """What it reads: text, a pair of texts, or an image."""
-        return KINDS[type(self.model).__name__] if self.theirs is None else self.theirs.kind
+        """The kind of input: text, a pair of texts, or an image."""
+        return KINDS[type(self.model).__name__] if self.huggingface is None else self.huggingface.kind
 
     @property
     def vocab(self) -> int:
-        """How many tokens it knows."""
+        """The size of the vocabulary."""
         config: Any = self.model.config
-        return int(config.vocab) if self.theirs is None else self.theirs.vocab
+        return int(config.vocab) if self.huggingface is None else self.huggingface.vocab
 
     @property
-    def most(self) -> int | None:
-        """How many tokens it reads at most; None where there is no limit."""
-        if self.theirs is not None:
-            return self.theirs.most
+    def max_length(self) -> int | None:
+        """The largest number of tokens; None if there is no limit."""
+        if self.huggingface is not None:
+            return self.huggingface.max_length
         limits = (getattr(self.model.config, name, None) for name in ("context", "reach"))
         return min((limit for limit in limits if limit), default=None)
 
     @property
-    def size(self) -> int:
-        """How many numbers it has learned."""
-        return self.model.parameter_count if self.theirs is None else self.theirs.model.num_parameters()
+    def parameter_count(self) -> int:
+        """The number of parameters."""
+        return self.model.parameter_count if self.huggingface is None else self.huggingface.model.num_parameters()
 
     def run(self, inputs: tuple["Tensor", ...]) -> None:
-        """One pass."""
-        if self.theirs is None:
+        """Run one forward pass."""
+        if self.huggingface is None:
             self.model(*inputs)
             return
         try:
-            self.model(**dict(zip(ARGUMENTS, inputs, strict=False)))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # their ways to refuse an input
+            self.model(**dict(zip(INPUT_NAMES, inputs, strict=False)))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # errors of models of transformers
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConfigError(f"{self.name} could not read that: {type(error).__name__}: {first}") from None
+            raise ConfigError(f"{self.name} rejected the input: {type(error).__name__}: {first}") from None
 
     @property
     def weights(self) -> str:
-        """Where its numbers are from, in words."""
+        """The origin of the weights."""
         if self.random:
-            return "random, from seed 0: a preset has learned nothing"
-        return "those of the folder"
+            return "random, from seed 0 (an untrained preset)"
+        return "from the folder"
 
 
 @dataclass(frozen=True)
-class ModelQuestion:
-    """The inputs of one pass.
+class ModelInput:
+    """The inputs of one forward pass.
 
-    code   makes what `call` hands to the model
-    sides  whose positions a layer's queries and keys are
+    prompt  the text or the image file
+    code    Python code that makes the arguments of `call`
+    sides   the labels of the queries and keys of a record
     """
 
     inputs: tuple["Tensor", ...]
-    asked: str
+    prompt: str
     size: str
     imports: tuple[str, ...]
     code: str
@@ -98,129 +99,128 @@ class ModelQuestion:
     notes: tuple[str, ...] = ()
 
 
-def opened(name: str, device: str) -> Opened:
-    """The model in a folder, or a fresh one by its name."""
+def load_model(name: str, device: str) -> LoadedModel:
+    """Load the model in a folder, or build a preset with random weights."""
     from regard.models.presets import PRESETS, build, model_class
     from regard.models.saving import load
 
     check_device(device)
-    there = is_there(name)
+    exists = path_exists(name)
     on = "" if device == "cpu" else f", device={device!r}"
-    if there or (name not in PRESETS and ("/" in name or "\\" in name) and not get_close_matches(name, PRESETS, n=1)):
-        if there and (kind := model_type_of(name)) is not None:
-            theirs = load_theirs(name, kind, device)
-            return Opened(name, theirs.model, False, theirs.code, theirs.imports, theirs)
+    if exists or (name not in PRESETS and ("/" in name or "\\" in name) and not get_close_matches(name, PRESETS, n=1)):
+        if exists and (kind := foreign_model_type(name)) is not None:
+            foreign = load_transformers_model(name, kind, device)
+            return LoadedModel(name, foreign.model, False, foreign.code, foreign.imports, foreign)
         model = load(name, device=device)
         check_kind(name, type(model).__name__)
-        return Opened(name, model, False, f"model = load({name!r}{on})", "from regard import load")
+        return LoadedModel(name, model, False, f"model = load({name!r}{on})", "from regard import load")
     check_kind(name, model_class(PRESETS[name]).__name__)
     code = f"model = build({name!r}, seed=0{on}).eval()"
-    return Opened(name, build(name, seed=0, device=device).eval(), True, code, "from regard import build")
+    return LoadedModel(name, build(name, seed=0, device=device).eval(), True, code, "from regard import build")
 
 
 def check_kind(name: str, kind: str) -> None:
-    """Raise where a model reads neither text nor images, or never attends."""
+    """Raise an error if a model has no attention over text or an image."""
     from regard.models.presets import PRESETS, model_class
 
     if kind not in KINDS:
         able = ", ".join(each for each in PRESETS if model_class(PRESETS[each]).__name__ in KINDS)
-        raise ConfigError(f"{name} is a {kind}, which does not attend over text or an image; these do: {able}")
+        raise ConfigError(f"{name} is a {kind}, which has no attention over text or an image; these have: {able}")
 
 
 def check_device(device: str) -> None:
+    """Raise an error if torch cannot use the device."""
     import torch
 
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's ways to say that it is not there
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's errors for a missing device
         first = str(error).partition("\n")[0]
         raise ConfigError(f"--device {device} cannot be used here: {first}; cpu always can") from None
 
 
-def is_there(path: str) -> bool:
-    """Whether there is such a file or folder; a text too long to be the name of one is none."""
+def path_exists(path: str) -> bool:
+    """Whether a file or folder exists; False for a text that is no valid path."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):
         return False
 
 
-def asked_of(opened: Opened, text: str, target: str | None, tokenizer: Path | None, device: str) -> ModelQuestion:
-    """The question in the form that the model reads."""
-    if target is not None and opened.kind != "pair":
-        raise ConfigError(f"--target goes with encoder-decoders; {opened.name} reads one {opened.kind}")
-    if opened.kind == "image":
+def build_input(loaded: LoadedModel, text: str, target: str | None, tokenizer: Path | None, device: str) -> ModelInput:
+    """Build the input of the model from a text or an image file."""
+    if target is not None and loaded.kind != "pair":
+        raise ConfigError(f"--target is for encoder-decoders; {loaded.name} takes one {loaded.kind}")
+    if loaded.kind == "image":
         if tokenizer is not None:
-            raise ConfigError(f"--tokenizer goes with text; {opened.name} looks at images")
-        return image_question(opened, text, device)
-    if text.lower().endswith(IMAGE_ENDINGS) and is_there(text):
-        raise ConfigError(
-            f"{opened.name} reads text, but {text} is an image; a ViT looks at those, such as vit-ti/16, or a DaViT"
-        )
-    return text_question(opened, text, target, tokenizer, device)
+            raise ConfigError(f"--tokenizer is for text; {loaded.name} takes an image")
+        return build_image_input(loaded, text, device)
+    if text.lower().endswith(IMAGE_ENDINGS) and path_exists(text):
+        raise ConfigError(f"{loaded.name} takes text, but {text} is an image; use a ViT, such as vit-ti/16, or a DaViT")
+    return build_text_input(loaded, text, target, tokenizer, device)
 
 
-def text_question(opened: Opened, text: str, target: str | None, tokenizer: Path | None, device: str) -> ModelQuestion:
-    """A text, or a source and a target, as tokens."""
+def build_text_input(
+    loaded: LoadedModel, text: str, target: str | None, tokenizer: Path | None, device: str
+) -> ModelInput:
+    """Tokenize a text, or a source and a target."""
     import torch
 
     from regard.see.report import Sides, TokenLabels
 
-    words = find_tokenizer(opened.name, opened.vocab, tokenizer)
-    names = ("source", "target") if opened.kind == "pair" else ("tokens",)
+    words = find_tokenizer(loaded.name, loaded.vocab, tokenizer)
+    names = ("source", "target") if loaded.kind == "pair" else ("tokens",)
     ids = {names[0]: words.encode(text)}
-    lines = [*_encoding(words), f"{names[0]} = torch.tensor([words.encode({_quoted(text)})])"]
-    if opened.kind == "pair":
+    lines = [*_tokenizer_code(words), f"{names[0]} = torch.tensor([words.encode({_quote_text(text)})])"]
+    if loaded.kind == "pair":
         if target is None:
-            raise ConfigError(
-                f"{opened.name} is an encoder-decoder: give what it has written so far with --target 'text'"
-            )
-        start = special_tokens(opened.name, "decoder_start_token_id", opened.vocab)[:1]
+            raise ConfigError(f"{loaded.name} is an encoder-decoder: give the target text with --target")
+        start = special_tokens(loaded.name, "decoder_start_token_id", loaded.vocab)[:1]
         ids["target"] = start + words.encode(target, special=False)
         before = f"{start} + " if start else ""
-        lines.append(f"target = torch.tensor([{before}words.encode({_quoted(target)}, special=False)])")
+        lines.append(f"target = torch.tensor([{before}words.encode({_quote_text(target)}, special=False)])")
     for name, tokens in ids.items():
-        check_tokens(opened, name, tokens)
+        check_tokens(loaded, name, tokens)
     on = "" if device == "cpu" else f".to({device!r})"
     inputs = {name: torch.tensor([tokens], device=device) for name, tokens in ids.items()}
-    named_words = {name: TokenLabels(labels_of(words, tokens), inputs[name], name) for name, tokens in ids.items()}
+    named_words = {name: TokenLabels(token_labels(words, tokens), inputs[name], name) for name, tokens in ids.items()}
 
     def sides(record: "Record") -> Sides:
-        if opened.theirs is not None:
-            return sides_of_theirs(record, named_words)
-        if opened.kind == "text":
+        if loaded.huggingface is not None:
+            return huggingface_sides(record, named_words)
+        if loaded.kind == "text":
             return Sides(named_words["tokens"], named_words["tokens"])
         if record.name.startswith("encoder"):
             return Sides(named_words["source"], named_words["source"])
-        # an RNN attends to its source once; a decoder block does both
-        crossing = record.name.partition(":")[0].endswith("cross") or type(opened.model).__name__ == "RNN"
+        # an RNN has cross attention only; a decoder block has both
+        crossing = record.name.partition(":")[0].endswith("cross") or type(loaded.model).__name__ == "RNN"
         return Sides(named_words["target"], named_words["source" if crossing else "target"])
 
-    handed = [f"{name}{on}" for name in ids]
-    if opened.theirs is not None:
-        handed = [f"{argument}={each}" for argument, each in zip(ARGUMENTS, handed, strict=False)]
-    asked = text if target is None else f"{text}\n\n{target}"
-    many = [
+    arguments = [f"{name}{on}" for name in ids]
+    if loaded.huggingface is not None:
+        arguments = [f"{name}={each}" for name, each in zip(INPUT_NAMES, arguments, strict=False)]
+    prompt = text if target is None else f"{text}\n\n{target}"
+    sizes = [
         f"{len(tokens)} {'' if name == 'tokens' else f'{name} '}token{'s' if len(tokens) > 1 else ''}"
         for name, tokens in ids.items()
     ]
-    return ModelQuestion(
+    return ModelInput(
         inputs=tuple(inputs.values()),
-        asked=asked if len(asked) <= LONGEST_TEXT else f"{asked[:LONGEST_TEXT]} ... ({len(asked):,} letters)",
-        size=", ".join(many),
+        prompt=prompt if len(prompt) <= LONGEST_TEXT else f"{prompt[:LONGEST_TEXT]} ... ({len(prompt):,} characters)",
+        size=", ".join(sizes),
         imports=(
             "from regard.data.tokenizers import Bytes"
             if repr(words) == "Bytes()"
             else "from regard.data.tokenizers import load_tokenizer",
         ),
         code="\n".join(lines),
-        call=f"model({', '.join(handed)})",
+        call=f"model({', '.join(arguments)})",
         sides=sides,
     )
 
 
-def sides_of_theirs(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
-    """Whose positions a layer's are, by its name; numbers where it has others than the tokens."""
+def huggingface_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
+    """The labels of a layer by its name; numbers if it has other positions than the tokens."""
     from regard.see.relevance import attention_role
     from regard.see.report import Sides, TokenLabels
 
@@ -230,43 +230,43 @@ def sides_of_theirs(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Si
     i = record.q.shape[2] if record.rows_kept is None else len(queries.labels)
     if (len(queries.labels), len(keys.labels)) == (i, record.k.shape[2]):
         return Sides(queries, keys)
-    many = max(i, record.k.shape[2], *(record.rows_kept or (0,)))
-    numbered = tuple(str(number) for number in range(many + 1))
+    count = max(i, record.k.shape[2], *(record.rows_kept or (0,)))
+    numbered = tuple(str(number) for number in range(count + 1))
     return Sides(
         TokenLabels(numbered[:i] if record.rows_kept is None else numbered), TokenLabels(numbered[: record.k.shape[2]])
     )
 
 
-def check_tokens(opened: Opened, name: str, tokens: list[int]) -> None:
-    """Raise where the model cannot take these."""
+def check_tokens(loaded: LoadedModel, name: str, tokens: list[int]) -> None:
+    """Raise an error if the model cannot take these tokens."""
     what = "text" if name == "tokens" else name
     if not tokens:
-        raise ConfigError(f"the {what} is empty; give at least one token to look at")
-    most = opened.most or len(tokens)
+        raise ConfigError(f"the {what} is empty; give at least one token")
+    most = loaded.max_length or len(tokens)
     if len(tokens) > most:
         raise ConfigError(
-            f"the {what} has {len(tokens)} tokens, but {opened.name} reads at most {most}; shorten it by "
+            f"the {what} has {len(tokens)} tokens, but {loaded.name} takes at most {most}; shorten it by "
             f"{len(tokens) - most}"
         )
-    if max(tokens) >= opened.vocab:
+    if max(tokens) >= loaded.vocab:
         raise ConfigError(
-            f"the tokenizer gives token {max(tokens)}, but {opened.name} knows {opened.vocab}; it is another model's: "
-            "name the right one with --tokenizer"
+            f"the tokenizer returns token {max(tokens)}, but the vocabulary of {loaded.name} has {loaded.vocab}; "
+            "give the tokenizer of this model with --tokenizer"
         )
 
 
-def _encoding(words: "Tokenizer") -> list[str]:
+def _tokenizer_code(words: "Tokenizer") -> list[str]:
     file = getattr(words, "file", None)
     return ["words = Bytes()" if file is None else f"words = load_tokenizer({str(file)!r})"]
 
 
-def _quoted(text: str) -> str:
-    """The text as Python, or how to read it where it is long."""
+def _quote_text(text: str) -> str:
+    """The text as a Python literal, or code that reads a long one from a file."""
     return repr(text) if len(text) <= LONGEST_TEXT else "open('text.txt').read()"
 
 
-def labels_of(words: "Tokenizer", tokens: list[int]) -> tuple[str, ...]:
-    """What each token is called: its text, or its name in the vocabulary where it has none of its own."""
+def token_labels(words: "Tokenizer", tokens: list[int]) -> tuple[str, ...]:
+    """The label of each token: its text, or its name in the vocabulary if it is not valid text."""
     from regard.data.tokenizers import REPLACEMENT
 
     file: Path | None = getattr(words, "file", None)
@@ -286,53 +286,53 @@ def labels_of(words: "Tokenizer", tokens: list[int]) -> tuple[str, ...]:
     )
 
 
-def image_question(opened: Opened, path: str, device: str) -> ModelQuestion:
-    """An image as pixels of the size that the model was made for."""
+def build_image_input(loaded: LoadedModel, path: str, device: str) -> ModelInput:
+    """Read an image at the size of the model's input."""
     from regard.see.colormaps import normalise_pixels, read_image
 
-    if not is_there(path):
-        raise ConfigError(f"{opened.name} looks at images, but there is no file {path!r}; give a png or jpeg")
-    model = opened.model
+    if not path_exists(path):
+        raise ConfigError(f"{loaded.name} takes an image, but there is no file {path!r}; give a png or jpeg")
+    model = loaded.model
     (example,) = model.example_inputs()
     channels, side = example.shape[1], example.shape[2]
-    mean, std, resample, source = scaling(opened)
+    mean, std, resample, source = pixel_scaling(loaded)
     pixels = read_image(path, side, channels=channels, resample=resample)
     numbers = f"mean={mean[:channels]}, std={std[:channels]}"
     on = "" if device == "cpu" else f".to({device!r})"
     options = ("" if channels == 3 else f", channels={channels}") + ("" if resample == 2 else f", resample={resample}")
     dtype = next(model.parameters()).dtype
-    return ModelQuestion(
+    return ModelInput(
         inputs=(normalise_pixels(pixels, mean, std).to(device, dtype),),
-        asked=path,
+        prompt=path,
         size=f"an image of {side} x {side} pixels",
         imports=("from regard.see.colormaps import normalise_pixels, read_image",),
         code=f"pixels = read_image({path!r}, {side}{options})\nimage = normalise_pixels(pixels, {numbers})",
         call=f"model(image{on})" if str(dtype) == "torch.float32" else f"model(image{on}.to({dtype}))",
-        sides=patches_of(opened),
+        sides=patch_sides(loaded),
         pixels=pixels,
-        notes=(f"Pixels from 0 to 1 were scaled with {numbers}, {source}.",),
+        notes=(f"Pixels from 0 to 1 were normalised with {numbers} ({source}).",),
     )
 
 
-def scaling(opened: Opened) -> tuple[tuple[float, ...], tuple[float, ...], int, str]:
-    """Mean and standard deviation of pixels, how images are resized, and who says so."""
-    file = Path(opened.name) / PREPROCESSOR
+def pixel_scaling(loaded: LoadedModel) -> tuple[tuple[float, ...], tuple[float, ...], int, str]:
+    """Mean and standard deviation of pixels, the resampling filter, and where they were read."""
+    file = Path(loaded.name) / PREPROCESSOR
     half = (0.5, 0.5, 0.5)
     if not file.is_file():
-        return half, half, 2, f"as there is no {PREPROCESSOR} to say otherwise"
+        return half, half, 2, f"the default, without {PREPROCESSOR}"
     try:
         about = loads(file.read_text(encoding="utf-8"))
         mean, std = (tuple(float(x) for x in about.get(name) or half) for name in ("image_mean", "image_std"))
         resample = int(about.get("resample", 2))
     except (ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} does not say how pixels are scaled: {error}") from None
+        raise CheckpointError(f"{file} has no valid scaling of pixels: {error}") from None
     if about.get("do_normalize") is False:
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    return mean, std, resample, f"as {PREPROCESSOR} says"
+    return mean, std, resample, f"from {PREPROCESSOR}"
 
 
-def patches_of(opened: Opened) -> Callable[["Record"], "Sides"]:
-    """The names of positions: patches by row and column, of the image or of a window, or channels."""
+def patch_sides(loaded: LoadedModel) -> Callable[["Record"], "Sides"]:
+    """Labels of positions: patches by row and column of the image or a window, or channels."""
     from regard.see.report import Sides, TokenLabels
 
     def sides(record: "Record") -> Sides:
@@ -340,7 +340,7 @@ def patches_of(opened: Opened) -> Callable[["Record"], "Sides"]:
         if record.name.partition(":")[0].endswith("channel.attention"):
             labels = tuple(f"channel {number}" for number in range(n))
         else:
-            first: int = getattr(opened.model, "first", 0)
+            first: int = getattr(loaded.model, "prefix_tokens", 0)
             side = round((n - first) ** 0.5)
             patches = tuple(f"{row},{column}" for row in range(side) for column in range(side))
             labels = ("class",) * first + patches

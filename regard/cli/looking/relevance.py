@@ -1,4 +1,4 @@
-"""What the answer of a model owes to what it was given: rollout along a text, or over an image."""
+"""The relevance part of `regard look`: rollout over the tokens of a text or the patches of an image."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -6,154 +6,161 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regard.cli.looking.inputs import Opened
-    from regard.see.heads import Head, HeadTable
+    from regard.cli.looking.inputs import LoadedModel
+    from regard.see.heads import HeadSummary, HeadTable
     from regard.see.record import Seen
     from regard.see.report import Overlay, Sides, TokenRelevance
 
 ROLLOUT = "from regard.see.relevance import rollout\n\n"
+PATCHES = "from regard.see.relevance import patch_map, rollout\n\n"
 
 
 @dataclass(frozen=True)
-class Owed:
-    """Relevance along texts, numbers over the image, and why something is missing."""
+class RelevanceResult:
+    """Relevance of tokens, overlays on the image, and notes on what is missing."""
 
     relevance: "tuple[TokenRelevance, ...]" = ()
     overlays: "tuple[Overlay, ...]" = ()
     notes: tuple[str, ...] = ()
 
 
-def owed(
-    opened: "Opened", seen: "Seen", sides: "Mapping[str, Sides]", table: "HeadTable", head: "Head", whole: bool
-) -> Owed:
-    """All that can be told of this model.
+def compute_relevance(
+    loaded: "LoadedModel",
+    seen: "Seen",
+    sides: "Mapping[str, Sides]",
+    table: "HeadTable",
+    head: "HeadSummary",
+    complete: bool,
+) -> RelevanceResult:
+    """The relevance methods that apply to this model.
 
-    whole  whether all layers and rows were kept, which relevance needs
+    complete  whether all layers and rows were recorded, which rollout needs
     """
     if table.broken:
-        return Owed(notes=("There is no relevance here: some weights are NaN.",))
-    kind = type(opened.model).__name__
+        return no_relevance("some weights are NaN")
+    kind = type(loaded.model).__name__
     if kind == "DaViT":
-        return windows(opened, seen, table, head)
-    if not whole:
-        return Owed(notes=("There is no relevance here: it needs every layer and every row.",))
-    if opened.theirs is not None:
-        return of_theirs(opened, seen, sides)
+        return window_relevance(loaded, seen, table, head)
+    if not complete:
+        return no_relevance("rollout needs every layer and every row")
+    if loaded.huggingface is not None:
+        return huggingface_relevance(loaded, seen, sides)
     if kind == "RNN":
-        return Owed(notes=("There is no relevance here: it goes along layers of attention, and this is a single one.",))
+        return no_relevance("rollout needs several attention layers, and this model has one")
     if kind == "ViT":
-        return patches(opened, seen, head)
+        return patch_relevance(loaded, seen, head)
     if kind == "Transformer":
-        return pair(seen, sides)
-    return text(kind, seen, sides)
+        return pair_relevance(seen, sides)
+    return text_relevance(kind == "BERT", seen, sides)
 
 
-def text(kind: str, seen: "Seen", sides: "Mapping[str, Sides]") -> Owed:
-    """Rollout to the token that the answer is read from: the last of a GPT, the first of a BERT."""
+def no_relevance(reason: object) -> RelevanceResult:
+    return RelevanceResult(notes=(f"No relevance: {reason}.",))
+
+
+def text_relevance(first: bool, seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
+    """Rollout from the output token: the first of a BERT, the last of a GPT."""
     from regard.see.relevance import rollout
     from regard.see.report import TokenRelevance
 
-    row, where = (0, "first") if kind == "BERT" else (-1, "last")
+    row, where = (0, "first") if first else (-1, "last")
     words = next(iter(sides.values())).keys
     values = rollout(seen, rows=[row])[0, 0].cpu()
-    code = f"{ROLLOUT}rollout(seen, rows=[{row}])[0, 0]"
-    return Owed(
-        (TokenRelevance(f"What the output of the {where} token owes to each token (rollout)", words, values, code),)
-    )
+    title = f"Relevance of each token for the output of the {where} token (rollout)"
+    return RelevanceResult((TokenRelevance(title, words, values, f"{ROLLOUT}rollout(seen, rows=[{row}])[0, 0]"),))
 
 
-def of_theirs(opened: "Opened", seen: "Seen", sides: "Mapping[str, Sides]") -> Owed:
-    """Rollout where the layers of a model of transformers are a stack of positions, else the reason."""
+def huggingface_relevance(loaded: "LoadedModel", seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
+    """Rollout of a model of transformers if its layers form a stack, else a note."""
     from regard.base.errors import RegardError
     from regard.see.heads import visible_keys
 
     first = seen.records[0]
-    causal = bool((visible_keys(first)[:, :, 0] < first.k.shape[2]).all())
+    is_causal = bool((visible_keys(first)[:, :, 0] < first.k.shape[2]).all())
     try:
-        return pair(seen, sides) if opened.kind == "pair" else text("GPT" if causal else "BERT", seen, sides)
+        return pair_relevance(seen, sides) if loaded.kind == "pair" else text_relevance(not is_causal, seen, sides)
     except RegardError as error:
-        return Owed(notes=(f"There is no relevance here: {error}.",))
+        return no_relevance(error)
 
 
-def pair(seen: "Seen", sides: "Mapping[str, Sides]") -> Owed:
-    """Rollout to the last target token, along the source and along the target."""
+def pair_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
+    """Rollout from the last target token, over the source and over the target."""
     from regard.see.relevance import attention_role, encoder_decoder_rollout
     from regard.see.report import TokenRelevance
 
     both = encoder_decoder_rollout(seen)
-    crossing = next(each for name, each in sides.items() if attention_role(name) == "cross")
+    cross = next(each for name, each in sides.items() if attention_role(name) == "cross")
     code = "from regard.see.relevance import encoder_decoder_rollout\n\nencoder_decoder_rollout(seen)"
-    return Owed(
+    return RelevanceResult(
         tuple(
             TokenRelevance(
-                f"What the output of the last target token owes to each {name} token (rollout)",
+                f"Relevance of each {name} token for the output of the last target token (rollout)",
                 words,
                 values[0, -1].cpu(),
                 f"{code}.{name}[0, -1]",
             )
-            for name, words, values in (
-                ("source", crossing.keys, both.source),
-                ("target", crossing.queries, both.target),
-            )
+            for name, words, values in (("source", cross.keys, both.source), ("target", cross.queries, both.target))
         )
     )
 
 
-def patches(opened: "Opened", seen: "Seen", head: "Head") -> Owed:
-    """Rollout over the patches, and the map of the chosen head in the same row."""
+def patch_relevance(loaded: "LoadedModel", seen: "Seen", head: "HeadSummary") -> RelevanceResult:
+    """Rollout over the patches, and the weights of the chosen head in the same row."""
     from regard.see.relevance import patch_map, rollout
     from regard.see.report import Overlay
 
-    model: Any = opened.model
-    first: int = model.prefix_tokens
-    imports = "from regard.see.relevance import patch_map, rollout\n\n"
-    if first:
-        values = patch_map(rollout(seen, rows=[0]), prefix=first)[0].cpu()
-        code = f"{imports}patch_map(rollout(seen, rows=[0]), prefix={first})[0]"
-        row = seen[head.layer].rows([0])[:, head.head]
-        own = f"patch_map(seen[{head.layer!r}].rows([0])[:, {head.head}], prefix={first})[0]"
-        whose = "the class token"
-        single = patch_map(row, prefix=first)[0].cpu()
+    model: Any = loaded.model
+    prefix: int = model.prefix_tokens
+    record, name = seen[head.layer], f"seen[{head.layer!r}]"
+    if prefix:
+        whose, options = "the class token", f"prefix={prefix}"
+        all_layers, one_head = rollout(seen, rows=[0]), record.rows([0])[:, head.head]
+        codes = "rollout(seen, rows=[0])", f"{name}.rows([0])[:, {head.head}]"
     else:
-        values = patch_map(rollout(seen), prefix=0, pool="mean")[0].cpu()
-        code = f"{imports}patch_map(rollout(seen), prefix=0, pool='mean')[0]"
-        single = patch_map(seen[head.layer].weights()[:, head.head], prefix=0, pool="mean")[0].cpu()
-        own = f"patch_map(seen[{head.layer!r}].weights()[:, {head.head}], prefix=0, pool='mean')[0]"
-        whose = "the mean of the patches"
-    return Owed(
-        overlays=(
-            Overlay(f"What {whose} owes to each patch (rollout)", values, code),
-            Overlay(f"What {whose} looks at in {head.layer}, head {head.head}", single, f"{imports}{own}"),
+        whose, options = "the mean of the patches", "prefix=0, pool='mean'"
+        all_layers, one_head = rollout(seen), record.weights()[:, head.head]
+        codes = "rollout(seen)", f"{name}.weights()[:, {head.head}]"
+    titles = (
+        f"Relevance of each patch for {whose} (rollout)",
+        f"Attention of {whose} to each patch in {head.layer}, head {head.head}",
+    )
+    return RelevanceResult(
+        overlays=tuple(
+            Overlay(
+                title,
+                patch_map(values, prefix=prefix, pool="class" if prefix else "mean")[0].cpu(),
+                f"{PATCHES}patch_map({code}, {options})[0]",
+            )
+            for title, values, code in zip(titles, (all_layers, one_head), codes, strict=True)
         )
     )
 
 
-def windows(opened: "Opened", seen: "Seen", table: "HeadTable", head: "Head") -> Owed:
-    """What each position is given by the others of its window, in the chosen head or the sharpest over windows."""
+def window_relevance(loaded: "LoadedModel", seen: "Seen", table: "HeadTable", head: "HeadSummary") -> RelevanceResult:
+    """The weight that each position receives in its window, for the chosen head or the one with least spread."""
     from regard.nn.windows import merge
     from regard.see.report import Overlay
 
-    note = "There is no rollout here: windows and channels of several resolutions are no single stack of positions."
+    notes = no_relevance("windows and channels at several resolutions do not form a stack of positions").notes
     over = [each for each in table if each.layer.endswith("window.attention")]
     if not over or any(seen[each.layer].rows_kept is not None for each in over):
-        return Owed(notes=(note,))
+        return RelevanceResult(notes=notes)
     if head.layer not in {each.layer for each in over}:
         head = min(over, key=lambda each: each.spread)
-    model: Any = opened.model
+    model: Any = loaded.model
     size: int = model.config.window
     side = grid_side(model.example_inputs()[0].shape[2], int(head.layer.split(".")[1]))
-    received = seen[head.layer].received
-    values = merge(received[:, head.head, :, None], size, side, side)[0, :, :, 0].cpu()
+    values = merge(seen[head.layer].received[:, head.head, :, None], size, side, side)[0, :, :, 0].cpu()
     code = (
         "from regard.nn.windows import merge\n\n"
         f"merge(seen[{head.layer!r}].received[:, {head.head}, :, None], {size}, {side}, {side})[0, :, :, 0]"
     )
-    title = f"What each position is given by its window in {head.layer}, head {head.head}"
-    return Owed(overlays=(Overlay(title, values, code),), notes=(note,))
+    title = f"Weight that each position receives in its window in {head.layer}, head {head.head}"
+    return RelevanceResult(overlays=(Overlay(title, values, code),), notes=notes)
 
 
 def grid_side(image: int, stage: int) -> int:
-    """Positions a side: a quarter of the pixels, halved before every further stage, rounded up."""
+    """Positions a side of a DaViT: a quarter of the pixels, halved before every further stage, rounded up."""
     side = (image - 1) // 4 + 1
     for _ in range(stage):
         side = -(-side // 2)

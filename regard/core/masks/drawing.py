@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.base.shading import shade
 from regard.core.absolute_positions import Positions
 from regard.core.masks.algebra import Mask, resolve_positions
 
-_SHADES = " ░▒▓█"
 _MOST_CELLS = 64  # a wider matrix is pooled to at most this many cells a side
 
 
@@ -35,9 +35,7 @@ def draw(
 def _cell(share: float, exact: bool) -> str:
     if exact:
         return "██" if share else " ·"
-    # any visible pair shows: only an empty cell is blank and only a full one is solid
-    level = 0 if share == 0 else 4 if share == 1 else 1 + min(2, int(share * 3))
-    return _SHADES[level] * 2
+    return shade(share) * 2
 
 
 def _pooled(seen: Tensor) -> Float[Tensor, "q k"]:
