@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from tests.peers import let_torchvision_load
+from tests.slow import find_without_quick_case
 
 ROOT = Path(__file__).parent.parent
 SHAPES_CHECKED = importlib.util.find_spec("beartype") is not None
@@ -77,11 +78,15 @@ def pytest_configure() -> None:
     let_torchvision_load()
 
 
-@pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before cases are selected by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    cases = [(item.nodeid, item.get_closest_marker("slow") is not None) for item in items]
+    # a selection such as tests/x.py::test_y[case] shows only some cases of a function
+    if not any("::" in argument for argument in config.args) and (missing := find_without_quick_case(cases)):
+        raise pytest.UsageError(f"no case of these tests runs in `make test`; see tests/slow.py: {', '.join(missing)}")
     for item in items:
         if item.nodeid.startswith("tests/lab/test_every_claim.py"):
-            # what is asked of one claim is asked in one process, which runs it once
+            # all tests of one claim run in one process, which runs the claim once
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("[")[2]))
     if torch.cuda.is_available():
         return

@@ -9,7 +9,8 @@ from types import ModuleType
 import jaxtyping
 import pytest
 import torch
-from tests.thinned import THINNED, is_quick
+
+from tests.slow import SLOW, find_without_quick_case
 
 SOURCE = '''
 """A module with annotations, some of which lie."""
@@ -105,8 +106,14 @@ def test_nothing_is_checked_inside_a_compiled_function(module: ModuleType) -> No
     assert run(torch.ones(3, 5)).shape == (5, 3)
 
 
-@pytest.mark.parametrize("start", THINNED)
-def test_a_thinned_test_keeps_about_its_share_of_cases(start: str) -> None:
-    names = [f"{start}test_something[case{number}]" for number in range(3000)]
-    assert sum(map(is_quick, names)) / 3000 == pytest.approx(1 / THINNED[start], abs=0.05)
-    assert is_quick("tests/core/test_masks.py::test_something[case1]")
+def test_a_function_of_which_every_case_is_slow_is_found() -> None:
+    cases = [("tests/a.py::test_x[1]", True), ("tests/a.py::test_x[2]", False), ("tests/a.py::test_y", True)]
+    assert find_without_quick_case(cases) == ["tests/a.py::test_y"]
+    assert find_without_quick_case([(next(iter(SLOW)), True)]) == []
+
+
+def test_few_tests_are_slow_as_a_whole_and_each_exists(root: Path) -> None:
+    assert len(SLOW) <= 40
+    for name in SLOW:
+        file, _, function = name.partition("::")
+        assert f"def {function}(" in (root / file).read_text(), name

@@ -1,0 +1,31 @@
+"""Test functions that are slow as a whole, such as full trainings. Every other function has a case in `make test`."""
+
+from collections.abc import Iterable
+
+# at most 40; `make slow` runs them
+SLOW: set[str] = {
+    "tests/cli/test_train_command.py::test_several_processes_print_metrics_once",
+    "tests/conform/test_examples.py::test_the_example_of_a_mutant_runs_and_gives_what_it_says",
+    "tests/lab/test_attention.py::test_another_right_attention_is_supported",
+    "tests/lab/test_attention.py::test_many_draws_give_the_shares_to_their_digits",
+    "tests/lab/test_attention.py::test_the_verdict_does_not_hang_on_the_seed",
+    "tests/lab/test_every_claim.py::test_a_short_run_takes_three_seconds_of_one_core_at_most",
+    "tests/lab/test_every_claim.py::test_the_full_run_comes_out_as_the_short_one_within_its_budget",
+    "tests/lab/test_frame.py::test_every_claim_can_be_saved_and_shown_on_a_page",
+    "tests/recipes/test_birthplaces.py::test_the_built_in_run_reaches_its_figures_and_does_not_know_strangers",
+    "tests/recipes/test_language.py::test_the_built_in_bert_answers_every_question_better_than_chance",
+    "tests/recipes/test_language.py::test_the_built_in_gpt_tells_characters_far_better_than_trigrams",
+    "tests/recipes/test_speech.py::test_the_built_in_default_hears_tones_with_at_most_one_error_in_a_hundred_and_nothing_in_silence",
+    "tests/recipes/test_translation.py::test_the_built_in_default_translates_numbers_it_has_never_seen",
+    "tests/recipes/test_vision.py::test_other_networks_learn_digits_too",
+    "tests/recipes/test_vision.py::test_the_built_in_run_reaches_what_it_is_expected_to",
+}
+
+
+def find_without_quick_case(cases: Iterable[tuple[str, bool]]) -> list[str]:
+    """Functions of which every case is slow, and which are not listed; cases are (node id, is slow)."""
+    quick: dict[str, bool] = {}
+    for name, slow in cases:
+        function = name.partition("[")[0]
+        quick[function] = quick.get(function, False) or not slow
+    return sorted(function for function, found in quick.items() if not found and function not in SLOW)
