@@ -4,7 +4,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Names are loaded on first use, so that `regard --help` and tools that only read the version do not import torch.
 _MODULES = {

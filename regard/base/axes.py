@@ -1,4 +1,4 @@
-"""The one legend of axis letters: in signatures, einsum strings, error messages and on every page."""
+"""The letters of tensor axes, used in signatures, einsum strings, error messages and on pages."""
 
 from collections.abc import Sequence
 
@@ -18,10 +18,10 @@ LEGEND = {
 
 
 def format_axis(letter: str, size: int) -> str:
-    """`c=8 (width per head of q and k)`."""
+    """Format the size of an axis: `c=8 (width per head of q and k)`."""
     return f"{letter}={size} ({LEGEND[letter]})"
 
 
 def format_shape(name: str, shape: Sequence[int], letters: str) -> str:
-    """`k is (2, 4, 9, 8) read as (b g j c)`."""
+    """Format the shape of a tensor: `k is (2, 4, 9, 8) read as (b g j c)`."""
     return f"{name} is {tuple(shape)} read as ({' '.join(letters.split())})"

@@ -1,4 +1,4 @@
-"""Configurations: frozen dataclasses, changed by name with their types checked, written to JSON and read back."""
+"""Configurations as frozen dataclasses: override settings by name with type checks, convert to and from JSON."""
 
 import dataclasses
 import types
@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 def override(config: T, changes: Mapping[str, Any]) -> T:
-    """The configuration with some settings changed. A dotted name, `model.depth`, reaches into a nested one."""
+    """Return a configuration with some settings changed.
+
+    changes  new values by name; a dotted name such as `model.depth` changes a nested configuration
+    """
     direct: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     hints = typing.get_type_hints(type(config))
@@ -28,18 +31,18 @@ def override(config: T, changes: Mapping[str, Any]) -> T:
         inner = direct.get(name, getattr(config, name))
         if not dataclasses.is_dataclass(inner):
             raise ConfigError(
-                f"{name}.{next(iter(changed))} reaches into {name}, which is {inner!r} and has no settings"
+                f"{name}.{next(iter(changed))} is not a setting: {name} is {inner!r}, which has no settings"
             )
         direct[name] = override(inner, changed)
     return dataclasses.replace(config, **direct)  # type: ignore[type-var]
 
 
 def to_json(value: Any) -> Any:
-    """The value in terms of JSON. A nested configuration carries the name of its class."""
+    """Convert a value to JSON. A configuration becomes an object with the name of its class as `kind`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
         if "kind" in fields:
-            raise ConfigError(f"{type(value).__name__} has a setting called 'kind', where its class is written")
+            raise ConfigError(f"{type(value).__name__} has a setting called 'kind', which is reserved for the name of its class")
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
@@ -47,17 +50,17 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
-    """The configuration of that class which `to_json` wrote; `what` names the source in errors."""
+    """Build a configuration of class `kind` from the output of `to_json`; errors name its source `what`."""
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{what} should be an object with the settings of {kind.__name__}, not {data!r}")
+        raise ConfigError(f"{what} must be an object with the settings of {kind.__name__}, not {data!r}")
     if data.get("kind", kind.__name__) != kind.__name__:
-        raise ConfigError(f"{what} has the settings of a {data['kind']}, not of a {kind.__name__}")
+        raise ConfigError(f"{what} has the settings of {data['kind']}, not of {kind.__name__}")
     settings = {name: value for name, value in data.items() if name != "kind"}
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
     unknown = sorted(set(settings) - set(fields))
     if unknown:
-        raise ConfigError(f"{what} has {', '.join(unknown)}, which {kind.__name__} does not know")
+        raise ConfigError(f"{what} has {', '.join(unknown)}, which {kind.__name__} does not have")
     needed = [name for name, field in fields.items() if _required(field) and name not in settings]
     if needed:
         raise ConfigError(f"{what} lacks {', '.join(needed)}, which {kind.__name__} needs")
@@ -65,47 +68,47 @@ def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
 
 
 def coerce(what: str, value: Any, hint: Any) -> Any:
-    """The value as its annotation wants it, or an error: whole numbers serve as real ones, lists as tuples."""
-    complaints: list[ConfigError] = []
+    """Convert a value to its annotated type: integers to float, lists to tuples. Raises ConfigError if it does not fit."""
+    errors: list[ConfigError] = []
     for option in _options(hint):
         try:
-            fitting = _fitted(what, value, option)
-        except ConfigError as error:  # it has the right form and something wrong in it: that is worth saying
-            complaints.append(error)
+            converted = _convert(what, value, option)
+        except ConfigError as error:  # the form is right, but a part of it is wrong
+            errors.append(error)
             continue
-        if fitting is not _UNFIT:
-            return fitting
-    raise complaints[0] if complaints else ConfigError(f"{what} takes {_spelled(hint)}, not {value!r}")
+        if converted is not _NO_MATCH:
+            return converted
+    raise errors[0] if errors else ConfigError(f"{what} takes {_describe(hint)}, not {value!r}")
 
 
-_UNFIT = object()
+_NO_MATCH = object()
 
 
-def _fitted(what: str, value: Any, option: Any) -> Any:
+def _convert(what: str, value: Any, option: Any) -> Any:
     origin = typing.get_origin(option)
     if origin is tuple and isinstance(value, tuple | list):
         inner = typing.get_args(option)
         if len(inner) == 2 and inner[1] is Ellipsis:
             return tuple(coerce(what, item, inner[0]) for item in value)
         if len(inner) != len(value):
-            return _UNFIT
+            return _NO_MATCH
         return tuple(coerce(what, item, each) for item, each in zip(value, inner, strict=True))
     if origin is not None:
-        return _UNFIT
+        return _NO_MATCH
     if isinstance(value, Mapping) and isinstance(option, type) and dataclasses.is_dataclass(option):
-        return from_json(what, option, value) if value.get("kind") == option.__name__ else _UNFIT
+        return from_json(what, option, value) if value.get("kind") == option.__name__ else _NO_MATCH
     if option is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, bool) and option is not bool:
-        return _UNFIT
-    return value if isinstance(value, option) else _UNFIT
+        return _NO_MATCH
+    return value if isinstance(value, option) else _NO_MATCH
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _spelled(hint: Any) -> str:
+def _describe(hint: Any) -> str:
     names = {int: "a whole number", float: "a real number", str: "a word", bool: "True or False"}
     words = [names.get(option, str(getattr(option, "__name__", option))) for option in _options(hint)]
     return " or ".join("None" if word == "NoneType" else word for word in words)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 _ATEN: Any = torch.ops.aten
 
@@ -35,14 +35,6 @@ def count_flops() -> FlopCounterMode:
     >>> flops.get_total_flops()
     """
     return FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
-
-
-def operation_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """FLOPs of one ATen operation; 0 for an operation that torch does not count."""
-    packet = func._overloadpacket
-    if packet in CPU_ATTENTION:
-        return float(CPU_ATTENTION[packet](*(x.shape if isinstance(x, Tensor) else x for x in args)))
-    return float(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else 0.0
 
 
 @contextmanager

@@ -1,59 +1,62 @@
-"""Errors that say what was expected, what came and what to do next."""
+"""Exceptions. Their messages say what was expected, what was given and how to fix it."""
 
 
 class RegardError(Exception):
-    """The parent of every error this package raises on purpose."""
+    """Base class of all exceptions of this package."""
 
 
 class ShapeError(RegardError, ValueError):
-    """A tensor's rank or one of its sizes does not fit the others."""
+    """A tensor has a wrong number of axes or a wrong size."""
 
 
 class DtypeError(RegardError, TypeError):
-    """A tensor's dtype is not a floating one, or not that of its partners."""
+    """A tensor's dtype is not floating point, or differs from that of other tensors."""
 
 
 class DeviceError(RegardError, ValueError):
-    """Tensors of one call lie on different devices."""
+    """Tensors of one call are on different devices."""
 
 
 class ConfigError(RegardError, ValueError):
-    """A setting is outside what it may be."""
+    """A setting or argument has an invalid value."""
 
 
 class DataError(RegardError, ValueError):
-    """A file of data is missing, damaged, or not in a form that is read; or records do not fit each other."""
+    """A data file is missing, damaged or in an unknown format, or its records are inconsistent."""
 
 
 class UnknownNameError(RegardError, ValueError):
-    """A name that no registry entry has."""
+    """A name is not in a registry."""
 
 
 class KernelRefusedError(RegardError, RuntimeError):
-    """A kernel was asked by name for something it cannot compute exactly."""
+    """A kernel was chosen by name for a call that it cannot compute exactly."""
 
     kernel: str | None = None
-    reasons: list[str] = []  # noqa: RUF012 (set anew on every error)
+    reasons: list[str] = []  # noqa: RUF012 (set on every error)
 
 
 def kernel_refused(kernel: str | None, reasons: list[str], others: list[str]) -> KernelRefusedError:
-    """The refusal of a kernel, or of all of them, with every reason; `others` are those that could serve."""
+    """Return the error of a kernel that refuses a call, or of all kernels (None), with all reasons.
+
+    others  kernels that can compute the call
+    """
     listed = "".join(f"\n  - {reason}" for reason in reasons)
     who = "no kernel can serve" if kernel is None else f"kernel {kernel!r} refuses"
     instead = f"\nkernel=None would run {others[0]!r}" if others else "\nno other kernel can serve it either"
-    # a plain constructor: torch.compile cannot trace one of our own
+    # the default constructor: torch.compile cannot trace a custom one
     error = KernelRefusedError(f"{who} this call:{listed}{'' if kernel is None else instead}")
     error.kernel, error.reasons = kernel, reasons
     return error
 
 
 class CacheError(RegardError, RuntimeError):
-    """A cache is full, or was handed keys that do not continue what it holds."""
+    """A KV cache is full, or new keys do not continue its content."""
 
 
 class CheckpointError(RegardError, RuntimeError):
-    """A saved model is damaged, is another model's, or is in a format that is not read."""
+    """A checkpoint or saved model is damaged, belongs to another model or has an unknown format."""
 
 
 class TrainingError(RegardError, RuntimeError):
-    """A run cannot go on: its loss is no number any more, or its state cannot be kept."""
+    """A training run cannot continue: its loss is not finite, or a checkpoint cannot be written."""

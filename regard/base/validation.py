@@ -1,4 +1,4 @@
-"""Numbers that users hand in: checked, and plain Python afterwards."""
+"""Validate numbers from users and convert them to Python numbers."""
 
 import math
 import operator
@@ -7,19 +7,23 @@ from numbers import Real
 
 from regard.base.errors import ConfigError
 
-# torch.compile takes a float that varies for a finite one and answers `x == inf` once and for all; a comparison with
-# the largest finite number is asked again at every call
+# torch.compile assumes that a float is finite and evaluates `x == inf` once; it evaluates a comparison with the
+# largest finite number at every call
 LARGEST_FLOAT = sys.float_info.max
-LARGEST_INTEGER = 1 << 40  # beyond any position, and small enough that products of two in one sum fit 64 bits
+LARGEST_INTEGER = 1 << 40  # larger than any position; sums of a few fit 64 bits
 
 
 def check_integer(what: str, value: object, least: int, counts: str = "") -> int:
-    """A whole number of at least `least`. `what` names it as the user wrote it: `window(before)`."""
+    """Return `value` as an int. Raises ConfigError if it is not a whole number of at least `least`.
+
+    what    its name in errors, such as `window(before)`
+    counts  what the number counts, for errors
+    """
     try:
         dtype, axes = str(getattr(value, "dtype", "")), tuple(getattr(value, "shape", ()))
         if isinstance(value, bool) or axes or "bool" in dtype:
             raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]  # numpy's whole numbers are welcome
+        number = operator.index(value)  # type: ignore[arg-type]  # numpy integers are accepted
     except TypeError:
         raise ConfigError(f"{what} takes a whole number, not {value!r}") from None
     if number > LARGEST_INTEGER:
@@ -30,12 +34,16 @@ def check_integer(what: str, value: object, least: int, counts: str = "") -> int
 
 
 def check_number(what: str, value: object, meaning: str = "") -> float:
-    """A real number that is not NaN; infinity is one."""
+    """Return `value` as a float. Raises ConfigError if it is not a real number; infinity is allowed, NaN is not.
+
+    what     its name in errors, such as `alibi(slope)`
+    meaning  what the number means, for errors
+    """
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
-        number = math.nan  # a whole number beyond all floats
-    if not (number <= LARGEST_FLOAT or number > LARGEST_FLOAT):  # NaN, asked in a way that compiled code asks again
+        number = math.nan  # an integer larger than any float
+    if not (number <= LARGEST_FLOAT or number > LARGEST_FLOAT):  # NaN, by a comparison that compiled code evaluates at every call
         hint = "; call .item() on it" if getattr(value, "shape", None) == () and not isinstance(value, Real) else ""
         raise ConfigError(f"{what} is {value!r}, but takes one real number{meaning and ', '}{meaning}{hint}")
     return number

@@ -1,4 +1,4 @@
-"""Configurations: changed by name with their types checked, written to JSON and read back."""
+"""Configurations: overrides by name, type checks, JSON."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -48,7 +48,7 @@ class Run:
 RUN = Run(model=Inner(width=8))
 
 
-def test_settings_change_by_name_and_the_old_one_stays():
+def test_override_returns_a_changed_copy():
     changed = override(RUN, {"steps": 5, "model.depth": 4, "model.dropout": 0})
     assert changed == Run(model=Inner(width=8, depth=4, dropout=0.0), steps=5)
     assert isinstance(changed.model.dropout, float)
@@ -56,12 +56,12 @@ def test_settings_change_by_name_and_the_old_one_stays():
     assert override(RUN, {}) == RUN
 
 
-def test_a_name_reaches_deeper():
+def test_a_dotted_name_changes_a_nested_setting():
     base = replace(RUN, model=replace(RUN.model, stretch=Stretch(factor=2.0)))
     assert override(base, {"model.stretch.factor": 3}).model.stretch == Stretch(factor=3.0)
 
 
-def test_a_part_may_be_replaced_and_changed_at_once():
+def test_a_nested_configuration_can_be_replaced_and_changed_in_one_call():
     for order in (1, -1):
         changes = dict([("model", Inner(width=5)), ("model.depth", 7)][::order])
         assert override(RUN, changes).model == Inner(width=5, depth=7)
@@ -77,8 +77,8 @@ def test_a_part_may_be_replaced_and_changed_at_once():
         ({"zzz": 5}, r"Run has no setting 'zzz' \(there are"),
         ({"derived": 5}, "Run has no setting 'derived'"),
         ({"model.": 5}, "Inner has no setting ''"),
-        ({"steps.more": 5}, "steps.more reaches into steps, which is 10 and has no settings"),
-        ({"model.stretch.factor": 5}, "stretch.factor reaches into stretch, which is None and has no settings"),
+        ({"steps.more": 5}, "steps.more is not a setting: steps is 10, which has no settings"),
+        ({"model.stretch.factor": 5}, "stretch.factor is not a setting: stretch is None, which has no settings"),
         ({"steps": "5"}, "Run.steps takes a whole number, not '5'"),
         ({"steps": 5.0}, r"Run.steps takes a whole number, not 5\.0"),
         ({"steps": True}, "Run.steps takes a whole number, not True"),
@@ -93,7 +93,7 @@ def test_a_part_may_be_replaced_and_changed_at_once():
         ({"model.depth": 0}, "depth is 0"),
     ],
 )
-def test_bad_changes_are_refused(changes, words):
+def test_invalid_changes_raise_an_error(changes, words):
     with pytest.raises(ConfigError, match=words):
         override(RUN, changes)
 
@@ -109,12 +109,12 @@ def test_bad_changes_are_refused(changes, words):
         Run(model=Inner(width=3, either=("a", "b"))),
     ],
 )
-def test_json_and_back_is_the_same(config):
+def test_a_configuration_is_read_back_from_json(config):
     text = json.dumps(to_json(config))
     assert from_json("a file", Run, json.loads(text)) == config
 
 
-def test_json_names_its_classes():
+def test_json_has_the_names_of_classes():
     data = to_json(Run(model=Inner(width=3, parts=("a",))))
     assert data["kind"] == "Run"
     assert data["model"]["kind"] == "Inner"
@@ -125,9 +125,9 @@ def test_json_names_its_classes():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"extra": 1, "more": 2}, "a file has extra, more, which Run does not know"),
-        ({"derived": 1}, "a file has derived, which Run does not know"),
-        ({"kind": "Walk"}, "a file has the settings of a Walk, not of a Run"),
+        ({"extra": 1, "more": 2}, "a file has extra, more, which Run does not have"),
+        ({"derived": 1}, "a file has derived, which Run does not have"),
+        ({"kind": "Walk"}, "a file has the settings of Walk, not of Run"),
         ({"steps": 1.5}, "a file: steps takes a whole number, not 1.5"),
         ({"model": {"kind": "Other"}}, "a file: model takes Inner, not"),
         ({"model": {"kind": "Inner"}}, "a file: model lacks width, which Inner needs"),
@@ -135,19 +135,19 @@ def test_json_names_its_classes():
         ({"model": {"kind": "Inner", "width": 3, "stretch": {"kind": "Bend"}}}, "takes Stretch or Shift or None"),
     ],
 )
-def test_bad_files_are_refused(change, words):
+def test_invalid_json_raises_an_error(change, words):
     with pytest.raises(ConfigError, match=words):
         from_json("a file", Run, {**to_json(RUN), **change})
 
 
-def test_what_is_missing_or_no_object_is_named():
+def test_missing_settings_and_wrong_types_raise_an_error():
     with pytest.raises(ConfigError, match="a file lacks model, which Run needs"):
         from_json("a file", Run, {"steps": 3})
-    with pytest.raises(ConfigError, match=r"a file should be an object with the settings of Run, not \[1\]"):
+    with pytest.raises(ConfigError, match=r"a file must be an object with the settings of Run, not \[1\]"):
         from_json("a file", Run, [1])
 
 
-def test_a_class_with_only_derived_settings_lacks_nothing():
+def test_a_class_with_only_derived_settings_needs_none():
     @dataclass(frozen=True)
     class Derived:
         area: int = field(init=False)
@@ -158,16 +158,16 @@ def test_a_class_with_only_derived_settings_lacks_nothing():
     assert from_json("a file", Derived, to_json(Derived())) == Derived()
 
 
-def test_a_setting_called_kind_would_be_lost_and_is_refused():
+def test_a_setting_called_kind_raises_an_error():
     @dataclass(frozen=True)
     class Unlucky:
         kind: str = "x"
 
-    with pytest.raises(ConfigError, match="Unlucky has a setting called 'kind', where its class is written"):
+    with pytest.raises(ConfigError, match="Unlucky has a setting called 'kind', which is reserved for the name of its class"):
         to_json(Unlucky())
 
 
-def test_values_take_the_form_of_their_annotation():
+def test_values_are_converted_to_their_annotated_type():
     assert coerce("x", 3, float) == 3.0
     assert isinstance(coerce("x", 3, float), float)
     assert coerce("x", [1, 2], tuple[int, int]) == (1, 2)

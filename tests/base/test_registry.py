@@ -1,4 +1,4 @@
-"""Things by name: kept in order, never twice, and missed with a suggestion."""
+"""The registry: order, duplicates and suggestions for unknown names."""
 
 import pytest
 
@@ -14,18 +14,18 @@ def fruits() -> Registry[int]:
     return registry
 
 
-def test_things_are_found_by_name(fruits):
+def test_entries_are_found_by_name(fruits):
     assert [fruits["pear"], fruits["apple"], fruits["cherry"]] == [3, 4, 5]
 
 
-def test_names_keep_the_order_in_which_they_came(fruits):
+def test_names_are_in_the_order_of_registration(fruits):
     assert list(fruits) == ["pear", "apple", "cherry"]
     assert len(fruits) == 3
     assert "apple" in fruits
     assert "plum" not in fruits
 
 
-def test_adding_gives_the_thing_back_so_that_it_decorates():
+def test_add_is_a_decorator():
     registry: Registry[object] = Registry("kernel")
 
     @registry.add("mine")
@@ -36,19 +36,19 @@ def test_adding_gives_the_thing_back_so_that_it_decorates():
     assert registry["mine"] is mine
 
 
-def test_a_name_is_given_once(fruits):
+def test_registering_a_name_twice_raises_an_error(fruits):
     with pytest.raises(ValueError, match="fruit 'apple' is registered twice"):
         fruits.add("apple")(9)
     assert fruits["apple"] == 4
 
 
-def test_a_name_that_is_nearly_right_gets_a_suggestion(fruits):
+def test_a_misspelled_name_gets_a_suggestion(fruits):
     with pytest.raises(UnknownNameError) as unknown:
         fruits["aple"]
     assert str(unknown.value) == "unknown fruit 'aple'; did you mean 'apple'? (there are: pear, apple, cherry)"
 
 
-def test_a_name_that_is_far_off_gets_the_list(fruits):
+def test_an_unknown_name_gets_the_list(fruits):
     with pytest.raises(UnknownNameError) as unknown:
         fruits["xyzzy"]
     assert str(unknown.value) == "unknown fruit 'xyzzy' (there are: pear, apple, cherry)"
@@ -61,7 +61,7 @@ def test_a_name_that_is_far_off_gets_the_list(fruits):
         ("xyzzy", "unknown claim 'xyzzy' (there are 43, from 'blue-0' to 'noisy-3')"),
     ],
 )
-def test_of_many_names_only_those_are_told_that_are_near(name, words):
+def test_of_many_names_only_similar_ones_are_listed(name, words):
     many: Registry[int] = Registry("claim")
     for number, each in enumerate([f"blue-{number}" for number in range(40)] + ["noisy-1", "noisy-2", "noisy-3"]):
         many.add(each)(number)
@@ -70,7 +70,7 @@ def test_of_many_names_only_those_are_told_that_are_near(name, words):
     assert str(unknown.value) == words
 
 
-def test_what_is_none_is_there_too():
+def test_none_can_be_registered():
     registry: Registry[None] = Registry("thing")
     registry.add("nothing")(None)
     assert registry["nothing"] is None

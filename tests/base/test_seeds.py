@@ -1,4 +1,4 @@
-"""Randomness that is a function of its seed: the same on every machine, and mixed well."""
+"""Generators and the hash of integers: reproducible and uniform."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def by_hand(x: int, seed: int) -> int:
 PLACES = [0, 1, 2, 1000003, 2**31 - 1, 2**32 - 1, 2**40 + 5]
 
 
-def test_a_generator_draws_from_its_seed_alone():
+def test_a_generator_depends_on_its_seed_only():
     first = torch.rand(5, generator=make_generator(3))
     torch.rand(7)
     torch.manual_seed(99)
@@ -26,14 +26,14 @@ def test_a_generator_draws_from_its_seed_alone():
     assert not torch.equal(torch.rand(5, generator=make_generator(4)), first)
 
 
-def test_a_generator_leaves_the_global_one_alone():
+def test_a_generator_does_not_change_the_global_rng_state():
     before = torch.random.get_rng_state()
     torch.rand(5, generator=make_generator(3))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert make_generator(3).device == torch.device("cpu")
 
 
-def test_scrambled_numbers_never_change():
+def test_hashes_are_the_known_values():
     """Random links of a trained model depend on them."""
     x = torch.tensor([0, 1, 2, 1000003, 2**31 - 1, 2**32 - 1])
     assert hash_integers(x, 0).tolist() == [0, 1198589870, 2397179740, 713738302, 1194461413, 121542800]
@@ -41,13 +41,13 @@ def test_scrambled_numbers_never_change():
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7, 2**31, 2**32 - 1, 2**70 + 3])
-def test_nothing_overflows(seed):
+def test_large_numbers_do_not_overflow(seed):
     """The products stay below 2^63 at the largest words too."""
     x = torch.tensor([*PLACES, *range(500)])
     assert hash_integers(x, seed).tolist() == [by_hand(each, seed) for each in x.tolist()]
 
 
-def test_narrow_numbers_are_scrambled_alike():
+def test_int32_has_the_same_hashes_as_int64():
     """A compiled kernel counts positions in 32 bits."""
     x = torch.arange(3000)
     for dtype in (torch.int32, torch.int16):
@@ -56,7 +56,7 @@ def test_narrow_numbers_are_scrambled_alike():
         assert torch.equal(narrow, hash_integers(x, 5))
 
 
-def test_results_are_words_of_32_bits_in_the_shape_they_came():
+def test_hashes_have_32_bits_and_the_shape_of_the_input():
     x = torch.arange(2 * 3 * 500).view(2, 3, 500)
     out = hash_integers(x, 1)
     assert out.shape == x.shape
@@ -65,13 +65,13 @@ def test_results_are_words_of_32_bits_in_the_shape_they_came():
     assert torch.equal(out[1, 2], hash_integers(x[1, 2], 1)), "each number is scrambled alone"
 
 
-def test_no_two_numbers_share_a_word():
+def test_hashes_are_unique():
     """Every step can be undone, so different numbers stay different."""
     for seed in (0, 3):
         assert len(hash_integers(torch.arange(1 << 17), seed).unique()) == 1 << 17
 
 
-def test_another_seed_scrambles_otherwise():
+def test_another_seed_gives_other_hashes():
     x = torch.arange(1000)
     drawn = [hash_integers(x, seed) for seed in range(6)]
     for which, one in enumerate(drawn):
@@ -91,7 +91,7 @@ def test_remainders_are_uniform(sides):
         assert abs(chi_square - (sides - 1)) < 5 * (2 * (sides - 1)) ** 0.5
 
 
-def test_one_flipped_bit_flips_half_of_the_word():
+def test_one_flipped_bit_flips_half_of_the_bits():
     x = torch.arange(10_000)
     for seed in (0, 7):
         for bit in range(32):
@@ -100,7 +100,7 @@ def test_one_flipped_bit_flips_half_of_the_word():
             assert (shares - 0.5).abs().max() < 0.03
 
 
-def test_neighbours_are_not_alike():
+def test_hashes_of_neighbours_are_uncorrelated():
     words = hash_integers(torch.arange(100_000), 0).double()
     for distance in (1, 2, 3, 16):
         together = torch.corrcoef(torch.stack([words[:-distance], words[distance:]]))[0, 1]

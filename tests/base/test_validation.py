@@ -1,4 +1,4 @@
-"""Numbers that users hand in are read as they were meant, or refused by the name the user wrote."""
+"""Validation of whole and real numbers."""
 
 import math
 from decimal import Decimal
@@ -33,14 +33,14 @@ WHOLE = [7, np.int64(7), np.int8(7), np.uint16(7), np.array(7), torch.tensor(7),
 
 
 @pytest.mark.parametrize("value", WHOLE, ids=lambda value: type(value).__name__)
-def test_whole_numbers_of_every_kind_become_plain(value):
+def test_integers_of_all_types_become_int(value):
     number = check_integer("size", value, 0)
     assert number == 7
     assert type(number) is int
 
 
 @pytest.mark.parametrize("least", [-2, 0, 1, 5])
-def test_the_least_is_allowed_and_what_is_below_is_not(least):
+def test_the_minimum_is_allowed_and_smaller_numbers_are_not(least):
     assert check_integer("size", least, least) == least
     assert check_integer("size", 10**12, least) == 10**12
     assert said(check_integer, "size", 10**30, least) == f"size is {10**30}, which no tensor can count to"
@@ -51,7 +51,7 @@ def test_the_least_is_allowed_and_what_is_below_is_not(least):
     )
 
 
-def test_what_is_counted_is_said():
+def test_the_error_says_what_is_counted():
     text = "window(before) is -1, but must be at least 0: it counts neighbours"
     assert said(check_integer, "window(before)", -1, 0, "neighbours") == text
 
@@ -65,7 +65,7 @@ NOT_WHOLE = [
 
 
 @pytest.mark.parametrize("value", NOT_WHOLE, ids=repr)
-def test_what_is_not_whole_is_refused_even_if_it_could_be_rounded(value):
+def test_values_that_are_not_integers_raise_an_error(value):
     assert said(check_integer, "window(before)", value, 0) == f"window(before) takes a whole number, not {value!r}"
 
 
@@ -73,14 +73,14 @@ REAL = [2, 2.0, np.float32(2), np.float64(2), np.float16(2), np.int64(2), Fracti
 
 
 @pytest.mark.parametrize("value", REAL, ids=lambda value: type(value).__name__)
-def test_real_numbers_of_every_kind_become_plain(value):
+def test_real_numbers_of_all_types_become_float(value):
     number = check_number("beta", value)
     assert number == 2
     assert type(number) is float
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, -1.5, 1e-320, math.inf, -math.inf, np.float32("inf")])
-def test_every_real_number_is_taken_as_it_is(value):
+def test_real_numbers_keep_their_value(value):
     assert check_number("beta", value) == value
     assert math.copysign(1, check_number("beta", value)) == math.copysign(1, value)
 
@@ -94,14 +94,14 @@ NOT_REAL = [True, False, math.nan, "1", b"1", None, [1.0], (1.0,), 1 + 0j, Decim
 
 
 @pytest.mark.parametrize("value", NOT_REAL, ids=repr)
-def test_what_is_no_real_number_is_refused(value):
+def test_values_that_are_not_real_numbers_raise_an_error(value):
     assert said(check_number, "softcap(cap)", value) == f"softcap(cap) is {value!r}, but takes one real number"
     text = f"dropout is {value!r}, but takes one real number, the share of weights set to zero"
     assert said(check_number, "dropout", value, "the share of weights set to zero") == text
 
 
 @pytest.mark.parametrize("value", [torch.tensor(1.0), torch.tensor(1), np.array(1.0)], ids=repr)
-def test_a_number_in_a_tensor_is_told_to_come_out(value):
+def test_the_error_for_a_scalar_tensor_names_item(value):
     text = f"softcap(cap) is {value!r}, but takes one real number; call .item() on it"
     assert said(check_number, "softcap(cap)", value) == text
     text = f"beta is {value!r}, but takes one real number, the inverse temperature; call .item() on it"
@@ -110,5 +110,5 @@ def test_a_number_in_a_tensor_is_told_to_come_out(value):
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), np.float32("nan"), np.True_], ids=repr)
-def test_what_no_call_can_turn_into_one_number_is_refused(value):
+def test_tensors_and_arrays_with_several_elements_raise_an_error(value):
     assert said(check_number, "beta", value).startswith(f"beta is {value!r}, but takes one real number")
