@@ -1,0 +1,35 @@
+"""The reference of all commands and options as Markdown: `python -m regard.cli.reference > docs/commands.md`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def iterate_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every command that runs, with its full name; groups are left out."""
+    parts = getattr(command, "commands", {})
+    if not parts or command.invoke_without_command:
+        yield name, command
+    for part in parts.values():
+        yield from iterate_commands(part, f"{name} {part.name}")
+
+
+def write_reference() -> str:
+    """The page: a section per command, a row per argument and option."""
+    import typer.main
+
+    from regard.cli import app
+
+    lines = ["# Commands", "", "Written by `python -m regard.cli.reference` from the help texts.", ""]
+    for name, command in iterate_commands(typer.main.get_command(app), "regard"):
+        lines += [f"## {name}", "", " ".join((command.help or "").split()), "", "| argument | meaning |", "|---|---|"]
+        for option in command.params:
+            if option.name != "help":
+                flag = "`, `".join([*option.opts, *option.secondary_opts]) if option.opts else option.name
+                text = " ".join((getattr(option, "help", None) or "").split()).replace("|", "\\|")
+                lines.append(f"| `{flag}` | {text} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(write_reference(), end="")
