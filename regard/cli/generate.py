@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.base.errors import CheckpointError, ConfigError, DataError
+from regard.base.validation import check_integer
 from regard.cli.output import show_json, tell
 from regard.cli.text_input import from_stdin, typed
 
@@ -50,7 +51,7 @@ def command(
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus with this probability")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample: seed of the random numbers [0]")] = None,
-    num_return_sequences: Annotated[int, typer.Option(help="Sample: number of texts; text r uses seed + r", min=1)] = 1,
+    num_return_sequences: Annotated[int, typer.Option(help="Sample: number of texts; text r uses seed + r")] = 1,
     num_beams: Annotated[int | None, typer.Option(help="Beam search: number of beams")] = None,
     length_penalty: Annotated[
         float | None, typer.Option(help="Beam search: alpha of log-probability / tokens ** alpha [0]")
@@ -109,7 +110,7 @@ def make_strategies(
         raise ConfigError(f"--kth {kth} is for --strategy kth; leave it out")
     chosen = KthLargest(2 if kth is None else kth) if strategy == StrategyName.kth else strategy and strategy.value
     made = make_strategy(chosen, **settings)  # type: ignore[arg-type]
-    if count == 1:
+    if check_integer("--num-return-sequences", count, 1) == 1:
         return [made]
     if not isinstance(made, Sample):
         raise ConfigError(f"--num-return-sequences {count} is for sampling; set --temperature, --top-k or --top-p too")

@@ -269,7 +269,7 @@ def test_tokens_are_printed_one_by_one(folder: str, monkeypatch: pytest.MonkeyPa
         (["FOLDER", "x", "--strategy", "beam", "--num-beams", "0"], "num_beams is 0, but must be at least 1"),
         (
             ["FOLDER", "x", "--strategy", "sample", "--num-return-sequences", "0"],
-            "'--num-return-sequences': 0 is not in the range x>=1",
+            "--num-return-sequences is 0, but must be at least 1",
         ),
         (["FOLDER", "x", "--strategy", "sample", "--top-p", "1.5"], "above 0 and at most 1, not 1.5"),
         (["FOLDER", "x", "--strategy", "sample", "--temperature", "0"], "leave it out (greedy decoding)"),

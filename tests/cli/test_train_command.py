@@ -351,11 +351,11 @@ def test_an_answer_that_the_model_contradicts_is_kept_with_a_warning(folder: Pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("translate", "RUN", "Hi"), "holds a run of vision, which does not translate"),
+        (("translate", "RUN", "Hi"), "has a run of vision, which does not translate"),
         (("listen", "RUN", "sound.wav"), "holds a run of the recipe vision, whose model does not listen"),
         (("ask", "Where?", "--folder", "RUN"), "holds a run of 'vision'; questions are answered by one of"),
         (("ask", "--learn", "--folder", "RUN"), "holds a run of 'vision'; questions are answered by one of"),
-        (("generate", "RUN", "Hi"), "holds a run of vision, whose model does not go on with a text"),
+        (("generate", "RUN", "Hi"), "has a run of vision, whose model does not continue a text"),
         (("eval", "RUN/model"), "holds no finished run: there is no result.json"),
     ],
 )

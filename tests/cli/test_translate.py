@@ -137,7 +137,9 @@ def test_errors_are_one_line(folder: str, words: list[str], complaint: str) -> N
 def test_a_line_that_is_too_long_is_named_before_any_is_translated(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.recipes.translation.generate", lambda *_, **__: pytest.fail("something was translated"))
+    monkeypatch.setattr(
+        "regard.models.transformer.Transformer.generate", lambda *_, **__: pytest.fail("something was translated")
+    )
     text = "\n".join([LINES[0], "", "one " * 30, LINES[2], "ten " * 31])
     file = tmp_path / "lines.txt"
     file.write_text(text, encoding="utf-8")

@@ -21,7 +21,7 @@ SMALL = {"vocab": 13, "context": 19, "width": 24, "depth": 2, "decoder_depth": 3
 VARIANTS: dict[str, dict[str, Any]] = {
     "as in 2017": {},
     "norms first": {"order": "pre", "norm": "rms", "activation": "gated-silu"},
-    "as BART": {"positions": "learned", "embedding_norm": True, "scaled": False, "output_bias": True},
+    "as BART": {"positions": "learned", "embedding_norm": True, "scale_embedding": False, "output_bias": True},
     "as Marian": {"positions": "sinusoidal-half", "output_bias": True, "activation": "silu"},
 }
 
@@ -136,7 +136,7 @@ def test_decode_takes_any_memory_with_or_without_a_cache() -> None:
     whole, memory, cache = model(source, target), model.encode(source), model.cache()
     parts = [model.decode(part, memory, cache=cache) for part in target.split([2, 3], 1)]
     assert near(torch.cat(parts, 1), whole)
-    assert near(model.decode(target, model.start(source).remembered), whole)
+    assert near(model.decode(target, model.start(source).memory), whole)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
