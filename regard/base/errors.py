@@ -21,6 +21,10 @@ class ConfigError(RegardError, ValueError):
     """A setting or argument has an invalid value."""
 
 
+class KeywordError(ConfigError, TypeError):
+    """A function was called with a keyword that it does not have."""
+
+
 class DataError(RegardError, ValueError):
     """A data file is missing, damaged or in an unknown format, or its records are inconsistent."""
 

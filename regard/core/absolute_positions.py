@@ -1,4 +1,4 @@
-"""Where queries and keys stand: absolute positions of one call, and the grid of pairs asked about."""
+"""Absolute positions of queries and keys, and grids of query-key pairs."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,12 @@ from regard.base.errors import ConfigError, ShapeError
 
 @dataclass(frozen=True)
 class Positions:
-    """The absolute position of the first query, and of the first key or of every key.
+    """Absolute positions of a call: that of the first query, and that of the first key or of every key.
 
-    A cache hands these out. Without one, keys start at 0 and the queries are the last rows.
+    `cache.extend` returns them. By default keys start at 0 and the queries are the last rows.
+
+    >>> attend(q, k, v, mask=causal(), positions=Positions(queries=5)).shape
+    torch.Size([1, 4, 5, 8])
     """
 
     queries: int
@@ -43,20 +46,20 @@ class Positions:
         return cls(j - i)
 
     def square(self, i: int, j: int) -> bool:
-        """Whether query r and key r stand at the same position, for every r."""
+        """Whether query r and key r have the same position, for every r."""
         if not isinstance(self.keys, int) or i != j:
             return False
-        # a branch, so that the compiler settles it: a symbolic answer could not be handed on
+        # a branch, so that the compiler guards on it: a symbolic boolean could not be returned
         return True if self.keys == self.queries else False  # noqa: SIM210
 
 
 def check_positions(positions: Positions | None, i: int, j: int) -> Positions:
-    """Where i queries and j keys stand: as the caller says, or with the queries as the last rows."""
+    """The positions of i queries and j keys; by default the queries are the last rows."""
     if positions is None:
         return Positions.last_rows(i, j)
     if not isinstance(positions, Positions):
         raise ConfigError(
-            f"positions must be regard.Positions(queries, keys), not {positions!r}; a cache hands them out"
+            f"positions must be regard.Positions(queries, keys), not {positions!r}; cache.extend returns them"
         )
     if isinstance(positions.keys, Tensor) and positions.keys.shape != (j,):
         raise ShapeError(
@@ -70,10 +73,9 @@ def check_positions(positions: Positions | None, i: int, j: int) -> Positions:
 class Grid:
     """Query-key pairs as integer tensors that broadcast against each other.
 
-    `row` and `column` index q and k; `i` and `j` are the positions standing there. One elementwise definition of a
-    mask or a score term thereby serves the dense matrix (row (i, 1), column (1, j)), gathered blocks and the single
-    pairs that a fused kernel asks about. `batch` and `head` carry the indices that per-sequence and per-head
-    values need.
+    `row` and `column` index q and k; `i` and `j` are the positions of that query and key. So one elementwise definition
+    of a mask or a score term serves the dense matrix (row (i, 1), column (1, j)), gathered blocks and the single pairs
+    of a fused kernel. `batch` and `head` index values that differ between sequences and heads.
     """
 
     batch: Tensor
@@ -82,10 +84,11 @@ class Grid:
     column: Tensor
     i: Tensor
     j: Tensor
-    whole: bool = False  # row and column run over all of q and k, so a full matrix may be used as it is
+    whole: bool = False  # whether row and column cover all of q and k, so that a full matrix needs no indexing
 
 
 def key_positions(positions: Positions, j: int, device: torch.device | None) -> Int[Tensor, "j"]:
+    """The position of every key."""
     if isinstance(positions.keys, Tensor):
         return positions.keys.to(device) if device is not None else positions.keys
     return torch.arange(j, device=device) + positions.keys

@@ -1,4 +1,4 @@
-"""The one door to attention."""
+"""Scaled dot-product attention: the public functions `attend` and `explain`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.base.errors import ConfigError
+from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.base.validation import check_number
 from regard.core import kernels
 from regard.core.absolute_positions import Positions, check_positions
@@ -34,16 +35,24 @@ def attend(
     dropout: float = 0.0,
     kernel: str | None = None,
     positions: Positions | None = None,
+    **unknown: UnknownKeyword,
 ) -> Float[Tensor, "b h i e"]:
-    """Each query's mean of the visible values, weighted by softargmax(beta q . k + terms).
+    """Scaled dot-product attention: softargmax(beta q . k + scores, over visible keys) times v.
 
-    mask    who may see whom: `causal() & window(before=255)`, or a boolean matrix with True meaning visible
-    scores  a term such as `alibi(heads=8)`, a tensor to add, or several in order
-    beta    inverse temperature: None is c ** -0.5, 0 the mean of what is visible, inf hard attention (ties share)
-    dropout share of weights set to zero; pass 0 outside training
-    kernel  None chooses; a name runs that kernel or raises all its reasons not to
-    places  absolute positions, as a cache hands them out; without them the queries are the last rows
+    mask       which keys each query sees: `causal() & window(before=255)`, or a boolean matrix, True meaning visible
+    scores     a score term such as `alibi(heads=8)`, a tensor to add, or several, applied in order
+    beta       inverse temperature, the factor of q . k: None is c ** -0.5, 0 the mean of the visible values, inf hard
+               attention (ties share)
+    dropout    share of weights set to zero; pass 0 outside training
+    kernel     name of the kernel, which raises if it cannot compute this call exactly; None chooses one
+    positions  absolute positions, as `cache.extend` returns them; default: the queries are the last rows
+
+    >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
+    >>> attend(q, k, v, mask=causal()).shape
+    torch.Size([1, 4, 5, 8])
     """
+    if unknown:
+        reject_keywords("attend", unknown)
     return kernels.run_kernel(prepare_request(q, k, v, mask, scores, beta, dropout, positions), kernel)
 
 
@@ -57,8 +66,18 @@ def explain(
     beta: float | None = None,
     dropout: float = 0.0,
     positions: Positions | None = None,
+    **unknown: UnknownKeyword,
 ) -> "Explanation":
-    """Which kernel `attend` would run for this call, why each other refuses, the visible pairs and the memory."""
+    """Which kernel `attend` would run for this call, why each other one refuses, the visible pairs and the memory.
+
+    The arguments are those of `attend`.
+
+    >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
+    >>> explain(q, k, v).chosen
+    'sdpa'
+    """
+    if unknown:
+        reject_keywords("explain", unknown)
     return kernels.explain(prepare_request(q, k, v, mask, scores, beta, dropout, positions))
 
 
@@ -72,22 +91,24 @@ def prepare_request(
     dropout: float,
     positions: Positions | None,
 ) -> Request:
-    """The call that was meant, or an error that says what does not fit."""
+    """Check the arguments of `attend` and fill in the defaults."""
     q, k, v = check_inputs(q, k, v)
     b, h, i, c = q.shape
     j = k.shape[2]
     beta = c**-0.5 if beta is None else as_beta(beta)
     if not 0.0 <= check_number("dropout", dropout, "the share of weights set to zero") < 1.0:
         raise ConfigError(f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout!r}")
-    rule = as_mask(mask)
+    visible = as_mask(mask)
     terms = as_terms(scores)
     for term in terms:
         term.check(q, j)
     positions = check_positions(positions, i, j)
-    if not isinstance(rule, Full):
-        rule.check(positions, i, j, b, h)
-        rule = rule.to(q.device)
+    if not isinstance(visible, Full):
+        visible.check(positions, i, j, b, h)
+        visible = visible.to(q.device)
         if i and j and isinstance(positions.keys, int):
-            rule = rule.within(positions.queries, positions.queries + i - 1, positions.keys, positions.keys + j - 1)
+            visible = visible.within(
+                positions.queries, positions.queries + i - 1, positions.keys, positions.keys + j - 1
+            )
     hides = any(isinstance(term, Additive) and term.may_hide() for term in terms)
-    return Request(q, k, v, rule, terms, beta, dropout, positions, hides)
+    return Request(q, k, v, visible, terms, beta, dropout, positions, hides)

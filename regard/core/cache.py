@@ -1,8 +1,8 @@
-"""What attention keeps between calls: key/value caches and the state of a stream.
+"""KV caches and streams.
 
-A cache is extended by new keys and values and hands back all that it holds together with their places, so that one
-mask object serves training, a cache step and a stream. One pass, every split through a cache and every chunking of
-a stream give the same numbers.
+`cache.extend(k, v)` appends new keys and values and returns all of them with their positions, so that one mask object
+serves training, a cache step and a stream. One pass, every split through a cache and every chunking of a stream give
+the same numbers.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ from regard.core.scores import Additive, as_terms
 
 
 class CachedKeysValues(NamedTuple):
-    """Keys and values to attend to, and where they and the newest queries stand."""
+    """Keys and values to attend to, with the positions of the new queries and of the keys."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j e"]
@@ -33,30 +33,35 @@ class CachedKeysValues(NamedTuple):
 
 
 class Cache(ABC):
-    """Keys and values of the positions so far."""
+    """A KV cache: the keys and values of the positions so far."""
 
     length = 0  # positions received
 
     @abstractmethod
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
-        """Take in n new positions; hand back what their queries attend to."""
+        """Append n new positions and return the keys and values that their queries attend to."""
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is stored."""
+        """The stored tensors."""
 
     @abstractmethod
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Let sequence r go on from what sequence rows[r] holds: beams that branch, sequences that have ended."""
+        """Continue sequence r from that of rows[r]: for beam search, and to drop finished sequences."""
 
     @property
     def nbytes(self) -> int:
-        """The memory that is held."""
+        """The memory of the stored tensors in bytes."""
         return sum(x.numel() * x.element_size() for x in self.tensors())
 
 
 class DynamicCache(Cache):
-    """Keeps everything and grows by copying: any length, and gradients flow through it."""
+    """A KV cache that grows by concatenation: any length, with gradients.
+
+    >>> k, v, positions = DynamicCache().extend(torch.randn(1, 4, 3, 8), torch.randn(1, 4, 3, 8))
+    >>> k.shape, positions.queries
+    (torch.Size([1, 4, 3, 8]), 0)
+    """
 
     def __init__(self) -> None:
         self._held: tuple[Tensor, ...] = ()
@@ -64,7 +69,7 @@ class DynamicCache(Cache):
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
         _check_continues(self._held, k, v)
         positions = Positions(queries=self.length)
-        self._held = _joined(self._held, k, v)
+        self._held = _append(self._held, k, v)
         self.length += k.shape[2]
         return CachedKeysValues(*self._held, positions)
 
@@ -76,14 +81,14 @@ class DynamicCache(Cache):
 
 
 class StaticCache(Cache):
-    """Room for `capacity` positions, taken once and written in place: for generating, not for training."""
+    """A KV cache allocated once for `capacity` positions and written in place: for generation, not for training."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = check_integer("StaticCache(capacity)", capacity, 1, "positions")
-        self._room: tuple[Tensor, ...] = ()
+        self._buffers: tuple[Tensor, ...] = ()
 
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
-        _check_continues(self._room, k, v)
+        _check_continues(self._buffers, k, v)
         start, end = self.length, self.length + k.shape[2]
         if end > self.capacity:
             raise CacheError(
@@ -95,47 +100,47 @@ class StaticCache(Cache):
                 "StaticCache is written in place and keeps no gradient; use DynamicCache(), "
                 "or generate under torch.no_grad()"
             )
-        if not self._room:
-            self._room = tuple(x.new_zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v))
-        for room, new in zip(self._room, (k, v), strict=True):
-            room[:, :, start:end] = new
+        if not self._buffers:
+            self._buffers = tuple(x.new_zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v))
+        for buffer, new in zip(self._buffers, (k, v), strict=True):
+            buffer[:, :, start:end] = new
         self.length = end
-        keys, values = (room[:, :, :end] for room in self._room)
+        keys, values = (buffer[:, :, :end] for buffer in self._buffers)
         return CachedKeysValues(keys, values, Positions(queries=start))
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        self._room = tuple(x.index_select(0, rows) for x in self._room)
+        self._buffers = tuple(x.index_select(0, rows) for x in self._buffers)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self._room
+        return self._buffers
 
 
 class SlidingWindowCache(Cache):
-    """Keeps only what a mask may still show to later queries: a window's reach, a prefix, the chunks looked back to.
+    """A KV cache that drops the keys which the mask hides from all later queries: it keeps a window, a prefix, chunks.
 
-    Exact for every mask. One that never forgets, such as `causal()` alone, keeps everything.
+    Exact for every mask. With a mask that never hides earlier keys, such as `causal()`, everything is kept.
     """
 
     def __init__(self, mask: Mask) -> None:
-        _check_by_position(mask)
+        _check_mask(mask)
         self.mask = mask
         self._held: tuple[Tensor, ...] = ()
-        self._positions = _counted(0, 0)
+        self._positions = _position_range(0, 0)
 
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
         if torch.compiler.is_compiling():
             raise CacheError(
-                "what a rolling cache forgets is worked out in Python; compile with DynamicCache or StaticCache"
+                "SlidingWindowCache computes in Python which keys it drops; compile with DynamicCache or StaticCache"
             )
         _check_continues(self._held, k, v)
         start, self.length = self.length, self.length + k.shape[2]
-        keys, values = _joined(self._held, k, v)
-        with _disable_current_modes():  # positions are real even where keys are fake tensors
-            positions = torch.cat([self._positions, _counted(start, self.length)])
+        keys, values = _append(self._held, k, v)
+        with _disable_current_modes():  # positions are real tensors even if keys are fake
+            positions = torch.cat([self._positions, _position_range(start, self.length)])
             needed = may_see(self.mask, self.length, positions).nonzero()[:, 0]
             self._positions = positions[needed]
         self._held = tuple(x.index_select(2, needed.to(x.device)) for x in (keys, values))
-        return CachedKeysValues(keys, values, Positions(start, _run_or_list(positions)))
+        return CachedKeysValues(keys, values, Positions(start, _compact_positions(positions)))
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
         self._held = tuple(x.index_select(0, rows) for x in self._held)
@@ -145,35 +150,39 @@ class SlidingWindowCache(Cache):
 
 
 class Stream:
-    """Attention over an endless input: queries, keys and values come in chunks of any size, outputs leave in order.
+    """Streaming attention: push queries, keys and values in chunks of any size, get the outputs in order.
 
-    A row is given out as soon as no key still to come can be visible to it, so the delay is the mask's look-ahead and
-    nothing more; what no later row can see is forgotten.
+    A row is returned as soon as no later key can be visible to it, so the delay is the look-ahead of the mask. Keys
+    that no later row can see are dropped.
+
+    >>> stream = Stream(chunks(4, before=1))
+    >>> stream.push(*torch.randn(3, 1, 2, 6, 8)).shape, stream.finish().shape
+    (torch.Size([1, 2, 4, 8]), torch.Size([1, 2, 2, 8]))
     """
 
     def __init__(
         self, mask: Mask, *, scores: Scores | None = None, beta: float | None = None, kernel: str | None = None
     ) -> None:
-        _check_by_position(mask)
+        _check_mask(mask)
         for term in as_terms(scores):
             if isinstance(term, Additive):
                 raise ConfigError("a stream has no fixed rows and columns to add a tensor to; use a term such as alibi")
         self.mask, self.scores, self.beta, self.kernel = mask, scores, beta, kernel
-        self.received = 0  # positions taken in
-        self.given = 0  # positions given out
+        self.received = 0  # number of positions pushed
+        self.given = 0  # number of rows returned
         self._ended = False
-        self._waiting: Tensor | None = None  # queries of positions given..received - 1
+        self._waiting: Tensor | None = None  # queries of positions given .. received - 1
         self._held: tuple[Tensor, ...] = ()
-        self._positions = _counted(0, 0)
+        self._positions = _position_range(0, 0)
 
     def push(
         self, q: Float[Tensor, "b h n c"], k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]
     ) -> Float[Tensor, "b h r e"]:
-        """Take in n positions; give out the r rows that are complete now, possibly none."""
+        """Push n positions and return the r rows that are complete, possibly none."""
         if torch.compiler.is_compiling():
-            raise CacheError("which rows a stream gives out is worked out in Python; compile what stands around it")
+            raise CacheError("a stream computes in Python which rows are complete; compile the code around it")
         if self._ended:
-            raise CacheError("this stream was finished, so nothing can follow; begin another with Stream(...)")
+            raise CacheError("this stream is finished; make another with Stream(...)")
         _check_continues(self._held, k, v)
         check_inputs(q, k, v)
         if q.shape[2] != k.shape[2]:
@@ -184,31 +193,31 @@ class Stream:
             _check_same("q", self._waiting, q, "b h n c")
         waiting = q if self._waiting is None else torch.cat([self._waiting, q], 2)
         received = self.received + k.shape[2]
-        with _disable_current_modes():  # positions are real even where keys are fake tensors
-            positions = torch.cat([self._positions, _counted(self.received, received)])
+        with _disable_current_modes():  # positions are real tensors even if keys are fake
+            positions = torch.cat([self._positions, _position_range(self.received, received)])
             rows = torch.arange(self.given, received)
-            waits = _flags(self.mask.box(rows, rows, received, FAR).none, rows).logical_not()
+            waits = _expand_flag(self.mask.box(rows, rows, received, FAR).none, rows).logical_not()
             ready = int((waits.cumsum(0) == 0).sum())
-        return self._give(ready, waiting, _joined(self._held, k, v), positions, received)
+        return self._emit(ready, waiting, _append(self._held, k, v), positions, received)
 
     def finish(self) -> Float[Tensor, "b h r e"]:
-        """The input has ended: give out the rows that were still waiting for keys."""
+        """End the input and return the remaining rows."""
         if self._waiting is None:
             raise CacheError("nothing was pushed into this stream, so there is nothing to finish")
-        rows = self._give(self.received - self.given, self._waiting, self._held, self._positions, self.received)
+        rows = self._emit(self.received - self.given, self._waiting, self._held, self._positions, self.received)
         self._ended = True
         return rows
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is stored: held keys and values, and waiting queries."""
+        """The stored tensors: keys, values and waiting queries."""
         return (*self._held, *(() if self._waiting is None else (self._waiting,)))
 
-    def _give(
+    def _emit(
         self, rows: int, waiting: Tensor, held: tuple[Tensor, ...], key_positions: Tensor, received: int
     ) -> Float[Tensor, "b h r e"]:
-        """The next rows. The stream changes only once they are there: a refusal leaves it as it was."""
+        """Compute the next rows. The state changes only after that, so that an error leaves the stream unchanged."""
         now, (k, v) = waiting[:, :, :rows], held
-        positions = Positions(self.given, _run_or_list(key_positions))
+        positions = Positions(self.given, _compact_positions(key_positions))
         if rows:
             out = attend(
                 now, k, v, mask=self.mask, scores=self.scores, beta=self.beta, kernel=self.kernel, positions=positions
@@ -226,20 +235,20 @@ class Stream:
 
 def may_see(mask: Mask, start: int, keys: Int[Tensor, "j"]) -> Bool[Tensor, "j"]:
     """Which keys some query at position `start` or later may see."""
-    return _flags(mask.box(start, FAR, keys, keys).none, keys).logical_not()
+    return _expand_flag(mask.box(start, FAR, keys, keys).none, keys).logical_not()
 
 
-def _counted(start: int, end: int) -> Int[Tensor, "n"]:
-    with _disable_current_modes():  # real even where keys are fake tensors
+def _position_range(start: int, end: int) -> Int[Tensor, "n"]:
+    with _disable_current_modes():  # real even if keys are fake tensors
         return torch.arange(start, end)
 
 
-def _flags(flag: bool | Tensor, like: Tensor) -> Tensor:
+def _expand_flag(flag: bool | Tensor, like: Tensor) -> Tensor:
     return torch.as_tensor(flag).expand(like.shape)
 
 
-def _run_or_list(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:
-    """The first of consecutive positions, which serves more kernels, or all of them."""
+def _compact_positions(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:
+    """The first position if they are consecutive, which more kernels accept; else all of them."""
     if not len(positions):
         return 0
     with _disable_current_modes():
@@ -247,12 +256,12 @@ def _run_or_list(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:
     return first if last - first + 1 == len(positions) else positions
 
 
-def _joined(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    # the first are copied too: the caller may write over its own
+def _append(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    # the first ones are copied too, because the caller may overwrite them
     return (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)) if held else (k.clone(), v.clone())
 
 
-def _check_by_position(mask: Mask) -> None:
+def _check_mask(mask: Mask) -> None:
     if not isinstance(mask, Mask):
         raise ConfigError(f"a mask such as regard.causal() says what to keep, not {mask!r}")
     if has_matrix(mask):
@@ -267,12 +276,12 @@ def _check_continues(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> None:
             raise ShapeError(f"{name} has {x.ndim} axes, {tuple(x.shape)}, but is read as ({letters})")
     if k.shape[2] != v.shape[2]:
         raise CacheError(
-            f"{format_shape('v', v.shape, 'b g n e')}, but k has {format_axis('n', k.shape[2])}; they come in pairs"
+            f"{format_shape('v', v.shape, 'b g n e')}, but k has {format_axis('n', k.shape[2])}; k and v come in pairs"
         )
     for name, old, new, letters in zip("kv", held, (k, v), ("b g n c", "b g n e"), strict=False):
         _check_same(name, old, new, letters)
     if k.shape[:2] != v.shape[:2]:
-        raise CacheError(f"{format_shape('v', v.shape, 'b g n e')}, but k is {tuple(k.shape)}; they come in pairs")
+        raise CacheError(f"{format_shape('v', v.shape, 'b g n e')}, but k is {tuple(k.shape)}; k and v come in pairs")
 
 
 def _check_same(name: str, old: Tensor, new: Tensor, letters: str) -> None:

@@ -1,4 +1,4 @@
-"""Attention between channels: channels look at channels, over all positions at once."""
+"""Channel attention: channels attend to channels over all positions."""
 
 import torch
 from jaxtyping import Float
@@ -6,6 +6,7 @@ from torch import Tensor
 
 from regard.base.axes import format_shape
 from regard.base.errors import DtypeError, ShapeError
+from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.core.attend import attend
 
 
@@ -17,12 +18,23 @@ def channel_attend(
     beta: float | None = None,
     dropout: float = 0.0,
     kernel: str | None = None,
+    **unknown: UnknownKeyword,
 ) -> Float[Tensor, "b h n c"]:
-    """softargmax(beta q^T k) over the channels of each group h, applied to v: c x c weights, whatever the length.
+    """Channel attention: softargmax(beta q^T k) over the channels of each group h, times v.
 
-    DaViT, Ding et al. 2022, arXiv:2204.03645. It is `attend` with positions and channels exchanged: a channel is a
-    query whose features are its values at all n positions. beta=None is c ** -0.5, as everywhere.
+    The weights are c x c for any number of positions. This is `attend` with positions and channels exchanged: the
+    features of a channel are its values at all n positions. Ding et al. 2022 (DaViT), arXiv:2204.03645.
+
+    beta     inverse temperature; None is c ** -0.5
+    dropout  share of weights set to zero; pass 0 outside training
+    kernel   as in `attend`
+
+    >>> q, k, v = torch.randn(3, 1, 2, 49, 8)
+    >>> channel_attend(q, k, v).shape
+    torch.Size([1, 2, 49, 8])
     """
+    if unknown:
+        reject_keywords("channel_attend", unknown)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} must be a tensor read as (b h n c), not {type(x).__name__}")
@@ -35,7 +47,7 @@ def channel_attend(
                 "same positions, so q, k and v have one shape"
             )
     if not q.shape[3]:
-        raise ShapeError(f"{format_shape('q', q.shape, 'b h n c')}, but there must be at least one channel to look at")
+        raise ShapeError(f"{format_shape('q', q.shape, 'b h n c')}, but there must be at least one channel")
     if not q.shape[2]:
         return torch.zeros_like(q)  # no positions, so nothing to mix
     beta = q.shape[-1] ** -0.5 if beta is None else beta

@@ -1,4 +1,4 @@
-"""Whether q, k and v fit each other, and what to say where they do not."""
+"""Checks of q, k and v, with errors that say which axis does not fit."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -14,8 +14,8 @@ LETTERS = {"q": "b h i c", "k": "b g j c", "v": "b g j e"}
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as attention takes them: checked, and in autocast's dtype where that is on."""
-    fit = _surely_fit(q, k, v)
+    """Check q, k and v, and cast them to the dtype of autocast if it is enabled."""
+    fit = _fit(q, k, v)
     if not fit:
         for name, x in (("q", q), ("k", k), ("v", v)):
             _check_tensor(name, x)
@@ -27,8 +27,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     return q, k, v
 
 
-def _surely_fit(q: object, k: object, v: object) -> bool:
-    """The usual answer in one look. Where it is no, the checks below find out what to say."""
+def _fit(q: object, k: object, v: object) -> bool:
+    """Whether all checks pass, in one quick test. If not, the checks below find the error message."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
     if not q.ndim == k.ndim == v.ndim == 4:
@@ -40,18 +40,18 @@ def _surely_fit(q: object, k: object, v: object) -> bool:
 
 
 def is_autocasting(x: Tensor) -> bool:
-    """Whether autocast would lower this tensor."""
+    """Whether autocast would cast this tensor to a lower precision."""
     kind = x.device.type
     return x.dtype != torch.float64 and _has_autocast(kind) and torch.is_autocast_enabled(kind)
 
 
 def disable_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """Arithmetic in the dtype that was asked for, whatever autocast would do."""
+    """A context in which autocast is off."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if _has_autocast(kind) else nullcontext()
 
 
-# older compilers cannot trace the question
+# older compilers cannot trace the call
 @assume_constant_result
 def _has_autocast(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind)

@@ -1,9 +1,9 @@
-"""Kernelised attention: softargmax replaced by a product of features, so that a sum remembers all keys at once.
+"""Linear attention: softargmax is replaced by a product of features, so that all keys fit in sums of fixed size.
 
     out_i = phi(q_i) S / (phi(q_i) . z),    S = sum_j phi(k_j) v_j^T,    z = sum_j phi(k_j)
 
-S and z do not grow with the sequence. The three forms differ in how many keys are taken at once: all (parallel),
-`chunk` of them (chunked) or one (recurrent).
+S and z do not grow with the sequence. The three forms differ in how many keys are processed at once: all (parallel),
+`chunk` of them (chunked) or one (recurrent). Feature maps are registered in FEATURE_MAPS.
 """
 
 import math
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from regard.base.axes import format_axis, format_shape
 from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.keywords import UnknownKeyword, reject_keywords
+from regard.base.registry import Registry
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Positions
@@ -28,37 +30,38 @@ from regard.core.masks import as_mask
 from regard.core.masks.algebra import And, Mask
 
 FORMS = ("parallel", "chunked", "recurrent")
+FEATURE_MAPS: Registry[Callable[..., "FeatureMap"]] = Registry("feature map")
 
 
 class FeatureMap(ABC):
-    """A feature map phi: key j weighs phi(q_i) . phi(k_j) for query i, which must never be negative.
+    """A feature map phi: the weight of key j for query i is phi(q_i) . phi(k_j), which must not be negative.
 
-    A map whose values may leave the range of floats sets `logarithmic` and gives ln phi to the sums.
+    A map whose values may overflow sets `logarithmic` and returns ln phi from `query_features` and `key_features`.
     """
 
     logarithmic: ClassVar[bool] = False
-    chunk: ClassVar[int] = 64  # keys taken at once where the caller does not say
+    chunk: ClassVar[int] = 64  # default number of keys processed at once
 
     @abstractmethod
     def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
         """phi(x)."""
 
     def size(self, c: int) -> int:
-        """How many features a vector of width c has."""
+        """The number of features of a vector of width c."""
         return c
 
-    def of_queries(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
-        """phi, or ln phi if logarithmic, up to one factor per row: it cancels."""
+    def query_features(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
+        """phi, or ln phi if logarithmic; a factor per row cancels and may be left out."""
         return self(q)
 
-    def of_keys(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b g j r"]:
-        """phi, or ln phi if logarithmic, up to one factor for all: it cancels."""
+    def key_features(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b g j r"]:
+        """phi, or ln phi if logarithmic; a common factor cancels and may be left out."""
         return self(k)
 
 
 @dataclass(frozen=True)
 class Elementwise(FeatureMap):
-    """Features that are one function of each coordinate."""
+    """One function applied to each coordinate."""
 
     name: str
     fn: Callable[[Tensor], Tensor] = field(repr=False)
@@ -66,7 +69,7 @@ class Elementwise(FeatureMap):
     def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
         return self.fn(x)
 
-    def of_queries(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
+    def query_features(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
         # the largest feature of a row becomes 1, so that products with small ones of keys do not vanish
         phi = self.fn(q)
         largest = phi.detach().amax(-1, keepdim=True)
@@ -98,11 +101,11 @@ class Performer(FeatureMap):
         check_integer("performer(seed)", self.seed, 0)
         if self.beta is not None and not 0 <= check_number("performer(beta)", self.beta) < math.inf:
             raise ConfigError(f"performer needs a finite beta that is not negative: beta={self.beta}")
-        # drawn once and kept: a value must not draw anew, and compiled code cannot draw from a seed
-        object.__setattr__(self, "directions", _directions(self.width, self.count, self.seed, self.orthogonal))
+        # drawn once: a second draw would differ, and compiled code cannot draw from a seed
+        object.__setattr__(self, "directions", _random_directions(self.width, self.count, self.seed, self.orthogonal))
 
     def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
-        return self.of_keys(x).exp() / math.sqrt(self.count)
+        return self.key_features(x).exp() / math.sqrt(self.count)
 
     def size(self, c: int) -> int:
         if c != self.width:
@@ -111,42 +114,69 @@ class Performer(FeatureMap):
             )
         return self.count
 
-    def of_queries(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
+    def query_features(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
         return torch.einsum("bhic,rc->bhir", self._scaled(q), self.directions.to(q))
 
-    def of_keys(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b g j r"]:
-        return self.of_queries(k) - self._scaled(k).square().sum(-1, keepdim=True) / 2
+    def key_features(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b g j r"]:
+        return self.query_features(k) - self._scaled(k).square().sum(-1, keepdim=True) / 2
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x * math.sqrt(self.width**-0.5 if self.beta is None else self.beta)
 
 
+@FEATURE_MAPS.add("elu_plus_one")
 def elu_plus_one() -> FeatureMap:
-    """phi(x) = elu(x) + 1, that is exp(x) below zero and x + 1 above. Katharopoulos et al. 2020, arXiv:2006.16236."""
+    """phi(x) = elu(x) + 1: exp(x) below zero, x + 1 above. Katharopoulos et al. 2020, arXiv:2006.16236.
+
+    >>> elu_plus_one()(torch.tensor([[[[0.0, 2.0]]]]))
+    tensor([[[[1., 3.]]]])
+    """
     return Elementwise("elu_plus_one", _elu_plus_one)
 
 
+@FEATURE_MAPS.add("relu")
 def relu() -> FeatureMap:
-    """phi(x) = max(x, 0). Queries that share no feature with a key get zeros. Kasai et al. 2021, arXiv:2103.13076."""
+    """phi(x) = max(x, 0). A query that shares no feature with a visible key gets zeros. Kasai et al. 2021,
+    arXiv:2103.13076.
+
+    >>> relu()(torch.tensor([[[[-1.0, 2.0]]]]))
+    tensor([[[[0., 2.]]]])
+    """
     return Elementwise("relu", torch.relu)
 
 
+@FEATURE_MAPS.add("squared_relu")
 def squared_relu() -> FeatureMap:
-    """phi(x) = max(x, 0)^2, sharper than relu. The activation of So et al. 2021, arXiv:2109.08668, used as features."""
+    """phi(x) = max(x, 0)^2, sharper than relu. The activation of So et al. 2021, arXiv:2109.08668, as features.
+
+    >>> squared_relu()(torch.tensor([[[[-1.0, 2.0]]]]))
+    tensor([[[[0., 4.]]]])
+    """
     return Elementwise("squared_relu", _squared_relu)
 
 
+@FEATURE_MAPS.add("performer")
 def performer(width: int, count: int, seed: int = 0, beta: float | None = None, orthogonal: bool = True) -> FeatureMap:
-    """`count` positive random features that estimate softargmax attention for heads of `width`; beta as in attend."""
+    """Positive random features of Performer (FAVOR+), which estimate softargmax attention.
+
+    width       width of a head
+    count       number of random features
+    seed        seed of the draw
+    beta        inverse temperature, as in `attend`
+    orthogonal  whether the directions are orthogonal in groups of `width`, which lowers the variance
+
+    >>> performer(width=8, count=16)(torch.randn(1, 2, 5, 8)).shape
+    torch.Size([1, 2, 5, 16])
+    """
     return Performer(width, count, seed, beta, orthogonal)
 
 
 @dataclass(frozen=True, eq=False)
 class LinearState:
-    """All keys seen so far, in sums that do not grow. The sums themselves are `weighted` and `total` times exp(peak).
+    """The recurrent state of linear attention: sums over all keys so far, `weighted` and `total` times exp(peak).
 
-    `peak` is the largest ln phi seen for each feature (0 for maps that are not logarithmic, -inf before the first key).
-    `length` counts the keys, hidden ones too: it is the position of the next.
+    `peak` is the largest ln phi of each feature so far (0 for maps that are not logarithmic, -inf before any key).
+    `length` is the number of keys, hidden ones included, which is the position of the next.
     """
 
     weighted: Float[Tensor, "b h r e"]
@@ -156,7 +186,7 @@ class LinearState:
 
 
 class LinearResult(NamedTuple):
-    """What every query read, and the state that continues the sequence."""
+    """The outputs, and the state with which the sequence continues."""
 
     out: Float[Tensor, "b h i e"]
     state: LinearState
@@ -172,18 +202,27 @@ def linear_attend(
     form: str | None = None,
     chunk: int | None = None,
     state: LinearState | None = None,
+    **unknown: UnknownKeyword,
 ) -> LinearResult:
-    """Attention of q to k and v through features, after everything that `state` remembers.
+    """Linear attention: weights are products of features, phi(q_i) . phi(k_j). Returns outputs and a recurrent state.
 
-    features  elu_plus_one() unless given
-    mask      None, full(), causal(), padding(lengths) or their `&`; positions go on where the state ends
+    features  feature map; default elu_plus_one()
+    mask      None, full(), causal(), padding(lengths) or their `&`
     form      "parallel" (i * j numbers, times count for performer, if causal), "chunked" or "recurrent"; all agree.
-              None takes chunked for a causal mask and parallel for a full one, whose sums are linear in any form
-    chunk     keys taken at once by the chunked form; None lets the features choose
+              Default: chunked for a causal mask, parallel for a full one, whose sums are linear in any form
+    chunk     keys processed at once by the chunked form; default: `features.chunk`
+    state     the state of the call before; positions continue where it ends
 
     Sums are float32 at least, under autocast too (which rounds q, k and v as it does for `attend`). A query that shares
     no feature with any visible key gets zeros.
+
+    >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
+    >>> out, state = linear_attend(q, k, v, mask=causal())
+    >>> out.shape, state.length
+    (torch.Size([1, 4, 5, 8]), 5)
     """
+    if unknown:
+        reject_keywords("linear_attend", unknown)
     features = elu_plus_one() if features is None else features
     if not isinstance(features, FeatureMap):
         raise ConfigError(f"features takes a feature map such as relu(), with its parentheses, not {features!r}")
@@ -195,14 +234,14 @@ def linear_attend(
     exact = torch.promote_types(q.dtype, torch.float32)
     nothing = -torch.inf if features.logarithmic else 0.0
     size = (*q.shape[:2], features.size(q.shape[3]), v.shape[3])
-    state = _begin(state, size, nothing, like=q.to(exact))
+    state = _initial_state(state, size, nothing, like=q.to(exact))
 
-    # sums over a whole sequence do not fit the half types that autocast would take
+    # sums over a whole sequence overflow the half precision of autocast
     with torch.autocast(q.device.type, enabled=False) if is_autocasting(q) else nullcontext():
         if visible is not None:
-            # before any arithmetic: what is hidden may be NaN, and NaN times zero is NaN
+            # before any arithmetic, because hidden values may be NaN, and NaN times zero is NaN
             k, v = k.masked_fill(~visible, 0), v.masked_fill(~visible, 0)
-        queries, keys, values = features.of_queries(q.to(exact)), features.of_keys(k.to(exact)), v.to(exact)
+        queries, keys, values = features.query_features(q.to(exact)), features.key_features(k.to(exact)), v.to(exact)
         if visible is not None:
             keys = keys.masked_fill(~visible, nothing)
         keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
@@ -211,21 +250,21 @@ def linear_attend(
         for start in range(0, k.shape[2], step):
             some = slice(start, start + step)
             if is_causal:
-                rows.append(_read(state, queries[:, :, some], keys[:, :, some], values[:, :, some], features))
-            state = _remember(state, keys[:, :, some], values[:, :, some], features)
+                rows.append(_read_state(state, queries[:, :, some], keys[:, :, some], values[:, :, some], features))
+            state = _add_keys(state, keys[:, :, some], values[:, :, some], features)
         if not is_causal:
-            rows.append(_read(state, queries, keys[:, :, :0], values[:, :, :0], features))
+            rows.append(_read_state(state, queries, keys[:, :, :0], values[:, :, :0], features))
         out = torch.cat(rows, 2) if rows else values  # no keys, so no rows either
     return LinearResult(out.to(q.dtype), state)
 
 
-def _remember(
+def _add_keys(
     state: LinearState, keys: Float[Tensor, "b h j r"], values: Float[Tensor, "b h j e"], features: FeatureMap
 ) -> LinearState:
-    """The state after some more keys."""
+    """The state after more keys."""
     weighted, total, peak = state.weighted, state.total, state.peak
     if features.logarithmic:
-        # the peak cancels wherever the state is read, so no gradient runs through it
+        # the peak cancels in the output, so it needs no gradient
         peak = torch.maximum(peak, keys.detach().amax(2))
         level = _or_zero(peak)
         fading, keys = (state.peak - level).exp(), (keys - level[:, :, None]).exp()
@@ -234,18 +273,18 @@ def _remember(
     return LinearState(weighted, total + keys.sum(2), peak, state.length + keys.shape[2])
 
 
-def _read(
+def _read_state(
     state: LinearState,
     queries: Float[Tensor, "b h i r"],
     keys: Float[Tensor, "b h j r"],
     values: Float[Tensor, "b h j e"],
     features: FeatureMap,
 ) -> Float[Tensor, "b h i e"]:
-    """What queries find in the state and in these keys: those of their own chunk up to each one's own, or none."""
+    """The outputs of queries from the state and from the keys of their own chunk, up to each query's own key."""
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
     if features.logarithmic:
-        # every pair by itself, so that the largest a row may see becomes exp(0): the two factors of a product, each
-        # below its own peak, could both vanish where the product does not
+        # add logarithms pair by pair and subtract the largest of a row: two factors that are each scaled by their own
+        # peak could both underflow where their product does not
         pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)
         pairs = torch.cat(((queries + state.peak[:, :, None])[:, :, :, None], pairs), 3)
         pairs = (pairs - _or_zero(pairs.detach().amax((3, 4), keepdim=True))).exp()
@@ -259,7 +298,7 @@ def _read(
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
-    # exp itself, since elu rounds exp(x) - 1 to -1 where x is very negative; the clamp keeps exp(large) out
+    # exp, because elu rounds exp(x) - 1 to -1 where x is very negative; the clamp keeps exp(large) out
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
@@ -268,11 +307,11 @@ def _squared_relu(x: Tensor) -> Tensor:
 
 
 def _or_zero(peak: Tensor) -> Tensor:
-    """A level that can be subtracted: -inf, the peak of no keys, would give -inf - -inf."""
+    """The peak, with 0 in place of -inf (no keys yet), so that it can be subtracted."""
     return peak.masked_fill(peak == -torch.inf, 0)
 
 
-def _directions(width: int, count: int, seed: int, orthogonal: bool) -> Float[Tensor, "r c"]:
+def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> Float[Tensor, "r c"]:
     """`count` standard normal vectors, the same on every device; orthogonal ones keep their normal lengths."""
     draws = make_generator(seed)
     normal = torch.randn(count, width, dtype=torch.float64, generator=draws, device="cpu")
@@ -280,24 +319,27 @@ def _directions(width: int, count: int, seed: int, orthogonal: bool) -> Float[Te
         return normal
     groups = torch.randn(-(-count // width), width, width, dtype=torch.float64, generator=draws, device="cpu")
     turns, triangle = torch.linalg.qr(groups)
-    # qr fixes signs by its own convention; without this no direction would be uniform, and the estimate biased
+    # qr fixes the signs; without this the directions would not be uniform, and the estimate biased
     uniform: Tensor = (turns * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]).flatten(0, 1)[:count]
     lengths: Tensor = torch.linalg.vector_norm(normal, dim=-1, keepdim=True)
     return uniform * lengths
 
 
-def _begin(state: LinearState | None, size: tuple[int, int, int, int], peak: float, like: Tensor) -> LinearState:
-    """The state, if it fits this call, or that before the first key."""
+def _initial_state(
+    state: LinearState | None, size: tuple[int, int, int, int], peak: float, like: Tensor
+) -> LinearState:
+    """The given state, checked, or the state before the first key."""
     if state is None:
         return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0)
-    came = state.weighted
-    if tuple(came.shape) != size:
+    if tuple(state.weighted.shape) != size:
         raise ShapeError(
-            f"{format_shape('state.weighted', came.shape, 'b h r e')}, but this call needs {size}; "
-            "go on with the same batch, heads, widths and features, or with state=None"
+            f"{format_shape('state.weighted', state.weighted.shape, 'b h r e')}, but this call needs {size}; "
+            "continue with the same batch, heads, widths and features, or pass state=None"
         )
-    if came.dtype != like.dtype:
-        raise DtypeError(f"state is {came.dtype}, but this call sums in {like.dtype}; keep q, k and v in one dtype")
+    if state.weighted.dtype != like.dtype:
+        raise DtypeError(
+            f"state is {state.weighted.dtype}, but this call sums in {like.dtype}; keep q, k and v in one dtype"
+        )
     return state
 
 
@@ -328,7 +370,7 @@ def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool
 
 
 def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:
-    """How many of j keys a form takes at once."""
+    """The number of keys that a form processes at once."""
     form = ("chunked" if is_causal else "parallel") if form is None else form
     if form not in FORMS:
         near = get_close_matches(str(form), FORMS, n=1)

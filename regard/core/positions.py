@@ -1,4 +1,4 @@
-"""Where a token stands, told to the model: sinusoids added to it, or rotations of its queries and keys."""
+"""Position encodings: sinusoidal embeddings, and rotary positions (RoPE) with context extension."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,16 +11,23 @@ from torch import Tensor
 
 from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.registry import Registry
 from regard.base.validation import check_integer, check_number
 
 PAIRINGS = ("half", "interleaved")
 
 
 def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) -> Float[Tensor, "n d"]:
-    """Sinusoids of geometrically falling frequency, to be added to token vectors: sin in even, cos in odd columns.
+    """Sinusoidal position embeddings, to be added to token embeddings. Vaswani et al. 2017, arXiv:1706.03762.
 
-    out[n, 2k] = sin(n / base^(2k/d)), out[n, 2k+1] = cos(the same). Vaswani et al. 2017, arXiv:1706.03762.
-    `positions` is a number of tokens, or the positions themselves. Phases and result are float32.
+    out[n, 2k] = sin(n / base^(2k/d)) and out[n, 2k+1] = cos(n / base^(2k/d)), in float32.
+
+    positions  number of tokens, or a tensor of positions
+    width      model width, an even number
+    base       base of the wavelengths
+
+    >>> sinusoidal(2, 4)[1]
+    tensor([0.8415, 0.5403, 0.0100, 0.9999])
     """
     if check_integer("width", width, 2, "one sin and one cos per frequency") % 2:
         raise ConfigError(f"sinusoidal needs an even width, one sin and one cos per frequency: width={width}")
@@ -39,20 +46,28 @@ def inverse_frequencies(base: float, width: int, device: torch.device | None = N
 
 
 def grid_positions(rows: int, columns: int, device: torch.device | str | None = None) -> Int[Tensor, "n 2"]:
-    """The (row, column) of every patch of an image, row by row: positions for `rotary(axes=2)`."""
+    """The (row, column) of every patch of an image, row by row: the positions for `rotary(axes=2)`.
+
+    >>> grid_positions(1, 3).tolist()
+    [[0, 0], [0, 1], [0, 2]]
+    """
     row = torch.arange(check_integer("rows", rows, 0, "patches"), device=device)
     column = torch.arange(check_integer("columns", columns, 0, "patches"), device=device)
     return torch.stack(torch.meshgrid(row, column, indexing="ij"), -1).flatten(0, 1)
 
 
 class Stretch(ABC):
-    """A way to use rotary positions beyond the context they were trained on: it changes the frequencies."""
+    """RoPE scaling: changes the frequencies of rotary positions, to extend the context of a trained model."""
 
     @abstractmethod
     def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
         """The changed inverse frequencies of `width` rotated coordinates."""
 
 
+STRETCHES: Registry[type[Stretch]] = Registry("rotary stretch")
+
+
+@STRETCHES.add("Interpolate")
 @dataclass(frozen=True, slots=True)
 class Interpolate(Stretch):
     """Position interpolation: every position is divided by `factor`, so all frequencies are.
@@ -69,6 +84,7 @@ class Interpolate(Stretch):
         return inverse_frequencies(base, width, device) / self.factor
 
 
+@STRETCHES.add("NTK")
 @dataclass(frozen=True, slots=True)
 class NTK(Stretch):
     """NTK-aware scaling: base' = base * factor^(w / (w - 2)) for a rotated width w.
@@ -90,11 +106,12 @@ class NTK(Stretch):
         return inverse_frequencies(base * self.factor ** (width / (width - 2)), width, device)
 
 
+@STRETCHES.add("Llama3")
 @dataclass(frozen=True, slots=True)
 class Llama3(Stretch):
-    """Banded scaling by turns, the number of times a frequency f turns in the original context: original * f / (2 pi).
+    """Llama 3's scaling by the number of turns that a frequency f makes in the original context, original f / (2 pi).
 
-    At least `high` turns: f is kept; at most `low`: f / factor; between: linear in the turns.
+    With at least `high` turns f is kept, with at most `low` it is divided by `factor`, between them blended linearly.
     Llama 3.1, arXiv:2407.21783 and github.com/meta-llama/llama-models.
     """
 
@@ -116,14 +133,15 @@ class Llama3(Stretch):
         return plain * (kept + (1 - kept) / self.factor)
 
 
+@STRETCHES.add("YaRN")
 @dataclass(frozen=True, slots=True)
 class YaRN(Stretch):
-    """Banded scaling by index: f is kept where it turns `fast` times or more in the original context, divided by
-    `factor` where `slow` times or fewer, and blended linearly in the index k of the frequency between.
+    """YaRN's scaling by index. A frequency is kept if it makes `fast` turns or more in the original context, divided by
+    `factor` if it makes `slow` turns or fewer, and blended linearly in the index k of the frequency between them.
 
     A frequency turns t times at index k(t) = w ln(original / (2 pi t)) / (2 ln base); the ramp runs from
     floor k(fast) to ceil k(slow), as in the released code. Peng et al. 2023, arXiv:2309.00071.
-    The paper also sharpens attention: multiply beta by `beta_factor`. It is never applied here.
+    The paper also sharpens attention: multiply beta by `beta_factor` yourself, it is not applied here.
     """
 
     factor: float
@@ -139,7 +157,7 @@ class YaRN(Stretch):
 
     @property
     def beta_factor(self) -> float:
-        """(0.1 ln factor + 1)^2: the paper's 1/t. Others scale q and k by its root each, which comes to the same."""
+        """(0.1 ln factor + 1)^2, the paper's 1/t. Other libraries multiply q and k by its square root each."""
         return (0.1 * math.log(self.factor) + 1) ** 2
 
     def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
@@ -148,7 +166,7 @@ class YaRN(Stretch):
             for turns in (self.fast, self.slow)
         )
         first, last = max(math.floor(fast), 0), min(math.ceil(slow), width - 1)
-        # a ramp that would start beyond the last index must not run backwards: all lie before it and are kept
+        # if the ramp starts beyond the last index, every frequency is before it and kept
         last = max(last, first + 1)
         index = torch.arange(width // 2, dtype=torch.float32, device=device)
         divided = ((index - first) / (last - first)).clamp(0, 1)
@@ -157,10 +175,7 @@ class YaRN(Stretch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary:
-    """Rotary positions: each pair of coordinates turns by position * frequency, so scores depend on i - j alone.
-
-    Su et al. 2021, arXiv:2104.09864. See `rotary` for the settings.
-    """
+    """Rotary position embedding (RoPE), made by `rotary`, which documents the settings."""
 
     base: float = 10000.0
     pairing: str = "half"
@@ -181,22 +196,23 @@ class Rotary:
             raise ConfigError(f"width must be a positive multiple of 2 * axes = {2 * self.axes}: width={self.width}")
         if self.stretch is not None and not isinstance(self.stretch, Stretch):
             raise ConfigError(
-                f"stretch must be Interpolate, NTK, Llama3, YaRN or another Stretch, not {self.stretch!r}; "
+                f"stretch must be {', '.join(STRETCHES)} or another Stretch, not {self.stretch!r}; "
                 "to divide positions by 2 write Interpolate(2)"
             )
 
     def frequencies(self, c: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
         """Radians per position of each pair, in float32, for heads of width c; every axis uses the same."""
-        width = self._rotated(c) // self.axes
+        width = self._rotated_width(c) // self.axes
         stretch = self.stretch
         if stretch is None:
             return inverse_frequencies(self.base, width, device)
         return stretch.frequencies(self.base, width, device)
 
     def __call__(self, x: Float[Tensor, "b h n c"], positions: int | Tensor | None = None) -> Float[Tensor, "b h n c"]:
-        """x turned to its positions: None counts from 0, a number counts from there, a tensor names each.
+        """Rotate queries or keys by their positions.
 
-        A tensor is (n) or (b n); with several axes it is needed, as (n axes) or (b n axes).
+        positions  None for 0, 1, 2 ...; a number for the first position; or a tensor of positions, (n) or (b n). With
+                   several axes a tensor (n axes) or (b n axes) is required
         """
         if not isinstance(x, Tensor):
             raise DtypeError(f"x must be a tensor of heads, (b h n c), not {type(x).__name__}")
@@ -204,11 +220,11 @@ class Rotary:
             raise ShapeError(f"x is {tuple(x.shape)}, but rotary turns heads, (b h n c)")
         if not x.is_floating_point():
             raise DtypeError(f"rotary turns floating-point heads, but x is {x.dtype}; call x.float() first")
-        width = self._rotated(x.shape[-1])
+        width = self._rotated_width(x.shape[-1])
         exact = torch.promote_types(x.dtype, torch.float32)
-        positions = self._places(x, positions)
+        positions = self._token_positions(x, positions)
         frequencies = self.frequencies(x.shape[-1], x.device)
-        cos, sin = (_rotations_once if _in_compiled_code() else _rotations)(positions, frequencies, exact)
+        cos, sin = (_rotations_op if _in_compiled_code() else _rotations)(positions, frequencies, exact)
 
         half = width // self.axes // 2
         shape, pair = ((self.axes, 2, half), -2) if self.pairing == "half" else ((self.axes, half, 2), -1)
@@ -216,8 +232,8 @@ class Rotary:
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), pair).flatten(-3).to(x.dtype)
         return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)
 
-    def _rotated(self, c: int) -> int:
-        """How many of c coordinates turn."""
+    def _rotated_width(self, c: int) -> int:
+        """The number of rotated coordinates of heads of width c."""
         width = c if self.width is None else self.width
         if width > c:
             raise ShapeError(
@@ -230,7 +246,7 @@ class Rotary:
             )
         return width
 
-    def _places(self, x: Tensor, positions: int | Tensor | None) -> Float[Tensor, "*b n axes"]:
+    def _token_positions(self, x: Tensor, positions: int | Tensor | None) -> Float[Tensor, "*b n axes"]:
         """The position of each token along each axis, in float32, to broadcast against (b h n axes)."""
         b, _, n, _ = x.shape
         if not isinstance(positions, Tensor):
@@ -255,26 +271,26 @@ class Rotary:
 
 
 def _rotations(positions: Tensor, frequencies: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every phase."""
-    # a product of elements: autocast lowers matrix products, and a bfloat16 phase is off by whole turns
+    """Cosine and sine of every phase position * frequency."""
+    # an elementwise product: autocast casts matrix products, and a bfloat16 phase is wrong by whole turns
     phases = (positions[..., None] * frequencies).to(exact)
     return phases.cos(), phases.sin()
 
 
-# torch.compile would work out the same cosines and sines again for every head of every batch and layer, in one kernel
-# with what they turn: a third of the time of small models. An operator of our own it leaves as it is.
-_rotations_once = torch.library.custom_op("regard::rotations", _rotations, mutates_args=())
+# torch.compile would fuse these cosines and sines into the rotation and compute them again for every head and layer,
+# which takes a third of the time of small models. A custom operator is not fused.
+_rotations_op = torch.library.custom_op("regard::rotations", _rotations, mutates_args=())
 
 
-@_rotations_once.register_fake
+@_rotations_op.register_fake
 def _(positions: Tensor, frequencies: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
     phases = (positions[..., None] * frequencies).to(exact)
     return torch.empty_like(phases), torch.empty_like(phases)
 
 
 def _in_compiled_code() -> bool:
-    """Where code is made for this process alone; an exported program must do with torch's operators."""
-    # up to torch 2.11 compiled code takes is_exporting() for true, whatever happens
+    """Whether torch.compile traces this call. An exported program must not contain custom operators."""
+    # up to torch 2.11 is_exporting() is always true in compiled code
     return torch.compiler.is_dynamo_compiling() and not torch.compiler._is_exporting_flag
 
 
@@ -286,11 +302,15 @@ def rotary(
     axes: int = 1,
     stretch: Stretch | None = None,
 ) -> Rotary:
-    """Rotary positions as a value to call: `rope(x)`, `rope(x, 7)` for a cache step, `rope(x, positions)`.
+    """Rotary position embedding (RoPE): each pair of coordinates is rotated by position * frequency.
 
-    pairing  "half" turns coordinate k with k + w/2 (Llama of Hugging Face); "interleaved" turns 2k with 2k + 1 (GPT-J)
-    width    only the first `width` coordinates turn, the rest pass untouched
-    axes     2 for images: the first half of the turned width follows the row, the second the column
+    Scores of rotated q and k depend on i - j only. Su et al. 2021, arXiv:2104.09864. The result is called with queries
+    or keys: `rope(x)`, `rope(x, 7)` for a cache step, `rope(x, positions)`.
+
+    base     base of the wavelengths
+    pairing  "half" pairs coordinate k with k + w/2 (Llama of Hugging Face), "interleaved" 2k with 2k + 1 (GPT-J)
+    width    rotate the first `width` coordinates only
+    axes     2 for images: the first half of the rotated width follows the row, the second the column
     stretch  Interpolate, NTK, Llama3 or YaRN, for contexts longer than trained on
     """
     return Rotary(base=base, pairing=pairing, width=width, axes=axes, stretch=stretch)

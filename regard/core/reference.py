@@ -1,4 +1,4 @@
-"""The definition of attention, in float64: the truth that everything else is held against."""
+"""The float64 reference implementation of attention, which all kernels are tested against."""
 
 import math
 
@@ -11,7 +11,7 @@ from regard.core.softargmax import softargmax
 
 
 def reference(request: Request) -> Float[Tensor, "b h i e"]:
-    """softargmax(beta q . k + terms, over visible keys) times v, every step written out."""
+    """softargmax(beta q . k + terms, over visible keys) times v, step by step."""
     b, h, g, i, j, _, _ = request.sizes
     q, k, v = request.q.double(), request.k.double(), request.v.double()
     visible = request.visible()

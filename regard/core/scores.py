@@ -1,7 +1,7 @@
-"""Score terms: what is added to the scores or done to them before the softargmax, after beta.
+"""Score terms: biases and other functions of the scores, applied after beta and before the softargmax.
 
-A term is bound to one call and then is an elementwise function of scores and pairs, so that the dense matrix,
-gathered blocks and a fused kernel share one definition. Several terms act in the order given.
+A term is bound to one call. It is then an elementwise function of scores and query-key pairs, so that the dense matrix,
+gathered blocks and a fused kernel share one definition. Several terms are applied in order.
 """
 
 import math
@@ -25,28 +25,28 @@ BoundTerm = Callable[[Tensor, Grid], Tensor]
 
 
 class ScoreTerm(ABC):
-    """Something done to scores. `additive` terms only add a value to each pair."""
+    """A function of the scores. A term with `additive` adds a value to each pair and does nothing else."""
 
     name: str
     additive = True
 
     @abstractmethod
     def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> BoundTerm:
-        """The term for one call: scores and their pairs in, scores out."""
+        """The function of one call: from scores and their pairs to new scores."""
 
-    def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit everything)
-        """Raise where the term was made for another number of heads or positions."""
+    def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit all shapes)
+        """Raise if the term was made for another number of heads or positions."""
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."] | None:
-        """The pairs that this term hides because it adds -inf to their scores; None where it never does."""
+        """The pairs that this term hides by adding -inf to their scores; None if it never does."""
         return None
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The values this term was made with, learned or not."""
+        """The tensors of this term, learned or not."""
         return ()
 
     def settings(self) -> Hashable:
-        """What a compiled kernel may take for constant: everything but the contents of the tensors."""
+        """What a compiled kernel may treat as constant: everything but the contents of the tensors."""
         return (self.name, *(tuple(tensor.shape) for tensor in self.tensors()))
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ TERMS: Registry[Callable[..., ScoreTerm]] = Registry("score term")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alibi(ScoreTerm):
-    """s - m_h |i - j|: each head fades with distance at its own slope. Press et al. 2022, arXiv:2108.12409."""
+    """s - slopes[h] |i - j|."""
 
     slopes: Float[Tensor, "h"]
     name = "alibi"
@@ -76,8 +76,7 @@ class Alibi(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class T5Buckets(ScoreTerm):
-    """s + table[bucket(j - i), h]: one learned number per head and bucket of distances. Raffel et al. 2020,
-    arXiv:1910.10683. Near distances have a bucket each, far ones share logarithmically, all beyond `reach` one."""
+    """s + table[bucket(j - i), h]."""
 
     table: Float[Tensor, "buckets h"]
     reach: int
@@ -85,7 +84,7 @@ class T5Buckets(ScoreTerm):
     name = "t5_buckets"
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
-        # beyond the reach all distances share a bucket, so a short list by distance holds every value there is
+        # all distances beyond the reach share a bucket, so a table from -reach to reach has every value
         distances = torch.arange(-self.reach, self.reach + 1, device=q.device)
         by_distance = self.table.to(q)[t5_bucket(distances, len(self.table), self.reach, self.both_ways)].T
         reach = self.reach
@@ -103,14 +102,14 @@ class T5Buckets(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shaw(ScoreTerm):
-    """s + beta q_i . r_{clip(j - i)}: a learned key for each clipped distance. Shaw et al. 2018, arXiv:1803.02155."""
+    """s + beta q_i . keys[clip(j - i, -reach, reach)]."""
 
     keys: Float[Tensor, "distances c"]
     name = "shaw"
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
         reach = len(self.keys) // 2
-        # one score per query and distance; pairs then pick theirs, so that no (i, j, c) tensor exists
+        # one score per query and distance, from which pairs gather: no (i, j, c) tensor is built
         with disable_autocast(q):
             by_distance = torch.einsum("bhic,rc->bhir", q, self.keys.to(q)) * beta
 
@@ -136,10 +135,7 @@ class Shaw(ScoreTerm):
 
 @dataclass(frozen=True, repr=False)
 class Softcap(ScoreTerm):
-    """cap tanh(s / cap): no score is larger than the cap. Gemma 2, arXiv:2408.00118.
-
-    Scores of NaN and infinity stay what they are, so that -inf goes on hiding its key.
-    """
+    """cap tanh(s / cap). Infinity and NaN stay, so that -inf still hides its key."""
 
     cap: float
     name = "softcap"
@@ -151,21 +147,17 @@ class Softcap(ScoreTerm):
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
         cap = self.cap
 
-        def press(scores: Tensor, grid: Grid) -> Tensor:
+        def apply_cap(scores: Tensor, grid: Grid) -> Tensor:
             finite = scores.abs() < math.inf
-            # zeros inside keep the gradient of tanh at NaN, which is NaN times zero, out of hidden scores
+            # zero instead of NaN inside tanh: its gradient at NaN would be NaN for hidden scores too
             return torch.where(finite, torch.tanh(torch.where(finite, scores, 0) / cap) * cap, scores)
 
-        return press
+        return apply_cap
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sink(ScoreTerm):
-    """One more score per head that takes weight and gives nothing: weights of a row sum to less than one.
-
-    Xiao et al. 2024, arXiv:2309.17453; learned as in gpt-oss, arXiv:2508.10925. It belongs to the normalisation, so it
-    acts last wherever it stands.
-    """
+    """One more score per head in the normalisation, without a value. It is applied after all other terms."""
 
     logits: Float[Tensor, "h"]
     name = "sink"
@@ -183,13 +175,15 @@ class Sink(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Additive(ScoreTerm):
-    """s + values: any tensor that broadcasts to the scores. A value of -inf hides its key like a mask."""
+    """s + values. A value of -inf hides its key as a mask does."""
 
     values: Float[Tensor, "*bh i j"]
     name = "additive"
 
     def settings(self) -> Hashable:
-        return self.name, tuple(size == 1 for size in (1, 1, *self.values.shape)[-4:])  # lengths may change
+        return self.name, tuple(
+            size == 1 for size in (1, 1, *self.values.shape)[-4:]
+        )  # the lengths may change between calls
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
         look_up, hides = self._look_up(self.values.to(q.dtype)), self.may_hide()
@@ -202,7 +196,7 @@ class Additive(ScoreTerm):
         return add
 
     def may_hide(self) -> bool:
-        """Whether some value may be -inf: looked up on a CPU, where that takes little; elsewhere it always may."""
+        """Whether some value may be -inf. Values are read on the CPU only; elsewhere the result is True."""
         values = self.values.detach()
         if (
             torch.compiler.is_compiling()
@@ -213,7 +207,7 @@ class Additive(ScoreTerm):
             return True
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return True
-        return not values.amin().item() > -math.inf  # NaN may stand before it
+        return not values.amin().item() > -math.inf  # amin of NaN is NaN
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."]:
         return self._look_up(self.values)(grid) == -math.inf
@@ -254,14 +248,29 @@ class Additive(ScoreTerm):
 
 @TERMS.add("alibi")
 def alibi(heads: int | None = None, *, slopes: Float[Tensor, "h"] | None = None) -> ScoreTerm:
-    """Scores fade linearly with distance: give the number of query heads, or slopes of your own."""
+    """ALiBi, a linear distance bias: s - slopes[h] |i - j|. Press et al. 2022, arXiv:2108.12409.
+
+    heads   number of query heads; the slopes are those of `alibi_slopes`
+    slopes  your own slopes instead, one per query head
+
+    >>> alibi(heads=4).slopes
+    tensor([0.2500, 0.0625, 0.0156, 0.0039])
+    """
     if (heads is None) == (slopes is None):
         raise ConfigError("alibi takes either heads= (the paper's slopes) or slopes= (your own), one of the two")
     return Alibi(alibi_slopes(heads) if slopes is None and heads is not None else _floats("alibi", "slopes", slopes, 1))
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
-    """The paper's slopes: a geometric row from 2^(-8/h), filled up from the next power of two where h is none."""
+    """The slopes of ALiBi for h heads.
+
+    If h is a power of two, slope n is 2^(-8 n / h) for n = 1 .. h. Otherwise let p be the largest power of two below h:
+    the slopes for p heads come first, followed by slopes 1, 3, 5 ... of those for 2 p heads, until there are h. This is
+    the rule of the authors' code.
+
+    >>> alibi_slopes(3)  # 2^-4 and 2^-8 of two heads, then 2^-2, the first of four heads
+    tensor([0.0625, 0.0039, 0.2500])
+    """
     heads = check_integer("alibi(heads)", heads, 1, "query heads")
     power = 1 << (heads.bit_length() - 1)
     own = [2 ** (-8 * (n + 1) / power) for n in range(power)]
@@ -271,7 +280,17 @@ def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
 
 @TERMS.add("t5_buckets")
 def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways: bool = True) -> ScoreTerm:
-    """A learned bias by bucket of distance; `both_ways` tells later keys from earlier ones, as an encoder does."""
+    """T5's relative position bias: s + table[bucket(j - i), h]. Raffel et al. 2020, arXiv:1910.10683.
+
+    Short distances have a bucket each, longer ones share buckets of logarithmically growing width.
+
+    table      learned biases, one row per bucket, one column per query head
+    reach      distances of at least this share the last bucket
+    both_ways  whether later keys have buckets of their own, as in an encoder
+
+    >>> t5_buckets(torch.zeros(32, 8))
+    t5_buckets
+    """
     table = _floats("t5_buckets", "table", table, 2)
     buckets = len(table) // 2 if both_ways else len(table)
     if both_ways and len(table) % 2:
@@ -287,14 +306,14 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways
 
 
 def t5_bucket(distance: Tensor, buckets: int, reach: int, both_ways: bool) -> Tensor:
-    """The bucket of j - i. Thresholds are compared as whole numbers, so no logarithm is rounded at a border."""
+    """The T5 bucket of each distance j - i. Thresholds are integers, so no logarithm is rounded at a border."""
     side = torch.zeros_like(distance)
     if both_ways:
         buckets //= 2
         side = (distance > 0) * buckets
         distance = distance.abs()
     else:
-        distance = (-distance).clamp(min=0)  # later keys count as the query itself
+        distance = (-distance).clamp(min=0)  # later keys get the bucket of distance 0
     near = buckets // 2
     far = buckets - near
     thresholds = [math.ceil(near * (reach / near) ** (step / far) - 1e-9) for step in range(1, far)]
@@ -304,7 +323,13 @@ def t5_bucket(distance: Tensor, buckets: int, reach: int, both_ways: bool) -> Te
 
 @TERMS.add("shaw")
 def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
-    """Relative keys, one for each distance from -reach to reach: an odd number of rows, the middle one for i = j."""
+    """Relative position keys: s + beta q_i . keys[clip(j - i)]. Shaw et al. 2018, arXiv:1803.02155.
+
+    keys  one learned key for each distance from -reach to reach: an odd number of rows, the middle one for i = j
+
+    >>> shaw(torch.zeros(9, 64))
+    shaw
+    """
     keys = _floats("shaw", "keys", keys, 2)
     if len(keys) % 2 == 0:
         raise ConfigError(f"shaw takes an odd number of relative keys (-reach .. reach), not {len(keys)}")
@@ -313,7 +338,11 @@ def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
 
 @TERMS.add("softcap")
 def softcap(cap: float) -> ScoreTerm:
-    """Scores pressed into (-cap, cap) by a tanh."""
+    """Logit soft-capping: cap tanh(s / cap), so that scores are in (-cap, cap). Gemma 2, arXiv:2408.00118.
+
+    >>> softcap(50.0)
+    softcap
+    """
     if not 0 < check_number("softcap(cap)", cap) < math.inf:
         raise ConfigError(f"softcap({cap}) needs a positive finite cap")
     return Softcap(float(cap))
@@ -321,13 +350,27 @@ def softcap(cap: float) -> ScoreTerm:
 
 @TERMS.add("sink")
 def sink(logits: Float[Tensor, "h"]) -> ScoreTerm:
-    """A learned place, one logit per query head, where weight can go without taking any value along."""
+    """Attention sink: one more logit per head in the softmax, without a value, so that a row sums to less than one.
+
+    Xiao et al. 2024, arXiv:2309.17453; learned as in gpt-oss, arXiv:2508.10925.
+
+    logits  one per query head
+
+    >>> sink(torch.zeros(8))
+    sink
+    """
     return Sink(_floats("sink", "logits", logits, 1))
 
 
 @TERMS.add("additive")
 def additive(values: Float[Tensor, "*bh i j"]) -> ScoreTerm:
-    """Any tensor that broadcasts to (b, h, i, j), added to the scores; -inf hides a key like a mask."""
+    """An additive bias: s + values. A value of -inf hides its key, as a mask does.
+
+    values  floating-point tensor that broadcasts to (b, h, i, j)
+
+    >>> additive(torch.zeros(5, 7))
+    additive
+    """
     if not isinstance(values, Tensor):
         raise DtypeError(
             f"additive takes a floating tensor, not {type(values).__name__}; make it one with torch.tensor(...)"
@@ -347,7 +390,7 @@ def additive(values: Float[Tensor, "*bh i j"]) -> ScoreTerm:
 
 
 def as_terms(scores: "ScoreTerm | Tensor | Sequence[ScoreTerm | Tensor] | None") -> tuple[ScoreTerm, ...]:
-    """The terms meant by what `attend` was handed: one, several in order, a plain tensor to add, or nothing."""
+    """The score terms for an argument `scores=`: one term, a tensor to add, several in order, or None."""
     if scores is None:
         return ()
     several = list(scores) if isinstance(scores, tuple | list) else [scores]

@@ -1,4 +1,4 @@
-"""The soft choice among scores, at any inverse temperature."""
+"""softargmax: the softmax with an inverse temperature and hidden scores."""
 
 import math
 
@@ -11,10 +11,17 @@ from regard.base.validation import LARGEST_FLOAT, check_number
 
 
 def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1) -> Float[Tensor, "*axes"]:
-    """Weights exp(beta s) / sum exp(beta s) along an axis. Larger beta is sharper.
+    """The softmax with an inverse temperature: exp(beta s) / sum exp(beta s) along an axis.
 
-    0 gives the mean of what is visible, infinity the largest score (ties share). A score of -inf is hidden and weighs
-    nothing at any beta; where all are hidden, all weights are zero. NaN or +inf makes all weights of its row NaN.
+    A score of -inf is hidden and has weight 0 at any beta; if all scores of a row are hidden, all its weights are 0.
+    NaN or +inf makes all weights of its row NaN.
+
+    scores  floating-point tensor
+    beta    inverse temperature, larger is sharper: 0 gives equal weights, inf the largest score (ties share)
+    axis    axis along which weights sum to one
+
+    >>> softargmax(torch.tensor([1.0, 1.0, -torch.inf]))
+    tensor([0.5000, 0.5000, 0.0000])
     """
     beta = as_beta(beta)
     if not isinstance(scores, Tensor):
@@ -24,11 +31,11 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
     if isinstance(axis, bool) or not isinstance(axis, int) or not -scores.ndim <= axis < scores.ndim:
         raise ConfigError(f"axis is {axis!r}, but scores have {scores.ndim} axes; take one of them by its number")
     if scores.numel() == 0:
-        return scores * 1.0  # there is no largest of nothing
+        return scores * 1.0  # amax of an empty tensor would raise
     if beta <= 0:
         scores = scores.masked_fill(scores == math.inf, math.nan)  # times a negative beta it would be a hidden score
     visible = scores != -math.inf  # NaN is visible
-    awake = visible.any(axis, keepdim=True)
+    nonempty = visible.any(axis, keepdim=True)
     if beta > LARGEST_FLOAT:
         top = scores.detach().amax(axis, keepdim=True)  # NaN where the row holds one
         best = visible & (scores == top)
@@ -36,20 +43,20 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
         flat = scores.masked_fill(torch.ones_like(visible), 0)  # zeros through which a gradient of zero flows back
         weights = share / share.sum(axis, keepdim=True).clamp(min=1) + flat
         return weights.masked_fill(top.isnan() | (top == math.inf), math.nan)
-    # a blind row keeps finite scores and is zeroed afterwards: no NaN exists, forward or backward
+    # an empty row keeps finite scores and is zeroed afterwards, so that no NaN appears, forward or backward
     finite = torch.where(visible, scores, 0)
     if abs(beta) > 1e4:
-        # only differences count, and a large beta may overflow everything else
+        # only differences matter, and a large beta may overflow the rest
         ends = finite.masked_fill(~visible, -math.inf if beta > 0 else math.inf)
         top = ends.amax(axis, keepdim=True) if beta > 0 else ends.amin(axis, keepdim=True)
         finite = torch.where(visible, scores - top.detach(), 0)
         largest = torch.finfo(scores.dtype).max
         beta = max(-largest, min(beta, largest))  # beyond that nothing gets sharper, and zero times infinity is NaN
-    return torch.where(visible | ~awake, finite * beta, -math.inf).softmax(axis) * awake
+    return torch.where(visible | ~nonempty, finite * beta, -math.inf).softmax(axis) * nonempty
 
 
 def as_beta(beta: float) -> float:
-    """A usable inverse temperature, as a float."""
+    """Check an inverse temperature and return it as a float."""
     number = check_number(
         "beta", beta, "the inverse temperature: 0 for the mean of what is visible, inf for hard attention"
     )

@@ -1,1 +1,15 @@
-"""Modules that own parameters: what models are built of. Everything they compute goes through `regard.core`."""
+"""Modules with parameters, from which models are built. All attention in them is computed by `regard.attend`."""
+
+from regard.nn.attention import Attention as Attention
+from regard.nn.blocks import Block as Block
+from regard.nn.channel import ChannelAttention as ChannelAttention
+from regard.nn.embeddings import (
+    LearnedPositions as LearnedPositions,
+    PatchEmbedding as PatchEmbedding,
+    SinusoidalPositions as SinusoidalPositions,
+    TokenEmbedding as TokenEmbedding,
+)
+from regard.nn.feedforward import FeedForward as FeedForward
+from regard.nn.linear import LinearAttention as LinearAttention, LinearCache as LinearCache
+from regard.nn.norms import RMSNorm as RMSNorm
+from regard.nn.synthesizer import Synthesizer as Synthesizer

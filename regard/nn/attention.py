@@ -1,4 +1,4 @@
-"""Attention with its projections: to itself or to a memory, whole, through a cache or as a stream."""
+"""Multi-head attention with projections: self- and cross-attention, with a KV cache or as a stream."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, ShapeError
+from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
@@ -19,25 +20,35 @@ from regard.nn.norms import norm
 
 
 class CachedAttention(NamedTuple):
-    """The keys and values of a memory: made once, used at every step."""
+    """The keys and values of a memory, projected once and used at every decoding step."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j c"]
 
 
 class Attention(nn.Module):
-    """Queries from x, keys and values from x or from a memory, attended to and projected back.
+    """Multi-head attention: queries from x, keys and values from x or from a memory, and an output projection.
 
-    kv_heads      fewer key and value heads than query heads; each serves heads // kv_heads of them
-    memory_width  the width of the memory, where it is not that of x
-    rotary        positions as rotations of queries and keys
-    scores        a term such as alibi(heads=8), or a module of `regard.nn.learned_scores` that learns one
-    qk_norm       the norm of each query and key head, "rms" or "layer"
+    width         model width
+    heads         number of query heads
+    kv_heads      number of key and value heads, for grouped-query attention; default `heads`
+    head_width    width per head; default width // heads
+    memory_width  width of the memory, for cross-attention; default `width`
+    bias          whether the input projections have a bias
+    out_bias      whether the output projection has one; default `bias`
+    rotary        rotary positions, made by `regard.rotary`
+    scores        a score term such as alibi(heads=8), or a module of `regard.nn.learned_scores`
+    qk_norm       norm of each query and key head, "rms" or "layer"
     beta          inverse temperature; None is head_width ** -0.5
     dropout       share of weights set to zero in training
+    kernel        name of the kernel, as in `attend`
+
+    >>> layer = Attention(width=32, heads=4)
+    >>> layer(torch.randn(2, 5, 32), mask=causal()).shape
+    torch.Size([2, 5, 32])
     """
 
-    streams = True  # whether its rows can be given out one after the other; a kind that keeps other things says no
+    streams = True  # whether `stream` works; subclasses that keep another state set it to False
 
     def __init__(
         self,
@@ -56,8 +67,10 @@ class Attention(nn.Module):
         beta: float | None = None,
         dropout: float = 0.0,
         kernel: str | None = None,
+        **unknown: UnknownKeyword,
     ) -> None:
         super().__init__()
+        reject_keywords(type(self).__name__, unknown)
         check_heads(width, heads, kv_heads, head_width)
         check_probability("dropout", dropout)
         memory_width = width if memory_width is None else check_integer("memory_width", memory_width, 1)
@@ -67,7 +80,7 @@ class Attention(nn.Module):
         self.rotary, self.scores, self.beta, self.dropout, self.kernel = rotary, scores, beta, dropout, kernel
         queries, others = self.heads * self.head_width, 2 * self.kv_heads * self.head_width
         if memory_width == width:
-            # one product for all three; where a memory comes, its rows are used in two parts
+            # one product for all three; with a memory, its rows are used in two parts
             self.query_key_value = nn.Linear(width, queries + others, bias=bias)
         else:
             self.query = nn.Linear(width, queries, bias=bias)
@@ -86,19 +99,29 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         stream: Stream | None = None,
         positions: Tensor | None = None,
+        **unknown: UnknownKeyword,
     ) -> Float[Tensor, "b r d"]:
-        """One row for every row of x; from a stream, those that are complete.
+        """One output for each token of x; with a stream, the outputs that are complete.
 
-        positions  where each token of x stands, (n) or (b n), for rotary; otherwise x goes on where the cache ends
+        memory     what keys and values are made of; default x itself
+        mask       which keys each query sees, as in `attend`
+        cache      KV cache, which is extended by the keys and values of x
+        stream     state made by `stream(mask)`
+        positions  position of each token for rotary, (n) or (b n); default: x continues where the cache ends
         """
+        if unknown:
+            reject_keywords(f"{type(self).__name__}.forward", unknown)
         check_width(x, self.width)
         if stream is not None:
             _check_stream(mask, memory, cache)
-        where: int | Tensor = _start(cache, stream) if positions is None else positions
+        where: int | Tensor = _first_position(cache, stream) if positions is None else positions
         if memory is None and self.width == self.memory_width:
             heads = split_heads(self.query_key_value(x), self.heads + 2 * self.kv_heads)
             q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
-            q, k = self._placed(q, self.query_norm, where), self._placed(k, self.key_norm, where)
+            q, k = (
+                self._normalise_and_rotate(q, self.query_norm, where),
+                self._normalise_and_rotate(k, self.key_norm, where),
+            )
         else:
             q = self.queries(x, where)
             if not isinstance(memory, CachedAttention):
@@ -107,25 +130,25 @@ class Attention(nn.Module):
         return self.project(self.mix(q, k, v, mask, cache, stream))
 
     def remember(self, memory: Float[Tensor, "b j m"], where: int | Tensor = 0) -> CachedAttention:
-        """The keys and values of a memory whose tokens stand at `where`, or go on from there."""
+        """The keys and values of a memory, whose positions are `where`, or start there."""
         check_width(memory, self.memory_width, "memory")
         if self.width == self.memory_width:
-            both = _some_rows(self.query_key_value, memory, slice(self.heads * self.head_width, None))
+            both = _partial_linear(self.query_key_value, memory, slice(self.heads * self.head_width, None))
         else:
             both = self.key_value(memory)
         k, v = split_heads(both, 2 * self.kv_heads).chunk(2, 1)
-        return CachedAttention(self._placed(k, self.key_norm, where), v)
+        return CachedAttention(self._normalise_and_rotate(k, self.key_norm, where), v)
 
     def queries(self, x: Float[Tensor, "b i d"], where: int | Tensor = 0) -> Float[Tensor, "b h i c"]:
-        """The queries of tokens that stand at `where`, or go on from there."""
+        """The queries of tokens, whose positions are `where`, or start there."""
         if self.width == self.memory_width:
-            flat = _some_rows(self.query_key_value, x, slice(self.heads * self.head_width))
+            flat = _partial_linear(self.query_key_value, x, slice(self.heads * self.head_width))
         else:
             flat = self.query(x)
-        return self._placed(split_heads(flat, self.heads), self.query_norm, where)
+        return self._normalise_and_rotate(split_heads(flat, self.heads), self.query_norm, where)
 
-    def _placed(self, heads: Tensor, norm: nn.Module | None, where: int | Tensor) -> Tensor:
-        """Heads normalised and turned to where they stand, if this layer does so."""
+    def _normalise_and_rotate(self, heads: Tensor, norm: nn.Module | None, where: int | Tensor) -> Tensor:
+        """Apply the head norm and rotary positions, if this layer has them."""
         heads = heads if norm is None else norm(heads)
         return heads if self.rotary is None else self.rotary(heads, where)
 
@@ -138,52 +161,43 @@ class Attention(nn.Module):
         cache: Cache | None,
         stream: Stream | None,
     ) -> Float[Tensor, "b h r c"]:
-        """The attention itself."""
+        """Extend the cache or the stream, and attend."""
         if stream is not None:
             return stream.push(q, k, v)
         positions: Positions | None = None
         if cache is not None:
             k, v, positions = cache.extend(k, v)
         dropout = self.dropout if self.training else 0.0
-        return attend(
-            q,
-            k,
-            v,
-            mask=mask,
-            scores=self.term(),
-            beta=self.beta,
-            dropout=dropout,
-            kernel=self.kernel,
-            positions=positions,
-        )
+        scores, beta, kernel = self.term(), self.beta, self.kernel
+        return attend(q, k, v, mask=mask, scores=scores, beta=beta, dropout=dropout, kernel=kernel, positions=positions)
 
     def project(self, heads: Float[Tensor, "b h r c"]) -> Float[Tensor, "b r d"]:
-        """Heads side by side and back to the width of x."""
+        """Concatenate heads and apply the output projection."""
         return self.out(merge_heads(heads))
 
     def term(self) -> ScoreTerm | None:
-        """The score term of this moment: a learned one is made of today's parameters."""
+        """The score term; a learned one is made from its current parameters."""
         return self.scores() if isinstance(self.scores, nn.Module) else self.scores
 
     def stream(self, mask: Mask) -> Stream:
-        """The state of a stream through this layer, to be handed to `forward`."""
+        """The state of a stream through this layer, to be passed to `forward`."""
         if self.training and self.dropout:
-            raise ConfigError(f"dropout={self.dropout} is for training; a stream is exact: call eval() first")
+            raise ConfigError(f"dropout={self.dropout} is active in training; call eval() before streaming")
         return Stream(mask, scores=self.term(), beta=self.beta, kernel=self.kernel)
 
 
 def split_heads(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
-    """The last axis cut into heads."""
+    """Split the last axis into heads."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def merge_heads(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:
-    """Heads side by side again."""
+    """Concatenate heads."""
     return x.transpose(1, 2).flatten(2)
 
 
 def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width: int | None = None) -> None:
-    """Raise where heads do not share the width evenly, or key heads the query heads."""
+    """Raise if the width is no multiple of heads, or heads no multiple of kv_heads."""
     check_integer("width", width, 1)
     check_integer("heads", heads, 1)
     if head_width is None and width % heads:
@@ -197,29 +211,30 @@ def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width:
 
 
 def check_probability(name: str, share: float) -> None:
-    """Raise where a share to drop is not one."""
+    """Raise if a share to drop is not in [0, 1)."""
     if not 0.0 <= check_number(name, share) < 1.0:
         raise ConfigError(f"{name} is a share, at least 0 and less than 1: {name}={share}")
 
 
 def check_width(x: Tensor, width: int, name: str = "x") -> None:
+    """Raise if x is not (b n d) of that width."""
     if x.ndim != 3 or x.shape[-1] != width:
         raise ShapeError(f"{name} is {tuple(x.shape)}, but is read as (b n d) with {format_axis('d', width)}")
 
 
 def _check_stream(mask: object, memory: object, cache: object) -> None:
     if mask is not None:
-        raise ConfigError("a stream takes no mask here, its mask was given to it: attention.stream(mask)")
+        raise ConfigError("with stream= pass no mask: the stream has its own, attention.stream(mask)")
     if memory is not None or cache is not None:
-        raise ConfigError("a stream keeps keys and values of its own, so it takes no memory and no cache")
+        raise ConfigError("with stream= pass no memory and no cache: the stream keeps keys and values")
 
 
-def _some_rows(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
-    """Some of the outputs of a linear map."""
+def _partial_linear(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
+    """Some of the outputs of a linear layer."""
     return functional.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
 
-def _start(cache: Cache | None, stream: Stream | None) -> int:
+def _first_position(cache: Cache | None, stream: Stream | None) -> int:
     if stream is not None:
         return stream.received
     return 0 if cache is None else cache.length

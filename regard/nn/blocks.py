@@ -1,4 +1,4 @@
-"""Blocks: attention, then a feed-forward part, each added to what went in; the norm before or after."""
+"""Transformer blocks: attention and a feed-forward network with residual connections and norms."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,9 +19,10 @@ ORDERS = ("pre", "post")
 
 
 class Residual(nn.Module):
-    """What is added to the stream of a block: entries dropped, and in training whole sequences (stochastic depth).
+    """Dropout and stochastic depth on a residual branch, in training only.
 
-    Dropping whole branches is that of Huang et al. 2016, arXiv:1603.09382.
+    dropout    share of entries set to zero
+    drop_path  share of sequences for which the whole branch is zero. Huang et al. 2016, arXiv:1603.09382
     """
 
     def __init__(self, dropout: float = 0.0, drop_path: float = 0.0) -> None:
@@ -46,9 +47,19 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention, x + attention to a memory if there is one, x + feed-forward.
+    """A Transformer block: x + attention, x + cross-attention if there is one, x + feed-forward.
 
-    order  "pre" normalises what goes into each part, "post" what comes out of each sum, as in 2017
+    attention    self-attention, or another module that is called as `attention(x, mask=, cache=, positions=)`
+    feedforward  module applied to each token
+    cross        cross-attention to a memory
+    norm_kind    "layer" or "rms"
+    order        "pre" applies norms to the inputs of the parts, "post" to the sums, as in Vaswani et al. 2017
+    dropout      share of entries of each branch set to zero in training
+    drop_path    share of sequences for which a branch is skipped in training
+
+    >>> block = Block(32, Attention(32, 4), FeedForward(32, 64))
+    >>> block(torch.randn(2, 5, 32), mask=causal()).shape
+    torch.Size([2, 5, 32])
     """
 
     def __init__(
@@ -66,7 +77,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         if order not in ORDERS:
-            raise ConfigError(f"order says where the norm stands, one of {', '.join(ORDERS)}, not {order!r}")
+            raise ConfigError(f"order is one of {', '.join(ORDERS)}, where the norm is applied, not {order!r}")
         self.order = order
         self.attention, self.attention_norm = attention, norm(norm_kind, width, eps)
         self.cross, self.cross_norm = cross, None if cross is None else norm(norm_kind, width, eps)
@@ -85,9 +96,9 @@ class Block(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         attention, cross, cross_norm = self.attention, self.cross, self.cross_norm
         if cross is not None and memory is None:
-            raise ConfigError("this block looks at a memory, but none came")
+            raise ConfigError("this block has cross-attention; pass a memory")
         if cross is None and memory is not None:
-            raise ConfigError("this block looks at no memory, but one came; give it cross=Attention(...)")
+            raise ConfigError("this block has no cross-attention for the memory; build it with cross=Attention(...)")
         x = self._add(x, self.attention_norm, lambda x: attention(x, mask=mask, cache=cache, positions=positions))
         if cross is not None and cross_norm is not None:
             x = self._add(x, cross_norm, lambda x: cross(x, memory, mask=memory_mask))
@@ -104,31 +115,31 @@ class Block(nn.Module):
 
 
 class BlockStream:
-    """A block fed chunk by chunk: rows leave once no token still to come can change them."""
+    """A stream through a block: rows are returned once no later token can change them."""
 
     def __init__(self, block: Block, mask: Mask) -> None:
         if not isinstance(block.attention, Attention) or not block.attention.streams or block.cross is not None:
-            raise ConfigError("a stream runs through blocks of self-attention; this one mixes otherwise")
+            raise ConfigError("a stream needs a block with self-attention only")
         dropping = (block.residual.dropout, block.residual.drop_path, getattr(block.feedforward, "dropout", 0.0))
         if block.training and any(dropping):
-            raise ConfigError("dropout is for training; a stream is exact: call eval() first")
+            raise ConfigError("dropout is active in training; call eval() before streaming")
         self.block = block
         self.attention: Attention = block.attention
         self.state: Stream = block.attention.stream(mask)
         self._waiting: Tensor | None = None  # inputs whose attention is not complete
 
     def push(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b r d"]:
-        """Take in n tokens; give out the r that are complete now, possibly none."""
+        """Push n tokens and return the r rows that are complete, possibly none."""
         inner = self.block.attention_norm(x) if self.block.order == "pre" else x
-        return self._given(x, self.attention(inner, stream=self.state))
+        return self._finish_rows(x, self.attention(inner, stream=self.state))
 
     def finish(self) -> Float[Tensor, "b r d"]:
-        """The input has ended: the rows that were still waiting."""
+        """End the input and return the remaining rows."""
         if self._waiting is None:
             raise ConfigError("nothing was pushed into this stream, so there is nothing to finish")
-        return self._given(self._waiting[:, :0], self.attention.project(self.state.finish()))
+        return self._finish_rows(self._waiting[:, :0], self.attention.project(self.state.finish()))
 
-    def _given(self, new: Tensor, attended: Tensor) -> Tensor:
+    def _finish_rows(self, new: Tensor, attended: Tensor) -> Tensor:
         waiting = new if self._waiting is None else torch.cat([self._waiting, new], 1)
         ready = attended.shape[1]
         x, self._waiting = waiting[:, :ready], waiting[:, ready:]
@@ -139,14 +150,14 @@ class BlockStream:
         return block._add(x, block.feedforward_norm, block.feedforward)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is stored."""
+        """The stored tensors."""
         return (*self.state.tensors(), *(() if self._waiting is None else (self._waiting,)))
 
 
 def run_blocks(
     blocks: Iterable[Callable[..., Tensor]], x: Tensor, *, recompute: bool = False, **settings: Any
 ) -> Tensor:
-    """x through all blocks; with `recompute` only block inputs are kept for the backward pass. Chen et al. 2016."""
+    """Apply all blocks; with `recompute`, activation checkpointing keeps only their inputs. Chen et al. 2016."""
     for block in blocks:
         if recompute and torch.is_grad_enabled():
             x = checkpoint(block, x, use_reentrant=False, **settings)

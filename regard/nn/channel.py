@@ -1,4 +1,4 @@
-"""Attention between channels, in groups, as a layer of DaViT. Ding et al. 2022, arXiv:2204.03645."""
+"""Channel attention as a module."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from regard.nn.attention import check_heads, check_width, merge_heads
 
 
 class ChannelAttention(nn.Module):
-    """Channels of each group look at each other over all positions: cost grows linearly with the image."""
+    """Channel attention in groups; linear in the number of positions. Ding et al. 2022, arXiv:2204.03645."""
 
     def __init__(self, width: int, groups: int, *, bias: bool = True) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Convolutions with a batch norm: what the baselines on images are built of."""
+"""Convolutions with batch norm, for the image baselines."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,11 +25,11 @@ INITIALIZERS: Mapping[str, Initializer] = {
 
 
 class ConvNorm(nn.Module):
-    """A 3 x 3 convolution and a norm over the batch. Ioffe and Szegedy 2015, arXiv:1502.03167."""
+    """A 3 x 3 convolution and batch norm. Ioffe and Szegedy 2015, arXiv:1502.03167."""
 
     def __init__(self, old: int, new: int, *, stride: int = 1) -> None:
         super().__init__()
-        self.convolution = nn.Conv2d(old, new, 3, stride=stride, padding=1, bias=False)  # the norm has a shift
+        self.convolution = nn.Conv2d(old, new, 3, stride=stride, padding=1, bias=False)  # the norm has a bias
         self.norm = nn.BatchNorm2d(new)
 
     def forward(self, x: Float[Tensor, "b m y x"]) -> Float[Tensor, "b d rows columns"]:
@@ -37,33 +37,33 @@ class ConvNorm(nn.Module):
 
 
 def run_blocks_with_batch_norm(blocks: Iterable[nn.Module], x: Tensor, *, recompute: bool = False) -> Tensor:
-    """`through` for blocks with batch norms, which count each batch once, also if it is computed twice."""
+    """`run_blocks` for blocks with batch norm: running statistics are updated once, also if `recompute` runs twice."""
     for block in blocks:
         if not recompute or not torch.is_grad_enabled():
             x = block(x)
         elif torch.compiler.is_compiling():
-            x = checkpoint(block, x, use_reentrant=False)  # compiled code changes statistics in its first pass alone
+            x = checkpoint(block, x, use_reentrant=False)  # compiled code updates statistics in the first pass only
         else:
-            x = checkpoint(block, x, use_reentrant=False, context_fn=partial(_once, block))
+            x = checkpoint(block, x, use_reentrant=False, context_fn=partial(_recompute_contexts, block))
     return x
 
 
-def _once(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What surrounds the first computation, and the second."""
-    return nullcontext(), _uncounted(block)
+def _recompute_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The contexts of the first computation and of the recomputation."""
+    return nullcontext(), _restore_statistics(block)
 
 
 @contextmanager
-def _uncounted(block: nn.Module) -> Iterator[None]:
-    """Batch norms count into copies of their statistics, which are forgotten."""
+def _restore_statistics(block: nn.Module) -> Iterator[None]:
+    """Restore the running statistics of batch norms on exit."""
     norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
-    kept = [dict(norm.named_buffers()) for norm in norms]
+    saved = [dict(norm.named_buffers()) for norm in norms]
     try:
-        for norm, buffers in zip(norms, kept, strict=True):
+        for norm, buffers in zip(norms, saved, strict=True):
             for name, buffer in buffers.items():
                 setattr(norm, name, buffer.clone())
         yield
     finally:
-        for norm, buffers in zip(norms, kept, strict=True):
+        for norm, buffers in zip(norms, saved, strict=True):
             for name, buffer in buffers.items():
                 setattr(norm, name, buffer)

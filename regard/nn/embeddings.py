@@ -1,4 +1,4 @@
-"""Tokens and patches as vectors, and positions added to them."""
+"""Token, patch and position embeddings."""
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -12,7 +12,7 @@ from regard.core.positions import sinusoidal
 
 
 class TokenEmbedding(nn.Module):
-    """One learned vector for each of `vocab` tokens, multiplied by `scale`."""
+    """Token embedding: one learned vector for each of `vocab` tokens, multiplied by `scale`."""
 
     def __init__(self, vocab: int, width: int, *, scale: float = 1.0) -> None:
         super().__init__()
@@ -20,18 +20,18 @@ class TokenEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.zeros(vocab, width))
 
     def forward(self, tokens: Integer[Tensor, "b n"], name: str = "tokens") -> Float[Tensor, "b n d"]:
-        """Their vectors; `name` is what errors call the tokens."""
+        """The embeddings of tokens. `name` is used in error messages."""
         check_tokens(tokens, self.vocab, name)
-        embedded = functional.embedding(tokens.long(), self.weight)  # torch takes no narrower ones
+        embedded = functional.embedding(tokens.long(), self.weight)  # torch takes int64 and int32 only
         return embedded if self.scale == 1.0 else embedded * self.scale
 
     def unembed(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n w"]:
-        """Logits by the same vectors: tied weights. Press and Wolf 2017, arXiv:1608.05859."""
+        """Logits from the same weights (tied embeddings). Press and Wolf 2017, arXiv:1608.05859."""
         return functional.linear(x, self.weight)
 
 
 class LearnedPositions(nn.Module):
-    """One learned vector for each of the first `context` positions."""
+    """Learned position embedding for the first `context` positions."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
@@ -44,9 +44,9 @@ class LearnedPositions(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Sinusoids of Vaswani et al. 2017: no parameters, any length.
+    """Sinusoidal position embedding of Vaswani et al. 2017: no parameters, any length.
 
-    pairing  "interleaved" puts the sin and cos of a frequency side by side, "half" all sines before all cosines
+    pairing  "interleaved": sin and cos of a frequency are adjacent; "half": all sines, then all cosines
     """
 
     def __init__(self, width: int, *, pairing: str = "interleaved") -> None:
@@ -65,7 +65,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Each patch x patch square of an image as one vector: a convolution whose stride is its size."""
+    """Patch embedding: a convolution whose kernel and stride are one patch."""
 
     def __init__(self, width: int, patch: int, channels: int = 3) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class PatchEmbedding(nn.Module):
 def interpolate_positions(
     table: Float[Tensor, "n d"], old: tuple[int, int], new: tuple[int, int]
 ) -> Float[Tensor, "m d"]:
-    """Positions of a grid of patches for a grid of another size, bicubic and antialiased."""
+    """Resize learned positions of a grid of patches to another grid, bicubic and antialiased."""
     if old == new:
         return table
     grid = table.unflatten(0, old).permute(2, 0, 1)[None].float()
@@ -94,7 +94,7 @@ def interpolate_positions(
 
 
 def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
-    """Raise where these are not whole numbers from 0 to vocab - 1. On a GPU the range is torch's to check."""
+    """Raise if tokens are not whole numbers from 0 to vocab - 1. On a GPU torch checks the range."""
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32, torch.uint8, torch.int16):
         came = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
         raise DtypeError(f"{name} must be a tensor of whole numbers read as (b n), not {came}")
@@ -103,14 +103,14 @@ def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
     if tokens.shape[0] == 0 or tokens.shape[1] == 0:
         raise ShapeError(f"{name} is {tuple(tokens.shape)} read as (b n), but there must be at least one token")
     if tokens.device.type != "cpu" or torch.compiler.is_compiling() or is_meta_or_fake(tokens):
-        return  # asking would wait for the device, or there are no numbers to ask for
+        return  # reading values would synchronise with the device, or there are none
     low, high = (int(x) for x in tokens.aminmax())
     if low < 0 or high >= vocab:
         raise ShapeError(f"{name} holds {low if low < 0 else high}, but the vocabulary has tokens 0 to {vocab - 1}")
 
 
 def check_positions(positions: Tensor, context: int) -> None:
-    """Raise where these are not whole numbers from 0 to context - 1. On a GPU the range is torch's to check."""
+    """Raise if positions are not whole numbers from 0 to context - 1. On a GPU torch checks the range."""
     if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
         came = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise DtypeError(f"positions must be a tensor of whole numbers, (n) or (b n), not {came}")
@@ -129,6 +129,7 @@ def check_positions(positions: Tensor, context: int) -> None:
 
 
 def check_image(image: Tensor, channels: int) -> None:
+    """Raise if this is not a batch of images with that many channels."""
     if not isinstance(image, Tensor) or not image.is_floating_point():
         came = image.dtype if isinstance(image, Tensor) else type(image).__name__
         raise DtypeError(f"image must be a floating-point tensor read as (b channels y x), not {came}")
@@ -140,8 +141,9 @@ def check_image(image: Tensor, channels: int) -> None:
 
 
 def check_context(length: int, context: int) -> None:
+    """Raise if an input is longer than the context."""
     if length > context:
         raise ShapeError(
-            f"{length} positions were asked for, but the context has {context}; shorten the input or build with "
+            f"the input has {length} positions, but the context has {context}; shorten it or build with "
             f"context={length}"
         )

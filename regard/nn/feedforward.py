@@ -1,4 +1,4 @@
-"""The part of a block that treats every token by itself."""
+"""The feed-forward network of a Transformer block."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,16 +23,22 @@ GATED = "gated-"
 
 
 def check_activation(name: str) -> None:
-    """Raise where there is no activation of that name, gated or not."""
+    """Raise if there is no activation of that name, gated or not."""
     ACTIVATIONS[name.removeprefix(GATED)]
 
 
 class FeedForward(nn.Module):
-    """down(f(up x)), or gated down(f(gate x) * up x) for an activation such as "gated-silu".
+    """A feed-forward network (MLP): down(f(up x)), or down(f(gate x) * up x) for a gated activation.
 
-    hidden  width between up and down; None is 4 * width
+    width       model width
+    hidden      width of the hidden layer; None is 4 * width
+    activation  a name in ACTIVATIONS, or "gated-" and such a name: "gated-silu" is SwiGLU. Shazeer 2020,
+                arXiv:2002.05202
+    bias        whether the linear layers have a bias
+    dropout     share of hidden entries set to zero in training
 
-    The gate is that of Shazeer 2020, arXiv:2002.05202.
+    >>> FeedForward(32, 64)(torch.randn(2, 5, 32)).shape
+    torch.Size([2, 5, 32])
     """
 
     def __init__(

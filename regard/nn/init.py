@@ -1,7 +1,7 @@
-"""Initial values: a table from names to what parameters start as, and the one function that reads it.
+"""Initialisation of parameters from a table.
 
-A table maps patterns such as `*.out.weight` to rules; the first pattern that fits a name counts. A parameter without an
-entry is an error, so no value is ever left to a library's default.
+A table maps patterns such as `*.out.weight` to initializers; the first pattern that matches a name is used. A parameter
+without an entry is an error, so no value is left to a default of torch.
 """
 
 import math
@@ -21,7 +21,7 @@ from regard.base.validation import check_integer
 
 @dataclass(frozen=True)
 class Initializer:
-    """How a tensor is filled: with one value, or with draws around it."""
+    """An initial value, or the distribution that initial values are drawn from."""
 
     value: float = 0.0
     std: float = 0.0  # of a normal distribution
@@ -29,6 +29,7 @@ class Initializer:
     bound: float = 0.0  # of a uniform distribution
 
     def fill(self, tensor: Tensor, draws: torch.Generator) -> None:
+        """Fill the tensor in place. Values are drawn in float32 on the CPU, whatever its dtype and device."""
         exact = torch.empty(tensor.shape, dtype=torch.float32).fill_(self.value)
         if self.bound:
             exact.uniform_(self.value - self.bound, self.value + self.bound, generator=draws)
@@ -56,47 +57,47 @@ class _FanIn(Initializer):
 
 
 def constant(value: float) -> Initializer:
-    """The same number everywhere."""
+    """A constant."""
     return Initializer(value=value)
 
 
 def normal(std: float, *, cut: float = math.inf) -> Initializer:
-    """Normal draws around zero, cut off at `cut` standard deviations."""
+    """Normal distribution with mean 0, truncated at `cut` standard deviations."""
     return Initializer(std=std, cut=cut)
 
 
 def uniform(bound: float) -> Initializer:
-    """Uniform draws between -bound and bound."""
+    """Uniform distribution from -bound to bound."""
     return Initializer(bound=bound)
 
 
 def xavier() -> Initializer:
-    """Uniform draws of variance 2 / (inputs + outputs). Glorot and Bengio 2010."""
+    """Xavier initialisation: uniform with variance 2 / (fan_in + fan_out). Glorot and Bengio 2010."""
     return _Xavier()
 
 
 def fan_in(gain: float = 1.0) -> Initializer:
-    """Normal draws of variance gain^2 / inputs: gain 1 after LeCun 1998, sqrt(2) before a relu after He et al. 2015."""
+    """Normal with variance gain^2 / fan_in: gain 1 of LeCun et al. 1998, sqrt(2) before a relu of He et al. 2015."""
     return _FanIn(gain=gain)
 
 
 def init_parameters(module: nn.Module, table: Mapping[str, Initializer], seed: int = 0) -> None:
-    """Fill every parameter and buffer by the table. On the meta device nothing is filled, but all names are checked.
+    """Initialise every parameter and buffer from the table. On the meta device only the names are checked.
 
-    Every tensor draws from a generator of its own, made of the seed and its name: adding a layer changes no other.
+    Every tensor has its own generator, seeded by `seed` and its name, so that adding a layer changes no other.
     """
     if check_integer("seed", seed, 0) >= 1 << 32:
         raise ConfigError(f"seed is a whole number below 2^32, not {seed}")
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    rules = {name: _rule(name, tensor, table) for name, tensor in tensors.items()}
+    rules = {name: _find_initializer(name, tensor, table) for name, tensor in tensors.items()}
     with torch.no_grad():
         for name, tensor in tensors.items():
             if not is_meta_or_fake(tensor):
-                # torch's generator reads 32 bits of its seed: for one name, different seeds give different ones
+                # torch's generator uses 32 bits of its seed; for one name, different seeds have different checksums
                 rules[name].fill(tensor, make_generator(zlib.crc32(name.encode(), seed)))
 
 
-def _rule(name: str, tensor: Tensor, table: Mapping[str, Initializer]) -> Initializer:
+def _find_initializer(name: str, tensor: Tensor, table: Mapping[str, Initializer]) -> Initializer:
     for pattern, rule in table.items():
         if fnmatchcase(name, pattern):
             return rule
@@ -107,7 +108,7 @@ def _rule(name: str, tensor: Tensor, table: Mapping[str, Initializer]) -> Initia
 
 
 def _fans(tensor: Tensor) -> tuple[int, int]:
-    """How many numbers one input number reaches, and how many reach one output number."""
+    """fan_out and fan_in: outputs per input, and inputs per output."""
     if tensor.ndim < 2:
         raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} has no inputs and outputs; use normal or constant")
     taps = math.prod(tensor.shape[2:])

@@ -1,9 +1,10 @@
-"""Linear attention as a layer: the projections of attention, and a sum that remembers all keys at once."""
+"""Linear attention as a module, and its cache."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.base.errors import ConfigError
+from regard.base.keywords import UnknownKeyword
 from regard.core.absolute_positions import Positions
 from regard.core.cache import Cache, CachedKeysValues, Stream
 from regard.core.linear import FeatureMap, LinearState, linear_attend
@@ -12,14 +13,14 @@ from regard.core.positions import Rotary
 from regard.nn.attention import Attention
 
 
-class Summed(Cache):
-    """What linear attention keeps between calls: sums that do not grow with the sequence."""
+class LinearCache(Cache):
+    """The cache of linear attention: a recurrent state that does not grow with the sequence."""
 
     def __init__(self) -> None:
         self.state: LinearState | None = None
 
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
-        """Keys and values are not kept; the layer puts the sums into `state`."""
+        """Count the new positions. Keys and values are not stored; the layer updates `state`."""
         positions = Positions(queries=self.length, keys=self.length)
         self.length += k.shape[2]
         return CachedKeysValues(k, v, positions)
@@ -34,7 +35,13 @@ class Summed(Cache):
 
 
 class LinearAttention(Attention):
-    """`Attention` whose weights are products of features; elu + 1 unless others are given."""
+    """Multi-head linear attention: `Attention` whose weights are products of features.
+
+    features  feature map of `regard.core.linear`; default elu_plus_one()
+
+    >>> LinearAttention(width=32, heads=4)(torch.randn(2, 5, 32), mask=causal()).shape
+    torch.Size([2, 5, 32])
+    """
 
     streams = False
 
@@ -47,28 +54,25 @@ class LinearAttention(Attention):
         bias: bool = True,
         rotary: Rotary | None = None,
         features: FeatureMap | None = None,
+        **unknown: UnknownKeyword,
     ) -> None:
-        super().__init__(width, heads, kv_heads=kv_heads, bias=bias, rotary=rotary)
+        super().__init__(width, heads, kv_heads=kv_heads, bias=bias, rotary=rotary, **unknown)
         self.features = features
 
     def stream(self, mask: Mask) -> Stream:
-        raise ConfigError("linear attention keeps sums and has no stream; use a Summed() cache with causal()")
+        raise ConfigError("linear attention has no stream; use cache=LinearCache() with causal()")
 
     def mix(
-        self,
-        q: Float[Tensor, "b h i c"],
-        k: Float[Tensor, "b g j c"],
-        v: Float[Tensor, "b g j c"],
-        mask: Mask | Tensor | None,
-        cache: Cache | None,
-        stream: Stream | None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | Tensor | None, cache: Cache | None, stream: Stream | None
     ) -> Float[Tensor, "b h i c"]:
         if stream is not None or isinstance(mask, Tensor):
-            raise ConfigError("linear attention takes full, causal and padding masks, and a Summed() cache to go on")
+            raise ConfigError(
+                "linear attention takes full, causal and padding masks, and cache=LinearCache() to continue"
+            )
         if cache is None:
             return linear_attend(q, k, v, features=self.features, mask=mask).out
-        if not isinstance(cache, Summed):
-            raise ConfigError(f"linear attention keeps sums, so its cache is Summed(), not {type(cache).__name__}()")
+        if not isinstance(cache, LinearCache):
+            raise ConfigError(f"the cache of linear attention is LinearCache(), not {type(cache).__name__}()")
         out, state = linear_attend(q, k, v, features=self.features, mask=mask, state=cache.state)
         cache.extend(k, v)
         cache.state = state

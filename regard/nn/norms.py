@@ -1,4 +1,4 @@
-"""Normalisation of each token by itself."""
+"""Normalisation layers."""
 
 from torch import Tensor, nn
 
@@ -8,7 +8,7 @@ from regard.base.validation import check_integer, check_number
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, in the dtype of its gain: autocast hands in narrower numbers, for which torch has no fused form."""
+    """torch.nn.RMSNorm that casts x to the dtype of its weight: torch has no fused form for mixed dtypes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -20,7 +20,7 @@ NORMS.add("rms")(RMSNorm)  # root mean square 1, then a learned gain. Zhang and 
 
 
 def norm(kind: str, width: int, eps: float = 1e-5) -> nn.Module:
-    """The norm of that name over the last axis."""
+    """The norm of that name, over the last axis."""
     if not 0 < check_number("eps", eps) < 1:
-        raise ConfigError(f"eps keeps a division from failing and lies between 0 and 1: eps={eps}")
+        raise ConfigError(f"eps is between 0 and 1: eps={eps}")
     return NORMS[kind](check_integer("width", width, 1), eps=eps)

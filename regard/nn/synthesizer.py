@@ -1,11 +1,10 @@
-"""Attention without comparing tokens: weights from each token alone, or learned as a table. Tay et al. 2020.
+"""Synthesizer: attention scores that do not compare tokens. Tay et al. 2020, arXiv:2005.00743.
 
-dense     scores_ij = relu(A x_i) . w_j + b_j: every token proposes weights for all positions, arXiv:2005.00743
-random    scores_ij = R_ij: the same for every input
-dot       scores_ij = beta q_i . k_j: the usual ones, to be mixed with the others
+dense     scores_ij = relu(A x_i) . w_j + b_j: predicted from the query token
+random    scores_ij = R_ij: a learned matrix, the same for every input
+dot       scores_ij = beta q_i . k_j: the usual scores, to be mixed with the others
 
-All three are dot products of something with something, so they go through the one door: w_j is the key of position j,
-and b_j is one more coordinate of it, met by a constant 1.
+All are computed by `attend`: w_j is the key of position j, and b_j one more coordinate of it, times a constant 1 in q.
 """
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn.functional import pad
 
 from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, ShapeError
+from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.base.validation import check_integer
 from regard.core.absolute_positions import Positions, key_positions
 from regard.core.attend import attend
@@ -27,9 +27,13 @@ PARTS = ("dense", "random", "dot")
 
 
 class Synthesizer(nn.Module):
-    """Values mixed by synthesized weights over the first `context` positions.
+    """A Synthesizer layer over the first `context` positions.
 
-    parts  which scores are added up; several are weighted by learned shares that sum to one
+    parts  the scores that are added, of "dense", "random" and "dot"; several are weighted by learned shares that sum
+           to one
+
+    >>> Synthesizer(width=32, heads=4, context=16)(torch.randn(2, 5, 32)).shape
+    torch.Size([2, 5, 32])
     """
 
     def __init__(
@@ -72,16 +76,19 @@ class Synthesizer(nn.Module):
         cache: Cache | None = None,
         stream: Stream | None = None,
         positions: Tensor | None = None,
+        **unknown: UnknownKeyword,
     ) -> Float[Tensor, "b i d"]:
-        """One row for every row of x. Weights belong to places of the table, so `positions` changes nothing."""
+        """One output for each token of x. `positions` is ignored: weights belong to the rows of the table."""
+        if unknown:
+            reject_keywords("Synthesizer.forward", unknown)
         if memory is not None or stream is not None:
-            raise ConfigError("a synthesizer mixes positions of its own table; it takes no memory and no stream")
+            raise ConfigError("a synthesizer takes no memory and no stream")
         check_width(x, self.value.in_features)
         i, start = x.shape[1], 0 if cache is None else cache.length
         if start + i > self.context:
             raise ShapeError(f"the synthesizer has a table for {format_axis('n', self.context)}, but {start + i} came")
         v = split_heads(self.value(x), self.heads)
-        q, k = self._proposed(x, start)
+        q, k = self._queries_and_keys(x, start)
         absolute = Positions.last_rows(i, i)
         if cache is not None:
             k, v, absolute = cache.extend(k, v)
@@ -96,8 +103,8 @@ class Synthesizer(nn.Module):
         )
         return self.out(merge_heads(out))
 
-    def _proposed(self, x: Tensor, start: int) -> tuple[Float[Tensor, "b h i c"], Float[Tensor, "b h i c"]]:
-        """Queries and keys whose products are the dense and dot scores."""
+    def _queries_and_keys(self, x: Tensor, start: int) -> tuple[Float[Tensor, "b h i c"], Float[Tensor, "b h i c"]]:
+        """Queries and keys whose dot products are the dense and dot scores."""
         b, i, _ = x.shape
         queries, keys = [], []
         if "dense" in self.parts:
@@ -110,10 +117,10 @@ class Synthesizer(nn.Module):
             queries.append(split_heads(self.query(x), self.heads) * (self.head_width**-0.5 * self._share("dot")))
             keys.append(split_heads(self.key(x), self.heads))
         if not queries:
-            nothing = x.new_zeros(b, self.heads, i, 8)
-            return nothing, nothing
+            zeros = x.new_zeros(b, self.heads, i, 8)
+            return zeros, zeros
         q, k = torch.cat(queries, -1), torch.cat(keys, -1)
-        missing = -q.shape[-1] % 8  # fused kernels want multiples of 8, and zeros change no product
+        missing = -q.shape[-1] % 8  # fused kernels need multiples of 8; zeros change no product
         return pad(q, (0, missing)), pad(k, (0, missing))
 
     def _share(self, part: str) -> Tensor | float:
@@ -121,6 +128,6 @@ class Synthesizer(nn.Module):
 
 
 def check_parts(parts: tuple[str, ...]) -> None:
-    """Raise where these are not kinds of scores, each named once."""
+    """Raise if these are not kinds of scores, each named once."""
     if not parts or set(parts) - set(PARTS) or len(set(parts)) < len(parts):
         raise ConfigError(f"parts takes one or more of {', '.join(PARTS)}, each once, not {parts!r}")

@@ -1,4 +1,4 @@
-"""Windows of an image: cut into squares that are treated as sequences of their own, and put together again."""
+"""Window partition of images and its inverse, as in Swin."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -9,7 +9,7 @@ from regard.base.validation import check_integer
 
 
 def partition(x: Float[Tensor, "b y x d"], size: int) -> Float[Tensor, "bw n d"]:
-    """Each size x size window as one sequence, windows row by row; an image that does not fit is filled with zeros."""
+    """Split images into size x size windows, each one sequence, row by row; pad with zeros to whole windows."""
     if x.ndim != 4:
         raise ShapeError(f"x is {tuple(x.shape)}, but windows are cut from images, (batch, rows, columns, width)")
     check_integer("size", size, 1)
@@ -20,7 +20,7 @@ def partition(x: Float[Tensor, "b y x d"], size: int) -> Float[Tensor, "bw n d"]
 
 
 def merge(windows: Float[Tensor, "bw n d"], size: int, rows: int, columns: int) -> Float[Tensor, "b y x d"]:
-    """The image whose windows these are, without what was filled in."""
+    """The inverse of `partition`: images from their windows, without the padding."""
     check_integer("size", size, 1)
     down, across = -(-rows // size), -(-columns // size)
     if windows.shape[0] % (down * across) or windows.shape[1] != size * size:

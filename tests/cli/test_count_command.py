@@ -40,4 +40,4 @@ def test_an_unknown_name_and_a_wrong_length_are_errors_of_one_line() -> None:
     )  # fmt: skip
     done = ran("birthplace", "--length", "129")
     assert done.exit_code == 2
-    assert "129 positions were asked for, but the context has 128" in done.stderr
+    assert "the input has 129 positions, but the context has 128" in done.stderr

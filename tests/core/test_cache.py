@@ -698,7 +698,7 @@ def test_keys_and_values_come_in_pairs(kind):
     cache = ALL_CACHES[kind]()
     with pytest.raises(CacheError) as odd:
         cache.extend(keys(3), keys(4, c=E))
-    assert str(odd.value) == "v is (2, 3, 4, 7) read as (b g n e), but k has n=3 (positions); they come in pairs"
+    assert str(odd.value) == "v is (2, 3, 4, 7) read as (b g n e), but k has n=3 (positions); k and v come in pairs"
     assert cache.length == 0
 
 
@@ -706,7 +706,7 @@ def test_keys_and_values_come_in_pairs(kind):
 def test_keys_and_values_are_of_the_same_sequences_and_heads(kind):
     for other in ({"b": B + 1}, {"g": G + 1}):
         cache = ALL_CACHES[kind]()
-        with pytest.raises(CacheError, match="they come in pairs"):
+        with pytest.raises(CacheError, match="k and v come in pairs"):
             cache.extend(keys(3), keys(3, c=E, **other))
         assert cache.length == 0
 
@@ -732,7 +732,7 @@ def test_a_stream_takes_a_query_with_each_key():
     with pytest.raises(CacheError) as odd:
         stream.push(keys(3, g=H), keys(4), keys(4, c=E))
     assert str(odd.value) == "a stream takes a query with each key, but q has n=3 and k n=4 (positions)"
-    with pytest.raises(CacheError, match="they come in pairs"):
+    with pytest.raises(CacheError, match="k and v come in pairs"):
         stream.push(keys(3, g=H), keys(3), keys(4, c=E))
     assert (stream.received, stream.tensors()) == (0, ())
 
@@ -853,7 +853,7 @@ def test_nothing_follows_the_end_of_a_stream():
     stream = Stream(window(before=1, after=1))
     stream.push(q, k, v)
     stream.finish()
-    with pytest.raises(CacheError, match="this stream was finished"):
+    with pytest.raises(CacheError, match="this stream is finished"):
         stream.push(q, k, v)
 
 

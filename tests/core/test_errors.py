@@ -391,8 +391,7 @@ def test_a_name_and_a_function_in_the_wrong_order_are_told_apart():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_a_mask_that_is_not_boolean_is_sent_to_scores(dtype):
     assert said(DtypeError, call, mask=torch.zeros(7, 11, dtype=dtype)) == (
-        f"mask is {dtype}, but a mask is boolean with True meaning visible; "
-        "terms to be added to the scores go in scores="
+        f"mask is {dtype}, but a mask is boolean with True meaning visible; pass values to add to the scores as scores="
     )
 
 
@@ -784,4 +783,4 @@ def test_places_may_lie_before_the_beginning():
 @pytest.mark.parametrize("positions", [4, (4, 0), "last"])
 def test_what_is_no_places_is_refused(positions):
     text = said(ConfigError, call, positions=positions)
-    assert text == f"positions must be regard.Positions(queries, keys), not {positions!r}; a cache hands them out"
+    assert text == f"positions must be regard.Positions(queries, keys), not {positions!r}; cache.extend returns them"

@@ -394,7 +394,7 @@ def test_performer_neither_overflows_nor_vanishes_at_large_norms(scale: float, f
     # few digits, so that q . w - |k|^2 / 2 up to 1e8 is known to float32 well enough to compare
     q, k, v = ((x * 4).round() / 4 for x in draw(scale=scale))
     own = [head // (H // G) for head in range(H)]
-    logs = features.of_queries(q)[:, :, :, None] + features.of_keys(k[:, own])[:, :, None]
+    logs = features.query_features(q)[:, :, :, None] + features.key_features(k[:, own])[:, :, None]
     for mask, visible in ((full(), sees("none", N, N)), (causal(), sees("causal", N, N))):
         truth = torch.logsumexp(logs, -1).masked_fill(~visible, -math.inf).softmax(-1) @ v[:, own]
         run = lambda *x, m=mask: linear_attend(*x, features=features, mask=m, form=form, chunk=4).out  # noqa: E731

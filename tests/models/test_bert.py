@@ -151,7 +151,7 @@ TOKENS = torch.zeros(2, 7, dtype=torch.long)
 BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "a token too high": (TOKENS + 29, None, ShapeError, "tokens holds 29, but the vocabulary has tokens 0 to 28"),
     "a token below 0": (TOKENS - 2, None, ShapeError, "tokens holds -2, but the vocabulary has tokens 0 to 28"),
-    "too long": (TOKENS.repeat(1, 3), None, ShapeError, "21 positions were asked for, but the context has 17; shorten"),
+    "too long": (TOKENS.repeat(1, 3), None, ShapeError, "the input has 21 positions, but the context has 17; shorten"),
     "no texts": (TOKENS[:0], None, ShapeError, r"tokens is \(0, 7\) read as \(b n\), but there must be at least one"),
     "no tokens": (TOKENS[:, :0], None, ShapeError, r"tokens is \(2, 0\) read as \(b n\), but there must be at least"),
     "one text": (TOKENS[0], None, ShapeError, r"tokens is \(7,\), but is read as \(b n\); for one text write tokens"),

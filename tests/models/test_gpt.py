@@ -261,14 +261,14 @@ def test_wrong_input_is_refused() -> None:
         "must be a tensor of whole numbers": (DtypeError, torch.zeros(1, 3)),
         "not list": (DtypeError, [[1, 2]]),
         "at least one token": (ShapeError, torch.zeros(0, 3, dtype=torch.long)),
-        "16 positions were asked for, but the context has 15": (ShapeError, torch.zeros(1, 16, dtype=torch.long)),
+        "the input has 16 positions, but the context has 15": (ShapeError, torch.zeros(1, 16, dtype=torch.long)),
     }
     for text, (error, given) in wrong.items():
         with pytest.raises(error, match=text):
             model(given)
     cache = model.cache()
     model(tokens(n=11), cache=cache)
-    with pytest.raises(ShapeError, match="16 positions were asked for"):
+    with pytest.raises(ShapeError, match="the input has 16 positions"):
         model(tokens(n=5), cache=cache)
     assert cache.length == 11
     with pytest.raises(CacheError, match=r"cache takes the result of model.cache\(\), not list"):
@@ -310,7 +310,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         "mixer.context is 0, but must be at least 1": (TINY, {"mixer": SyntheticAttention(context=0)}),
         "one position each: axes=2; use axes=1": (TINY, {"positions": Rotary(axes=2)}),
         "turns a multiple of 2 coordinates": (VARIANTS["rotary"], {"mixer": DotProductAttention(head_width=5)}),
-        "eps keeps a division from failing": (TINY, {"eps": -3.0}),
+        "eps is between 0 and 1": (TINY, {"eps": -3.0}),
         "GPTConfig.tied takes True or False, not 'no'": (TINY, {"tied": "no"}),
         "GPTConfig.activation takes a word, not 3": (TINY, {"activation": 3}),
         "unknown norm 'zz'": (TINY, {"mixer": DotProductAttention(qk_norm="zz")}),

@@ -233,8 +233,8 @@ SOURCE, TARGET = torch.zeros(2, 7, dtype=torch.long), torch.zeros(2, 5, dtype=to
 BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "a token too high": (SOURCE + 13, TARGET, ShapeError, "source holds 13, but the vocabulary has tokens 0 to 12"),
     "a token below 0": (SOURCE, TARGET - 1, ShapeError, "target holds -1, but the vocabulary has tokens 0 to 12"),
-    "a long source": (SOURCE[:, :1].repeat(1, 20), TARGET, ShapeError, "20 positions were asked for, but .* has 19"),
-    "a long target": (SOURCE, TARGET[:, :1].repeat(1, 20), ShapeError, "20 positions were asked for, but .* has 19"),
+    "a long source": (SOURCE[:, :1].repeat(1, 20), TARGET, ShapeError, "the input has 20 positions, but .* has 19"),
+    "a long target": (SOURCE, TARGET[:, :1].repeat(1, 20), ShapeError, "the input has 20 positions, but .* has 19"),
     "no sequences": (SOURCE[:0], TARGET[:0], ShapeError, r"source is \(0, 7\) read as \(b n\), but there must be at"),
     "no tokens": (SOURCE, TARGET[:, :0], ShapeError, r"target is \(2, 0\) read as \(b n\), but there must be at least"),
     "one text": (SOURCE[0], TARGET, ShapeError, r"source is \(7,\), .* for one text write source\[None\]"),
@@ -263,7 +263,7 @@ def test_a_state_refuses_what_does_not_continue_it() -> None:
     state = model.start(source)
     for _ in range(3):
         model.step(target, state)
-    with pytest.raises(ShapeError, match="20 positions were asked for, but the context has 19"):
+    with pytest.raises(ShapeError, match="the input has 20 positions, but the context has 19"):
         model.step(target, state)
     with pytest.raises(ShapeError, match="target has 2 sequences, but the source has 3"):
         model.step(target[:2, :1], state)

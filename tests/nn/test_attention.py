@@ -224,11 +224,11 @@ def test_every_chunking_of_a_stream_is_one_pass(mask, term):
 
 def test_a_stream_has_a_mask_of_its_own():
     attention, x = layer(), noise(B, N, WIDTH)
-    with pytest.raises(ConfigError, match=r"its mask was given to it: attention\.stream\(mask\)"):
+    with pytest.raises(ConfigError, match=r"the stream has its own, attention\.stream\(mask\)"):
         attention(x, mask=causal(), stream=attention.stream(causal()))
-    with pytest.raises(ConfigError, match="takes no memory and no cache"):
+    with pytest.raises(ConfigError, match="pass no memory and no cache"):
         attention(x, cache=DynamicCache(), stream=attention.stream(causal()))
-    with pytest.raises(ConfigError, match="takes no memory and no cache"):
+    with pytest.raises(ConfigError, match="pass no memory and no cache"):
         attention(x, x, stream=attention.stream(causal()))
 
 
@@ -265,7 +265,7 @@ def test_dropout_acts_in_training_only():
 
 def test_a_stream_of_a_layer_in_training_would_drop_weights_and_is_refused():
     attention = layer(dropout=0.5).train()
-    with pytest.raises(ConfigError, match=r"dropout=0\.5 is for training; a stream is exact: call eval\(\) first"):
+    with pytest.raises(ConfigError, match=r"dropout=0\.5 is active in training; call eval\(\) before streaming"):
         attention.stream(causal())
     assert attention.eval().stream(causal()).received == 0
     assert layer().train().stream(causal()).received == 0

@@ -11,7 +11,7 @@ from regard.base.errors import ConfigError
 from regard.nn.attention import Attention
 from regard.nn.blocks import Block, Residual, run_blocks
 from regard.nn.feedforward import FeedForward
-from regard.nn.linear import LinearAttention, Summed
+from regard.nn.linear import LinearAttention, LinearCache
 from regard.nn.synthesizer import Synthesizer
 
 B, N, WIDTH, HEADS = 2, 7, 12, 3
@@ -68,9 +68,9 @@ def test_a_block_may_look_at_a_memory(order):
 
 def test_a_memory_that_nobody_reads_or_that_is_missing_is_refused():
     x = noise(B, N, WIDTH)
-    with pytest.raises(ConfigError, match="this block looks at a memory, but none came"):
+    with pytest.raises(ConfigError, match="this block has cross-attention; pass a memory"):
         block(cross=Attention(WIDTH, HEADS))(x)
-    with pytest.raises(ConfigError, match="this block looks at no memory, but one came; give it cross="):
+    with pytest.raises(ConfigError, match="this block has no cross-attention for the memory; build it with cross="):
         block()(x, x)
 
 
@@ -85,7 +85,7 @@ MIXERS = {
 def test_any_mixer_goes_through_its_cache(mixer):
     one, x = block(MIXERS[mixer]()), noise(B, N, WIDTH)
     whole = one(x, mask=causal())
-    cache = Summed() if mixer == "linear" else DynamicCache()
+    cache = LinearCache() if mixer == "linear" else DynamicCache()
     parts = [one(part, mask=causal(), cache=cache) for part in x.split([3, 1, 2, 1], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-6, atol=1e-6)
 
@@ -150,23 +150,23 @@ def test_a_stream_forgets_what_no_later_row_can_see():
 
 
 def test_streams_run_through_self_attention_only():
-    with pytest.raises(ConfigError, match="a stream runs through blocks of self-attention; this one mixes otherwise"):
+    with pytest.raises(ConfigError, match="a stream needs a block with self-attention only"):
         block(cross=Attention(WIDTH, HEADS)).stream(causal())
-    with pytest.raises(ConfigError, match="a stream runs through blocks of self-attention"):
+    with pytest.raises(ConfigError, match="a stream needs a block with self-attention"):
         block(MIXERS["synthesizer"]()).stream(causal())
-    with pytest.raises(ConfigError, match="a stream runs through blocks of self-attention"):
+    with pytest.raises(ConfigError, match="a stream needs a block with self-attention"):
         block(MIXERS["linear"]()).stream(causal())
     with pytest.raises(ConfigError, match="nothing was pushed into this stream"):
         block().stream(causal()).finish()
 
 
 def test_a_block_in_training_has_no_exact_stream():
-    with pytest.raises(ConfigError, match=r"dropout is for training; a stream is exact: call eval\(\) first"):
+    with pytest.raises(ConfigError, match=r"dropout is active in training; call eval\(\) before streaming"):
         block(dropout=0.1).train().stream(causal())
-    with pytest.raises(ConfigError, match=r"call eval\(\) first"):
+    with pytest.raises(ConfigError, match=r"call eval\(\) before streaming"):
         block(drop_path=0.1).train().stream(causal())
     dropping = Block(WIDTH, Attention(WIDTH, HEADS), FeedForward(WIDTH, 17, dropout=0.1))
-    with pytest.raises(ConfigError, match=r"call eval\(\) first"):
+    with pytest.raises(ConfigError, match=r"call eval\(\) before streaming"):
         dropping.stream(causal())
     assert dropping.eval().stream(causal()).tensors() == ()
 
@@ -198,10 +198,10 @@ def test_drop_path_keeps_the_dtype_and_any_rank():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"order": "between"}, "order says where the norm stands, one of pre, post, not 'between'"),
+        ({"order": "between"}, "order is one of pre, post, where the norm is applied, not 'between'"),
         ({"dropout": 1.0}, "dropout is a share, at least 0 and less than 1"),
         ({"drop_path": -0.5}, "drop_path is a share, at least 0 and less than 1"),
-        ({"eps": 0.0}, "eps keeps a division from failing"),
+        ({"eps": 0.0}, "eps is between 0 and 1"),
     ],
 )
 def test_bad_settings_are_refused(settings, words):

@@ -124,7 +124,7 @@ def test_bad_tokens_are_refused(tokens, kind, words):
 
 def test_a_context_that_is_too_short_says_so():
     check_context(9, 9)
-    with pytest.raises(ShapeError, match="10 positions were asked for, but the context has 9; shorten the input or"):
+    with pytest.raises(ShapeError, match="the input has 10 positions, but the context has 9; shorten it or"):
         check_context(10, 9)
     with pytest.raises(ConfigError, match="context is 0, but must be at least 1"):
         LearnedPositions(0, 5)

@@ -10,7 +10,7 @@ from torch.nn.functional import elu
 from regard import DynamicCache, causal, padding, rotary, window
 from regard.base.errors import ConfigError, RegardError
 from regard.core.linear import performer, relu
-from regard.nn.linear import LinearAttention, Summed
+from regard.nn.linear import LinearAttention, LinearCache
 
 B, N, WIDTH, HEADS = 2, 6, 12, 6
 
@@ -57,14 +57,14 @@ def test_every_split_through_sums_is_one_pass(features, turn):
             sizes = [1]
             for cut in cuts:
                 sizes = [*sizes, 1] if cut else [*sizes[:-1], sizes[-1] + 1]
-            cache = Summed()
+            cache = LinearCache()
             out = torch.cat([one(part, mask=causal(), cache=cache) for part in x.split(sizes, 1)], 1)
             torch.testing.assert_close(out, whole, rtol=1e-6, atol=1e-6, msg=f"split {sizes}")
             assert cache.length == cache.state.length == 5
 
 
 def test_the_cache_does_not_grow():
-    one, cache, sizes = layer(), Summed(), []
+    one, cache, sizes = layer(), LinearCache(), []
     assert cache.nbytes == 0
     with torch.no_grad():
         for n in range(20):
@@ -76,7 +76,7 @@ def test_the_cache_does_not_grow():
 
 def test_sequences_of_a_cache_can_branch():
     one, x = layer(), noise(B, N, WIDTH)
-    cache, rows = Summed(), torch.tensor([1, 0, 1])
+    cache, rows = LinearCache(), torch.tensor([1, 0, 1])
     cache.reorder(rows)  # of nothing
     with torch.no_grad():
         one(x[:, :4], mask=causal(), cache=cache)
@@ -100,22 +100,20 @@ def test_a_memory_is_read_through_sums():
 
 def test_what_it_cannot_do_is_refused():
     one, x = layer(), noise(B, N, WIDTH)
-    with pytest.raises(
-        ConfigError, match=r"linear attention keeps sums, so its cache is Summed\(\), not DynamicCache\(\)"
-    ):
+    with pytest.raises(ConfigError, match=r"the cache of linear attention is LinearCache\(\), not DynamicCache\(\)"):
         one(x, mask=causal(), cache=DynamicCache())
-    with pytest.raises(ConfigError, match=r"takes full, causal and padding masks, and a Summed\(\) cache"):
+    with pytest.raises(ConfigError, match=r"takes full, causal and padding masks, and cache=LinearCache\(\)"):
         one(x, mask=causal().dense(N))
     with pytest.raises(RegardError, match="window"):
         one(x, mask=window(before=2))
-    cache = Summed()
+    cache = LinearCache()
     with pytest.raises(RegardError):
         one(x, mask=window(before=2), cache=cache)
     assert cache.length == 0  # a refusal leaves it as it was
 
 
 def test_a_stream_is_refused_where_it_is_asked_for():
-    with pytest.raises(ConfigError, match="linear attention keeps sums and has no stream"):
+    with pytest.raises(ConfigError, match="linear attention has no stream"):
         layer().stream(causal())
 
 

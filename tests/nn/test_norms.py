@@ -60,7 +60,7 @@ def test_bad_settings_are_refused():
     with pytest.raises(UnknownNameError, match=r"unknown norm 'layr'; did you mean 'layer'\? \(there are: layer,"):
         norm("layr", 7)
     for eps in (0.0, -1e-5, 1.0):
-        with pytest.raises(ConfigError, match="eps keeps a division from failing and lies between 0 and 1"):
+        with pytest.raises(ConfigError, match="eps is between 0 and 1"):
             norm("rms", 7, eps)
     with pytest.raises(ConfigError, match="eps is '1e-5', but takes one real number"):
         norm("rms", 7, "1e-5")

@@ -134,7 +134,7 @@ def test_bad_parts_are_refused(parts):
 
 def test_what_it_cannot_do_is_refused():
     one, x = layer(("dense",)), noise(B, N, WIDTH)
-    with pytest.raises(ConfigError, match="it takes no memory and no stream"):
+    with pytest.raises(ConfigError, match="takes no memory and no stream"):
         one(x, x)
     with pytest.raises(ConfigError, match="context is 0, but must be at least 1"):
         Synthesizer(WIDTH, HEADS, 0)

@@ -18,7 +18,14 @@ from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.kernels import sdpa
 from regard.core.kernels.request import Request, sum_terms, visible_keys
 from regard.core.masks.algebra import Full, Mask
-from regard.core.masks.block_tables import NONE, Blocks, BlockTable, Spans, sparsest_table, unseen_and_blind
+from regard.core.masks.block_tables import (
+    NONE,
+    Blocks,
+    BlockTable,
+    Spans,
+    find_hidden_keys_and_empty_rows,
+    sparsest_table,
+)
 from regard.core.masks.data import has_matrix
 from regard.core.masks.plan_cache import Memo, joint_key
 
@@ -192,7 +199,7 @@ def _build_plan(mask: Mask, positions: Positions, i: int, j: int, device: torch.
     mask = mask.to(torch.device("cpu"))
     table = sparsest_table(mask, i, j, SIZE, positions=positions)
     spans = Spans(positions, i, j, SIZE, table.steps)
-    unseen, blind = unseen_and_blind(mask, positions, i, j, table)
+    unseen, blind = find_hidden_keys_and_empty_rows(mask, positions, i, j, table)
     state = table.union()
     runs = (state != NONE).sum(1)
     groups: list[BlockGroup] = []

@@ -26,7 +26,7 @@ from regard.core.kernels.gradients import (
 )
 from regard.core.kernels.request import Request, in_unsupported_transform
 from regard.core.masks.algebra import Full, Mask
-from regard.core.masks.block_tables import ALL, SOME, block_table, unseen_and_blind
+from regard.core.masks.block_tables import ALL, SOME, block_table, find_hidden_keys_and_empty_rows
 from regard.core.masks.data import has_matrix
 from regard.core.masks.plan_cache import Memo, joint_key
 from regard.core.scores import Additive, BoundTerm
@@ -262,7 +262,7 @@ def _build_plan(request: Request) -> BlockMaskPlan:
     if isinstance(mask, Full):
         return BlockMaskPlan(None, None, None, function, options)
     table = block_table(mask, i, j, FINE if sparse and not _needs_gradient(request) else COARSE, positions=positions)
-    unseen, blind = unseen_and_blind(mask, positions, i, j, table)
+    unseen, blind = find_hidden_keys_and_empty_rows(mask, positions, i, j, table)
     state = table.state if table.state.ndim == 3 else table.state[None]
     blocks = block_mask(state.to(device), _mask_mod(mask, _position_function(positions, device)), i, j, table.size)
     unseen, blind = (None if flags is None else flags[:, None, :, None].to(device) for flags in (unseen, blind))

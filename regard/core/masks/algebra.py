@@ -269,11 +269,13 @@ class And(Mask):
         return _intersect([part.table(spans) for part in self.parts])
 
     def as_window(self) -> tuple[int | None, int | None] | None:
-        windows = [part.as_window() for part in self.parts]
-        if None in windows:
-            return None
-        sides = zip(*(window for window in windows if window is not None), strict=True)
-        before, after = (min((size for size in side if size is not None), default=None) for side in sides)
+        before: int | None = None
+        after: int | None = None
+        for part in self.parts:  # a plain loop, which torch.compile can trace
+            window = part.as_window()
+            if window is None:
+                return None
+            before, after = _smaller(before, window[0]), _smaller(after, window[1])
         return before, after
 
     def within(self, first: int, last: int, start: int, stop: int) -> Mask:
@@ -431,6 +433,11 @@ def resolve_positions(queries: int, keys: int | None, positions: Positions | Non
     queries = check_integer("queries", queries, 0)
     keys = queries if keys is None else check_integer("keys", keys, 0)
     return check_positions(positions, queries, keys), keys
+
+
+def _smaller(a: int | None, b: int | None) -> int | None:
+    """The smaller of two limits; None is no limit."""
+    return b if a is None else a if b is None else min(a, b)
 
 
 def _first(sizes: list[int | None]) -> int | None:

@@ -13,8 +13,8 @@ from regard.core.masks.algebra import BoxVisibility, Mask, resolve_positions
 from regard.core.masks.plan_cache import Memo, joint_key
 
 NONE, SOME, ALL = 0, 1, 2
-_AT_ONCE = 1 << 22  # pairs looked at in one go
-_MOVED = 4  # moving the rows of this many blocks takes about as long as looking at one block
+_PAIRS_AT_ONCE = 1 << 22  # pairs looked at in one go
+_BLOCKS_MOVED_PER_VISIT = 4  # moving the rows of this many blocks takes about as long as looking at one block
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Spans:
 
     @cached_property
     def row_blocks(self) -> Blocks:
-        return _cut(torch.arange(self.i) + self.positions.queries, self.size, self.steps)
+        return _cut_into_blocks(torch.arange(self.i) + self.positions.queries, self.size, self.steps)
 
     @cached_property
     def column_blocks(self) -> Blocks:
-        return _cut(key_positions(self.positions, self.j, torch.device("cpu")), self.size, self.steps)
+        return _cut_into_blocks(key_positions(self.positions, self.j, torch.device("cpu")), self.size, self.steps)
 
     @property
     def rows(self) -> Int[Tensor, "q s"]:
@@ -154,7 +154,7 @@ def block_table(
     size = check_integer("block_table(size)", size, 1, "the positions of a block")
     mask.check(positions, queries, keys)
     rest = (queries, keys, size, positions) if isinstance(positions.keys, int) else None
-    return _tables.get(joint_key(mask, rest), mask, lambda: _made(mask, Spans(positions, queries, keys, size)))
+    return _tables.get(joint_key(mask, rest), mask, lambda: _build_table(mask, Spans(positions, queries, keys, size)))
 
 
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
@@ -169,7 +169,7 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
     def make() -> BlockTable:
         orders = {steps, *((step,) for step in steps)}
-        tables = [_made(mask, Spans(positions, queries, keys, size, order)) for order in sorted(orders)]
+        tables = [_build_table(mask, Spans(positions, queries, keys, size, order)) for order in sorted(orders)]
         return min([block_table(mask, queries, keys, size, positions=positions), *tables], key=_cost)
 
     rest = ("sparsest", queries, keys, size, positions) if isinstance(positions.keys, int) else None
@@ -178,10 +178,10 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
 def _cost(table: BlockTable) -> float:
     """Blocks that have to be looked at, and what it takes to bring rows and columns into their order."""
-    return table.visited_by_any + (sum(table.state.shape[-2:]) / _MOVED if table.steps else 0)
+    return table.visited_by_any + (sum(table.state.shape[-2:]) / _BLOCKS_MOVED_PER_VISIT if table.steps else 0)
 
 
-def _made(mask: Mask, spans: Spans) -> BlockTable:
+def _build_table(mask: Mask, spans: Spans) -> BlockTable:
     none, everything = (torch.as_tensor(flag) for flag in mask.table(spans))
     shape = torch.broadcast_shapes(none.shape, everything.shape, spans.shape)
     nothing, some, every = torch.tensor(
@@ -191,7 +191,7 @@ def _made(mask: Mask, spans: Spans) -> BlockTable:
     return BlockTable(spans.size, state.expand(shape).contiguous(), spans.steps)
 
 
-def unseen_and_blind(
+def find_hidden_keys_and_empty_rows(
     mask: Mask, positions: Positions, i: int, j: int, table: BlockTable
 ) -> tuple[Bool[Tensor, "b j"] | None, Bool[Tensor, "b i"] | None]:
     """The keys that no query sees and the queries that see no key, each None where there are none.
@@ -206,7 +206,7 @@ def unseen_and_blind(
     doubtful = (state == SOME) & ~(settled_keys[:, None, :] & settled_rows[:, :, None])
     mask = mask.to(torch.device("cpu"))
     real_rows, real_keys = spans.row_blocks.real, spans.column_blocks.real
-    for pairs in doubtful.nonzero().split(max(1, _AT_ONCE // table.size**2)):
+    for pairs in doubtful.nonzero().split(max(1, _PAIRS_AT_ONCE // table.size**2)):
         batch, row, column = pairs.T
         grid = Grid(
             batch[:, None, None],
@@ -230,7 +230,7 @@ def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
     return (flat.index_add_(0, batch * like.shape[1] + block, hit.int()) > 0).view(like.shape)
 
 
-def _cut(positions: Int[Tensor, "n"], size: int, steps: tuple[int, ...]) -> Blocks:
+def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, ...]) -> Blocks:
     """Rows at these positions in blocks: as they come, or by their remainders and then by position."""
     n = len(positions)
     if not steps:

@@ -20,7 +20,7 @@ def draw(
     positions, keys = resolve_positions(queries, keys, positions)
     seen = mask.dense(queries, keys, positions=positions)
     seen = seen.flatten(0, -3)[0] if seen.ndim > 2 else seen  # the first sequence stands for all
-    shares = _pooled(seen)
+    shares = _pool(seen)
     if ax is not None:
         first, start = positions.queries, positions.keys if isinstance(positions.keys, int) else 0
         edges = (start - 0.5, start + keys - 0.5, first + queries - 0.5, first - 0.5)
@@ -38,7 +38,7 @@ def _cell(share: float, exact: bool) -> str:
     return shade(share) * 2
 
 
-def _pooled(seen: Tensor) -> Float[Tensor, "q k"]:
+def _pool(seen: Tensor) -> Float[Tensor, "q k"]:
     step = max(1, -(-max(seen.shape) // _MOST_CELLS))
     if step == 1 or not seen.numel():
         return seen.float()

@@ -20,7 +20,15 @@ from regard import (
 )
 from regard.base.errors import ConfigError, ShapeError
 from regard.core.masks import algebra, as_mask, block_tables
-from regard.core.masks.block_tables import ALL, NONE, SOME, BlockTable, Spans, block_table, unseen_and_blind
+from regard.core.masks.block_tables import (
+    ALL,
+    NONE,
+    SOME,
+    BlockTable,
+    Spans,
+    block_table,
+    find_hidden_keys_and_empty_rows,
+)
 
 
 def drawn(state: torch.Tensor) -> str:
@@ -166,7 +174,7 @@ def test_nothing_has_no_blocks(mask):
         assert table.state.shape[-2:] == shape
         assert table.visited == 0
         assert table.density == 0.0
-        unseen, blind = unseen_and_blind(mask, Positions.last_rows(i, j), i, j, table)
+        unseen, blind = find_hidden_keys_and_empty_rows(mask, Positions.last_rows(i, j), i, j, table)
         assert (unseen is None) == (j == 0)
         assert (blind is None) == (i == 0)
         assert unseen is None or unseen.all()
@@ -214,9 +222,9 @@ def test_a_million_positions_have_a_table_in_no_time(monkeypatch):
 def forgetful(monkeypatch):
     """An empty memory, and a list of what is made."""
     made = []
-    make = block_tables._made
+    make = block_tables._build_table
     monkeypatch.setattr(block_tables, "_tables", block_tables.Memo(3))
-    monkeypatch.setattr(block_tables, "_made", lambda mask, spans: made.append(mask) or make(mask, spans))
+    monkeypatch.setattr(block_tables, "_build_table", lambda mask, spans: made.append(mask) or make(mask, spans))
     return made
 
 
@@ -287,18 +295,18 @@ def test_keys_in_a_list_are_looked_at_every_time(forgetful):
 
 @pytest.mark.parametrize(("size", "at_once"), [(1, 1 << 22), (3, 1), (3, 20), (4, 1 << 22), (16, 1 << 22)])
 def test_unseen_keys_and_blind_queries_are_found(monkeypatch, size, at_once):
-    monkeypatch.setattr(block_tables, "_AT_ONCE", at_once)
+    monkeypatch.setattr(block_tables, "_PAIRS_AT_ONCE", at_once)
     mask = causal() & window(before=2) & padding([9, 3, 0], side="left", width=11)
     table = mask.block_table(5, 11, size)
-    unseen, blind = unseen_and_blind(mask, Positions(6), 5, 11, table)
+    unseen, blind = find_hidden_keys_and_empty_rows(mask, Positions(6), 5, 11, table)
     assert [row.nonzero().flatten().tolist() for row in unseen] == [[0, 1, 2, 3], list(range(8)), list(range(11))]
     assert [row.nonzero().flatten().tolist() for row in blind] == [[], [0, 1], [0, 1, 2, 3, 4]]
 
 
 def test_where_all_is_seen_nothing_is_listed():
     for mask in (full(), causal(), window(before=2), blocks(3)):
-        assert unseen_and_blind(mask, Positions(0), 11, 11, mask.block_table(11, size=3)) == (None, None)
-    unseen, blind = unseen_and_blind(
+        assert find_hidden_keys_and_empty_rows(mask, Positions(0), 11, 11, mask.block_table(11, size=3)) == (None, None)
+    unseen, blind = find_hidden_keys_and_empty_rows(
         causal(), Positions(2), 3, 7, causal().block_table(3, 7, 3, positions=Positions(2))
     )
     assert unseen.tolist() == [[False] * 5 + [True] * 2]
@@ -309,7 +317,7 @@ def test_the_last_block_counts_its_rows_once():
     """Blocks are filled up by repeating the last position, which must not count as seen from there."""
     mask = Mask.of("last key, but not for the last query", lambda i, j: (j == 4) & (i < 4))
     table = mask.block_table(5, size=3)
-    unseen, blind = unseen_and_blind(mask, Positions(0), 5, 5, table)
+    unseen, blind = find_hidden_keys_and_empty_rows(mask, Positions(0), 5, 5, table)
     assert unseen.tolist() == [[True] * 4 + [False]]
     assert blind.tolist() == [[False] * 4 + [True]]
 
@@ -340,8 +348,8 @@ def test_spans_by_remainders_leave_no_block_to_two_that_do_not_fit():
     assert spans.rows.tolist() == [[1, 4], [2, 2], [0, 3]]
     assert spans.row_blocks.slots.tolist() == [4, 0, 2, 5, 1]
     assert spans.key_positions().tolist() == [[3, 6], [9, 9], [4, 7], [10, 10], [5, 8], [11, 11]]
-    assert drawn(block_tables._made(dilated(3), spans).state) == "##.... ..##.. ....##"
-    assert drawn(block_tables._made(dilated(3) & window(before=14), spans).state) == ".-.... ...#.. ....-#"
+    assert drawn(block_tables._build_table(dilated(3), spans).state) == "##.... ..##.. ....##"
+    assert drawn(block_tables._build_table(dilated(3) & window(before=14), spans).state) == ".-.... ...#.. ....-#"
 
 
 def test_the_function_and_the_method_are_one():

@@ -33,7 +33,14 @@ from regard.core.attend import prepare_request
 from regard.core.kernels import blocked, sdpa
 from regard.core.masks import block_tables
 from regard.core.masks.algebra import Full
-from regard.core.masks.block_tables import ALL, NONE, Spans, block_table, sparsest_table, unseen_and_blind
+from regard.core.masks.block_tables import (
+    ALL,
+    NONE,
+    Spans,
+    block_table,
+    find_hidden_keys_and_empty_rows,
+    sparsest_table,
+)
 from regard.core.masks.plan_cache import Memo
 
 B, H, G, C, E = 2, 4, 2, 3, 5
@@ -71,7 +78,7 @@ def small(monkeypatch):
     monkeypatch.setattr(blocked, "SIZE", 4)
     monkeypatch.setattr(blocked, "_plans", Memo(16))
     monkeypatch.setattr(block_tables, "_tables", Memo(64))
-    monkeypatch.setattr(block_tables, "_MOVED", math.inf)
+    monkeypatch.setattr(block_tables, "_BLOCKS_MOVED_PER_VISIT", math.inf)
 
 
 steps = st.integers(1, 9)
@@ -131,7 +138,7 @@ def test_any_order_at_all_changes_no_output_and_no_gradient(small, mask, where, 
     assume(hides(mask, i, j, positions))
 
     def ordered(mask, queries, keys, size, *, positions):
-        return block_tables._made(mask, Spans(positions, queries, keys, size, order))
+        return block_tables._build_table(mask, Spans(positions, queries, keys, size, order))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocked, "sparsest_table", ordered)
@@ -143,7 +150,7 @@ def test_any_order_at_all_changes_no_output_and_no_gradient(small, mask, where, 
 def test_a_table_in_another_order_is_never_wrong(mask, where, order, size):
     i, j, positions = where
     spans = Spans(positions, i, j, size, order)
-    table = block_tables._made(mask, spans)
+    table = block_tables._build_table(mask, spans)
     assert table.steps == order
     dense = mask.dense(i, j, positions=positions).expand(B, 1, i, j)[:, 0]
     state = table.state.expand(B, *spans.shape)
@@ -153,7 +160,7 @@ def test_a_table_in_another_order_is_never_wrong(mask, where, order, size):
             assert not block.any(1)[state[:, q, k] == NONE].any()
             assert block.all(1)[state[:, q, k] == ALL].all()
     seen = dense[: mask.batch() or 1]
-    found = unseen_and_blind(mask, positions, i, j, table)
+    found = find_hidden_keys_and_empty_rows(mask, positions, i, j, table)
     for flags, expected in zip(found, (~seen.any(1), ~seen.any(2)), strict=True):
         assert torch.equal(expected if flags is None else flags.expand_as(expected), expected)
         assert (flags is None) == (not expected.any())
@@ -163,7 +170,7 @@ def test_a_table_in_another_order_is_never_wrong(mask, where, order, size):
 @given(st.lists(st.integers(-9, 60), max_size=40), ORDERS, st.integers(1, 7))
 def test_every_row_gets_one_slot_and_remainders_stay_together(positions, order, size):
     at = torch.tensor(positions, dtype=torch.long)
-    laid = block_tables._cut(at, size, order)
+    laid = block_tables._cut_into_blocks(at, size, order)
     assert laid.index.shape == laid.real.shape
     assert laid.index[laid.real].sort().values.tolist() == list(range(len(at)))
     assert laid.index.flatten()[laid.slots].tolist() == list(range(len(at)))
@@ -191,7 +198,7 @@ def test_rows_are_sorted_by_the_smallest_step_first_and_then_by_position():
 
 
 def test_a_dilation_is_all_or_nothing_in_its_own_order():
-    state = block_tables._made(dilated(4), Spans(Positions(0), 32, 32, 4, (4,))).state
+    state = block_tables._build_table(dilated(4), Spans(Positions(0), 32, 32, 4, (4,))).state
     assert torch.equal(state.bool(), torch.eye(4, dtype=torch.bool).repeat_interleave(2, 0).repeat_interleave(2, 1))
     assert (state[state.bool()] == ALL).all()
 
@@ -345,9 +352,11 @@ def test_the_public_table_keeps_the_order_of_positions():
 
 def test_the_sparsest_table_is_made_once(monkeypatch):
     made = []
-    original = block_tables._made
+    original = block_tables._build_table
     monkeypatch.setattr(block_tables, "_tables", Memo(8))
-    monkeypatch.setattr(block_tables, "_made", lambda mask, spans: made.append(spans.steps) or original(mask, spans))
+    monkeypatch.setattr(
+        block_tables, "_build_table", lambda mask, spans: made.append(spans.steps) or original(mask, spans)
+    )
     mask = dilated(4) & causal() | dilated(6)
     first = sparsest_table(mask, 200, 200, 8, positions=Positions(0))
     assert sorted(made) == [(), (4,), (4, 6), (6,)]

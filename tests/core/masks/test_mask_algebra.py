@@ -29,7 +29,7 @@ from regard import (
 )
 from regard.core.masks import as_mask, block_tables, counts as mask_counts
 from regard.core.masks.algebra import FAR
-from regard.core.masks.block_tables import ALL, NONE, SOME, unseen_and_blind
+from regard.core.masks.block_tables import ALL, NONE, SOME, find_hidden_keys_and_empty_rows
 
 N, B = 13, 3  # positions, and sequences where they differ
 row, column = torch.arange(N)[:, None], torch.arange(N)[None, :]
@@ -294,8 +294,8 @@ def test_keys_that_nobody_sees_and_queries_that_see_nothing_are_found(known, whe
     i, j = len(where.queries), len(where.keys)
     table = known.mask.block_table(**where.call, size=size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_tables, "_AT_ONCE", pairs)
-        found = unseen_and_blind(known.mask, where.settled, i, j, table)
+        patch.setattr(block_tables, "_PAIRS_AT_ONCE", pairs)
+        found = find_hidden_keys_and_empty_rows(known.mask, where.settled, i, j, table)
     seen = known.at(where)[: known.mask.batch() or 1]
     for flags, length, expected in zip(found, (j, i), (~seen.any(1), ~seen.any(2)), strict=True):
         if flags is None:

@@ -1,0 +1,47 @@
+"""Errors for keywords that PyTorch and Hugging Face use and regard names differently."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
+
+from regard.base.errors import KeywordError
+
+# the type of `**unknown`: type checkers reject every keyword, at run time `reject_keywords` raises
+if TYPE_CHECKING:
+    from typing import Never
+
+    UnknownKeyword: TypeAlias = Never
+else:
+    UnknownKeyword = object
+
+WEIGHTS = "attention returns outputs only; record weights with `with regard.watch(model) as seen`"
+TRANSLATIONS = {
+    "attn_mask": "mask= takes a boolean matrix with True meaning visible (torch.nn.MultiheadAttention means hidden: "
+    "pass ~attn_mask), or a mask such as regard.causal(); scores= takes a floating-point matrix to add",
+    "attention_mask": "mask= takes regard.padding(lengths), or a boolean matrix with True meaning visible",
+    "key_padding_mask": "mask= takes regard.padding(lengths), or ~key_padding_mask[:, None, None, :]",
+    "is_causal": "mask=regard.causal() is causal, with the queries as the last positions",
+    "scale": "beta= is the factor of q . k; None is c ** -0.5",
+    "softmax_scale": "beta= is the factor of q . k; None is c ** -0.5",
+    "dropout_p": "dropout= is the share of weights set to zero",
+    "enable_gqa": "leave it out: k and v with fewer heads than q are repeated",
+    "need_weights": WEIGHTS,
+    "average_attn_weights": WEIGHTS,
+    "output_attentions": WEIGHTS,
+    "past_key_value": "cache= takes regard.DynamicCache(), regard.StaticCache(n) or regard.SlidingWindowCache(mask)",
+    "past_key_values": "cache= takes regard.DynamicCache(), regard.StaticCache(n) or regard.SlidingWindowCache(mask)",
+    "position_ids": "positions= takes the positions of the tokens",
+    "embed_dim": "width= is the model width",
+    "num_heads": "heads= is the number of query heads",
+    "num_key_value_heads": "kv_heads= is the number of key and value heads",
+    "head_dim": "head_width= is the width per head",
+    "kdim": "memory_width= is the width of what keys and values are made of",
+    "vdim": "memory_width= is the width of what keys and values are made of",
+    "batch_first": "leave it out: tensors are (batch, positions, width)",
+}
+
+
+def reject_keywords(function: str, unknown: Iterable[str]) -> None:
+    """Raise for keywords that a function does not have, and name the one that regard uses instead."""
+    for name in unknown:
+        hint = f"; {TRANSLATIONS[name]}" if name in TRANSLATIONS else ""
+        raise KeywordError(f"{function}() has no keyword {name!r}{hint}")
