@@ -47,7 +47,7 @@ def render_text(attention_map: AttentionMap) -> str:
     lines = [f"{attention_map.row_kind.rjust(edge)} \\ {attention_map.column_kind}"]
     lines.append(" " * (edge + 1) + "".join(name.center(width) for name in attention_map.columns))
     for name, row in zip(attention_map.rows, attention_map.weights, strict=True):
-        cells = "".join(f"{shade(weight) * 2} {weight:.2f}".center(width) for weight in row)
+        cells = "".join(f"{shade(round(weight, 2)) * 2} {weight:.2f}".center(width) for weight in row)
         lines.append(f"{name.rjust(edge)} {cells}")
     return "\n".join(line.rstrip() for line in lines)
 

@@ -97,7 +97,6 @@ def test_shades_show_weights_and_names() -> None:
     assert lines[0] == "query \\ key"
     assert "██ 1.00" in lines[2]
     assert "▓▓ 0.75" in lines[3]
-    assert [shade(weight) for weight in (0, 0.2, 0.5, 0.7, 1)] == [" ", "░", "▒", "▓", "█"]
 
 
 def test_the_table_has_every_name_and_weight() -> None:
