@@ -269,8 +269,8 @@ def _output_mistakes() -> Iterator[CommonMistake]:
     )
     for role in ("k", "q"):
         text = f"the weights were multiplied by the {NOUNS[role]} instead of the values"
-        yield CommonMistake("wrong factor", "output", text, _weighted(role))
+        yield CommonMistake("wrong factor", "output", text, _average_of(role))
 
 
-def _weighted(role: str) -> StepFunction:
+def _average_of(role: str) -> StepFunction:
     return lambda head, values: values["weights"] @ values[role] if values[role].shape == values["v"].shape else None

@@ -5,7 +5,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from regard.base.shading import shade
 from regard.core.masks import causal
 from regard.work.builtin_problems import BUILTIN_PROBLEMS
 from regard.work.describe_map import attended_keys, describe_map

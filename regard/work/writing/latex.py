@@ -1,6 +1,7 @@
 """Write a worked solution as a LaTeX document that needs only amsmath and xcolor."""
 
 import re
+from collections.abc import Iterable
 
 from regard.base import formulas
 from regard.base.formulas import escape_latex
@@ -40,14 +41,14 @@ def _block(block: Block, digits: int) -> str:
         case Formula(expression):
             return f"\\[\n{formulas.latex(expression, digits)}\n\\]"
         case FormulaList(expressions):
-            rows = " \\\\\n".join(_aligned(each, digits) for each in expressions)
-            return f"\\begin{{align*}}\n{rows}\n\\end{{align*}}"
+            return f"\\begin{{align*}}\n{align_rows(expressions, digits)}\n\\end{{align*}}"
         case MapFigure(attention_map):
             return _table(attention_map)
 
 
-def _aligned(each: formulas.Expression, digits: int) -> str:
-    return formulas.latex(each, digits).replace(" = ", " &= ", 1)
+def align_rows(expressions: Iterable[formulas.Expression], digits: int) -> str:
+    """Formulas one below the other, aligned at the first equals sign."""
+    return " \\\\\n".join(formulas.latex(each, digits).replace(" = ", " &= ", 1) for each in expressions)
 
 
 def _table(attention_map: AttentionMap) -> str:

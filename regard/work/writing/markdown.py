@@ -5,6 +5,7 @@ import re
 from regard.base import formulas
 from regard.work.map_picture import render_text
 from regard.work.writing.document import Block, Formula, FormulaList, Heading, MapFigure, Paragraph
+from regard.work.writing.latex import align_rows
 
 
 def write(blocks: list[Block], digits: int) -> str:
@@ -21,14 +22,9 @@ def _block(block: Block, digits: int) -> str:
         case Formula(expression):
             return f"$$\n{formulas.latex(expression, digits)}\n$$"
         case FormulaList(expressions):
-            rows = " \\\\\n".join(_aligned(each, digits) for each in expressions)
-            return f"$$\n\\begin{{aligned}}\n{rows}\n\\end{{aligned}}\n$$"
+            return f"$$\n\\begin{{aligned}}\n{align_rows(expressions, digits)}\n\\end{{aligned}}\n$$"
         case MapFigure(attention_map):
             return f"```text\n{render_text(attention_map)}\n```"
-
-
-def _aligned(each: formulas.Expression, digits: int) -> str:
-    return formulas.latex(each, digits).replace(" = ", " &= ", 1)
 
 
 def escape_markdown(text: str) -> str:
