@@ -42,7 +42,9 @@ def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
         if "kind" in fields:
-            raise ConfigError(f"{type(value).__name__} has a setting called 'kind', which is reserved for the name of its class")
+            raise ConfigError(
+                f"{type(value).__name__} has a setting called 'kind', which is reserved for the name of its class"
+            )
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]

@@ -43,7 +43,9 @@ def check_number(what: str, value: object, meaning: str = "") -> float:
         number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
         number = math.nan  # an integer larger than any float
-    if not (number <= LARGEST_FLOAT or number > LARGEST_FLOAT):  # NaN, by a comparison that compiled code evaluates at every call
+    if not (
+        number <= LARGEST_FLOAT or number > LARGEST_FLOAT
+    ):  # NaN, by a comparison that compiled code evaluates at every call
         hint = "; call .item() on it" if getattr(value, "shape", None) == () and not isinstance(value, Real) else ""
         raise ConfigError(f"{what} is {value!r}, but takes one real number{meaning and ', '}{meaning}{hint}")
     return number

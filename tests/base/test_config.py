@@ -163,7 +163,9 @@ def test_a_setting_called_kind_raises_an_error():
     class Unlucky:
         kind: str = "x"
 
-    with pytest.raises(ConfigError, match="Unlucky has a setting called 'kind', which is reserved for the name of its class"):
+    with pytest.raises(
+        ConfigError, match="Unlucky has a setting called 'kind', which is reserved for the name of its class"
+    ):
         to_json(Unlucky())
 
 
