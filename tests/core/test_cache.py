@@ -527,7 +527,7 @@ masks = st.recursive(
 )
 splits = st.lists(st.integers(0, 13), min_size=3, max_size=9).filter(lambda sizes: N < sum(sizes) <= 60)
 at_random = settings(
-    max_examples=60,
+    max_examples=30,
     derandomize=True,
     deadline=None,
     database=None,

@@ -119,7 +119,7 @@ ORDERS = st.lists(st.integers(2, 9), min_size=1, max_size=3, unique=True).map(la
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=QUIET, derandomize=True)
+@settings(max_examples=50, deadline=None, suppress_health_check=QUIET, derandomize=True)
 @given(MASKS, lengths_and_places())
 def test_the_chosen_order_changes_no_output_and_no_gradient(small, mask, where):
     i, j, positions = where
@@ -128,7 +128,7 @@ def test_the_chosen_order_changes_no_output_and_no_gradient(small, mask, where):
     both_ways(i, j, mask=mask, positions=positions)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=QUIET, derandomize=True)
+@settings(max_examples=50, deadline=None, suppress_health_check=QUIET, derandomize=True)
 @given(MASKS, lengths_and_places(), ORDERS)
 def test_any_order_at_all_changes_no_output_and_no_gradient(small, mask, where, order):
     """Even one that has nothing to do with the mask, a predicate among its parts."""
@@ -145,7 +145,7 @@ def test_any_order_at_all_changes_no_output_and_no_gradient(small, mask, where, 
         both_ways(i, j, mask=mask, positions=positions)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(MASKS, lengths_and_places(), ORDERS, st.integers(1, 6))
 def test_a_table_in_another_order_is_never_wrong(mask, where, order, size):
     i, j, positions = where
@@ -166,7 +166,7 @@ def test_a_table_in_another_order_is_never_wrong(mask, where, order, size):
         assert (flags is None) == (not expected.any())
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(st.integers(-9, 60), max_size=40), ORDERS, st.integers(1, 7))
 def test_every_row_gets_one_slot_and_remainders_stay_together(positions, order, size):
     at = torch.tensor(positions, dtype=torch.long)

@@ -172,13 +172,13 @@ def examples(count: int):
     )
 
 
-@examples(400)
+@examples(130)
 @given(expressions, anywhere())
 def test_the_matrix_is_the_table_wherever_it_is_asked_for(known, where):
     assert torch.equal(whole(known.mask, **where.call), known.at(where))
 
 
-@examples(120)
+@examples(40)
 @given(expressions, expressions, anywhere())
 def test_and_or_and_not_act_pair_by_pair(a, b, where):
     left, right = whole(a.mask, **where.call), whole(b.mask, **where.call)
@@ -187,7 +187,7 @@ def test_and_or_and_not_act_pair_by_pair(a, b, where):
     assert torch.equal(whole(~a.mask, **where.call), ~left)
 
 
-@examples(50)
+@examples(40)
 @given(expressions, expressions, expressions, anywhere())
 def test_the_laws_of_sets_hold(a, b, c, where):
     a, b, c = a.mask, b.mask, c.mask
@@ -208,14 +208,14 @@ def test_the_laws_of_sets_hold(a, b, c, where):
     assert (a | b) | c == a | (b | c)
 
 
-@examples(400)
+@examples(130)
 @given(expressions, anywhere())
 def test_the_count_is_that_of_the_matrix(known, where):
     sequences = known.mask.batch() or 1
     assert known.mask.count(**where.call) == int(known.at(where)[:sequences].sum())
 
 
-@examples(80)
+@examples(40)
 @given(expressions, anywhere(), st.integers(0, 4), st.integers(1, 40))
 def test_the_count_is_the_same_however_it_is_reached(known, where, most_terms, pairs):
     with pytest.MonkeyPatch.context() as patch:
@@ -231,7 +231,7 @@ def boxes(draw: st.DrawFn) -> tuple[int, int, int, int]:
     return first, draw(st.integers(first, N - 1)), start, draw(st.integers(start, N - 1))
 
 
-@examples(400)
+@examples(130)
 @given(expressions, st.lists(boxes(), min_size=5, max_size=5))
 def test_a_box_is_never_judged_wrongly(known, boxes):
     columns = known.mask.box(*(torch.tensor(edges) for edges in zip(*boxes, strict=True)))
@@ -245,7 +245,7 @@ def test_a_box_is_never_judged_wrongly(known, boxes):
         assert [bool(torch.as_tensor(flag).expand(5)[which]) for flag in columns] == list(verdict)
 
 
-@examples(300)
+@examples(100)
 @given(expressions, st.integers(0, N - 1))
 def test_what_is_forgotten_is_seen_by_no_later_query(known, start):
     """A box may reach to the end of time."""
@@ -256,7 +256,7 @@ def test_what_is_forgotten_is_seen_by_no_later_query(known, start):
     assert not (known.table[:, :, start:].any(2) & waits_for_none).any()
 
 
-@examples(300)
+@examples(100)
 @given(expressions, anywhere(), st.integers(1, 11))
 def test_a_block_table_is_never_wrong(known, where, size):
     table = known.mask.block_table(**where.call, size=size)
@@ -273,7 +273,7 @@ def test_a_block_table_is_never_wrong(known, where, size):
             assert block.all(1)[state[:, q, k] == ALL].all()
 
 
-@examples(120)
+@examples(40)
 @given(expressions, anywhere(), st.integers(1, 5))
 def test_one_state_for_all_sequences_is_certain_only_where_all_agree(known, where, size):
     table = known.mask.block_table(**where.call, size=size)
@@ -288,7 +288,7 @@ def test_one_state_for_all_sequences_is_certain_only_where_all_agree(known, wher
     assert table.visited_by_any == sum(state != NONE for row in expected for state in row)
 
 
-@examples(200)
+@examples(60)
 @given(expressions, anywhere(), st.integers(1, 11), st.integers(1, 100))
 def test_keys_that_nobody_sees_and_queries_that_see_nothing_are_found(known, where, size, pairs):
     i, j = len(where.queries), len(where.keys)
@@ -305,7 +305,7 @@ def test_keys_that_nobody_sees_and_queries_that_see_nothing_are_found(known, whe
             assert torch.equal(flags.expand(len(seen), length), expected)
 
 
-@examples(300)
+@examples(100)
 @given(expressions, boxes())
 def test_a_simpler_mask_agrees_inside_its_box(known, box):
     first, last, start, stop = box
@@ -314,7 +314,7 @@ def test_a_simpler_mask_agrees_inside_its_box(known, box):
     assert torch.equal(shown, known.table[:, first : last + 1, start : stop + 1]), simpler
 
 
-@examples(120)
+@examples(40)
 @given(expressions)
 def test_moving_and_rebuilding_change_nothing(known):
     moved = known.mask.to(torch.device("cpu"))
@@ -325,7 +325,7 @@ def test_moving_and_rebuilding_change_nothing(known):
     assert known.mask.map_children(lambda child: child) == known.mask
 
 
-@examples(80)
+@examples(40)
 @given(expressions, st.sampled_from([(), (1, 1), (B, 1)]), st.integers(0, 9), st.sampled_from(["&", "|", "&~"]))
 def test_a_boolean_matrix_obeys_the_same_laws(known, leading, seed, how):
     """It stands for rows and columns of one call, here five queries that begin at 6 and seven keys from 2 on."""
@@ -367,7 +367,7 @@ RULES = st.recursive(
 )
 
 
-@examples(150)
+@examples(50)
 @given(RULES, st.integers(1, 9), st.integers(1, 5), st.integers(1, 4))
 def test_more_queries_than_keys_stand_before_the_first_position(mask, more, keys, size):
     queries = keys + more
