@@ -1,10 +1,12 @@
 """`regard check`: which rules an attention or a decoder breaks."""
 
 import ast
+import inspect
 import os
 import re
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,59 +19,56 @@ from regard.base.errors import ConfigError
 from regard.cli.output import show, show_json, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from regard.conform.fact import Fact
     from regard.conform.report import Report
 
 
+def _parameter(each: "Field[Any]") -> inspect.Parameter:
+    """The command-line option of one field of CheckOptions."""
+    flag, choices = f"--{each.name.replace('_', '-')}", each.metadata["choices"]
+    text = f"{' or '.join(choices)}: {each.metadata['help']}" if choices else each.metadata["help"]
+    kind, default = each.type, each.default
+    if each.name in ("only", "without"):
+        kind, default = list[str] | None, None
+    if kind is bool:
+        option = typer.Option(flag, help=text)
+    elif kind == bool | None:
+        option = typer.Option(f"{flag}/--no-{flag[2:]}", help=text)
+    else:
+        option = typer.Option(help=text)
+    annotation = Annotated[kind, option]  # type: ignore[valid-type]
+    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _with_check_options(run: Callable[..., None]) -> Callable[..., None]:
+    """The command with one option for every field of CheckOptions but `extra`, which takes Python values."""
+    from regard.conform.options import CheckOptions
+
+    own = list(inspect.signature(run).parameters.values())
+    derived = [_parameter(each) for each in fields(CheckOptions) if each.name != "extra"]
+    parameters = [own[0], *derived, *(each for each in own[1:] if each.kind is not each.VAR_KEYWORD)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+@_with_check_options
 def command(
     target: Annotated[
         str | None, typer.Argument(help="What to check: package.module:name, or path/to/file.py:name")
     ] = None,
-    causal: Annotated[
-        bool | None, typer.Option("--causal/--no-causal", help="It sees no later key, or it does")
-    ] = None,
-    window_before: Annotated[int | None, typer.Option(help="Earlier keys in sight besides the own one")] = None,
-    window_after: Annotated[int | None, typer.Option(help="Later keys in sight")] = None,
-    alignment: Annotated[str | None, typer.Option(help="bottom-right or top-left, where i < j")] = None,
-    grouping: Annotated[str | None, typer.Option(help="repeat (0 0 1 1) or tile (0 1 0 1)")] = None,
-    scale: Annotated[float | None, typer.Option(help="The factor of q . k; 1/sqrt(c) unless given")] = None,
-    rotary: Annotated[str | None, typer.Option(help="half or interleaved")] = None,
-    bias: Annotated[str | None, typer.Option(help="none, alibi or any")] = None,
-    softcap: Annotated[float | None, typer.Option(help="The cap of scores")] = None,
-    qk_norm: Annotated[str | None, typer.Option(help="rms, layer or l2, where q and k are normalised")] = None,
-    sink: Annotated[bool | None, typer.Option("--sink/--no-sink", help="A sink takes weight and gives nothing")] = None,
-    view: Annotated[str | None, typer.Option(help="any, where heads, rows or lengths see other keys")] = None,
-    mask_argument: Annotated[str | None, typer.Option(help="The argument that takes a mask")] = None,
-    mask_polarity: Annotated[str | None, typer.Option(help="What True means there: keep or drop")] = None,
-    mask_values: Annotated[str | None, typer.Option(help="boolean, or additive")] = None,
-    blind_rows: Annotated[str | None, typer.Option(help="zero, nan, mean or unmasked")] = None,
-    poison: Annotated[str | None, typer.Option(help="'stays out' or reaches")] = None,
-    decoder: Annotated[
-        bool | None, typer.Option("--decoder/--attention", help="Which of both it is, where that is not plain")
-    ] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads of a module, where it does not tell")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Key heads, where they are fewer and it does not tell")] = None,
-    width: Annotated[int | None, typer.Option(help="The width of a head, where it does not tell")] = None,
-    layout: Annotated[
-        str | None, typer.Option(help="The axes of a function, such as 'b n h c', where they shall not be found out")
-    ] = None,
-    vocab: Annotated[int | None, typer.Option(help="Tokens a decoder knows, where it does not tell")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Test this fact alone; may be given again")] = None,
-    without: Annotated[list[str] | None, typer.Option(help="Leave this fact out; may be given again")] = None,
-    seed: Annotated[int, typer.Option(help="Where random numbers start")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes seconds")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The report as JSON")] = False,
-    junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML to this file too")] = None,
+    *,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON")] = False,
+    junit: Annotated[Path | None, typer.Option(help="Also write the report as JUnit XML to this file")] = None,
     list_facts: Annotated[bool, typer.Option("--list", help="List every fact instead")] = False,
     libraries: Annotated[bool, typer.Option("--libraries", help="Check other libraries, as a Markdown table")] = False,
+    **options: Any,
 ) -> None:
-    """Tell which rules an attention or a decoder breaks."""
-    from regard.conform.check import check, facts
+    """Check which rules an attention or a decoder breaks."""
+    from regard.conform.checker import check, list_facts as every_fact
 
     if list_facts:
-        show_facts(facts(), json)
+        show_facts(every_fact(), json)
         return
     if libraries:
         from regard.conform.libraries import table
@@ -77,55 +76,19 @@ def command(
         print(table())
         return
     if target is None:
-        raise ConfigError("say what to check: regard check package.module:name, or path/to/file.py:name")
-    said: dict[str, Any] = {
-        "causal": causal,
-        "window_before": window_before,
-        "window_after": window_after,
-        "alignment": alignment,
-        "grouping": grouping,
-        "scale": scale,
-        "rotary": rotary,
-        "bias": bias,
-        "softcap": softcap,
-        "qk_norm": qk_norm,
-        "sink": sink,
-        "view": view,
-        "mask_argument": mask_argument,
-        "mask_polarity": mask_polarity,
-        "mask_values": mask_values,
-        "blind_rows": blind_rows,
-        "poison": poison,
-    }
-    if junit is not None and not junit.parent.is_dir():
-        raise ConfigError(f"{junit} cannot be written: there is no folder {junit.parent}")
-    if junit is not None and junit.is_dir():
-        raise ConfigError(f"{junit} cannot be written: it is a folder; name a file in it")
-    if junit is not None and not os.access(junit if junit.exists() else junit.parent, os.W_OK):
-        raise ConfigError(f"{junit} cannot be written: permission denied")
+        raise ConfigError("no target: pass package.module:name, or path/to/file.py:name")
+    if junit is not None:
+        _check_writable(junit)
+    given = {name: value or () if name in ("only", "without") else value for name, value in options.items()}
     try:
-        report = check(
-            load(target),
-            kind=None if decoder is None else "decoder" if decoder else "attention",
-            heads=heads,
-            kv_heads=kv_heads,
-            width=width,
-            layout=layout,
-            vocab=vocab,
-            only=only or (),
-            without=without or (),
-            seed=seed,
-            quick=quick,
-            progress=tell_fact,
-            **said,
-        )
+        report = check(load_target(target), progress=show_progress, **given)
     except ConfigError as error:
-        raise ConfigError(in_options(str(error))) from error
+        raise ConfigError(with_flags(str(error))) from error
     if json:
         show_json(report.to_dict())
     else:
-        shown = with_options(report)
-        Console(highlight=False).print(shown, soft_wrap=True)  # an example is pasted, so its lines stay whole
+        # example lines are not wrapped, so that they can be pasted
+        Console(highlight=False).print(declare_with_flags(report), soft_wrap=True)
     if junit is not None:
         try:
             junit.write_text(report.junit(), encoding="utf-8")
@@ -135,39 +98,49 @@ def command(
         raise typer.Exit(1)
 
 
-def tell_fact(name: str) -> None:
-    """Tell somebody who waits at a terminal; a log has no use for it."""
+def _check_writable(path: Path) -> None:
+    """Raise before the check runs if the report cannot be written."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder; name a file in it")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: permission denied")
+
+
+def show_progress(name: str) -> None:
+    """Print the fact that is tested, if stderr is a terminal."""
     if sys.stderr.isatty():
         tell(f"checking {name}")
 
 
-def in_options(words: str) -> str:
-    """Advice as one types it here: `say vocab=` becomes `say --vocab`."""
-    words = words.replace("kind='decoder'", "--decoder").replace("kind='attention'", "--attention")
+def with_flags(words: str) -> str:
+    """Advice with command-line flags: `pass vocab=` becomes `pass --vocab`."""
+    words = re.sub(r"kind='(\w+)'", r"--kind \1", words)
     for name in ("heads", "kv_heads", "width", "layout", "vocab"):
         words = re.sub(rf"(?<![\w.(]){name}=(?=[\s,;:)]|$)", f"--{name.replace('_', '-')}", words)
     return words
 
 
-def with_options(report: "Report") -> "Report":
-    """The report, with what to declare as one types it here."""
+def declare_with_flags(report: "Report") -> "Report":
+    """The report, with declarations as command-line flags."""
     facts = [
         each
         if each.failure is None
-        else replace(each, failure=replace(each.failure, declare=option(each.failure.declare)))
+        else replace(each, failure=replace(each.failure, declare=declaration_flags(each.failure.declare)))
         for each in report.facts
     ]
     return replace(report, facts=tuple(facts))
 
 
-def option(declare: str) -> str:
-    """A declaration as options: `causal=False, window_after=1` becomes `--no-causal --window-after 1`."""
+def declaration_flags(declare: str) -> str:
+    """A declaration as flags: `causal=False, window_after=1` becomes `--no-causal --window-after 1`."""
     if not declare:
         return declare
-    called = ast.parse(f"f({declare})", mode="eval").body
-    assert isinstance(called, ast.Call)
+    call = ast.parse(f"f({declare})", mode="eval").body
+    assert isinstance(call, ast.Call)
     words = []
-    for each in called.keywords:
+    for each in call.keywords:
         name, value = str(each.arg).replace("_", "-"), ast.literal_eval(each.value)
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
@@ -176,73 +149,75 @@ def option(declare: str) -> str:
     return " ".join(words)
 
 
-def load(target: str) -> object:
-    """The thing meant by module:name or file.py:name. A class is called without arguments."""
-    from importlib import import_module
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not name:
-        raise ConfigError(f"{target!r} does not name a thing; write package.module:name, or path/to/file.py:name")
-    if place.endswith(".py"):
-        path = Path(place)
-        if not path.is_file():
-            raise ConfigError(f"there is no file {place}; give its path as seen from here")
-        spec = spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = module_from_spec(spec)
-        # as python itself does: what lies beside the file can be imported, and the file is a module that can be found
-        sys.path.insert(0, str(path.resolve().parent))
-        known = sys.modules.setdefault(path.stem, module)
-        try:
-            spec.loader.exec_module(module)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # sys.exit() too: what ends before it was checked is no pass
-            if known is module:
-                del sys.modules[path.stem]
-            raise ConfigError(f"{place} does not load: {type(error).__name__}: {error}; run it by itself") from error
-    else:
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            module = import_module(place)
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"there is no module {place}: {error}; give a path to a file, or install it") from error
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise ConfigError(f"{place} does not load: {type(error).__name__}: {error}; import it by itself") from error
-    thing: object = module
+def load_target(target: str) -> object:
+    """The object named by module:name or file.py:name. A class is instantiated without arguments."""
+    source, colon, name = target.rpartition(":")
+    if not colon or not source or not name:
+        raise ConfigError(f"{target!r} is not a target; write package.module:name, or path/to/file.py:name")
+    module = _load_file(source) if source.endswith(".py") else _load_module(source)
+    found: object = module
     for part in name.split("."):
-        if not hasattr(thing, part):
+        if not hasattr(found, part):
             near = ", ".join(other for other in vars(module) if not other.startswith("_"))
-            raise ConfigError(f"{place} has no {name}; it has: {near}")
-        thing = getattr(thing, part)
-    if not isinstance(thing, type):
-        return thing
+            raise ConfigError(f"{source} has no {name}; it has: {near}")
+        found = getattr(found, part)
+    if not isinstance(found, type):
+        return found
+    advice = f"; check an instance: write mine = {found.__name__}(...) in a file of your own, and pass file.py:mine"
+    return _guard(found, f"{target} is a class that cannot be made without arguments", advice)
+
+
+def _guard(run: Callable[[], Any], words: str, advice: str) -> Any:
+    """Call a foreign function; sys.exit() in it is an error too, so that it is not taken for success."""
     try:
-        return thing()
+        return run()
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise ConfigError(
-            f"{target} is a class that cannot be made without arguments ({type(error).__name__}: {error}); check an "
-            f"instance: write mine = {thing.__name__}(...) in a file of your own, and give file.py:mine"
-        ) from error
+        raise ConfigError(f"{words}: {type(error).__name__}: {error}{advice}") from error
+
+
+def _load_file(source: str) -> Any:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError(f"there is no file {source}; give its path from here")
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module, load = module_from_spec(spec), spec.loader.exec_module
+    # as `python file.py` does: files in the same folder can be imported, and the module is in sys.modules
+    sys.path.insert(0, str(path.resolve().parent))
+    known = sys.modules.setdefault(path.stem, module)
+    try:
+        _guard(lambda: load(module), f"{source} cannot be loaded", "; run it by itself")
+    except ConfigError:
+        if known is module:
+            del sys.modules[path.stem]
+        raise
+    return module
+
+
+def _load_module(source: str) -> Any:
+    from importlib import import_module
+
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return _guard(lambda: import_module(source), f"{source} cannot be loaded", "; import it by itself")
+    except ConfigError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise ConfigError(f"there is no module {source}: {error.__cause__}; pass a path, or install it") from error
+        raise
 
 
 def show_facts(facts: "Mapping[str, Sequence[Fact]]", json: bool) -> None:
+    """Print every fact, as tables or as JSON."""
     if json:
+        texts = ("name", "student", "engineer", "cause")
         show_json(
             [
-                {
-                    "of": kind,
-                    "name": fact.name,
-                    "student": fact.student,
-                    "engineer": fact.engineer,
-                    "cause": fact.cause,
-                }
+                {"of": kind, **{x: getattr(fact, x) for x in texts}}
                 for kind, several in facts.items()
                 for fact in several
             ]

@@ -1,8 +1,22 @@
-"""The conformance checker: what an attention or a decoder breaks, by name, in words, with the smallest input."""
+"""The conformance checker: which rules an attention or a decoder breaks, with the smallest input that shows it.
 
-from regard.conform.check import check
-from regard.conform.make_probe import probe_of
-from regard.conform.pytest_class import conformance
-from regard.conform.report import Report
+Names are imported when they are used, so that the command line can read `CheckOptions` without importing torch.
+"""
 
-__all__ = ["Report", "check", "conformance", "probe_of"]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from regard.conform.checker import check as check
+    from regard.conform.pytest_class import conformance as conformance
+    from regard.conform.report import Report as Report
+
+__all__ = ["Report", "check", "conformance"]
+
+_MODULES = {"Report": "report", "check": "checker", "conformance": "pytest_class"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,188 +1,190 @@
-"""A broken rule as Python that runs as it stands. Its last line is what it gives, and a comment what it should be."""
+"""Write a broken rule as Python code that runs; the comments at its end say what it gives and what it should give."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.conform.callable_under_test import GROUPED, CallConvention, Subject
-from regard.conform.inputs import Inputs, exact, rounded
+from regard.conform.attention_under_test import AttentionUnderTest, CallCode
+from regard.conform.inputs import QKV, Inputs, rounded_tensor_code, tensor_code
 from regard.see.adapters import Probe
 
-WRITABLE = 48  # more numbers than these are not written: the one that is farthest off stands for them
-SIMPLE = (int, float, str, bool)
+MAX_NUMBERS = 48  # of an output that is written in full; of a larger one only the worst entry is written
+SIMPLE_TYPES = (int, float, str, bool)
 
 
 @dataclass(frozen=True)
 class Raised:
-    """In place of an answer: what the call raises."""
+    """The exception of a call, in place of an output."""
 
     kind: str
-    words: str
+    message: str
 
     @classmethod
-    def of(cls, error: Exception) -> "Raised":
+    def from_error(cls, error: Exception) -> "Raised":
         return cls(type(error).__name__, (str(error).strip().splitlines() or [""])[0])
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
 
 
 @dataclass(frozen=True)
 class AtMost:
-    """In place of a number that is expected: the largest one that is allowed."""
+    """The largest allowed number, in place of an expected one."""
 
     most: float
 
 
 @dataclass(frozen=True)
-class Ask:
-    """How a call of the subject is written, with the arguments that these inputs call for."""
+class CallWriter:
+    """Writes a call of the attention as code, with the arguments that the inputs need."""
 
-    subject: Subject
+    attention: AttentionUnderTest
     inputs: Inputs
 
     @property
     def before(self) -> list[str]:
-        """What has to stand before the first call."""
-        return list(self.subject.way.before) if self.subject.way is not None else []
+        """The lines before the first call."""
+        return list(self.attention.code.before) if self.attention.code is not None else []
 
     @property
     def name(self) -> str:
-        return self.subject.probe.name if self.subject.way is None else self.subject.way.call
+        return self.attention.probe.name if self.attention.code is None else self.attention.code.name
 
     @property
-    def settings(self) -> list[str]:
-        """Its keyword arguments."""
-        subject, inputs = self.subject, self.inputs
-        given = [f"{name}={value!r}" for name, value in subject.causal_given(inputs.causal).items()]
-        if inputs.k.shape[1] < inputs.q.shape[1]:
-            given += [f"{name}=True" for name in GROUPED if name in subject.probe.parameters]
-        if inputs.visible is not None and subject.mask is not None:
-            given.append(f"{subject.mask.name}={subject.mask.name}")
-        return given
+    def keywords(self) -> list[str]:
+        a, inputs = self.attention, self.inputs
+        given = {**a.causal_keywords(inputs.causal), **a.grouped_keywords(inputs.q, inputs.k)}
+        written = [f"{name}={value!r}" for name, value in given.items()]
+        if inputs.visible is not None and a.mask is not None:
+            written.append(f"{a.mask.name}={a.mask.name}")
+        return written
 
     def __call__(self, q: str = "q", k: str = "k", v: str = "v", *more: str) -> str:
-        return f"{self.name}({', '.join([q, k, v, *self.settings, *more])})"
+        return f"{self.name}({', '.join([q, k, v, *self.keywords, *more])})"
+
+    def each(self, form: str) -> str:
+        """A call in which q, k and v are each changed in the same way: `form` is formatted with their names."""
+        return self(*(form.format(name) for name in QKV))
 
     def weights(self, *more: str) -> str:
-        """The weights: the answer where v is the identity, a few columns at a time where v has a fixed width."""
+        """The weights: the output for v = identity, some columns at a time if v has a fixed width."""
         b, _, g, _, j, c, _ = self.inputs.sizes
         cast = "" if self.inputs.dtype == torch.float32 else f", dtype={self.inputs.dtype}"
-        if self.subject.free_widths:
+        if self.attention.free_widths:
             return self("q", "k", f"torch.eye({j}{cast}).repeat({b}, {g}, 1, 1)", *more)
         part = self("q", "k", f"part.repeat({b}, {g}, 1, 1)", *more)
         columns = f"torch.eye({math.ceil(j / c) * c}{cast})[:{j}].split({c}, 1)"
         return f"torch.cat([{part} for part in {columns}], -1)[..., :{j}]"
 
 
-Shows = Callable[[Ask], Sequence[str]]  # the lines that make what is complained about; the last one gives it a name
+WriteLines = Callable[[CallWriter], Sequence[str]]  # the lines of an example; the last one assigns what is wrong
 
 
-def example(
-    subject: Subject, inputs: Inputs, got: object, expected: object, shows: Shows | None, drawn: dict[str, int]
+def write_weights(call: CallWriter) -> list[str]:
+    """The line that reads the weights."""
+    return [f"weights = {call.weights()}"]
+
+
+def write_example(
+    a: AttentionUnderTest,
+    inputs: Inputs,
+    got: object,
+    expected: object,
+    lines: WriteLines | None = None,
+    seeds: dict[str, int] | None = None,
 ) -> str:
-    """The Python. `drawn` holds the seeds of those of q, k and v that have too many numbers to be written."""
-    ask = Ask(subject, inputs)
-    lines = ask.before
-    for name in ("q", "k", "v"):
+    """The code. `seeds` holds the seeds of those of q, k and v that are too large to be written out."""
+    call = CallWriter(a, inputs)
+    written = call.before
+    for name in QKV:
         x = getattr(inputs, name)
-        if name in drawn:
-            lines += [f"torch.manual_seed({drawn[name]})", f"{name} = {drawing(x)}"]
+        if seeds and name in seeds:
+            written += [f"torch.manual_seed({seeds[name]})"] if seeds[name] >= 0 else []
+            written.append(f"{name} = {randn_code(x)}")
         else:
-            lines.append(f"{name} = {exact(x)}")
-    if inputs.visible is not None and subject.mask is not None:
-        lines.append(f"{subject.mask.name} = {exact(subject.mask.filled(inputs.visible, inputs.dtype))}")
-    lines += [f"out = {ask()}"] if shows is None else shows(ask)
-    return "\n".join([*lines, *ending(lines[-1], got, expected)])
+            written.append(f"{name} = {tensor_code(x)}")
+    if inputs.visible is not None and a.mask is not None:
+        written.append(f"{a.mask.name} = {tensor_code(a.mask.convert(inputs.visible, inputs.dtype))}")
+    written += [f"out = {call()}"] if lines is None else lines(call)
+    return "\n".join([*written, *result_comments(written[-1], got, expected)])
 
 
-def drawn_example(subject: Subject, inputs: Inputs, got: object, expected: object, shows: Shows, seed: int = 0) -> str:
-    """The Python of a call whose q, k and v are as they were drawn with a seed, one after the other."""
-    ask = Ask(subject, inputs)
-    drawings = [f"{name} = {drawing(getattr(inputs, name))}" for name in ("q", "k", "v")]
-    lines = [*ask.before, f"torch.manual_seed({seed})", *drawings]
-    if inputs.visible is not None and subject.mask is not None:
-        lines.append(f"{subject.mask.name} = {exact(subject.mask.filled(inputs.visible, inputs.dtype))}")
-    lines += shows(ask)
-    return "\n".join([*lines, *ending(lines[-1], got, expected)])
-
-
-def drawing(x: Tensor) -> str:
-    """How a tensor of these sizes is drawn."""
+def randn_code(x: Tensor) -> str:
+    """The call that draws a random tensor of this shape and dtype."""
     cast = "" if x.dtype == torch.float64 else f".to({x.dtype})"
     return f"torch.randn{tuple(x.shape)}".replace(")", f", dtype=torch.float64){cast}")
 
 
-def drawn_like(x: Tensor, seed: int) -> Tensor:
-    """What that drawing gives."""
+def randn_like(x: Tensor, seed: int) -> Tensor:
+    """What that call gives after `torch.manual_seed(seed)`."""
     source = torch.Generator().manual_seed(seed)
     return torch.randn(x.shape, generator=source, dtype=torch.float64).to(x.dtype)
 
 
-def ending(last: str, got: object, expected: object) -> list[str]:
-    """What the last line gives, and what it should give."""
+def result_comments(last: str, got: object, expected: object) -> list[str]:
+    """What the last line gives and what it should give, as comments."""
     if isinstance(got, Raised):
-        return [f"# raises {got.kind}: {got.words}"]
+        return [f"# raises {got}"]
     lines = []
-    if isinstance(got, Tensor) and isinstance(expected, Tensor) and got.numel() > WRITABLE:
+    if isinstance(got, Tensor) and isinstance(expected, Tensor) and got.numel() > MAX_NUMBERS:
         name = last.partition(" = ")[0]
-        off = (got.double() - expected.double()).abs().nan_to_num(torch.inf)
-        place = [int(index) for index in torch.unravel_index(off.argmax(), off.shape)]
-        lines.append(f"{name} = {name}[{', '.join(map(str, place))}].item()")
-        got, expected = got[tuple(place)].item(), expected[tuple(place)].item()
+        error = (got.double() - expected.double()).abs().nan_to_num(torch.inf)
+        worst = [int(index) for index in torch.unravel_index(error.argmax(), error.shape)]
+        lines.append(f"{name} = {name}[{', '.join(map(str, worst))}].item()")
+        got, expected = got[tuple(worst)].item(), expected[tuple(worst)].item()
     digits = 6
-    while digits < 17 and _said(got, digits) == _said(expected, digits):
+    while digits < 17 and _value_code(got, digits) == _value_code(expected, digits):
         digits += 1
-    lines.append(f"# gives     {_said(got, digits)}")
+    lines.append(f"# gives     {_value_code(got, digits)}")
     if isinstance(expected, AtMost):
         lines.append(f"# should be at most {expected.most:.3g}")
     elif expected is not None:
-        lines.append(f"# should be {_said(expected, digits)}")
+        lines.append(f"# should be {_value_code(expected, digits)}")
     return lines
 
 
-def _said(value: Any, digits: int) -> str:
+def _value_code(value: Any, digits: int) -> str:
     if isinstance(value, Tensor):
-        return rounded(value.detach(), digits)
+        return rounded_tensor_code(value.detach(), digits)
     if isinstance(value, float):
         return repr(float(f"{value:.{digits}g}")) if math.isfinite(value) else f"float({str(value)!r})"
     return repr(value)
 
 
-def way_of(fn: object, subject: Subject, options: Mapping[str, object], special: bool = False) -> CallConvention:
-    """How a call is written: by the function's own name where it takes q, k and v as they are, else by as_probe.
-
-    special  as_probe alone asks in another way than the checker does, which has a probe_of of its own
-    """
+def find_call_code(fn: object, a: AttentionUnderTest) -> CallCode:
+    """How a call is written: by the function's own name if it takes q, k and v in our layout, else with `as_probe`."""
     name = str(getattr(fn, "__name__", ""))
     if isinstance(fn, Probe):
-        return CallConvention(("# probe: the one that was handed to check",), "probe.call")
-    given = {key: value for key, value in options.items() if value is not None}
+        return CallCode(("# probe: the one that was passed to check",), "probe.call")
+    given = a.declared.probe_options
     own = name if name.isidentifier() else "f"
-    if not special and not isinstance(fn, nn.Module) and not given and _plain(fn, subject):
-        return CallConvention(() if own == name else (f"# f: the {subject.probe.name} that was handed to check",), own)
+    if not isinstance(fn, nn.Module) and not given and _is_plain(fn, a):
+        return CallCode(() if own == name else (f"# f: the {a.probe.name} that was passed to check",), own)
     shown = "module" if isinstance(fn, nn.Module) else own
-    said = "".join(
-        f", {key}={value!r}" if isinstance(value, SIMPLE) else f", {key}={key}" for key, value in given.items()
+    options = "".join(
+        f", {key}={value!r}" if isinstance(value, SIMPLE_TYPES) else f", {key}={key}" for key, value in given.items()
     )
-    others = [key for key, value in given.items() if not isinstance(value, SIMPLE)]
-    probe = "probe_of" if special else "as_probe"
-    lines = ["from regard.conform import probe_of" if special else "from regard.see import as_probe"]
+    others = [key for key, value in given.items() if not isinstance(value, SIMPLE_TYPES)]
+    lines = ["from regard.see import as_probe"]
     if shown != name or others:
-        lines.append(f"# {', '.join([shown, *others])}: what was handed to check, {subject.probe.name}")
+        lines.append(f"# {', '.join([shown, *others])}: what was passed to check, {a.probe.name}")
     evaluated = f"{shown}.eval()" if isinstance(fn, nn.Module) else shown
-    return CallConvention((*lines, f"attend = {probe}({evaluated}{said}).call"), "attend")
+    return CallCode((*lines, f"attend = as_probe({evaluated}{options}).call"), "attend")
 
 
-def _plain(fn: object, subject: Subject) -> bool:
-    """Whether it answers with a tensor of ours when it is called with q, k and v and nothing else."""
-    if not callable(fn) or subject.probe.layout != "b h n c":
+def _is_plain(fn: object, a: AttentionUnderTest) -> bool:
+    """Whether fn(q, k, v) returns a tensor in our layout."""
+    if not callable(fn) or a.probe.layout != "b h n c":
         return False
-    inputs = subject.draw(6, 6, h=4, e=4, causal=False, dtype=torch.float32)
+    inputs = a.random_inputs(6, 6, h=4, e=4, causal=False, dtype=torch.float32)
     try:
-        return isinstance(fn(inputs.q, inputs.k, inputs.v), Tensor)
+        out = fn(inputs.q, inputs.k, inputs.v)
+        return isinstance(out, Tensor)
     except TypeError:
         return False  # an argument that the probe fills in
     except Exception:
-        return True  # that it raises is what will be shown
+        return True  # the exception is what will be shown

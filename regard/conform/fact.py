@@ -1,4 +1,4 @@
-"""What a fact of attention is: a rule, in the words of a student and of an engineer, and a test of it."""
+"""A fact: a rule that every attention keeps, in the words of a student and of an engineer, and its test."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,50 +9,51 @@ from regard.base.registry import Registry
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rule was broken: in words, and with the smallest input that shows it."""
+    """A broken rule: what was found, and the smallest input that shows it."""
 
     found: str
-    example: str = ""  # python that shows it
-    declare: str = ""  # what to declare if it is meant so
+    example: str = ""  # Python code
+    declare: str = ""  # the options that make it right, if it is on purpose
 
 
 class NotApplicableError(Exception):
-    """The fact has nothing to say here, and why."""
+    """The fact does not apply to this attention; the message says why."""
+
+
+FactTest = Callable[[Any], Failure | None]
 
 
 @dataclass(frozen=True)
 class Fact:
     """A rule.
 
-    fatal         where it is broken, nothing after it can be measured, so all of that is explained by it
-    explained_by  rules that, broken, break this one too
+    student, engineer  the rule in two wordings
+    cause              the usual mistakes that break it
+    fatal              if it is broken, later facts cannot be measured and are reported as explained by it
+    explained_by       other facts that break this one too
+    slow               left out by `quick=True`
     """
 
     name: str
     student: str
     engineer: str
     cause: str
-    test: Callable[[Any], Failure | None]
+    test: FactTest
     fatal: bool = False
     explained_by: tuple[str, ...] = ()
     slow: bool = False
 
 
-def fact(
-    kept: Registry[Fact],
-    name: str,
-    *,
-    student: str,
-    engineer: str,
-    cause: str,
-    fatal: bool = False,
-    explained_by: tuple[str, ...] = (),
-    slow: bool = False,
-) -> Callable[[Callable[[Any], Failure | None]], Callable[[Any], Failure | None]]:
-    """Keep a test as the fact of that name. Facts of one registry are tested in the order in which they are kept."""
+def fact(registry: Registry[Fact], name: str, **settings: Any) -> Callable[[FactTest], FactTest]:
+    """Register a test as a fact. Facts are tested in the order in which they are registered.
 
-    def keep(test: Callable[[Any], Failure | None]) -> Callable[[Any], Failure | None]:
-        kept.add(name)(Fact(name, student, engineer, cause, test, fatal, explained_by, slow))
+    The docstring of the test has three paragraphs: the rule for a student, the rule for an engineer, and the usual
+    causes after "Usual causes: ".
+    """
+
+    def register(test: FactTest) -> FactTest:
+        student, engineer, cause = (" ".join(part.split()) for part in (test.__doc__ or "\n\n\n\n").split("\n\n"))
+        registry.add(name)(Fact(name, student, engineer, cause.removeprefix("Usual causes: "), test, **settings))
         return test
 
-    return keep
+    return register

@@ -1,4 +1,4 @@
-"""What an attention is asked: queries, keys, values, and perhaps a mask. It can be cut down and written out."""
+"""The inputs of one attention call, and tensors written as Python code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-LONGEST = 1200  # characters of a line of an example that anybody reads
+MAX_LINE = 1200  # characters of a printed line of an example
+QKV = ("q", "k", "v")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One call. `causal` asks for it through the argument that the attention has for it, where it has one."""
+    """One call. `causal` sets the causal argument of the attention, if it has one."""
 
     q: Float[Tensor, "b h i c"]
     k: Float[Tensor, "b g j c"]
@@ -28,91 +29,110 @@ class Inputs:
         return b, h, self.k.shape[1], i, self.k.shape[2], c, self.v.shape[3]
 
     @property
+    def pair_shape(self) -> tuple[int, int, int, int]:
+        """b, h, i, j."""
+        b, h, _, i, j, _, _ = self.sizes
+        return b, h, i, j
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.q.dtype
 
     def to(self, dtype: torch.dtype) -> "Inputs":
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
 
-    def having(self, **tensors: Tensor) -> "Inputs":
-        """The same call with other q, k or v."""
+    def with_tensors(self, **tensors: Tensor) -> "Inputs":
+        """The same call with another q, k or v."""
+        q, k, v = (tensors.get(name, getattr(self, name)) for name in QKV)
+        return Inputs(q, k, v, self.visible, self.causal)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+        """The same call with q, k and v changed by a function."""
+        return self.with_tensors(**{name: change(getattr(self, name)) for name in QKV})
+
+    def neutral(self) -> "Inputs":
+        """The same call with q = 0, k = 1 and v = 1."""
         return Inputs(
-            tensors.get("q", self.q), tensors.get("k", self.k), tensors.get("v", self.v), self.visible, self.causal
+            torch.zeros_like(self.q), torch.ones_like(self.k), torch.ones_like(self.v), self.visible, self.causal
         )
 
-    def cut(self, axis: str, keep: Tensor, square: bool = False) -> "Inputs":
-        """Only those entries of one axis: b, h, i, j, c or e. `square` cuts i and j together."""
+    def with_zero_queries(self) -> "Inputs":
+        """The same call with q = 0, which shows mask and bias."""
+        return self.with_tensors(q=torch.zeros_like(self.q))
+
+    def select(self, axis: str, index: Tensor, square: bool = False) -> "Inputs":
+        """Only these entries of one axis: b, h, i, j, c or e. `square` selects the same of i and j."""
         q, k, v, visible = self.q, self.k, self.v, self.visible
         _, h, g, *_ = self.sizes
         if axis == "b":
-            q, k, v = q[keep], k[keep], v[keep]
-            visible = None if visible is None else visible[keep]
+            q, k, v = q[index], k[index], v[index]
+            visible = None if visible is None else visible[index]
         elif axis == "h":
-            q, visible = q[:, keep], None if visible is None else visible[:, keep]
-            k, v = (k, v) if g < h else (k[:, keep], v[:, keep])
+            q, visible = q[:, index], None if visible is None else visible[:, index]
+            k, v = (k, v) if g < h else (k[:, index], v[:, index])
         elif axis == "c":
-            q, k = q[..., keep], k[..., keep]
+            q, k = q[..., index], k[..., index]
         elif axis == "e":
-            v = v[..., keep]
+            v = v[..., index]
         if axis == "i" or (axis == "j" and square):
-            q, visible = q[:, :, keep], None if visible is None else visible[:, :, keep]
+            q, visible = q[:, :, index], None if visible is None else visible[:, :, index]
         if axis == "j" or (axis == "i" and square):
-            k, v, visible = k[:, :, keep], v[:, :, keep], None if visible is None else visible[..., keep]
+            k, v, visible = k[:, :, index], v[:, :, index], None if visible is None else visible[..., index]
         return replace(self, q=q, k=k, v=v, visible=visible)
 
 
-def exact(x: Tensor) -> str:
-    """A tensor as one types it, every digit of it, or the shortest call that makes it."""
+def hide_later_half(inputs: Inputs) -> Inputs:
+    """The same call with a mask that hides the later half of the keys from every query."""
+    visible = torch.ones(inputs.pair_shape, dtype=torch.bool)
+    visible[..., inputs.k.shape[2] // 2 + 1 :] = False
+    return replace(inputs, visible=visible)
+
+
+def tensor_code(x: Tensor) -> str:
+    """A tensor as Python code, with every digit or as the shortest call that makes it."""
     x = x.detach()
-    if x.dim() > 2 and not _uniform(x) and x.shape[:-2].numel() > 2 and bool((x == x.flatten(0, -3)[0]).all()):
-        return f"{exact(x.flatten(0, -3)[0])}.repeat({', '.join(map(str, x.shape[:-2]))}, 1, 1)"
+    if x.dim() > 2 and not _constant(x) and x.shape[:-2].numel() > 2 and bool((x == x.flatten(0, -3)[0]).all()):
+        return f"{tensor_code(x.flatten(0, -3)[0])}.repeat({', '.join(map(str, x.shape[:-2]))}, 1, 1)"
     if not x.is_floating_point():
-        return (
-            f"torch.full({tuple(x.shape)}, {x.flatten()[0].item()})" if _uniform(x) else f"torch.tensor({x.tolist()})"
-        )
-    for fill in ("nan", "inf", "-inf"):
-        # a tensor that is simple but for whole rows of NaN or infinity
-        odd = x.isnan() if fill == "nan" else x == float(fill)
-        rows = odd.transpose(0, -2).flatten(1).all(1).nonzero()[:, 0] if x.dim() > 1 else x.new_zeros(0)
-        plain = torch.where(odd, _first(x[~odd]), x)
-        if len(rows) and int(odd.sum()) == len(rows) * x.numel() // x.shape[-2] and _uniform(plain):
-            return f"{exact(plain)}.index_fill(-2, torch.tensor({rows.tolist()}), float({fill!r}))"
-    if _uniform(x) and x.flatten()[0].item() in (0, 1):
-        return f"torch.{'zeros' if x.flatten()[0] == 0 else 'ones'}{tuple(x.shape)}{_of(x)}"
-    # the shortest digits that tell a number from the next one of its dtype
-    say: Callable[[float], str] = repr if x.dtype == torch.float64 else lambda value: str(np.float32(value))
-    if _uniform(x):
-        return f"torch.full({tuple(x.shape)}, {_listed(x.flatten()[0].item(), say)}{_of(x, ', ')})"
-    return f"torch.tensor({_listed(x.tolist(), say)}{_of(x, ', ')})"
+        first = x.flatten()[0].item()
+        return f"torch.full({tuple(x.shape)}, {first})" if _constant(x) else f"torch.tensor({x.tolist()})"
+    rows = x.isnan().transpose(0, -2).flatten(1).all(1).nonzero()[:, 0] if x.dim() > 1 else x.new_zeros(0)
+    finite = x[~x.isnan()]
+    plain = x.nan_to_num(float(finite[0]) if len(finite) else 0.0)
+    if len(rows) and int(x.isnan().sum()) == len(rows) * x.numel() // x.shape[-2] and _constant(plain):
+        return f"{tensor_code(plain)}.index_fill(-2, torch.tensor({rows.tolist()}), float('nan'))"
+    if _constant(x) and x.flatten()[0].item() in (0, 1):
+        return f"torch.{'zeros' if x.flatten()[0] == 0 else 'ones'}{tuple(x.shape)}{_dtype_code(x)}"
+    # the fewest digits that identify a number of this dtype
+    write: Callable[[float], str] = repr if x.dtype == torch.float64 else lambda value: str(np.float32(value))
+    if _constant(x):
+        return f"torch.full({tuple(x.shape)}, {_list_code(x.flatten()[0].item(), write)}{_dtype_code(x, ', ')})"
+    return f"torch.tensor({_list_code(x.tolist(), write)}{_dtype_code(x, ', ')})"
 
 
-def rounded(x: Tensor, digits: int = 6) -> str:
-    """A tensor to so many digits."""
-    if x.is_floating_point() and _uniform(x) and x.flatten()[0].item() in (0, 1):
-        return exact(x)
-    return f"torch.tensor({_listed(x.tolist(), lambda value: f'{value:.{digits}g}')}{_of(x, ', ')})"
+def rounded_tensor_code(x: Tensor, digits: int = 6) -> str:
+    """A tensor as Python code, rounded to some digits."""
+    if x.is_floating_point() and _constant(x) and x.flatten()[0].item() in (0, 1):
+        return tensor_code(x)
+    return f"torch.tensor({_list_code(x.tolist(), lambda value: f'{value:.{digits}g}')}{_dtype_code(x, ', ')})"
 
 
-def _uniform(x: Tensor) -> bool:
+def _constant(x: Tensor) -> bool:
     return x.numel() > 1 and bool((x == x.flatten()[0]).all())
 
 
-def _first(x: Tensor) -> Tensor:
-    return x.flatten()[0] if x.numel() else x.new_zeros(())
-
-
-def _of(x: Tensor, before: str = "") -> str:
+def _dtype_code(x: Tensor, before: str = "") -> str:
     if x.dtype in (torch.float32, torch.bool, torch.int64):
         return ""
     return f"{before}dtype={x.dtype}" if before else f".to({x.dtype})"
 
 
-def _listed(value: object, say: Callable[[float], str]) -> str:
+def _list_code(value: object, write: Callable[[float], str]) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(_listed(entry, say) for entry in value)}]"
+        return f"[{', '.join(_list_code(entry, write) for entry in value)}]"
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
             return f"float({str(value)!r})"
-        said = say(value)
-        return said if "." in said or "e" in said else f"{said}.0"
+        text = write(value)
+        return text if "." in text or "e" in text else f"{text}.0"
     return str(value)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.conform.check import check
+from regard.conform.checker import check
 from regard.conform.report import Report
 from regard.integrations.torchvision import let_torchvision_load
 
@@ -72,11 +72,11 @@ def _x_transformers(**settings: Any) -> nn.Module:
     return made.eval()
 
 
-UNTOLD = ("layout", "not asked")  # in the table
+HIDDEN = ("layout", "untested arguments")  # in the table
 _SMALL = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 24, "num_hidden_layers": 1}
 _GPT2 = {"n_embd": 24, "n_head": 3, "n_layer": 1, "n_positions": 512, "vocab_size": 11}
-_POISON = (("poison", "reaches"),)
-_ADDITIVE = (*_POISON, ("mask_values", "additive"), ("blind_rows", "nan"))
+_POISON = (("masked_nan", "propagates"),)
+_ADDITIVE = (*_POISON, ("mask_values", "additive"), ("fully_masked_rows", "nan"))
 
 LIBRARIES = (
     Library("torch", "scaled_dot_product_attention", lambda: nn.functional.scaled_dot_product_attention, _POISON),
@@ -85,7 +85,7 @@ LIBRARIES = (
             "torch",
             f"nn.MultiheadAttention, need_weights={wanted}",
             lambda: nn.MultiheadAttention(12, 3, batch_first=True),
-            (*_POISON, ("blind_rows", "nan" if wanted else "zero"), ("mask_polarity", "drop")),
+            (*_POISON, ("fully_masked_rows", "nan" if wanted else "zeros"), ("mask_polarity", "drop")),
             (("need_weights", wanted),),
         )
         for wanted in (True, False)
@@ -106,7 +106,7 @@ LIBRARIES = (
         for kind in ("eager", "sdpa")
     ),
     Library("timm", "Attention, fused", lambda: _timm(), _POISON),
-    Library("timm", "Attention, not fused", lambda: _fused(_timm(), False), (*_POISON, ("blind_rows", "nan"))),
+    Library("timm", "Attention, not fused", lambda: _fused(_timm(), False), (*_POISON, ("fully_masked_rows", "nan"))),
     Library("x_transformers", "Attention", lambda: _x_transformers(heads=3), _POISON),
     Library(
         "x_transformers",
@@ -160,8 +160,8 @@ def rows(packages: tuple[str, ...] = ()) -> Iterator[str]:
         if isinstance(report, str):
             yield f"| {package}: {library.name} | {report} | not checked |"
             continue
-        conventions = "; ".join(f"{each.name}: {each.value}" for each in report.conventions if each.name not in UNTOLD)
-        broken = ", ".join(f"`{result.name}`" for result in report.failed) or "none"
+        conventions = "; ".join(f"{each.name}: {each.value}" for each in report.conventions if each.name not in HIDDEN)
+        broken = ", ".join(f"`{result.name}`" for result in report.failures) or "none"
         yield f"| {package}: {library.name} | {conventions} | {broken} |"
 
 

@@ -1,35 +1,37 @@
-"""A test class for any project: one test a fact. `TestMine = conformance(my_attention, causal=True)`."""
+"""`conformance`: a pytest class with one test per fact, for any project."""
 
 from collections.abc import Callable
 from typing import Any
 from unittest import SkipTest
 
-from regard.conform.check import check, planned
-from regard.conform.report import FAILED, PASSED, Report, explained
+from regard.conform.checker import check, plan_check
+from regard.conform.report import FAILED, PASSED, Report, failure_text
 
 
-def conformance(fn: object, *, quick: bool = True, **settings: Any) -> type:
-    """A class with one test for every fact, to be assigned or inherited from in a test file.
+def conformance(fn: object, *, quick: bool = True, **options: Any) -> type:
+    """A class with one test per fact, to be assigned or inherited from in a test file.
 
-    The settings are those of `check`: what is declared, and `only` or `without` where not all facts are tested. One
-    that makes no sense is refused here. The check runs once, when the first of its tests does. Facts that do not apply
-    are skipped with their reason. pytest collects it, and nothing of pytest is needed to make it.
+    options  those of `check`, such as causal=True or only=["scale"]; a wrong one raises here
+
+    The check runs once, with the first test. Facts that do not apply are skipped with their reason.
+
+    >>> TestMine = conformance(my_attention, causal=True)
     """
-    names = [each.name for each in planned(fn, quick=quick, **settings).facts]
-    kept: list[Report] = []
+    names = [each.name for each in plan_check(fn, quick=quick, **options).facts]
+    reports: list[Report] = []
 
-    def test_of(name: str) -> Callable[[object], None]:
+    def make_test(name: str) -> Callable[[object], None]:
         def test(self: object) -> None:
-            __tracebackhide__ = True  # what pytest shows is the story, not these lines
-            if not kept:
-                kept.append(check(fn, quick=quick, **settings))
-            result = kept[0][name]
+            __tracebackhide__ = True  # pytest shows the message only
+            if not reports:
+                reports.append(check(fn, quick=quick, **options))
+            result = reports[0][name]
             if result.status == FAILED:
-                raise AssertionError(explained(result))
+                raise AssertionError(failure_text(result))
             if result.status != PASSED:
                 raise SkipTest(result.reason)
 
         return test
 
-    tests = {f"test_{name.replace('-', '_')}": test_of(name) for name in names}
-    return type("TestConformance", (), {"__doc__": "Every fact of attention, tested.", **tests})
+    tests = {f"test_{name.replace('-', '_')}": make_test(name) for name in names}
+    return type("TestConformance", (), {"__doc__": "One test per fact of attention.", **tests})

@@ -1,4 +1,4 @@
-"""What a check found: conventions by name, and every fact passed, failed, explained by another or not applicable."""
+"""The report of a check: the conventions, and for every fact whether it passed, failed or does not apply."""
 
 import json as json_format
 from collections.abc import Iterator
@@ -10,18 +10,17 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from regard.conform.fact import Fact, Failure
-from regard.conform.inputs import LONGEST
+from regard.conform.inputs import MAX_LINE
 
 PASSED, FAILED, EXPLAINED, NOT_APPLICABLE = "passed", "failed", "explained", "not applicable"
-MARKS = {PASSED: "ok", FAILED: "FAILED", EXPLAINED: "explained", NOT_APPLICABLE: "-"}
 
 
 @dataclass(frozen=True)
-class Result:
-    """One fact, and how it went."""
+class FactResult:
+    """One fact and its result."""
 
     fact: Fact
-    status: str
+    status: str  # "passed", "failed", "explained" (by another broken fact) or "not applicable"
     reason: str = ""
     failure: Failure | None = None
 
@@ -32,7 +31,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Convention:
-    """Something that attention leaves open: what was found, and whether it was declared so."""
+    """A choice that attention leaves open: the measured value, and the declared one."""
 
     name: str
     value: str
@@ -41,138 +40,129 @@ class Convention:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a check."""
+    """The result of a check. `print` it to read it."""
 
     subject: str
     kind: str  # attention or decoder
-    facts: tuple[Result, ...]
+    facts: tuple[FactResult, ...]
     conventions: tuple[Convention, ...]
 
     @property
     def ok(self) -> bool:
-        return not self.failed
+        """Whether no fact failed."""
+        return not self.failures
 
     @property
-    def failed(self) -> tuple[Result, ...]:
+    def failures(self) -> tuple[FactResult, ...]:
+        """The results of the facts that failed."""
         return tuple(result for result in self.facts if result.status == FAILED)
 
-    def __getitem__(self, name: str) -> Result:
+    def __getitem__(self, name: str) -> FactResult:
         """The result of one fact."""
         for result in self.facts:
             if result.name == name:
                 return result
-        raise KeyError(f"no fact {name!r} was tested; there are: {', '.join(each.name for each in self.facts)}")
+        raise KeyError(f"no fact {name!r} was tested; tested were: {', '.join(each.name for each in self.facts)}")
 
     def __str__(self) -> str:
         return "\n".join(line.plain.rstrip() for line in self._lines(100))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Lines of the width there is. Those of an example are whole: print with soft_wrap=True to keep them so."""
+        """Lines of the width of the console. Example lines are not wrapped: print with soft_wrap=True."""
         yield from self._lines(options.max_width)
 
     def _lines(self, width: int) -> list[Text]:
         parts = [Text(f"{self.subject} ({self.kind})", style="bold")]
         for each in self.conventions:
-            said = "" if each.declared is None else f" (declared: {each.declared})"
-            parts += _folded(f"  {each.name:<18} ", f"{each.value}{said}", width)
-        for result in self.failed:
-            parts += [Text(), *_story(result, width)]
-        counts = {status: sum(result.status == status for result in self.facts) for status in MARKS}
-        broken = ", ".join(result.name for result in self.failed)
-        held = "1 fact holds" if counts[PASSED] == 1 else f"{counts[PASSED]} facts hold"
-        summary = f"{held}, {counts[FAILED]} broken" + (f" ({broken})" if broken else "")
-        if counts[EXPLAINED]:
-            summary += f", {counts[EXPLAINED]} explained by {'this' if counts[FAILED] == 1 else 'these'}"
-        summary += f", {counts[NOT_APPLICABLE]} {'does' if counts[NOT_APPLICABLE] == 1 else 'do'} not apply"
-        parts += [Text(), *_folded("", summary, width, "bold green" if self.ok else "bold red")]
-        return parts
+            declared = "" if each.declared is None else f" (declared: {each.declared})"
+            parts += _wrap(f"  {each.name:<18} ", f"{each.value}{declared}", width)
+        for result in self.failures:
+            parts += [Text(), *_failure_lines(result, width)]
+        statuses = (PASSED, FAILED, EXPLAINED, NOT_APPLICABLE)
+        passed, failed, explained, other = (sum(each.status == status for each in self.facts) for status in statuses)
+        names = ", ".join(result.name for result in self.failures)
+        summary = f"{passed} fact{'s' * (passed != 1)} passed, {failed} failed" + (f" ({names})" if names else "")
+        if explained:
+            summary += f", {explained} explained by {'this' if failed == 1 else 'these'}"
+        summary += f", {other} not applicable"
+        return [*parts, Text(), *_wrap("", summary, width, "bold green" if self.ok else "bold red")]
 
     def json(self) -> str:
         """The report as JSON text."""
         return json_format.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
     def to_dict(self) -> dict[str, object]:
+        """The report as a dictionary of plain values."""
         return {
             "subject": self.subject,
             "kind": self.kind,
             "ok": self.ok,
             "conventions": {each.name: each.value for each in self.conventions},
-            "facts": [
-                {
-                    "name": result.name,
-                    "status": result.status,
-                    "reason": result.reason,
-                    "student": result.fact.student,
-                    "engineer": result.fact.engineer,
-                    **(
-                        {}
-                        if result.failure is None
-                        else {
-                            "found": result.failure.found,
-                            "cause": result.fact.cause,
-                            "example": result.failure.example,
-                            "declare": result.failure.declare,
-                        }
-                    ),
-                }
-                for result in self.facts
-            ],
+            "facts": [_result_dict(result) for result in self.facts],
         }
 
     def junit(self) -> str:
-        """The report as JUnit XML: one test case a fact."""
+        """The report as JUnit XML: one test case per fact."""
         suite = ElementTree.Element(
             "testsuite",
             name=f"regard check {self.subject}",
             tests=str(len(self.facts)),
-            failures=str(len(self.failed)),
+            failures=str(len(self.failures)),
             skipped=str(sum(result.status in (EXPLAINED, NOT_APPLICABLE) for result in self.facts)),
         )
         for result in self.facts:
             case = ElementTree.SubElement(suite, "testcase", classname=self.subject, name=result.name)
             if result.failure is not None:
                 failure = ElementTree.SubElement(case, "failure", message=_printable(result.failure.found))
-                failure.text = _printable(explained(result))
+                failure.text = _printable(failure_text(result))
             elif result.status != PASSED:
                 ElementTree.SubElement(case, "skipped", message=_printable(result.reason))
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
+def _result_dict(result: FactResult) -> dict[str, object]:
+    fact, failure = result.fact, result.failure
+    values: dict[str, object] = {"name": fact.name, "status": result.status, "reason": result.reason}
+    values |= {"student": fact.student, "engineer": fact.engineer}
+    if failure is not None:
+        values |= {"found": failure.found, "cause": fact.cause, "example": failure.example, "declare": failure.declare}
+    return values
+
+
 def _printable(words: str) -> str:
-    """Without the control characters that XML may not hold."""
+    """Without the control characters that XML does not allow."""
     return "".join(letter for letter in words if letter in "\n\t" or letter >= " ")
 
 
-def explained(result: Result) -> str:
-    """The story of a broken fact as plain text."""
-    return "\n".join(str(part) for part in _story(result))
+def failure_text(result: FactResult) -> str:
+    """The description of a failed fact as plain text."""
+    return "\n".join(str(part) for part in _failure_lines(result))
 
 
-def _folded(start: str, words: str, width: int, style: str = "") -> list[Text]:
-    """Words after a start, folded under themselves."""
+def _wrap(start: str, words: str, width: int, style: str = "") -> list[Text]:
+    """Words after a label, wrapped and indented by the width of the label."""
     lines = wrap(words, max(width - len(start), 20), break_long_words=False) or [""]
     return [Text(f"{start if not n else ' ' * len(start)}{line}", style=style) for n, line in enumerate(lines)]
 
 
-def _cut(line: str) -> str:
-    """A line of an example as it is printed: of a long one the beginning, and how much is left out."""
-    if len(line) <= LONGEST:
+def _truncate(line: str) -> str:
+    if len(line) <= MAX_LINE:
         return line
-    return f"{line[:LONGEST]} ...  # {len(line) - LONGEST} more characters, which .json() has"
+    return f"{line[:MAX_LINE]} ...  # {len(line) - MAX_LINE} more characters, see .json()"
 
 
-def _story(result: Result, width: int = 100) -> list[Text]:
+def _failure_lines(result: FactResult, width: int = 100) -> list[Text]:
     fact, failure = result.fact, result.failure
     assert failure is not None
     lines = [
-        *_folded("✗ ", f"{fact.name}: {failure.found}", width, "bold red"),
-        *_folded("  in a student's words   ", fact.student, width),
-        *_folded("  in an engineer's words ", fact.engineer, width),
-        *_folded("  usual causes           ", fact.cause, width),
+        *_wrap("✗ ", f"{fact.name}: {failure.found}", width, "bold red"),
+        *_wrap("  for a student     ", fact.student, width),
+        *_wrap("  for an engineer   ", fact.engineer, width),
+        *_wrap("  usual causes      ", fact.cause, width),
     ]
     if failure.example:
         lines.append(Text("  smallest input found"))
-        lines += [Text(f"    {_cut(line)}", style="cyan") for line in failure.example.splitlines()]
+        lines += [Text(f"    {_truncate(line)}", style="cyan") for line in failure.example.splitlines()]
     if failure.declare:
-        lines += _folded("  if it is meant so      ", f"declare {failure.declare}", width)
+        lines += _wrap("  if on purpose     ", f"declare {failure.declare}", width)
     return lines

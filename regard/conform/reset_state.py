@@ -1,4 +1,4 @@
-"""The same attention before its first call, to see whether what it was asked before changes its answers."""
+"""Reset the state of a callable, to test that earlier calls do not change later ones."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,64 +13,64 @@ from torch import nn
 
 from regard.see.adapters import Probe
 
-FOREIGN = ("torch", "triton", "functools", "builtins")  # whose objects are kernels, and no place for state
+STATELESS_MODULES = ("torch", "triton", "functools", "builtins")  # whose objects are taken to have no state
 
 
 @dataclass(frozen=True)
-class Anew:
-    """How to make its probe, and how to put back what an object or a function keeps."""
+class StateReset:
+    """How to make a probe in the state before its first call."""
 
-    make: Callable[[], Probe]
-    put_back: Callable[[], None] = lambda: None
-    leave: Callable[[], None] = lambda: None  # with what it had, the very same things, when all was asked
+    make_probe: Callable[[], Probe]
+    reset: Callable[[], None] = lambda: None
+    restore: Callable[[], None] = lambda: None  # put back the very objects that the callable held
 
-    def probe(self) -> Probe:
-        """A probe that nobody has asked in the dtype that is fresh."""
-        made = self.make()
-        self.put_back()
-        return made
+    def fresh_probe(self) -> Probe:
+        """A probe that was not called yet in `fresh_dtype`."""
+        probe = self.make_probe()
+        self.reset()
+        return probe
 
 
-def anew(fn: object, make: Callable[[], Probe]) -> Anew | None:
-    """How to get there, where there is a way; to be called before anything was asked.
+def find_reset(fn: object, make_probe: Callable[[], Probe]) -> StateReset | None:
+    """How to reset the state of a module, function or object; None if there is no way.
 
-    A module is asked in copies, one for each dtype, of which only that in its own dtype is tried in order to find out
-    how it is asked: in another dtype a probe that is made anew asks a new copy. What an object keeps in attributes, and
-    a function in a dict, list or set that it knows by name, is put back.
+    A module is copied for each dtype, and finding its layout calls the copy in its own dtype only: a new probe has a
+    fresh copy in every other dtype. The attributes of an object are restored, and so are the dicts, lists and sets that
+    a function uses by name.
     """
     if isinstance(fn, Probe):
         return None
     if isinstance(fn, nn.Module):
-        return Anew(make)
+        return StateReset(make_probe)
     if isinstance(fn, FunctionType):
-        kept = [(each, copy(each)) for each in _known(fn)]
-        return Anew(make, partial(_refill, kept), partial(_refill, kept))
-    if type(fn).__module__.partition(".")[0] in FOREIGN or not hasattr(fn, "__dict__"):
+        saved = [(each, copy(each)) for each in _containers(fn)]
+        return StateReset(make_probe, partial(_refill, saved), partial(_refill, saved))
+    if type(fn).__module__.partition(".")[0] in STATELESS_MODULES or not hasattr(fn, "__dict__"):
         return None
     try:
         before = deepcopy(vars(fn))
-    except Exception:  # a lock, or a file: what cannot be copied cannot be put back
+    except Exception:  # a lock or a file cannot be copied
         return None
     own = dict(vars(fn))
-    return Anew(make, lambda: _refill([(vars(fn), deepcopy(before))]), lambda: _refill([(vars(fn), own)]))
+    return StateReset(make_probe, lambda: _refill([(vars(fn), deepcopy(before))]), lambda: _refill([(vars(fn), own)]))
 
 
-def _known(fn: FunctionType) -> list[Any]:
-    """The dicts, lists and sets that a function knows by name, from around it or from its module."""
+def _containers(fn: FunctionType) -> list[Any]:
+    """The dicts, lists and sets that a function uses by name, from its closure or its module."""
     named = [fn.__globals__.get(name) for name in fn.__code__.co_names]
     for cell in fn.__closure__ or ():
-        with suppress(ValueError):  # nothing is in it yet
+        with suppress(ValueError):  # an empty cell
             named.append(cell.cell_contents)
     return [each for each in named if type(each) in (dict, list, set)]
 
 
-def _refill(kept: list[tuple[Any, Any]]) -> None:
-    """Let each hold what it held."""
-    for each, held in kept:
+def _refill(saved: list[tuple[Any, Any]]) -> None:
+    """Replace the contents of each container by the saved ones."""
+    for each, contents in saved:
         each.clear()
-        each.extend(held) if isinstance(each, list) else each.update(held)
+        each.extend(contents) if isinstance(each, list) else each.update(contents)
 
 
 def fresh_dtype(probe: Probe) -> torch.dtype:
-    """A dtype in which no copy of a module was asked while its probe was made."""
+    """A dtype in which no copy of a module was called when its probe was made."""
     return torch.float32 if probe.dtype == torch.float64 else torch.float64

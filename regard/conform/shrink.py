@@ -1,177 +1,166 @@
-"""From an input that breaks a rule to the smallest one found that still does, written as Python."""
+"""Shrink inputs that break a rule to the smallest ones found that still do, and write them as Python code."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 from torch import Tensor
 
-from regard.conform.callable_under_test import Subject
-from regard.conform.example import Shows, drawn_like, example
+from regard.conform.attention_under_test import AttentionUnderTest
+from regard.conform.example import Raised, WriteLines, randn_like, write_example
 from regard.conform.fact import Failure
-from regard.conform.inputs import LONGEST, Inputs, exact
+from regard.conform.inputs import MAX_LINE, QKV, Inputs, tensor_code
 
-TRIES = 160
-SEEDS = 16  # that are tried, where a fault shows in some numbers only
-TOO_MANY = 200  # numbers that nobody reads: a seed stands for them
+MAX_TRIES = 160
+SEEDS_TRIED = 16
+MAX_NUMBERS = 200  # of a tensor that is written out; larger ones come from a seed
 
 
 @dataclass(frozen=True)
-class Complaint:
-    """What is wrong: in words, what came and should have come, and how that is made where it is not the output."""
+class Violation:
+    """A broken rule on some inputs: in words, what the call gave, what it should give, and the lines that show it."""
 
     words: str
     got: object = None
     expected: object = None
-    shows: Shows | None = None
+    lines: WriteLines | None = None  # None if the output itself is wrong
 
 
-Judge = Callable[[Inputs], Complaint | None]
+Detect = Callable[[Inputs], Violation | None]  # tests a rule on some inputs
 
 
-def failure(
-    subject: Subject, inputs: Inputs, judge: Judge, found: str = "", declare: str = "", square: bool = False
+def smallest_failure(
+    a: AttentionUnderTest, inputs: Inputs, detect: Detect, found: str = "", declare: str = "", square: bool = False
 ) -> Failure | None:
-    """The failure that a judge finds, with the smallest inputs that show it; None where it finds none.
+    """The failure with the smallest inputs that break the rule; None if these inputs keep it.
 
-    square  keep as many queries as keys, where fewer of one would be about something else
+    found    words to use in place of those of the violation
+    declare  the options that make it right, if it is on purpose
+    square   keep as many queries as keys
     """
-    complaint = judge(inputs)
-    if complaint is None:
+    violation = detect(inputs)
+    if violation is None:
         return None
-    judge = _like(judge, complaint)
+    detect = _same_kind(detect, violation)
     whole = inputs
-    inputs, complaint = shrunk(subject, inputs, judge, complaint, square)
-    inputs, complaint, drawn = _drawn(inputs, judge, complaint)
-    if not drawn and _many(inputs):
-        inputs, complaint = _redrawn(subject, inputs, judge, complaint, square)
-    if not drawn and _many(inputs):  # more numbers that come from a seed are less to read
-        other, complained, seeds = _drawn(whole, judge, complaint)
-        inputs, complaint, drawn = (other, complained, seeds) if seeds else (inputs, complaint, drawn)
-    text = example(subject, inputs, complaint.got, complaint.expected, complaint.shows, drawn)
-    return Failure(found or complaint.words, text, declare)
+    inputs, violation = _shrink(a, inputs, detect, violation, square)
+    inputs, violation, seeds = _use_seeds(inputs, detect, violation)
+    if not seeds and _unreadable(inputs):  # larger inputs from a seed are shorter to read
+        seeded, other, seeds = _use_seeds(whole, detect, violation)
+        inputs, violation = (seeded, other) if seeds else (inputs, violation)
+    text = write_example(a, inputs, violation.got, violation.expected, violation.lines, seeds)
+    return Failure(found or violation.words, text, declare)
 
 
-def _like(judge: Judge, first: Complaint) -> Judge:
-    """The judge, deaf to NaN where there was none at first: a smaller input may have a row that sees nothing."""
-
-    def poisoned(complaint: Complaint) -> bool:
-        return isinstance(complaint.got, Tensor) and bool(complaint.got.isnan().any())
-
-    def deaf(inputs: Inputs) -> Complaint | None:
-        complaint = judge(inputs)
-        return None if complaint is None or (poisoned(complaint) and not poisoned(first)) else complaint
-
-    return deaf
+def failure_of(
+    a: AttentionUnderTest, inputs: Inputs, detect: Detect, found: str, declare: str = "", square: bool = False
+) -> Failure:
+    """As `smallest_failure`, for a rule that is known to be broken: without an example if these inputs keep it."""
+    return smallest_failure(a, inputs, detect, found, declare, square) or Failure(found, declare=declare)
 
 
-def _drawn(inputs: Inputs, judge: Judge, complaint: Complaint) -> tuple[Inputs, Complaint, dict[str, int]]:
-    """Numbers that are too many to be written, drawn again from a seed that shows the fault too."""
-    many = _many(inputs)
-    for first in range(0, 4 * SEEDS, 4) if many else ():
-        seeds = {name: first + place for place, name in enumerate(many)}
-        other = inputs.having(**{name: drawn_like(getattr(inputs, name), seed) for name, seed in seeds.items()})
-        found = _asked(judge, other)
+def _same_kind(detect: Detect, first: Violation) -> Detect:
+    """Ignore NaN if there was none at first, and other exceptions than the first: smaller inputs may add a fault."""
+
+    def kind(violation: Violation) -> object:
+        if isinstance(violation.got, Raised):
+            return violation.got.kind
+        return isinstance(violation.got, Tensor) and bool(violation.got.isnan().any())
+
+    allowed = (kind(first),) if isinstance(first.got, Raised) else (kind(first), False)
+
+    def detect_same(inputs: Inputs) -> Violation | None:
+        violation = detect(inputs)
+        return violation if violation is not None and kind(violation) in allowed else None
+
+    return detect_same
+
+
+def _use_seeds(inputs: Inputs, detect: Detect, violation: Violation) -> tuple[Inputs, Violation, dict[str, int]]:
+    """Replace tensors that are too large to be written by random ones from a seed that shows the fault too."""
+    large = _unreadable(inputs)
+    for first in range(0, 4 * SEEDS_TRIED, 4) if large else ():
+        seeds = {name: first + number for number, name in enumerate(large)}
+        other = inputs.with_tensors(**{name: randn_like(getattr(inputs, name), seed) for name, seed in seeds.items()})
+        found = _try(detect, other)
         if found is not None:
             return other, found, seeds
-    return inputs, complaint, {}
+    return inputs, violation, {}
 
 
-def _many(inputs: Inputs) -> list[str]:
-    """Those of q, k and v that have more numbers than anybody reads."""
-    return [name for name in ("q", "k", "v") if _unreadable(getattr(inputs, name))]
+def _unreadable(inputs: Inputs) -> list[str]:
+    """The names of those of q, k and v that have too many numbers to be read."""
+
+    def unreadable(x: Tensor) -> bool:
+        simple = _simplicity(x) > 2 or not bool(x.isfinite().all())
+        return not simple and (x.numel() > MAX_NUMBERS or len(tensor_code(x)) > MAX_LINE)
+
+    return [name for name in QKV if unreadable(getattr(inputs, name))]
 
 
-def _unreadable(x: Tensor) -> bool:
-    plain = _plainness(x) > 2 or not bool(x.isfinite().all())
-    return not plain and (x.numel() > TOO_MANY or len(exact(x)) > LONGEST)
-
-
-def _redrawn(
-    subject: Subject, inputs: Inputs, judge: Judge, complaint: Complaint, square: bool
-) -> tuple[Inputs, Complaint]:
-    """Fewer and other numbers, where a fault of rounding shows in some of them only, and cutting loses it."""
-    _, _, _, _, j, c, _ = inputs.sizes
-    widths = [c] if subject.probe.width is not None or not subject.free_widths else [n for n in (1, 2, 4, 8) if n < c]
-    for keys, width, seed in product((n for n in (2, 3, 5, 8) if n < j), widths, range(0, 24, 3)):
-        smaller = inputs.cut("j", torch.arange(keys), square or not subject.free_lengths)
-        smaller = smaller.cut("c", torch.arange(width))
-        names = ("q", "k", "v")
-        smaller = smaller.having(**{x: drawn_like(getattr(smaller, x), seed + n) for n, x in enumerate(names)})
-        if not _many(smaller) and (found := _asked(judge, smaller)) is not None:
-            return smaller, found
-    return inputs, complaint
-
-
-def shrunk(
-    subject: Subject, inputs: Inputs, judge: Judge, complaint: Complaint, square: bool = False
-) -> tuple[Inputs, Complaint]:
-    """Fewer sequences, heads, rows, keys and columns, then simpler numbers, as long as the judge complains."""
-    tries = 0
-    progress = True
-    while progress and tries < TRIES:
+def _shrink(
+    a: AttentionUnderTest, inputs: Inputs, detect: Detect, violation: Violation, square: bool
+) -> tuple[Inputs, Violation]:
+    """Fewer sequences, heads, rows, keys and columns, then simpler numbers, as long as the rule is broken."""
+    tries, progress = 0, True
+    while progress and tries < MAX_TRIES:
         progress = False
-        for smaller in [*_cuts(subject, inputs, square), *_simpler(inputs)]:
+        for smaller in [*_smaller_sizes(a, inputs, square), *_simpler_numbers(inputs)]:
             tries += 1
-            if tries > TRIES:
+            if tries > MAX_TRIES:
                 break
-            found = _asked(judge, smaller)
+            found = _try(detect, smaller)
             if found is not None:
-                inputs, complaint, progress = smaller, found, True
+                inputs, violation, progress = smaller, found, True
                 break
-    return inputs, complaint
+    return inputs, violation
 
 
-def _asked(judge: Judge, inputs: Inputs) -> Complaint | None:
-    """The complaint about smaller inputs; one that cannot even be asked is no example."""
+def _try(detect: Detect, inputs: Inputs) -> Violation | None:
+    """The violation on smaller inputs; None if they raise, or if got and expected are the same but for NaN."""
     try:
-        complaint = judge(inputs)
-    except Exception:
+        violation = detect(inputs)
+    except Exception:  # sizes that it does not accept
         return None
-    if complaint is not None and isinstance(complaint.got, Tensor) and isinstance(complaint.expected, Tensor):
-        got, expected = complaint.got, complaint.expected
+    if violation is not None and isinstance(violation.got, Tensor) and isinstance(violation.expected, Tensor):
+        got, expected = violation.got, violation.expected
         if torch.equal(got.isnan(), expected.isnan()) and torch.equal(got.nan_to_num(), expected.nan_to_num()):
-            return None  # NaN that should be NaN shows nothing
-    return complaint
+            return None
+    return violation
 
 
-def _cuts(subject: Subject, inputs: Inputs, square: bool) -> Iterator[Inputs]:
+def _smaller_sizes(a: AttentionUnderTest, inputs: Inputs, square: bool) -> Iterator[Inputs]:
     b, h, g, i, j, c, e = inputs.sizes
-    square = square or not subject.free_lengths
+    square = square or not a.free_lengths
     sizes = {"b": b, "h": h if g == h else 1, "j": j, "i": 1 if square else i, "e": e, "c": c}
-    if subject.probe.heads is not None:
+    if a.probe.heads is not None:
         sizes["h"] = 1
-    if subject.probe.width is not None or not subject.free_widths:
+    if a.probe.width is not None or not a.free_widths:
         sizes["c"] = sizes["e"] = 1
     for axis, size in sizes.items():
         for smaller in sorted({1, 2, 3, size // 2, size - 1}):
             if axis == "j" and not square and smaller < i <= j:
-                continue  # with more queries than keys the first rows of a causal attention see nothing
+                continue  # with more queries than keys the first rows of a causal attention see no key
             if 0 < smaller < size:
                 for start in sorted({0, size - smaller}):
-                    yield inputs.cut(axis, torch.arange(start, start + smaller), square)
+                    yield inputs.select(axis, torch.arange(start, start + smaller), square)
 
 
-def _simpler(inputs: Inputs) -> Iterator[Inputs]:
+def _simpler_numbers(inputs: Inputs) -> Iterator[Inputs]:
     if inputs.dtype == torch.float64:
         yield inputs.to(torch.float32)
-    for name in ("q", "k", "v"):
+    for name in QKV:
         x = getattr(inputs, name)
-        for simple in (
-            torch.zeros_like(x),
-            torch.ones_like(x),
-            x.round() + 0.0,
-            (x * 10).round() / 10 + 0.0,
-        ):  # no -0.0
-            simple = torch.where(x.isfinite(), simple, x)  # poison stays
-            # an example that is as simple already is not tried again, or this would never end
-            if not torch.equal(simple, x) and _plainness(simple) > _plainness(x):
-                yield inputs.having(**{name: simple})
+        # + 0.0 turns -0.0 into 0.0
+        for simple in (torch.zeros_like(x), torch.ones_like(x), x.round() + 0.0, (x * 10).round() / 10 + 0.0):
+            simple = torch.where(x.isfinite(), simple, x)  # NaN stays
+            if not torch.equal(simple, x) and _simplicity(simple) > _simplicity(x):
+                yield inputs.with_tensors(**{name: simple})
 
 
-def _plainness(x: Tensor) -> int:
-    x = x.nan_to_num()  # poison is no reason against simple numbers beside it
+def _simplicity(x: Tensor) -> int:
+    """4 for zeros, 3 for ones, 2 for whole numbers, 1 for tenths, 0 for others; NaN does not count."""
+    x = x.nan_to_num()
     if bool((x == 0).all()):
         return 4
     if bool((x == 1).all()):

@@ -1,45 +1,50 @@
-"""How far a result may be from the truth: one rule, and no setting that softens it.
+"""The tolerance of the checker: how far an output may be from the float64 reference. It cannot be configured.
 
-The truth is the definition in float64. A result may be `OUTPUT` or `GRADIENT` times as far from it as the naive method
-is in the dtype of the result, and one ulp farther. In float64 the naive method is the truth itself, so there a result
-may be `ULPS_OF_FLOAT64` away, and in float32 `FLOOR` ulps are always allowed.
+The error may be `OUTPUT_FACTOR` or `GRADIENT_FACTOR` times that of the naive method in the same dtype, plus one ulp. In
+float64 `FLOAT64_ULPS` are allowed, since there the naive method is the reference itself. In float32 `FLOAT32_ULPS` are
+always allowed: among few numbers the naive method may be exact by chance.
 """
 
 import torch
 from torch import Tensor
 
-OUTPUT, GRADIENT = 2.0, 3.0
-ULPS_OF_FLOAT64 = 64
-FLOOR = {OUTPUT: 8, GRADIENT: 16}  # ulps of float32: among few numbers the naive method's own error is a matter of luck
+OUTPUT_FACTOR, GRADIENT_FACTOR = 2.0, 3.0
+FLOAT64_ULPS = 64
+FLOAT32_ULPS = {OUTPUT_FACTOR: 8, GRADIENT_FACTOR: 16}
 
 
-def near(dtype: torch.dtype) -> float:
-    """What two ways to the same sum may leave between them, of the largest number."""
-    return 64 * torch.finfo(dtype).eps
+def ulp(reference: Tensor, dtype: torch.dtype) -> float:
+    """One unit in the last place of this dtype, at the largest magnitude of the reference."""
+    return torch.finfo(dtype).eps * reference.abs().max().item() if reference.numel() else 0.0
 
 
-def ulp(truth: Tensor, dtype: torch.dtype) -> float:
-    """One unit in the last place of that dtype, at the largest magnitude of the truth."""
-    return torch.finfo(dtype).eps * truth.abs().max().item() if truth.numel() else 0.0
+def max_error(actual: Tensor, reference: Tensor) -> float:
+    """The largest absolute difference; NaN if there is a NaN."""
+    return (actual.double() - reference.double()).abs().max().item() if reference.numel() else 0.0
 
 
-def error(actual: Tensor, truth: Tensor) -> float:
-    """The largest difference, NaN where there is one."""
-    return (actual.double() - truth.double()).abs().max().item() if truth.numel() else 0.0
+def distance(x: Tensor, y: Tensor) -> float:
+    """The largest absolute difference; infinity if shapes differ or there is a NaN."""
+    return (x.double() - y.double()).abs().nan_to_num(torch.inf).max().item() if x.shape == y.shape else float("inf")
 
 
-def allowed(naive: Tensor, truth: Tensor, factor: float) -> float:
-    """The largest error that a result may have in the dtype of the naive one."""
+def allowed_error(naive: Tensor, reference: Tensor, factor: float) -> float:
+    """The largest error that an output may have in the dtype of the naive one."""
     if naive.dtype == torch.float64:
-        return ULPS_OF_FLOAT64 * ulp(truth, torch.float64)
-    most = factor * error(naive, truth) + ulp(truth, naive.dtype)
-    return max(most, FLOOR[factor] * ulp(truth, naive.dtype)) if naive.dtype == torch.float32 else most
+        return FLOAT64_ULPS * ulp(reference, torch.float64)
+    most = factor * max_error(naive, reference) + ulp(reference, naive.dtype)
+    return max(most, FLOAT32_ULPS[factor] * ulp(reference, naive.dtype)) if naive.dtype == torch.float32 else most
 
 
-def same(actual: Tensor, expected: Tensor) -> bool:
-    """Whether two results of one method differ by no more than rounding; NaN equals NaN."""
+def equal(x: Tensor, y: Tensor) -> bool:
+    """Equal bit for bit, with NaN equal to NaN."""
+    return x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
+
+
+def same_up_to_rounding(actual: Tensor, expected: Tensor) -> bool:
+    """Whether two outputs differ by rounding only, with NaN equal to NaN."""
     if actual.shape != expected.shape:
         return False
     largest = expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item() if expected.numel() else 0.0
-    most = near(actual.dtype) * max(1.0, largest)
+    most = 64 * torch.finfo(actual.dtype).eps * max(1.0, largest)
     return bool(torch.isclose(actual.double(), expected.double(), rtol=0, atol=most, equal_nan=True).all())

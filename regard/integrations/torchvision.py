@@ -1,4 +1,4 @@
-"""Help for importing libraries that import torchvision."""
+"""Make torchvision importable if its compiled operators do not fit the installed torch."""
 
 import re
 from importlib import import_module
@@ -7,26 +7,27 @@ from pathlib import Path
 
 import torch
 
-_kept: list[torch.library.Library] = []
+_libraries: list[torch.library.Library] = []  # a library's operators exist as long as the object does
 
 
 def let_torchvision_load() -> None:
-    """timm and transformers import torchvision, whose compiled operators are not built for every torch.
+    """Register stubs for torchvision's operators, so that `import torchvision` works without its compiled code.
 
-    Where they are, nothing is done. Where they are not, importing it needs no more of them than their names.
+    timm and transformers import torchvision, which is not built for every version of torch. Call this before importing
+    them. It does nothing if torchvision is missing or can be imported.
     """
     found = find_spec("torchvision")
-    if found is None or found.origin is None or _kept or _loads():
+    if found is None or found.origin is None or _libraries or _can_import():
         return
     text = (Path(found.origin).parent / "_meta_registrations.py").read_text()
     names = {first or second for first, second in re.findall(r'"torchvision::(\w+)"|register_meta\("(\w+)"', text)}
     library = torch.library.Library("torchvision", "FRAGMENT")
-    _kept.append(library)
+    _libraries.append(library)
     for name in sorted(names):
         library.define(f"{name}(Tensor x) -> Tensor")
 
 
-def _loads() -> bool:
+def _can_import() -> bool:
     try:
         import_module("torchvision")
     except (ImportError, OSError, RuntimeError):

@@ -1,15 +1,16 @@
-"""Anything that attends, as a function to hand q, k and v to: plain functions, and modules with projections inside."""
+"""`as_probe`: any function or module that attends, as a function of q, k and v."""
 
 import torch
 from torch import nn
 
 from regard.base.errors import ConfigError
-from regard.see.measure.probes.functions import EVERY, probe_function, signature_of
+from regard.see.measure.probes.functions import LAYOUTS, probe_function, read_signature
 from regard.see.measure.probes.hooked_layers import probe_layer
 from regard.see.measure.probes.module_copies import ModuleCopies
 from regard.see.measure.probes.multihead import probe_multihead
-from regard.see.measure.probes.probe import AS_FUNCTION, Probe, Wanted
+from regard.see.measure.probes.probe import AS_FUNCTION, Probe, ProbeOptions
 from regard.see.measure.probes.projections import KNOWN, known_projections
+from regard.see.measure.probes.wrapper_modules import probe_wrapper
 
 __all__ = ["Probe", "as_probe"]
 
@@ -26,58 +27,67 @@ def as_probe(
     device: torch.device | str | None = None,
     **extra: object,
 ) -> Probe:
-    """The attention meant: a function of q, k and v in any layout, or a module, of which a copy is asked.
+    """The probe of an attention: `probe.call(q, k, v)` takes (b h i c), (b g j c), (b g j e) and returns (b h i e).
 
-    heads, kv_heads, width  the sizes to ask with, where they cannot be found out: slopes made for 4 heads need heads=4
-    layout                  "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c", where it shall not be found out
-    queries, keys           how many to try with, where something in `extra` was made for that many
-    extra                   keywords handed on at every call
+    fn                      a function of q, k and v in any known layout, or a module; modules are copied
+    heads, kv_heads, width  sizes to use if they cannot be found by trial: slopes made for 4 heads need heads=4
+    layout                  "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; found by trial calls by default
+    queries, keys           lengths to try, if something in `extra` fits these lengths only
+    extra                   keywords passed to `fn` at every call
+
+    >>> as_probe(torch.nn.MultiheadAttention(12, 3)).layout
+    'n b (h c)'
     """
     if isinstance(fn, Probe):
         return fn
-    if layout is not None and layout not in EVERY:
-        raise ConfigError(f"layout is one of {', '.join(map(repr, EVERY))}, not {layout!r}")
+    check_layout(layout)
     if not callable(fn):
         raise ConfigError(f"an attention is a function of q, k and v or an nn.Module, not {fn!r}; {AS_FUNCTION}")
-    wanted = Wanted(heads, kv_heads, width, layout, queries, keys, device, extra)
-    with torch.random.fork_rng(devices=[]):  # trying must not change what is drawn afterwards
+    options = ProbeOptions(heads, kv_heads, width, layout, queries, keys, device, extra)
+    with torch.random.fork_rng(devices=[]):  # trial calls must not change the caller's random state
         if isinstance(fn, nn.Module):
-            module = getattr(fn, "_orig_mod", fn)  # what torch.compile wraps
+            module = getattr(fn, "_orig_mod", fn)  # the module that torch.compile wraps
             assert isinstance(module, nn.Module)
-            return _of_module(module, type(module).__name__, wanted)
-        named = fn if hasattr(fn, "__name__") else getattr(fn, "func", fn)  # a partial has its name inside
-        return probe_function(lambda q: fn, fn, getattr(named, "__name__", type(named).__name__), wanted)
+            return _probe_module(module, type(module).__name__, options)
+        named = fn if hasattr(fn, "__name__") else getattr(fn, "func", fn)  # the function inside a partial
+        return probe_function(lambda q: fn, fn, getattr(named, "__name__", type(named).__name__), options)
 
 
-def _of_module(module: nn.Module, name: str, wanted: Wanted) -> Probe:
+def check_layout(layout: str | None) -> None:
+    """Raise if the layout is unknown."""
+    if layout is not None and layout not in LAYOUTS:
+        raise ConfigError(f"layout is one of {', '.join(map(repr, LAYOUTS))}, not {layout!r}")
+
+
+def _probe_module(module: nn.Module, name: str, options: ProbeOptions) -> Probe:
     if isinstance(module, nn.MultiheadAttention):
-        return probe_multihead(module, name, wanted)
+        return probe_multihead(module, name, options)
     known = known_projections(module)
     if known is not None:
-        return probe_layer(module, known, name, wanted)
-    inside = _inside(module)
+        return probe_layer(module, known, name, options)
+    inside = _attentions_inside(module)
     if len(inside) > 1:
         raise ConfigError(
-            f"{name} has {len(inside)} attentions inside: {', '.join(list(inside)[:8])}"
-            f"{', ...' if len(inside) > 8 else ''}; hand over one: module.get_submodule({min(inside)!r}), or check the "
-            "whole with kind='decoder' where it takes tokens"
+            f"{name} has {len(inside)} attentions inside: {', '.join(inside[:8])}"
+            f"{', ...' if len(inside) > 8 else ''}; pass one of them: module.get_submodule({min(inside)!r}), or check "
+            "the whole model with kind='decoder' if it takes tokens"
         )
-    for path, part in inside.items():
-        return _of_module(part, f"{name}.{path}", wanted)
-    if signature_of(module.forward)[1] is not None:
+    if inside:
+        return probe_wrapper(module, inside[0], name, options, _probe_module)
+    if read_signature(module.forward).takes_qkv:
         copies = ModuleCopies(module)
-        return probe_function(lambda q: copies.at(q.dtype), module.forward, name, wanted, copies.shown)
+        return probe_function(lambda q: copies.at(q.dtype), module.forward, name, options, copies.reference)
     raise ConfigError(
-        f"{name} has no projections that are known by name: looked for {'; '.join(map(str, KNOWN))}, "
+        f"{name} has no projections with known names: looked for {'; '.join(map(str, KNOWN))}, "
         f"but it has {' '.join(part for part, _ in module.named_children()) or 'no submodules'}; {AS_FUNCTION}"
     )
 
 
-def _inside(module: nn.Module) -> dict[str, nn.Module]:
-    """The attentions among its submodules, by path; what lies inside one is part of it."""
-    found: dict[str, nn.Module] = {}
+def _attentions_inside(module: nn.Module) -> list[str]:
+    """The paths of the attentions among its submodules; parts of an attention are not listed."""
+    found: list[str] = []
     for path, part in module.named_modules():
         within = not path or any(path.startswith(f"{other}.") for other in found)
         if not within and (isinstance(part, nn.MultiheadAttention) or known_projections(part) is not None):
-            found[path] = part
+            found.append(path)
     return found

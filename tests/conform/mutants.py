@@ -98,6 +98,17 @@ def right_rotary(q, k, v, pairing="half"):
     return attend(turn(q, k.shape[2] - q.shape[2]), turn(k, 0), v, triangle(q.shape[2], k.shape[2]))
 
 
+def right_padding(q, k, v, key_padding_mask=None, documents=None, attn_bias=None):
+    visible = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool)
+    if key_padding_mask is not None:
+        visible = visible & ~key_padding_mask[:, None, None, :]
+    if documents is not None:
+        visible = visible & (documents[:, None, :, None] == documents[:, None, None, :])
+    if attn_bias is None:
+        return attend(q, k, v, visible)
+    return attend(q, k, v, visible & (attn_bias > -math.inf), bias=attn_bias.clamp(min=-1e30))
+
+
 @mutant("runs", "raises RuntimeError")
 def knows_odd_lengths_only(q, k, v):
     if q.shape[2] % 2 == 0:
@@ -105,7 +116,7 @@ def knows_odd_lengths_only(q, k, v):
     return attend(q, k, v)
 
 
-@mutant("runs", "gives nothing but NaN")
+@mutant("runs", "gives NaN everywhere")
 def is_nan_everywhere(q, k, v):
     return attend(q, k, v) * math.nan
 
@@ -151,7 +162,7 @@ class KeepsTheLastMask:
         return out
 
 
-@mutant("state-between-calls", "the answer for i=2, j=6, c=4")
+@mutant("state-between-calls", "the output for i=2, j=6, c=4")
 class CutsTheMaskOfALargerCall(nn.Module):
     """Right until a larger call was there: of its mask the first rows are taken, where the last ones are meant."""
 
@@ -169,7 +180,7 @@ class CutsTheMaskOfALargerCall(nn.Module):
 MASKS_BY_KEYS: dict[int, Tensor] = {}
 
 
-@mutant("state-between-calls", "the answer for i=6, j=6, c=4")
+@mutant("state-between-calls", "the output for i=6, j=6, c=4")
 def keeps_masks_by_the_number_of_keys(q, k, v):
     i, j = q.shape[2], k.shape[2]
     if j not in MASKS_BY_KEYS:
@@ -302,7 +313,7 @@ def adds_a_bias_to_the_output(q, k, v):
     return attend(q, k, v) + 0.1
 
 
-@mutant("batch-mixed", "as (n b c), time before the batch, it would mix nothing")
+@mutant("batch-mixed", "in the layout (n b c) it mixes nothing")
 class ForgetsBatchFirst(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -313,7 +324,7 @@ class ForgetsBatchFirst(nn.Module):
         return out
 
 
-@mutant("causality", "row 0 of head 0 sees key 1", causal=True, blind_rows="nan", poison="reaches")
+@mutant("causality", "row 0 of head 0 sees key 1", causal=True, fully_masked_rows="nan", masked_nan="propagates")
 class HandsNoMaskToItsAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -375,7 +386,7 @@ def sees_one_ahead_and_does_not_say_so(q, k, v):
     return sees_one_ahead(q, k, v)
 
 
-@mutant("causality", "row i sees only keys after i, so the last row sees nothing")
+@mutant("causality", "row i sees only keys after i, so the last row sees no key")
 def hides_what_is_earlier(q, k, v, is_causal=False):
     """tril where triu(1) was meant, so that the last row is NaN."""
     hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if is_causal else torch.tensor(False)
@@ -436,7 +447,7 @@ def forgets_what_is_far(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=2))
 
 
-@mutant("full-view", causal=False)
+@mutant("all-keys-visible", causal=False)
 def is_causal_in_an_encoder(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]))
 
@@ -446,23 +457,25 @@ def forgets_what_is_40_keys_away(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=40))
 
 
-@mutant("lengths-differ", "of 37 keys, row 0 of head 0 does not see key 16, though of 11 it sees: every key")
+@mutant(
+    "mask-differs-by-length", "of 37 keys, row 0 of head 0 does not see key 16, though of 11 keys it sees: every key"
+)
 def cuts_off_after_16_keys(q, k, v):
     return attend(q, k[:, :, :16], v[:, :, :16])
 
 
-@mutant("lengths-differ", "of 131 keys")
+@mutant("mask-differs-by-length", "of 131 keys")
 def cuts_off_after_128_keys(q, k, v):
     return attend(q, k[:, :, :128], v[:, :, :128])
 
 
-@mutant("lengths-differ", "of 301 keys, row 0 of head 0 does not see key 256")
+@mutant("mask-differs-by-length", "of 301 keys, row 0 of head 0 does not see key 256")
 def leaves_out_the_rest_of_a_large_block(q, k, v):
     whole = max(k.shape[2] // 256 * 256, min(k.shape[2], 256))
     return attend(q, k[:, :, :whole], v[:, :, :whole])
 
 
-@mutant("heads-differ", "row 0 of head 1 sees key 1, unlike head 0")
+@mutant("mask-differs-by-head", "row 0 of head 1 sees key 1, unlike head 0")
 def is_causal_in_the_first_head_only(q, k, v):
     first = torch.arange(q.shape[1])[:, None, None] == 0
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]) | ~first)
@@ -474,7 +487,7 @@ def is_causal_in_all_heads_but_the_last(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]) | last)
 
 
-@mutant("rows-differ", "row 1 of head 0 does not see key 0, though other rows see as far")
+@mutant("mask-differs-by-row", "row 1 of head 0 does not see key 0, though other rows see as far")
 def hides_the_first_key_from_odd_rows(q, k, v):
     rows, columns = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
     return attend(q, k, v, (rows % 2 == 0) | (columns > 0) | (rows * columns.max() == 0))
@@ -501,26 +514,26 @@ def aligns_causal_top_left(q, k, v):
     return attend(q, k, v, triangle(k.shape[2], k.shape[2])[: q.shape[2]])
 
 
-@mutant("last-rows-alone", causal=True, bias="alibi")
+@mutant("last-queries-alone", causal=True, bias="alibi")
 def counts_the_bias_from_the_first_query(q, k, v):
     i, j = q.shape[2], k.shape[2]
     apart = (torch.arange(i)[:, None] - torch.arange(j)).abs()
     return attend(q, k, v, triangle(i, j), bias=-alibi_slopes(q.shape[1])[:, None, None] * apart)
 
 
-@mutant("last-rows-alone", "the last 1 of 2 rows give another answer alone than among all", causal=True)
+@mutant("last-queries-alone", "the last 1 of 2 queries give another output alone than among all", causal=True)
 def turns_every_step_from_zero(q, k, v):
     turn = Rotary(pairing="half")
     return attend(turn(q, 0), turn(k, 0), v, triangle(q.shape[2], k.shape[2]))
 
 
-@mutant("last-rows-alone", "rotary positions of queries are counted from 0")
+@mutant("last-queries-alone", "rotary positions of queries are counted from 0")
 def turns_every_step_from_zero_and_hides_nothing(q, k, v):
     turn = Rotary(pairing="half")
     return attend(turn(q, 0), turn(k, 0), v)
 
 
-@mutant("scale", "scale=1.7 gives what is given without it")
+@mutant("scale", "scale=1.7 changes nothing")
 def ignores_its_scale(q, k, v, scale=None):
     return attend(q, k, v)
 
@@ -530,7 +543,7 @@ def ignores_its_bias(q, k, v, attention_bias=None):
     return attend(q, k, v)
 
 
-@mutant("last-rows-alone", causal=True)
+@mutant("last-queries-alone", causal=True)
 def sees_the_first_key_alone_in_late_steps(q, k, v):
     i, j = q.shape[2], k.shape[2]
     return attend(q, k, v, torch.arange(j)[None] == 0 if i == 1 and j > 12 else triangle(i, j))
@@ -607,12 +620,12 @@ def scales_where_it_should_not(q, k, v):
     return attend(q, k, v)
 
 
-@mutant("rotary-pairing", "interleaved, not by half", causal=True, rotary="half")
+@mutant("rotary-pairing", "is interleaved, not half", causal=True, rotary="half")
 def pairs_neighbours(q, k, v):
     return right_rotary(q, k, v, "interleaved")
 
 
-@mutant("rotary-pairing", "nothing, not by half", causal=True, rotary="half")
+@mutant("rotary-pairing", "is none, not half", causal=True, rotary="half")
 def forgets_to_turn(q, k, v):
     return right_causal(q, k, v)
 
@@ -798,12 +811,12 @@ def drops_from_the_output(q, k, v, dropout=0.0):
     return functional.dropout(attend(q, k, v), dropout)
 
 
-@mutant("dropout", "falls on values or on the output, not on weights")
+@mutant("dropout", "acts on values or on the output, not on weights")
 def drops_from_the_values(q, k, v, dropout=0.0):
     return attend(q, k, functional.dropout(v, dropout))
 
 
-@mutant("dropout", "dropout=0.25 falls on scores, not on weights")
+@mutant("dropout", "dropout=0.25 acts on scores, not on weights")
 def drops_scores(q, k, v, dropout=0.0):
     return attend(q, k, v, weigh=lambda scores, seen: weigh(functional.dropout(scores, dropout), seen))
 
@@ -845,7 +858,12 @@ def unites_masks(q, k, v, mask=None):
     return attend(q, k, v, visible if mask is None else visible | mask)
 
 
-@mutant("additive-mask-scaled", "numbers in attn_mask are multiplied by 0.5", blind_rows="nan", poison="reaches")
+@mutant(
+    "additive-mask-scaled",
+    "numbers in attn_mask are multiplied by 0.5",
+    fully_masked_rows="nan",
+    masked_nan="propagates",
+)
 def divides_the_mask_too(q, k, v, attn_mask=None):
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         raise TypeError("additive masks only")
@@ -912,12 +930,12 @@ def fills_a_given_mask_with_minus_1e4(q, k, v, mask=None):
     return attend(q, k, v, mask, weigh=finite)
 
 
-@mutant("blind-row-nan")
+@mutant("fully-masked-row-nan")
 def lets_blind_rows_be_nan(q, k, v, mask=None):
     return attend(q, k, v, mask, weigh=lambda scores, seen: scores.masked_fill(~seen, -math.inf).softmax(-1))
 
 
-@mutant("blind-row-mean")
+@mutant("fully-masked-row-mean")
 def fills_with_the_smallest_number(q, k, v, mask=None):
     """Values are not cleared, or the mean would be one of zeros."""
     scores = q @ spread(k, q.shape[1]).mT * q.shape[-1] ** -0.5
@@ -930,13 +948,13 @@ def fills_with_the_smallest_number(q, k, v, mask=None):
     return torch.where(awake, weights @ clean, spread(v, q.shape[1]).nan_to_num().mean(2, keepdim=True))
 
 
-@mutant("blind-row-unmasked", "as if nothing were hidden", poison="reaches")
+@mutant("fully-masked-row-unmasked", "gives its unmasked output", masked_nan="propagates")
 def adds_the_same_number_to_a_blind_row(q, k, v, mask=None):
     bias = 0.0 if mask is None else (~mask).to(q.dtype) * -1e4
     return attend(q, k, v, bias=bias, weigh=lambda scores, seen: scores.softmax(-1))
 
 
-@mutant("blind-row-gradient")
+@mutant("fully-masked-row-gradient")
 def sweeps_nan_under_nan_to_num(q, k, v, mask=None):
     def swept(scores, seen):
         return (scores + torch.zeros_like(scores).masked_fill(~seen, -math.inf)).softmax(-1).nan_to_num(0.0)
@@ -979,7 +997,7 @@ def lets_gradients_reach_hidden_values(q, k, v, mask=None):
     return out if mask is None else out + leak
 
 
-@mutant("causal-beside-mask")
+@mutant("causal-with-mask")
 def ignores_causal_beside_a_mask(q, k, v, mask=None, causal=False):
     visible = triangle(q.shape[2], k.shape[2]) if causal else None
     return attend(q, k, v, visible if mask is None else mask)
@@ -1041,7 +1059,7 @@ class AttendsToItselfAlone(nn.Module):
         return out
 
 
-@mutant("memory-ignored", "beside context, rows of x are still attended to")
+@mutant("memory-ignored", "rows of x are attended to, although context is passed")
 class TakesKeysFromItself(AttendsToItselfAlone):
     def memory(self, x, context):
         same = context is not None and context.shape == x.shape
@@ -1191,7 +1209,7 @@ class SeesOneTooManyInEveryLayer(TinyDecoder):
         return triangle(i, j, shift=1)
 
 
-@mutant("targets-leaked", "one a layer, and not with all")
+@mutant("targets-leaked", "not with all later ones: one more in each layer")
 class SeesOneTooManyInManyLayers(SeesOneTooManyInEveryLayer):
     """So deep that of nine tokens the first sees all."""
 
@@ -1236,7 +1254,7 @@ class CentresOverTheBatch(TinyDecoder):
         return x - 0.1 * x.mean(0, keepdim=True)
 
 
-@mutant("length-changes-earlier")
+@mutant("longer-input-changes-prefix")
 class CountsPositionsFromTheEnd(TinyDecoder):
     def forward(self, tokens, *, cache=None, attention_mask=None, position_ids=None):
         positions = (
@@ -1277,7 +1295,7 @@ class IgnoresPadding(TinyDecoder):
         return out if attention_mask is None else out * attention_mask.float().mean(1)[:, None, None]
 
 
-@mutant("padding-leaks", "change with what stands in the padding before them")
+@mutant("padding-leaks", "change with the contents of the padding before them")
 class DropsThePaddingMask(TinyDecoder):
     """Positions are right: on the right causality hides it, on the left it does not."""
 

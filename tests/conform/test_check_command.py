@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from regard.cli import clean
-from regard.cli.check import command, option, tell_fact
+from regard.cli.check import command, declaration_flags, show_progress
 
 FILE = """
 import torch
@@ -95,15 +95,15 @@ def test_somebody_who_waits_at_a_terminal_is_told_what_is_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    tell_fact("scale")
+    show_progress("scale")
     assert capsys.readouterr().err == "checking scale\n"
 
 
 def test_printed_text_is_folded_under_itself_and_examples_stay_whole() -> None:
     lines = run("mine.py:heads_first", "--quick", "--layout", "b n h c").stdout.splitlines()
-    prose = next(n for n, line in enumerate(lines) if line.startswith("  usual causes           scaled twice"))
+    prose = next(n for n, line in enumerate(lines) if line.startswith("  usual causes      scaled twice"))
     assert all(len(line) <= 80 for line in lines[: prose + 2])
-    assert lines[prose + 1].startswith(" " * 25 + lines[prose + 1].strip()[:1])
+    assert lines[prose + 1].startswith(" " * 20 + lines[prose + 1].strip()[:1])
     assert "    attend = as_probe(heads_first, layout='b n h c').call" in lines
 
 
@@ -120,7 +120,7 @@ def test_an_example_that_is_printed_can_be_pasted(here: Path) -> None:
 def test_a_right_attention_ends_with_zero() -> None:
     done = run("mine.py:causal", "--causal", "--quick", "--alignment", "bottom-right")
     assert done.exit_code == 0, done.stdout
-    assert "0 broken" in done.stdout
+    assert "0 failed" in done.stdout
 
 
 def test_what_is_declared_is_tested() -> None:
@@ -137,19 +137,19 @@ def test_a_file_may_import_what_lies_beside_it() -> None:
 
 def test_advice_is_in_options() -> None:
     assert "declare --grouping tile" in run("mine.py:tiles", "--only", "grouping").stdout
-    assert option("causal=False, window_after=1") == "--no-causal --window-after 1"
-    assert option("layout='n b c'") == "--layout 'n b c'"
-    assert "say --vocab" in run("mine.py:counts", "--decoder").stderr
+    assert declaration_flags("causal=False, window_after=1") == "--no-causal --window-after 1"
+    assert declaration_flags("layout='n b c'") == "--layout 'n b c'"
+    assert "pass --vocab" in run("mine.py:counts", "--kind", "decoder").stderr
 
 
 def test_a_module_on_the_path_is_found() -> None:
     done = run("mine:causal", "--only", "scale")
     assert done.exit_code == 0
-    assert "1 fact holds" in done.stdout
+    assert "1 fact passed" in done.stdout
 
 
 def test_a_decoder_is_checked_as_one(here: Path) -> None:
-    done = run("mine.py:counts", "--decoder", "--vocab", "5", "--junit", "report.xml")
+    done = run("mine.py:counts", "--kind", "decoder", "--vocab", "5", "--junit", "report.xml")
     assert done.exit_code == 0, done.stdout
     suite = ElementTree.fromstring((here / "report.xml").read_text())
     assert suite.get("failures") == "0"
@@ -166,24 +166,24 @@ def test_every_fact_is_listed_with_its_words() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "say what to check: regard check package.module:name"),
-        (["mine.py"], "'mine.py' does not name a thing; write package.module:name"),
+        ([], "no target: pass package.module:name"),
+        (["mine.py"], "'mine.py' is not a target; write package.module:name"),
         (["yours.py:f"], "there is no file yours.py"),
         (["mine.py:thrice"], "mine.py has no thrice; it has: torch, twice, causal, heads_first, tiles, forgets"),
-        (["mine.py:Sized"], "write mine = Sized(...) in a file of your own, and give file.py:mine"),
-        (["torch.nn:MultiheadAttention"], "is a class that cannot be made without arguments (TypeError"),
+        (["mine.py:Sized"], "write mine = Sized(...) in a file of your own, and pass file.py:mine"),
+        (["torch.nn:MultiheadAttention"], "is a class that cannot be made without arguments: TypeError"),
         (["mine.py:causal", "--layout", "n b"], "layout is one of 'b h n c'"),
         (["no_such_module:f"], "there is no module no_such_module"),
-        (["unfinished.py:f"], "unfinished.py does not load: SyntaxError: invalid syntax"),
-        (["unfinished:f"], "unfinished does not load: SyntaxError: invalid syntax"),
-        (["lacking.py:f"], "lacking.py does not load: ModuleNotFoundError: No module named 'nothing_here'"),
+        (["unfinished.py:f"], "unfinished.py cannot be loaded: SyntaxError: invalid syntax"),
+        (["unfinished:f"], "unfinished cannot be loaded: SyntaxError: invalid syntax"),
+        (["lacking.py:f"], "lacking.py cannot be loaded: ModuleNotFoundError: No module named 'nothing_here'"),
         (["mine.py:causal", "--junit", "none/out.xml"], "none/out.xml cannot be written: there is no folder none"),
         (["mine.py:causal", "--junit", "folder"], "folder cannot be written: it is a folder; name a file in it"),
-        (["leaves.py:f"], "leaves.py does not load: SystemExit: 0; run it by itself"),
-        (["leaves:f"], "leaves does not load: SystemExit: 0; import it by itself"),
+        (["leaves.py:f"], "leaves.py cannot be loaded: SystemExit: 0; run it by itself"),
+        (["leaves:f"], "leaves cannot be loaded: SystemExit: 0; import it by itself"),
         (["mine.py:stops", "--quick"], "stops could not be checked: it raised SystemExit(0)"),
-        (["mine.py:Stops"], "is a class that cannot be made without arguments (SystemExit: 0)"),
-        (["mine.py:causal", "--only", "scale", "--without", "scale"], "no fact is left to be tested"),
+        (["mine.py:Stops"], "is a class that cannot be made without arguments: SystemExit: 0"),
+        (["mine.py:causal", "--only", "scale", "--without", "scale"], "no fact is left to test"),
         (["mine.py:causal", "--heads", "0"], "heads is 0, but must be at least 1"),
         (["mine.py:causal", "--grouping", "tiles"], "did you mean 'tile'?"),
     ],

@@ -23,38 +23,38 @@ def conventions(fn: object, **declared: object) -> dict[str, str]:
 def test_torch_is_read_by_its_conventions() -> None:
     found = conventions(nn.functional.scaled_dot_product_attention)
     assert found == {
-        "sees": "causal",
-        "causal by": "is_causal=True",
+        "visible keys": "causal",
+        "causal argument": "is_causal=True",
         "alignment": "top-left",
         "scale": "1/sqrt(c)",
         "grouped heads": "repeat",
         "mask": "attn_mask (b h i j), True keeps",
-        "blind row": "zero",
+        "fully masked row": "zeros",
     }
 
 
 def test_the_layer_of_torch_drops_where_its_function_keeps() -> None:
     found = conventions(nn.MultiheadAttention(12, 3, batch_first=True))
     assert found["mask"] == "attn_mask ((b h) i j), True drops"
-    assert found["blind row"] == "nan"
-    assert found["causal by"] == "is_causal=True, refused without a mask"
+    assert found["fully masked row"] == "nan"
+    assert found["causal argument"] == "is_causal=True, raises without a mask"
     assert found["padding"] == "key_padding_mask (b j), True drops"
 
 
 @pytest.mark.parametrize(
     ("fn", "name", "value"),
     [
-        (mutants.right_window, "sees", "causal, 4 earlier keys and itself"),
-        (mutants.sees_one_ahead, "sees", "all earlier keys, itself and 1 later one"),
-        (lambda q, k, v: attend(q, k, v, mask=window(2, 3)), "sees", "2 earlier keys, itself and 3 later ones"),
+        (mutants.right_window, "visible keys", "causal, 4 earlier keys and itself"),
+        (mutants.sees_one_ahead, "visible keys", "all earlier keys, itself and 1 later one"),
+        (lambda q, k, v: attend(q, k, v, mask=window(2, 3)), "visible keys", "2 earlier keys, itself and 3 later ones"),
         (mutants.right_rotary, "rotary pairing", "half, base 10000"),
         (mutants.pairs_neighbours, "rotary pairing", "interleaved, base 10000"),
         (mutants.tiles_grouped_heads, "grouped heads", "tile"),
         (mutants.aligns_causal_top_left, "alignment", "top-left"),
         (mutants.drops_the_scale, "scale", "1 (none)"),
         (mutants.reads_true_as_hidden, "mask", "mask (b h i j), True drops"),
-        (mutants.fills_with_the_smallest_number, "blind row", "mean"),
-        (lambda q, k, v: attend(q, k, v, scores=alibi(heads=q.shape[1])), "bias", "alibi, -m|i - j|"),
+        (mutants.fills_with_the_smallest_number, "fully masked row", "mean"),
+        (lambda q, k, v: attend(q, k, v, scores=alibi(heads=q.shape[1])), "bias", "ALiBi, -m |i - j|"),
         (lambda q, k, v: attend(q, k, v, beta=0.7), "scale", "0.7"),
     ],
 )  # fmt: skip
@@ -73,7 +73,7 @@ def test_both_forms_of_alibi_are_told_apart() -> None:
         return by_key(q, k, v)
 
     report = check(four, heads=4, quick=True)
-    assert {each.name: each.value for each in report.conventions}["bias"] == "alibi, +m j"
+    assert {each.name: each.value for each in report.conventions}["bias"] == "ALiBi, +m j"
     assert report.ok, report
 
 
@@ -82,12 +82,12 @@ def test_a_declared_convention_is_no_fault() -> None:
     assert check(mutants.tiles_grouped_heads, quick=True, grouping="tile").ok
     assert not check(mutants.drops_the_scale, quick=True).ok
     assert check(mutants.drops_the_scale, quick=True, scale=1.0).ok
-    assert check(mutants.trusts_zero_times_nan, quick=True, poison="reaches").ok
-    assert check(mutants.fills_with_the_smallest_number, quick=True, blind_rows="mean").ok
+    assert check(mutants.trusts_zero_times_nan, quick=True, masked_nan="propagates").ok
+    assert check(mutants.fills_with_the_smallest_number, quick=True, fully_masked_rows="mean").ok
 
 
 def test_a_failure_says_what_to_declare_if_it_is_meant() -> None:
-    failed = check(mutants.tiles_grouped_heads, quick=True).failed[0]
+    failed = check(mutants.tiles_grouped_heads, quick=True).failures[0]
     assert failed.failure is not None
     assert failed.failure.declare == "grouping='tile'"
 
@@ -99,12 +99,12 @@ def test_soft_caps_are_declared(cap: float) -> None:
 
     report = check(capped, quick=True, softcap=cap)
     assert report.ok, report
-    assert {each.name: each.value for each in report.conventions}["soft cap"] == f"{cap:g}"
-    failed = check(capped, quick=True).failed
+    assert {each.name: each.value for each in report.conventions}["soft-cap"] == f"{cap:g}"
+    failed = check(capped, quick=True).failures
     assert [result.name for result in failed] == ["scores"]
     assert failed[0].failure is not None
     assert failed[0].failure.declare == f"softcap={cap:g}"
-    assert [result.name for result in check(capped, quick=True, softcap=1.5 * cap).failed] == ["scores"]
+    assert [result.name for result in check(capped, quick=True, softcap=1.5 * cap).failures] == ["scores"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_alibi_of_other_slopes_is_declared() -> None:
         return attend(q, k, v, mask=causal(), scores=alibi(slopes=torch.linspace(0.1, 0.9, q.shape[1])))
 
     assert check(sloped, quick=True, causal=True, bias="alibi").ok
-    failed = check(sloped, quick=True, causal=True).failed
+    failed = check(sloped, quick=True, causal=True).failures
     assert [result.name for result in failed] == ["key-order"]
     assert failed[0].failure is not None
     assert failed[0].failure.declare == "bias='alibi'"
@@ -155,7 +155,7 @@ def test_a_norm_of_q_and_k_is_declared(norm: Callable[[Tensor], Tensor], declare
 
     report = check(normed, quick=True, **declared)
     assert report.ok, report
-    failed = check(normed, quick=True).failed
+    failed = check(normed, quick=True).failures
     assert [result.name for result in failed] == ["scores"]
     assert failed[0].failure is not None
     assert failed[0].failure.declare == f"qk_norm={declared['qk_norm']!r}"
@@ -168,32 +168,32 @@ def test_a_sink_is_declared() -> None:
     report = check(sunk, quick=True, causal=True, sink=True)
     assert report.ok, report
     assert {each.name: each.value for each in report.conventions}["sink"] == "logits -1, -0.6, -0.2, 0.2, 0.6, 1"
-    failed = check(sunk, quick=True, causal=True).failed
+    failed = check(sunk, quick=True, causal=True).failures
     assert [result.name for result in failed] == ["weights-sum-to-one"]
     assert failed[0].failure is not None
     assert failed[0].failure.declare == "sink=True"
-    assert [result.name for result in check(attend, quick=True, sink=True).failed] == ["weights-sum-to-one"]
+    assert [result.name for result in check(attend, quick=True, sink=True).failures] == ["weights-sum-to-one"]
 
 
 def test_a_causal_argument_that_is_on_by_default_is_switched_off_where_declared() -> None:
     def by_default(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True) -> Tensor:
         return attend(q, k, v, mask=causal() if is_causal else None)
 
-    assert conventions(by_default)["sees"] == "causal"
+    assert conventions(by_default)["visible keys"] == "causal"
     report = check(by_default, quick=True, causal=False)
     assert report.ok, report
-    assert {each.name: each.value for each in report.conventions}["sees"] == "every key"
+    assert {each.name: each.value for each in report.conventions}["visible keys"] == "every key"
 
 
 def test_a_view_that_is_no_band_is_declared() -> None:
     fn = mutants.hides_the_first_key_from_odd_rows
     assert not check(fn, quick=True).ok
-    assert check(fn, quick=True, view="any").ok
+    assert check(fn, quick=True, mask_pattern="any").ok
 
 
 def test_a_window_wider_than_a_few_keys_is_found() -> None:
-    assert conventions(mutants.forgets_what_is_40_keys_away)["sees"] == "causal, 40 earlier keys and itself"
-    failed = check(mutants.forgets_what_is_40_keys_away, quick=True, causal=True).failed[0]
+    assert conventions(mutants.forgets_what_is_40_keys_away)["visible keys"] == "causal, 40 earlier keys and itself"
+    failed = check(mutants.forgets_what_is_40_keys_away, quick=True, causal=True).failures[0]
     assert failed.failure is not None
     assert failed.failure.declare == "causal=True, window_before=40"
 
@@ -214,20 +214,20 @@ def test_a_mask_by_another_name_is_declared() -> None:
     assert check(named, quick=True)["mask-ignored"].status == "not applicable"
     report = check(named, quick=True, mask_argument="who", mask_polarity="keep")
     assert report.ok, report
-    assert report["blind-row-nan"].status == "passed"
+    assert report["fully-masked-row-nan"].status == "passed"
 
 
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
-        ({"casual": True}, "nothing called 'casual' can be declared; did you mean 'causal'?"),
+        ({"casual": True}, "check has no option 'casual'; did you mean 'causal'?"),
         ({"grouping": "tiles"}, "grouping is one of 'repeat', 'tile', not 'tiles'; did you mean 'tile'?"),
-        ({"causal": 1}, "causal is True, False or None to find it out, not 1"),
+        ({"causal": 1}, "causal is True, False or None to measure it, not 1"),
         ({"window_before": -1}, "window_before"),
         ({"scale": 0.0}, "scale is a positive number, not 0.0"),
         ({"causal": True, "window_after": 2}, "causal=True shows no later key, but window_after=2 shows some"),
         ({"kind": "encoder"}, "kind is 'attention' or 'decoder', not 'encoder'"),
-        ({"mask_argument": "who"}, "mask_argument='who' was declared, but right takes no mask of that name; it has: "),
+        ({"mask_argument": "who"}, "mask_argument='who' was declared, but right accepts no mask of that name; it has: "),
     ],
 )  # fmt: skip
 def test_a_wrong_declaration_is_named(declared: dict[str, object], words: str) -> None:
@@ -243,13 +243,13 @@ def test_a_wrong_declaration_is_named(declared: dict[str, object], words: str) -
         ({"vocab": -3}, "vocab is -3, but must be at least 1"),
         (
             {"layout": "n h"},
-            "layout is one of 'b h n c', 'b n h c', 'b n c', 'n c', 'n b h c', 'n b c', 'b h c n', not",
+            "layout is one of 'b h n c', 'b n h c', 'n b h c', 'b n c', 'n b c', 'n c', not",
         ),
-        ({"heads": 2, "kv_heads": 3}, "heads must be a multiple of kv_heads, which they share: heads=2, kv_heads=3"),
+        ({"heads": 2, "kv_heads": 3}, "heads must be a multiple of kv_heads: heads=2, kv_heads=3"),
         ({"seed": "x"}, "seed takes a whole number, not 'x'"),
         ({"extra": 3}, "extra is a dict of arguments by name, not 3"),
         ({"only": 3}, "only takes names of facts, as only=['scale'], not 3"),
-        ({"only": ["scale"], "without": ["scale"]}, "no fact is left to be tested: `without` leaves out scale"),
+        ({"only": ["scale"], "without": ["scale"]}, "no fact is left to test: `without` excludes scale"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(given: dict[str, Any], words: str) -> None:
@@ -268,7 +268,7 @@ def test_an_attention_without_gradients_is_told_to_be_one() -> None:
         with torch.no_grad():
             return attend(q, k, v)
 
-    assert conventions(unlearned)["gradients"] == "none come back from its output"
+    assert conventions(unlearned)["gradients"] == "none"
     assert "gradients" not in conventions(mutants.right)
 
 
@@ -276,7 +276,7 @@ def test_an_argument_that_nobody_handed_over_is_told() -> None:
     def needs(q: Tensor, k: Tensor, v: Tensor, dropout_rate: float | None) -> Tensor:
         return attend(q, k, v)
 
-    assert conventions(needs)["filled in"] == "dropout_rate"
+    assert conventions(needs)["filled with None"] == "dropout_rate"
 
 
 def test_nothing_is_advised_that_would_not_help() -> None:
@@ -285,9 +285,9 @@ def test_nothing_is_advised_that_would_not_help() -> None:
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
         return weights / (weights.sum(-1, keepdim=True) + 1e-3) @ v
 
-    failed = check(adds_to_the_sum, quick=True).failed
+    failed = check(adds_to_the_sum, quick=True).failures
     assert [result.name for result in failed] == ["weights-sum-to-one"]
-    turned = check(mutants.forgets_to_turn, quick=True, causal=True, rotary="half").failed
+    turned = check(mutants.forgets_to_turn, quick=True, causal=True, rotary="half").failures
     for failure in (failed[0].failure, turned[0].failure):
         assert failure is not None
         assert failure.declare == ""
@@ -299,7 +299,7 @@ def test_a_fact_that_does_not_exist_is_named() -> None:
 
 
 def test_a_decoder_without_a_vocabulary_is_asked_for_it() -> None:
-    with pytest.raises(ConfigError, match="does not tell how many tokens it knows; say vocab="):
+    with pytest.raises(ConfigError, match="the vocabulary size of the decoder is unknown; pass vocab="):
         check(lambda tokens: tokens, kind="decoder")
 
 
@@ -312,22 +312,25 @@ def test_facts_can_be_chosen_and_left_out() -> None:
 def test_no_scale_is_read_where_rows_do_not_sum_to_one() -> None:
     result = check(mutants.forgets_to_rescale_between_tiles, only="scale").facts[0]
     assert result.status == "not applicable"
-    assert "weights of a row do not sum to one, which is another fact" in result.reason
+    assert "weights of a row do not sum to one" in result.reason
 
 
 def test_polarity_of_padding_is_named_and_declared() -> None:
     assert conventions(mutants.pads_where_true_keeps)["padding"] == "key_padding_mask (b j), True keeps"
     report = check(mutants.pads_where_true_keeps, quick=True, mask_polarity="keep")
     assert report["mask-polarity"].status == "passed"
-    assert "declare mask_argument='key_padding_mask' to ask by it" in report["blind-row-nan"].reason
-    asked = check(mutants.pads_where_true_keeps, only="blind-row-nan", mask_argument="key_padding_mask")
-    assert asked["blind-row-nan"].status == "passed"
+    assert (
+        "declare mask_argument='key_padding_mask' to test all facts of masks with it"
+        in report["fully-masked-row-nan"].reason
+    )
+    asked = check(mutants.pads_where_true_keeps, only="fully-masked-row-nan", mask_argument="key_padding_mask")
+    assert asked["fully-masked-row-nan"].status == "passed"
 
 
 def test_advice_names_only_what_can_be_said_here() -> None:
     with pytest.raises(ConfigError) as error:
         check(torch.softmax)
-    assert "Say heads=, kv_heads= or width= where it needs certain ones" in str(error.value)
+    assert "Pass heads=, kv_heads= or width= if it needs certain sizes" in str(error.value)
     assert "(n b h c)" in str(error.value)
 
 
@@ -343,7 +346,7 @@ def test_the_mode_of_a_module_and_the_random_state_are_left_as_they_were() -> No
     module = nn.MultiheadAttention(12, 3, dropout=0.5, batch_first=True).train()
     module.out_proj.eval()
     state = torch.random.get_rng_state()
-    report = check(module, quick=True, blind_rows="nan", poison="reaches")
+    report = check(module, quick=True, fully_masked_rows="nan", masked_nan="propagates")
     assert report.ok, report
     assert module.training
     assert not module.out_proj.training
@@ -360,8 +363,8 @@ def test_queries_that_rotary_turns_from_zero_are_declared() -> None:
     report = check(fn, quick=True, alignment="top-left")
     assert report.ok, report
     assert {each.name: each.value for each in report.conventions}["alignment"] == "top-left, by rotary positions"
-    failed = check(fn, quick=True, alignment="bottom-right").failed
-    assert [result.name for result in failed] == ["last-rows-alone"]
+    failed = check(fn, quick=True, alignment="bottom-right").failures
+    assert [result.name for result in failed] == ["last-queries-alone"]
     assert failed[0].failure is not None
     assert failed[0].failure.declare == "alignment='top-left'"
 
@@ -370,7 +373,7 @@ def test_one_later_key_is_meant_where_it_is_declared() -> None:
     for declared in ({"window_after": 1}, {"causal": False, "window_after": 1}):
         report = check(mutants.sees_one_ahead, quick=True, **declared)
         assert report.ok, report
-    failed = check(mutants.sees_one_ahead, quick=True).failed[0]
+    failed = check(mutants.sees_one_ahead, quick=True).failures[0]
     assert failed.failure is not None
     assert failed.failure.declare == "window_after=1"
     assert "diagonal" in failed.fact.cause
@@ -383,17 +386,18 @@ def test_alibi_has_the_slopes_of_the_paper_or_of_its_code() -> None:
 
     report = check(of_the_paper, quick=True)  # six heads are asked, which is no power of two
     assert report.ok, report
-    assert {each.name: each.value for each in report.conventions}["bias"] == "alibi, -m|i - j|"
+    assert {each.name: each.value for each in report.conventions}["bias"] == "ALiBi, -m |i - j|"
 
 
 def test_arguments_that_nothing_was_tried_with_are_named() -> None:
     def capped(q: Tensor, k: Tensor, v: Tensor, lengths: object = None, softcap: object = None) -> Tensor:
         return attend(q, k, v)
 
-    assert conventions(capped)["not asked"] == "lengths, softcap; say mask_argument=... where one is a mask"
-    assert "not asked" not in conventions(nn.functional.scaled_dot_product_attention)
+    found = conventions(capped)["untested arguments"]
+    assert found == "lengths, softcap; declare mask_argument=... if one is a mask"
+    assert "untested arguments" not in conventions(nn.functional.scaled_dot_product_attention)
     told = conventions(nn.MultiheadAttention(12, 3, batch_first=True), extra={"need_weights": False})
-    assert told["not asked"] == "average_attn_weights"
+    assert told["untested arguments"] == "average_attn_weights"
 
 
 def test_a_bias_is_a_mask_that_is_added_and_a_switch_is_no_scale() -> None:
@@ -401,18 +405,18 @@ def test_a_bias_is_a_mask_that_is_added_and_a_switch_is_no_scale() -> None:
         scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale else 1.0)
         return (scores if bias is None else scores + bias).softmax(-1) @ v
 
-    report = check(biased, quick=True, blind_rows="nan", poison="reaches")
+    report = check(biased, quick=True, fully_masked_rows="nan", masked_nan="propagates")
     assert report.ok, report
     told = {each.name: each.value for each in report.conventions}
     assert told["mask"] == "bias (b h i j), added to scores"
-    assert "not asked" not in told
+    assert "untested arguments" not in told
 
 
 def test_a_layer_that_takes_a_memory_is_not_said_to_take_one_length_only() -> None:
     told = conventions(mutants.RightCross())["lengths"]
-    assert told == "as many queries as keys, where no context of another length is handed over"
+    assert told == "as many queries as keys, unless context is passed"
 
 
 def test_a_class_is_no_attention() -> None:
-    with pytest.raises(ConfigError, match=r"^RightCross is a class; hand over an instance, as RightCross\(\.\.\.\)$"):
+    with pytest.raises(ConfigError, match=r"^RightCross is a class; pass an instance, as RightCross\(\.\.\.\)$"):
         check(mutants.RightCross)

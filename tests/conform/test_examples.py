@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from regard.conform import check
 from tests.conform.mutants import MUTANTS, right
-from tests.conform.test_mutants import examined
+from tests.conform.test_mutants import check_mutant
 
 
 def run(example: str, fn: object) -> tuple[dict[str, Any], str]:
@@ -76,7 +76,7 @@ def at(x: Tensor, example: str) -> Any:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_example_of_a_mutant_runs_and_gives_what_it_says(name: str) -> None:
     mutant = MUTANTS[name]
-    failure = examined(name).failed[0].failure
+    failure = check_mutant(name).failures[0].failure
     assert failure is not None
     assert_true(failure.example, mutant.fn() if isinstance(mutant.fn, type) else mutant.fn)
 
@@ -133,7 +133,7 @@ class Loud(nn.Module):
     ids=["sdpa", "lambda", "layout", "tuple", "module", "wide-module", "projections"],
 )
 def test_however_a_thing_is_asked_its_examples_are_true(fn: object, declared: dict[str, Any]) -> None:
-    failed = check(fn, quick=True, **declared).failed
+    failed = check(fn, quick=True, **declared).failures
     assert failed
     for result in failed:
         assert result.failure is not None
@@ -141,7 +141,7 @@ def test_however_a_thing_is_asked_its_examples_are_true(fn: object, declared: di
 
 
 def test_numbers_that_are_too_many_come_from_a_seed() -> None:
-    failure = check(Loud(), only=["scale"]).failed[0].failure
+    failure = check(Loud(), only=["scale"]).failures[0].failure
     assert failure is not None
     assert "attend = as_probe(module.eval()).call" in failure.example
     assert "torch.manual_seed(" in failure.example
@@ -150,7 +150,7 @@ def test_numbers_that_are_too_many_come_from_a_seed() -> None:
 
 @pytest.mark.parametrize("fn", [cosine, flips_values])
 def test_what_should_be_is_attention_without_positions_that_nobody_declared(fn: object) -> None:
-    failure = check(fn, only=["scores"]).failed[0].failure
+    failure = check(fn, only=["scores"]).failures[0].failure
     assert failure is not None
     space, _ = run(failure.example, fn)
     right = functional.scaled_dot_product_attention(space["q"], space["k"], space["v"])
@@ -163,7 +163,7 @@ def test_a_call_that_raises_in_the_middle_of_a_fact_is_the_example() -> None:
             raise ValueError(f"length {k.shape[2]}")
         return functional.scaled_dot_product_attention(q, k, v)
 
-    failed = check(refuses_37_keys, quick=True).failed
+    failed = check(refuses_37_keys, quick=True).failures
     assert failed
     for result in failed:
         assert result.failure is not None
@@ -173,7 +173,7 @@ def test_a_call_that_raises_in_the_middle_of_a_fact_is_the_example() -> None:
 
 @pytest.mark.parametrize("name", ["turns_every_step_from_zero", "forgets_to_rescale_between_blocks"])
 def test_an_example_does_not_end_in_a_row_that_sees_nothing(name: str) -> None:
-    failure = examined(name).failed[0].failure
+    failure = check_mutant(name).failures[0].failure
     assert failure is not None
     space, last = run(failure.example, MUTANTS[name].fn)
     assert space["q"].shape[2] <= space["k"].shape[2]
@@ -183,16 +183,16 @@ def test_an_example_does_not_end_in_a_row_that_sees_nothing(name: str) -> None:
 
 def test_the_example_of_a_module_around_an_attention_is_true() -> None:
     module = MUTANTS["ForgetsBatchFirst"].fn()
-    failed = check(module, quick=True).failed[0]
+    failed = check(module, quick=True).failures[0]
     assert failed.failure is not None
-    assert "attend = probe_of(module.eval()).call" in failed.failure.example
+    assert "attend = as_probe(module.eval()).call" in failed.failure.example
     assert failed.failure.declare == "layout='n b c'"
     assert_true(failed.failure.example, module)
-    assert check(module, quick=True, layout="n b c", blind_rows="nan", poison="reaches").ok
+    assert check(module, quick=True, layout="n b c", fully_masked_rows="nan", masked_nan="propagates").ok
 
 
 def test_a_leak_is_shown_with_as_many_queries_as_keys() -> None:
-    failure = examined("forgets_the_mask").failed[0].failure
+    failure = check_mutant("forgets_the_mask").failures[0].failure
     assert failure is not None
     space, name = run(failure.example, MUTANTS["forgets_the_mask"].fn)
     assert space["q"].shape[2] == space["k"].shape[2] == 2
@@ -214,10 +214,10 @@ class Gapped(nn.Module):
 
 
 def test_the_example_of_a_missing_bias_has_the_bias_that_was_declared() -> None:
-    failure = check(right, bias="alibi", only=["key-order"]).failed[0].failure
+    failure = check(right, bias="alibi", only=["key-order"]).failures[0].failure
     assert failure is not None
     assert_true(failure.example, right)
-    assert "scores carry no bias, but alibi was declared" in failure.found
+    assert "scores have no bias, but alibi was declared" in failure.found
 
 
 def test_a_context_that_is_too_short_to_be_examined_is_told() -> None:
@@ -228,17 +228,17 @@ def test_a_context_that_is_too_short_to_be_examined_is_told() -> None:
             return super().forward(input_ids)
 
     model = Short()
-    failed = check(model, quick=True).failed
+    failed = check(model, quick=True).failures
     assert [result.name for result in failed] == ["runs"]
     assert failed[0].failure is not None
     assert "raises IndexError: position 8 of 8; 3 tokens do not raise" in failed[0].reason
-    assert "check one with room for 9" in failed[0].reason
+    assert "check one with a longer context" in failed[0].reason
     assert_true(failed[0].failure.example, model)
 
 
 def test_an_example_of_a_decoder_goes_through_its_cache() -> None:
     model = Gapped()
-    failed = check(model, quick=True).failed
+    failed = check(model, quick=True).failures
     assert [result.name for result in failed] == ["cache"]
     assert failed[0].failure is not None
     assert "past_key_values=past, use_cache=True" in failed[0].failure.example
@@ -247,7 +247,7 @@ def test_an_example_of_a_decoder_goes_through_its_cache() -> None:
 
 @pytest.mark.parametrize("name", ["IgnoresPositionIds", "DropsThePaddingMask", "SeesEmptySlotsInside"])
 def test_the_example_of_a_decoder_has_one_sequence_of_few_tokens(name: str) -> None:
-    failure = examined(name).failed[0].failure
+    failure = check_mutant(name).failures[0].failure
     assert failure is not None
     space, _ = run(failure.example, MUTANTS[name].fn())
     assert space["tokens"].shape[0] == 1
@@ -260,7 +260,7 @@ def test_a_fault_of_rounding_that_no_few_numbers_show_comes_from_seeds() -> None
         apart = (torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])).abs()
         return (q @ k.mT * q.shape[-1] ** -0.5 + slopes[:, None, None] * apart).softmax(-1) @ v
 
-    failure = check(climbs, only=["half-precision"]).failed[0].failure
+    failure = check(climbs, only=["half-precision"]).failures[0].failure
     assert failure is not None
     assert len(failure.example) < 1000
     assert_true(failure.example, climbs)

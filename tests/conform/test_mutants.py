@@ -1,20 +1,41 @@
-"""Every faulty attention and decoder is diagnosed under its right name, and nothing else is called a fault."""
+"""Every fact is broken by a faulty attention or decoder, and kept by a correct one."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
 from regard.conform import Report, check
 from regard.conform.facts import ATTENTION, DECODER
+from tests.conform import mutants
 from tests.conform.mutants import MUTANTS, Mutant, TinyDecoder
+
+CORRECT: dict[str, tuple[Any, dict[str, Any]]] = {
+    "right": (mutants.right, {"mask_polarity": "keep"}),
+    "causal": (mutants.right_causal, {"causal": True, "alignment": "bottom-right"}),
+    "window": (mutants.right_window, {"causal": True, "window_before": 4}),
+    "rotary": (mutants.right_rotary, {"causal": True, "rotary": "half"}),
+    "all keys": (mutants.attend, {"causal": False}),
+    "padding": (mutants.right_padding, {}),
+    "cross": (mutants.RightCross(), {}),
+    "dropout": (mutants.RightDropping(), {}),
+    "decoder": (mutants.TinyDecoder(), {}),
+}
+FACTS = [(kind, name) for kind, registry in (("attention", ATTENTION), ("decoder", DECODER)) for name in registry]
 
 
 @cache
-def examined(name: str) -> Report:
+def check_mutant(name: str) -> Report:
     mutant = MUTANTS[name]
     fn = mutant.fn() if isinstance(mutant.fn, type) else mutant.fn
     return check(fn, quick=mutant.breaks != "compile", **mutant.declared)
+
+
+@cache
+def check_correct(name: str) -> Report:
+    fn, declared = CORRECT[name]
+    return check(fn, quick=name != "right", **declared)
 
 
 def is_decoder(mutant: Mutant) -> bool:
@@ -22,38 +43,50 @@ def is_decoder(mutant: Mutant) -> bool:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_fault_is_diagnosed_under_its_name_and_no_other(name: str) -> None:
-    mutant, report = MUTANTS[name], examined(name)
-    assert [result.name for result in report.failed] == [mutant.breaks], report
-    assert mutant.words in report.failed[0].reason
+def test_a_fault_is_reported_under_its_name_and_no_other(name: str) -> None:
+    mutant, report = MUTANTS[name], check_mutant(name)
+    assert [result.name for result in report.failures] == [mutant.breaks], report
+    assert mutant.words in report.failures[0].reason
     assert not report.ok
 
 
-def test_every_fact_has_a_mutant_that_breaks_it() -> None:
-    assert len(MUTANTS) >= 40
-    for registry, decoders in ((ATTENTION, False), (DECODER, True)):
-        broken = {mutant.breaks for mutant in MUTANTS.values() if is_decoder(mutant) == decoders}
-        assert broken == set(registry)
+@pytest.mark.parametrize("name", CORRECT)
+def test_a_correct_attention_breaks_no_fact(name: str) -> None:
+    assert check_correct(name).ok, check_correct(name)
+
+
+@pytest.mark.parametrize(("kind", "fact"), FACTS)
+def test_every_fact_has_a_mutant_that_breaks_it_and_a_correct_attention_that_keeps_it(kind: str, fact: str) -> None:
+    broken = [name for name, each in MUTANTS.items() if each.breaks == fact and is_decoder(each) == (kind == "decoder")]
+    assert broken, f"no mutant breaks {fact}"
+    assert fact in [result.name for result in check_mutant(broken[0]).failures]
+    reports = (check_correct(name) for name in CORRECT)
+    passed = [report.subject for report in reports if report.kind == kind and report_status(report, fact) == "passed"]
+    assert passed, f"{fact} does not apply to any correct attention"
+
+
+def report_status(report: Report, fact: str) -> str | None:
+    return next((result.status for result in report.facts if result.name == fact), None)
 
 
 def test_an_example_is_small() -> None:
-    failure = examined("scales_twice").failed[0].failure
+    failure = check_mutant("scales_twice").failures[0].failure
     assert failure is not None
     space = {"torch": torch, "scales_twice": MUTANTS["scales_twice"].fn}
     exec(failure.example, space)
     assert tuple(space["q"].shape) == (1, 1, 1, 2)  # at width 1 no scale can be wrong
-    assert space["k"].shape[2] == 2  # one key leaves nothing to choose
+    assert space["k"].shape[2] == 2  # one key has weight 1 under any scale
 
 
-def test_a_second_fault_is_found_beside_the_first() -> None:
+def test_a_second_fault_is_found_besides_the_first() -> None:
     def tiles_and_scales_twice(q, k, v):
         return MUTANTS["tiles_grouped_heads"].fn(q / q.shape[-1] ** 0.5, k, v)
 
-    assert [result.name for result in check(tiles_and_scales_twice, quick=True).failed] == ["grouping", "scale"]
+    assert [result.name for result in check(tiles_and_scales_twice, quick=True).failures] == ["grouping", "scale"]
 
 
 def test_what_follows_from_a_fault_is_explained_by_it() -> None:
-    report = examined("runs_softmax_over_the_queries")
+    report = check_mutant("runs_softmax_over_the_queries")
     assert report["outputs"].status == "explained"
     assert report["outputs"].reason == "explained by softmax-over-the-other-axis"
     assert report["runs"].status == "passed"

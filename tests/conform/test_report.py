@@ -9,7 +9,7 @@ import pytest
 
 from regard.base.errors import RegardError
 from regard.conform import check, conformance
-from regard.conform.facts.numbers import apart
+from regard.conform.facts.numbers import _distinct
 from regard.conform.report import Report
 from regard.core.attend import attend
 from tests.conform import mutants
@@ -25,20 +25,20 @@ def test_a_report_tells_the_rule_in_two_ways_with_cause_and_example(report: Repo
     assert text.startswith("scales_twice (attention)\n")
     for words in (
         "✗ scale: q . k is multiplied by 1/c (applied twice), not by 1/sqrt(c)",
-        "in a student's words   The longer the vectors, the larger their products",
-        "in an engineer's words The factor of q . k is 1/sqrt(c)",
-        "usual causes           scaled twice",
+        "for a student     Longer vectors have larger products",
+        "for an engineer   The factor of q . k is 1/sqrt(c)",
+        "usual causes      scaled twice",
         "out = scales_twice(q, k, v)",
         "# should be torch.tensor(",
-        "if it is meant so      declare scale=0.25",
-        "1 broken (scale)",
+        "if on purpose     declare scale=0.25",
+        "1 failed (scale)",
     ):
         assert words in text
 
 
 def test_a_silent_report_says_so() -> None:
     text = str(check(mutants.right_causal, causal=True, quick=True))
-    assert "0 broken," in text
+    assert "0 failed," in text
     assert "✗" not in text
 
 
@@ -104,10 +104,10 @@ def test_a_class_has_the_tests_that_were_asked_for() -> None:
 @pytest.mark.parametrize(
     ("fn", "settings", "words"),
     [
-        (mutants.right, {"casual": True}, "nothing called 'casual' can be declared; did you mean 'causal'?"),
+        (mutants.right, {"casual": True}, "check has no option 'casual'; did you mean 'causal'?"),
         (mutants.right, {"without": ["extreme-score"]}, "unknown fact 'extreme-score'; did you mean 'extreme-scores'"),
         (mutants.right, {"kind": "encoder"}, "kind is 'attention' or 'decoder', not 'encoder'"),
-        (3, {}, "what is checked is a function of q, k and v, an nn.Module or a decoder, not 3"),
+        (3, {}, "check takes a function of q, k and v, an nn.Module or a decoder, not 3"),
     ],
 )
 def test_what_makes_no_sense_is_refused_when_the_class_is_made(
@@ -119,20 +119,20 @@ def test_what_makes_no_sense_is_refused_when_the_class_is_made(
 
 
 def test_one_fact_is_one_fact() -> None:
-    assert str(check(attend, only=["runs"])).endswith("1 fact holds, 0 broken, 0 do not apply")
-    assert str(check(attend, only=["runs", "scale", "window"])).endswith("2 facts hold, 0 broken, 1 does not apply")
+    assert str(check(attend, only=["runs"])).endswith("1 fact passed, 0 failed, 0 not applicable")
+    assert str(check(attend, only=["runs", "scale", "window"])).endswith("2 facts passed, 0 failed, 1 not applicable")
 
 
 def test_of_a_long_line_the_beginning_is_printed_and_json_has_it_all(report: Report) -> None:
-    failed = report.failed[0]
+    failed = report.failures[0]
     assert failed.failure is not None
     long = replace(failed, failure=replace(failed.failure, example=f"q = {'1' * 3000}"))
     told = str(replace(report, facts=(long,)))
-    assert f"    q = {'1' * 1196} ...  # 1804 more characters, which .json() has" in told
+    assert f"    q = {'1' * 1196} ...  # 1804 more characters, see .json()" in told
     assert max(map(len, told.splitlines())) < 1300
     assert "1" * 3000 in replace(report, facts=(long,)).json()
 
 
 def test_numbers_that_are_near_are_told_apart() -> None:
-    assert apart(0.01321, 0.01319) == ("1.321e-02", "1.319e-02")
-    assert apart(0.5, 0.013) == ("5.0e-01", "1.3e-02")
+    assert _distinct(0.01321, 0.01319, "in") == ("1.321e-02", "in", "1.319e-02")
+    assert _distinct(0.5, 0.013, "in") == ("5.0e-01", "in", "1.3e-02")

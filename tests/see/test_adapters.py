@@ -105,7 +105,7 @@ def test_the_layout_of_a_function_is_found_by_trying(fn: Any, layout: str, squar
 
 def test_a_layout_that_is_said_is_not_looked_for() -> None:
     assert as_probe(lambda q, k, v: v[:, :, : q.shape[2]], layout="b h n c").layout == "b h n c"
-    with pytest.raises(ConfigError, match=r"layout is one of 'b h n c', 'b n h c', .*, 'n b h c', 'n b c', not 'bhnc'"):
+    with pytest.raises(ConfigError, match=r"layout is one of 'b h n c', 'b n h c', 'n b h c', .*, 'n c', not 'bhnc'"):
         as_probe(sdpa, layout="bhnc")
     with pytest.raises(ConfigError, match="raised ValueError: the layout 'b n c' has no axis for 3 heads"):
         as_probe(without_heads, layout="b n c", heads=3)
@@ -378,26 +378,32 @@ class Odd(nn.Module):
     ("fn", "words"),
     [
         (3, r"an attention is a function of q, k and v or an nn.Module, not 3; wrap it in a function"),
-        (lambda q: q, "<lambda> takes 1 arguments without a name, but an attention takes q, k and v; wrap it"),
+        (lambda q: q, "<lambda> takes 1 positional arguments, but an attention takes q, k and v; wrap it"),
         (lambda q, k, v: q.nothing, r"with q \(2, 3, 5, 8\), k \(2, 3, 7, 8\), v \(2, 3, 7, 11\) it raised Attribute"),
         (lambda q, k, v: "text", "the result is str, not a tensor"),
         (
             lambda q, k, v: v[..., :2],
             r"the result is \(2, 3, 7, 2\), which is not \(b h i e\) = \(2, 3, 5, 11\) in any",
         ),
-        (nn.Linear(3, 5), "no projections that are known by name: looked for q_proj k_proj v_proj; .* no submodules"),
-        (nn.TransformerDecoderLayer(15, 3), r"has 2 attentions inside: self_attn, multihead_attn; hand over one"),
-        (nn.TransformerDecoderLayer(15, 3), r"\('multihead_attn'\), or check the whole with kind='decoder' where it"),
+        (nn.Linear(3, 5), "no projections with known names: looked for q_proj k_proj v_proj; .* no submodules"),
+        (nn.TransformerDecoderLayer(15, 3), r"has 2 attentions inside: self_attn, multihead_attn; pass one"),
+        (
+            nn.TransformerDecoderLayer(15, 3),
+            r"\('multihead_attn'\), or check the whole model with kind='decoder' if it",
+        ),
         (
             lambda q, k, v, sm_scale: (q @ k.mT * sm_scale).softmax(-1) @ v,
-            r"given None for sm_scale, which has no default: hand over sm_scale=..., or extra=\{'sm_scale': ...\} to",
+            r"None was passed for sm_scale, which has no default: pass sm_scale=..., or extra=\{'sm_scale': ...\} to",
         ),
         (
             lambda q, k, v, start, end: v[:, :, start + end :],
-            "given None for start, end, which have no default: hand over start=...",
+            "None was passed for start, end, which have no default: pass start=...",
         ),
-        (Windowed(21, 3), r"say heads= and kv_heads=, queries= where it takes one length only, or wrap it"),
-        (Odd(qkv=nn.Linear(9, 27)), "does not tell its number of heads: looked for heads, num_heads, .* say heads="),
+        (Windowed(21, 3), r"pass heads= and kv_heads=, pass queries= if it accepts one length only, or wrap it"),
+        (
+            Odd(qkv=nn.Linear(9, 27)),
+            "the number of heads of Odd is unknown: looked for heads, num_heads, .* pass heads=",
+        ),
         (Odd(qkv=nn.Identity()), r"Odd.qkv has no weight matrix to read its width from; wrap it"),
     ],
     ids=range(13),
@@ -409,7 +415,7 @@ def test_what_cannot_be_asked_is_told_with_a_way_out(fn: object, words: str) -> 
 
 def test_what_was_lacking_helps_once_it_is_handed_over() -> None:
     scaled = as_probe(lambda q, k, v, sm_scale: (q @ k.mT * sm_scale).softmax(-1) @ v, sm_scale=0.3)
-    assert scaled.made_up == ()
+    assert scaled.filled_in == ()
     q, k, v = draw(scaled)
     torch.testing.assert_close(scaled.call(q, k, v), truth(q, k, v, beta=0.3))
     windowed = as_probe(Windowed(21, 3), queries=9)
@@ -421,7 +427,7 @@ def test_what_was_lacking_helps_once_it_is_handed_over() -> None:
 
 def test_sizes_that_do_not_fit_the_projections_are_told() -> None:
     with pytest.raises(
-        ConfigError, match=r"width \[27\] \(qkv\), which 2 heads of width 4 and 2 key heads do not fill"
+        ConfigError, match=r"width \[27\] \(qkv\), which do not match 2 heads of width 4 and 2 key heads"
     ):
         as_probe(Odd(qkv=nn.Linear(9, 27)), heads=2)
     with pytest.raises(
@@ -434,7 +440,7 @@ def test_sizes_that_do_not_fit_the_projections_are_told() -> None:
             return functional.pad(super().forward(x), (0, 1))
 
     with pytest.raises(
-        ConfigError, match=r"gave \(2, 5, 22\) once its output projection was taken away, not \(2, 5, 21\)"
+        ConfigError, match=r"returned \(2, 5, 22\) once its output projection was removed, not \(2, 5, 21\)"
     ):
         as_probe(Widening(21, 3))
 
@@ -445,6 +451,6 @@ def test_phases_that_nobody_can_make_have_to_be_handed_over() -> None:
             assert position_embeddings is not None
             return super().forward(x) * position_embeddings
 
-    with pytest.raises(ConfigError, match=r"takes position_embeddings, and 0 rotary classes .* hand over"):
+    with pytest.raises(ConfigError, match=r"takes position_embeddings, but its file has 0 rotary classes .* pass"):
         as_probe(Turning(21, 3))
     assert as_probe(Turning(21, 3), position_embeddings=torch.ones(())).heads == 3

@@ -37,8 +37,7 @@ from regard.core.positions import Interpolate, rotary
 from regard.core.scores import alibi, alibi_slopes, shaw, sink, softcap, t5_buckets
 from regard.nn.attention import Attention
 from regard.see.adapters import as_probe
-from regard.see.measure.mask_names import OWN, describe
-from regard.see.measure.scale import scale_name
+from regard.see.measure.mask_names import UNNAMED, describe_mask
 from regard.see.xray import XRay, xray
 from tests.peers import import_timm
 
@@ -67,70 +66,70 @@ def known(found: XRay, groups: list[int], **settings: Any) -> Tensor:
 
 
 def close(found: XRay, near: float = 1e-12, **settings: Any) -> bool:
-    assert found.groups is not None
-    return torch.allclose(found.weights, known(found, list(found.groups), **settings), rtol=0, atol=near)
+    assert found.value_heads is not None
+    return torch.allclose(found.weights, known(found, list(found.value_heads), **settings), rtol=0, atol=near)
 
 
 def test_the_fused_attention_of_torch_is_read_whole() -> None:
     found = xray(sdpa)
     assert close(found)
     assert found.linear is True
-    assert found.off is not None
-    assert found.off < 1e-12
-    assert (found.normalised, found.described, found.alignment) == ("rows", "full()", None)
-    assert found.rows_sum == pytest.approx((1.0, 1.0))
+    assert found.linearity_error is not None
+    assert found.linearity_error < 1e-12
+    assert (found.normalised, found.mask, found.alignment) == ("rows", "full()", None)
+    assert found.row_sums == pytest.approx((1.0, 1.0))
     assert found.scale == pytest.approx(8**-0.5)
     assert found.residual is not None
     assert found.residual < 1e-12
-    assert (found.scale_named, found.bias_named, found.sink, found.rotary) == ("c ** -0.5", "none", None, None)
-    assert (found.groups, found.grouping) == ((0, 1, 2), "one to one")
-    assert (found.mask_argument, found.mask_means, found.blind_rows) == ("attn_mask", "keep", "zeros")
-    assert (found.deterministic, found.dropped_in_eval, found.dropout) == (True, 0.0, None)
+    assert (found.scale_name, found.bias_name, found.sink, found.rotary) == ("1/sqrt(c)", "none", None, None)
+    assert (found.value_heads, found.grouping) == ((0, 1, 2), "one to one")
+    assert (found.mask_argument, found.mask_polarity, found.fully_masked_rows) == ("attn_mask", "keep", "zeros")
+    assert (found.deterministic, found.dropout_in_eval, found.dropout) == (True, 0.0, None)
     assert found.notes == ()
 
 
 def test_the_report_reads_as_text() -> None:
     text = str(xray(sdpa, is_causal=True, scale=0.7))
     assert text.splitlines() == [
-        "scaled_dot_product_attention, asked with b=2 h=3 g=3 i=7 j=7 c=8 in float64 as (b h n c)",
+        "scaled_dot_product_attention, with b=2 h=3 g=3 i=7 j=7 c=8 in float64 as (b h n c)",
         "  weights    sum to one over rows; rows sum to 1",
         *[line for line in text.splitlines() if line.startswith("  values     linear in v, off by ")],
         "  mask       causal(), aligned top-left",
-        "  blind row  not seen",
+        "  empty rows none seen",
         *[line for line in text.splitlines() if line.startswith("  scale      0.7 (residual ")],
         "  bias       none",
         "  sink       none",
         "  heads      read key heads [0, 1, 2]: one to one",
         "  rotary     none",
-        "  dropout    nothing in eval",
+        "  dropout    none in eval",
     ]
     turning = str(xray(Attention(30, 3, rotary=rotary(), scores=sink(torch.ones(3)), dropout=0.3)))
-    assert "rotary     half pairs, base 10000, 10 coordinates turn" in turning
+    assert "rotary     half pairs, base 10000, 10 coordinates rotated" in turning
     assert "sink       logits 1, 1, 1" in turning
-    assert "dropout    0.3 of the weights in training, nothing in eval" in turning
+    assert "dropout    0.3 of the weights in training, none in eval" in turning
     assert "argument   mask=, True is visible" in turning
     assert "m = 0.0625, 0.003906, 0.25" in str(xray(ours(scores=alibi(heads=3)), heads=3))
 
 
 def test_arguments_of_the_fused_attention_show() -> None:
     plain = xray(sdpa, is_causal=True, scale=0.31)
-    assert (plain.described, plain.alignment) == ("causal()", "top-left")
+    assert (plain.mask, plain.alignment) == ("causal()", "top-left")
     assert plain.scale == pytest.approx(0.31)
-    assert plain.scale_named is None
+    assert plain.scale_name is None
     assert close(plain, mask=causal(), beta=0.31)
     grouped = xray(sdpa, enable_gqa=True, heads=10, kv_heads=5)
-    assert (grouped.groups, grouped.grouping) == ((0, 0, 1, 1, 2, 2, 3, 3, 4, 4), "repeat")
+    assert (grouped.value_heads, grouped.grouping) == ((0, 0, 1, 1, 2, 2, 3, 3, 4, 4), "repeat")
     assert close(grouped)
     mask = torch.rand(7, 7) < 0.6
     mask[4] = False
     masked = xray(sdpa, attn_mask=mask)
     assert torch.equal(masked.visible, mask.expand(2, 3, 7, 7))
-    assert (masked.described, masked.blind_rows) == (OWN, "zeros")
+    assert (masked.mask, masked.fully_masked_rows) == (UNNAMED, "zeros")
     added = torch.randn(7, 7)
     biased = xray(sdpa, attn_mask=added)
     assert biased.bias is not None
     torch.testing.assert_close(biased.bias, (added - added.mean(-1, keepdim=True)).double().expand(3, 7, 7))
-    assert biased.bias_named == "a bias of its own"
+    assert biased.bias_name == "other"
 
 
 @pytest.mark.parametrize(
@@ -159,8 +158,8 @@ def test_arguments_of_the_fused_attention_show() -> None:
 def test_every_mask_is_named_in_our_words(mask: Mask) -> None:
     found = xray(ours(mask=mask))
     assert torch.equal(found.visible, mask.dense(7).expand(2, 6, 7, 7))
-    assert mask.dense(7).equal(_named(found.described).dense(7))
-    assert found.described == repr(mask)
+    assert mask.dense(7).equal(_named(found.mask).dense(7))
+    assert found.mask == repr(mask)
     assert close(found, mask=mask)
 
 
@@ -175,8 +174,8 @@ def test_the_alignment_shows_where_there_are_more_keys_than_queries() -> None:
     assert xray(ours(mask=causal())).alignment == "bottom-right"
     assert xray(ours(mask=causal() & window(before=2)), queries=5, keys=9).alignment == "bottom-right"
     first = xray(sdpa, is_causal=True, queries=5, keys=9)
-    assert (first.described, first.alignment) == ("causal()", "top-left")
-    assert describe(torch.ones(3, 5, dtype=torch.bool)) == ("full()", None)
+    assert (first.mask, first.alignment) == ("causal()", "top-left")
+    assert describe_mask(torch.ones(3, 5, dtype=torch.bool)) == ("full()", None)
     bound = xray(lambda q, k, v: sdpa(q, k, v, attn_mask=torch.ones(7, 7).tril().bool()))
     assert bound.alignment is None
 
@@ -184,37 +183,36 @@ def test_the_alignment_shows_where_there_are_more_keys_than_queries() -> None:
 def test_heads_and_sequences_with_masks_of_their_own_are_told() -> None:
     both = torch.stack([causal().dense(7), full().dense(7), window(before=1, after=1).dense(7)])
     found = xray(ours(mask=both), heads=3)
-    assert found.described == "head 0: causal(); head 1: full(); head 2: window(before=1, after=1)"
+    assert found.mask == "head 0: causal(); head 1: full(); head 2: window(before=1, after=1)"
     lengths = torch.arange(7) < torch.tensor([[5], [3]])
-    assert xray(ours(mask=lengths[:, None, None])).described == f"{OWN}, which differs between sequences"
+    assert xray(ours(mask=lengths[:, None, None])).mask == f"{OWN}, which differs between sequences"
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "blocked", "reference"])
 def test_our_kernels_look_alike(kernel: str) -> None:
     found = xray(functools.partial(attend, mask=causal() & window(before=2), beta=0.6, kernel=kernel))
     assert found.scale == pytest.approx(0.6)
-    assert (found.grouping, found.described) == ("repeat", "causal() & window(before=2)")
+    assert (found.grouping, found.mask) == ("repeat", "causal() & window(before=2)")
     assert close(found, mask=causal() & window(before=2), beta=0.6)
 
 
 @pytest.mark.parametrize(
     ("scale", "named"),
     [
-        (11**-0.5, "c ** -0.5"),
-        (1.0, "1: not scaled"),
-        (1 / 11, "1 / c: c ** -0.5 twice"),
-        (11**0.5, "c ** 0.5: multiplied where it should be divided"),
-        (33**-0.5, "(h c) ** -0.5: from the width of all heads"),
-        (0.0, "0: the mean of what is visible"),
-        (math.inf, "hard: the largest takes all"),
+        (11**-0.5, "1/sqrt(c)"),
+        (1.0, "1 (none)"),
+        (1 / 11, "1/c (applied twice)"),
+        (11**0.5, "sqrt(c) (multiplied instead of divided)"),
+        (33**-0.5, "1/sqrt(h c) (the width of all heads)"),
+        (0.0, "0 (the mean of all visible values)"),
+        (math.inf, "inf (the largest score takes all)"),
         (-0.2, None),
     ],
 )
 def test_a_scale_is_measured_and_named(scale: float, named: str | None) -> None:
     found = xray(ours(beta=scale), width=11, heads=3)
     assert found.scale == pytest.approx(scale)
-    assert found.scale_named == named
-    assert scale_name(scale, 3, 11) == (None if scale == math.inf else named)
+    assert found.scale_name == named
 
 
 def test_a_scale_for_each_head_is_told() -> None:
@@ -222,7 +220,7 @@ def test_a_scale_for_each_head_is_told() -> None:
     found = xray(lambda q, k, v: sdpa(q * own.to(q), k, v, scale=1.0), heads=3)
     assert found.scale is None
     assert found.scales == pytest.approx((0.2, 0.5, 0.9))
-    assert "heads have scales of their own" in found.notes
+    assert "heads have different scales" in found.notes
 
 
 def test_a_soft_cap_is_told_from_a_scale() -> None:
@@ -238,22 +236,22 @@ def test_a_soft_cap_is_told_from_a_scale() -> None:
 def test_a_bias_is_read_and_named() -> None:
     past = xray(ours(scores=alibi(heads=3), mask=causal()), heads=3)
     assert past.slopes == pytest.approx(tuple(alibi_slopes(3).tolist()))
-    assert past.bias_named == "ALiBi: -m |i - j|, which is +m j where only earlier keys are visible"
+    assert past.bias_name == "ALiBi, -m |i - j|"
     both = xray(ours(scores=alibi(heads=3)), heads=3)
-    assert (both.bias_named, both.slopes) == ("ALiBi: -m |i - j|", pytest.approx(tuple(alibi_slopes(3).tolist())))
+    assert (both.bias_name, both.slopes) == ("ALiBi, -m |i - j|", pytest.approx(tuple(alibi_slopes(3).tolist())))
     rising = xray(lambda q, k, v: (scores(q, k) + 0.3 * torch.arange(k.shape[2])).softmax(-1) @ v)
-    assert (rising.bias_named, rising.slopes) == ("ALiBi: +m j", pytest.approx((0.3,) * 3))
+    assert (rising.bias_name, rising.slopes) == ("ALiBi, +m j", pytest.approx((0.3,) * 3))
     table = torch.randn(8, 3)
     buckets = xray(ours(scores=t5_buckets(table, reach=6)), heads=3)
-    assert (buckets.bias_named, buckets.slopes) == ("relative: a function of j - i, as T5's", None)
+    assert (buckets.bias_name, buckets.slopes) == ("relative, a function of j - i", None)
     assert buckets.bias is not None
     assert buckets.bias.sum(-1).abs().max() < 1e-9
-    assert buckets.scale_named == "c ** -0.5"
+    assert buckets.scale_name == "1/sqrt(c)"
     gaps = xray(ours(scores=alibi(heads=3), mask=dilated(2)), heads=3)
-    assert (gaps.bias_named, gaps.slopes) == ("ALiBi: -m |i - j|", pytest.approx(tuple(alibi_slopes(3).tolist())))
+    assert (gaps.bias_name, gaps.slopes) == ("ALiBi, -m |i - j|", pytest.approx(tuple(alibi_slopes(3).tolist())))
     relative = xray(ours(scores=shaw(torch.randn(9, 8))), width=8)
-    assert relative.scale_named == "c ** -0.5"
-    assert "queries change the weights even where k = 0: a term of q and position, left out here" in relative.notes
+    assert relative.scale_name == "1/sqrt(c)"
+    assert "queries change the weights at k = 0: scores have a term of q and position" in relative.notes
 
 
 def test_the_logit_of_a_sink_is_what_rows_lack() -> None:
@@ -261,7 +259,7 @@ def test_the_logit_of_a_sink_is_what_rows_lack() -> None:
     found = xray(ours(scores=sink(logits)), heads=3)
     assert found.sink == pytest.approx((0.5, -1.0, 2.0))
     assert found.normalised == "rows and a sink"
-    assert found.rows_sum[1] < 1
+    assert found.row_sums[1] < 1
     beside = xray(ours(scores=[alibi(heads=3), sink(logits)], mask=causal()), heads=3)
     assert beside.sink == pytest.approx((0.5, -1.0, 2.0))
     assert close(beside, scores=[alibi(heads=3), sink(logits)], mask=causal())
@@ -275,7 +273,7 @@ def test_the_logit_of_a_sink_is_what_rows_lack() -> None:
 
     uneven = xray(a_sink_in_each_row)
     assert (uneven.sink, uneven.normalised) == (None, None)
-    assert "rows sum to less than one, but not as if one sink stood beside all rows of a head" in uneven.notes
+    assert "rows sum to less than one, but not by one sink logit per head" in uneven.notes
 
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
@@ -299,14 +297,14 @@ def test_part_of_the_coordinates_may_turn() -> None:
     one = rotary(width=2)
     single = xray(lambda q, k, v: attend(one(q), one(k), v), width=10)
     assert (single.rotary, single.rotary_width, single.rotary_base) == ("half", 2, None)
-    assert "a single pair turns, which is half and interleaved at once" in single.notes
+    assert "one pair is rotated, so half and interleaved pairing are the same" in single.notes
     stretched = rotary(stretch=Interpolate(3.0))
     found = xray(lambda q, k, v: attend(stretched(q), stretched(k), v))
     assert (found.rotary, found.rotary_base) == ("half", None)
     assert found.frequencies == pytest.approx(stretched.frequencies(8).tolist(), rel=1e-5)
     longer = xray(lambda q, k, v: attend(one(q), one(k), v), queries=5, keys=9)
     assert longer.rotary is None
-    assert "rotary was not looked for: that needs as many keys as queries" in longer.notes
+    assert "rotary was not measured: that needs as many keys as queries" in longer.notes
 
 
 def implemented(config: Any, kind: str) -> Any:
@@ -326,25 +324,25 @@ def test_the_layer_of_torch_is_read_through_its_projections() -> None:
         found = xray(nn.MultiheadAttention(15, 3, dropout=0.25, batch_first=batch_first))
         assert close(found)
         assert found.scale == pytest.approx(5**-0.5)
-        assert (found.mask_argument, found.mask_means, found.blind_rows) == ("attn_mask", "drop", "NaN")
-        assert (found.dropout, found.dropped_in_eval) == (pytest.approx(0.25), 0.0)
+        assert (found.mask_argument, found.mask_polarity, found.fully_masked_rows) == ("attn_mask", "drop", "nan")
+        assert (found.dropout, found.dropout_in_eval) == (pytest.approx(0.25), 0.0)
     causal_mask = nn.Transformer.generate_square_subsequent_mask(7)
     given = xray(nn.MultiheadAttention(15, 3), attn_mask=causal_mask.double())
-    assert given.described == "causal()"
+    assert given.mask == "causal()"
     more = xray(nn.MultiheadAttention(15, 3, add_zero_attn=True))
     assert more.sink == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
     of_its_own = xray(nn.MultiheadAttention(15, 3, add_bias_kv=True))
     assert of_its_own.scale == pytest.approx(5**-0.5, rel=1e-4)
-    assert any("something is added to the values" in note for note in of_its_own.notes)
+    assert any("a constant is added" in note for note in of_its_own.notes)
 
 
 def test_timm_is_read() -> None:
     found = xray(of_timm(attn_drop=0.2, proj_drop=0.5))
     assert close(found)
-    assert (found.dropout, found.mask_means, found.asked[-11:]) == (pytest.approx(0.2), "keep", "(b n (h c))")
+    assert (found.dropout, found.mask_polarity, found.sizes[-11:]) == (pytest.approx(0.2), "keep", "(b n (h c))")
     layer = xray(of_timm(qk_norm=True, norm_layer=nn.LayerNorm))
-    assert (layer.qk_norm, layer.scale_named) == ("layer", "c ** -0.5")
-    assert "q and k are normalised: a vector twice as long changes nothing" in layer.notes
+    assert (layer.qk_norm, layer.scale_name) == ("layer", "1/sqrt(c)")
+    assert "q and k are normalised: a vector of twice the length gives the same scores" in layer.notes
     learned = of_timm(qk_norm=True, norm_layer=nn.RMSNorm)
     for norm in (learned.q_norm, learned.k_norm):
         nn.init.uniform_(norm.weight, 0.5, 1.5)
@@ -352,20 +350,22 @@ def test_timm_is_read() -> None:
     mean = float((learned.q_norm.weight * learned.k_norm.weight).detach().mean()) * 8**-0.5
     assert (weighing.qk_norm, weighing.scale) == ("rms", pytest.approx(mean, rel=1e-5))
     gated = xray(of_timm(gated=True))
-    assert gated.rows_sum == pytest.approx((0.5, 0.5))
+    assert gated.row_sums == pytest.approx((0.5, 0.5))
 
 
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
 def test_hugging_face_layers_are_read(kind: str) -> None:
     gpt2 = xray(GPT2Attention(implemented(GPT2Config(n_embd=24, n_head=3, attn_pdrop=0.3), kind), layer_idx=0))
     # the eager function has no mask of its own: whoever calls the layer alone gets full attention
-    assert gpt2.described == ("full()" if kind == "eager" else "causal()")
+    assert gpt2.mask == ("full()" if kind == "eager" else "causal()")
     assert gpt2.dropout == pytest.approx(0.3)
     assert close(gpt2, mask=full() if kind == "eager" else causal())
     bert = xray(BertSelfAttention(implemented(BertConfig(hidden_size=24, num_attention_heads=3), kind)))
     assert close(bert)
     assert bert.mask_argument == "attention_mask"
-    assert (bert.mask_means, bert.blind_rows) == (("added", "NaN") if kind == "eager" else ("keep", "zeros"))
+    assert (bert.mask_polarity, bert.fully_masked_rows) == (
+        ("additive", "nan") if kind == "eager" else ("keep", "zeros")
+    )
     vit = xray(ViTAttention(implemented(ViTConfig(hidden_size=24, num_attention_heads=3), kind)))
     assert close(vit, 1e-6)
     phases = {"rope_type": "default", "rope_theta": 500.0}
@@ -383,41 +383,37 @@ def test_softcap_norms_and_bias_of_hugging_face_layers_are_read() -> None:
     assert gemma.scale == pytest.approx(256**-0.5, rel=1e-4)
     layer = Qwen3Attention(implemented(Qwen3Config(**sizes), "sdpa"), 0)
     plain = xray(layer)
-    assert (plain.qk_norm, plain.rotary, plain.scale_named) == ("rms", "half", "c ** -0.5")
+    assert (plain.qk_norm, plain.rotary, plain.scale_name) == ("rms", "half", "1/sqrt(c)")
     for norm in (layer.q_norm, layer.k_norm):
         nn.init.uniform_(norm.weight, 0.5, 1.5)
     learned = xray(layer)
     assert (learned.qk_norm, learned.rotary) == ("rms", "half")
     assert learned.rotary_base == pytest.approx(10000, rel=1e-2)
-    assert any("weighs each coordinate by itself" in note for note in learned.notes)
+    assert any("has a weight for each coordinate" in note for note in learned.notes)
     local = {**sizes, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
     gemma3 = xray(Gemma3Attention(implemented(Gemma3TextConfig(**local), "eager"), 1))
     assert (gemma3.qk_norm, gemma3.rotary) == ("rms", "half")
     assert gemma3.rotary_base == pytest.approx(1e6, rel=1e-2)
     t5 = T5Attention(implemented(T5Config(d_model=24, d_kv=8, num_heads=3), "eager"), has_relative_attention_bias=True)
     found = xray(t5)
-    assert (found.scale_named, found.bias_named) == ("1: not scaled", "relative: a function of j - i, as T5's")
+    assert (found.scale_name, found.bias_name) == ("1 (none)", "relative, a function of j - i")
 
 
 def test_x_transformers_is_read() -> None:
     library = pytest.importorskip("x_transformers.x_transformers")
     found = xray(library.Attention(24, dim_head=8, heads=6, kv_heads=2, causal=True, max_attend_past=2))
-    assert (found.groups, found.grouping) == ((0, 1, 0, 1, 0, 1), "tile")
-    assert found.described == "causal() & window(before=2)"
+    assert (found.value_heads, found.grouping) == ((0, 1, 0, 1, 0, 1), "tile")
+    assert found.mask == "causal() & window(before=2)"
     assert close(found, 1e-6, mask=causal() & window(before=2))
     phases = library.RotaryEmbedding(8).forward_from_seq_len(7)
     turned = xray(library.Attention(24, dim_head=8, heads=3), rotary_pos_emb=phases)
     assert (turned.rotary, turned.rotary_base) == ("interleaved", pytest.approx(10000, rel=1e-3))
     cosine = xray(library.Attention(24, dim_head=8, heads=3, qk_norm=True))
-    assert (cosine.qk_norm, cosine.scale_named) == ("rms", "10 on vectors of length one")
-    sigmoid = xray(library.Attention(24, dim_head=8, heads=3, sigmoid=True))
-    assert sigmoid.normalised is None
-    assert "each weight is a sigmoid of its own score" in sigmoid.notes
+    assert (cosine.qk_norm, cosine.scale_name) == ("rms", "10 on vectors of length one")
     few = xray(library.Attention(24, dim_head=8, heads=3, sparse_topk=3))
     assert any("only the best are kept" in note for note in few.notes)
     distance = xray(library.Attention(24, dim_head=8, heads=3, l2_distance=True))
-    assert distance.scale == pytest.approx(2 * 8**-0.5, rel=1e-5)
-    assert any("keys change the weights even where q = 0" in note for note in distance.notes)
+    assert "keys change the weights at q = 0: scores have a term of k alone" in distance.notes
     memory = xray(library.Attention(24, dim_head=8, heads=3, num_mem_kv=2))
     assert memory.sink == pytest.approx((math.log(2),) * 3, abs=1e-6)
 
@@ -426,12 +422,12 @@ def test_x_transformers_is_read() -> None:
 def test_our_own_layer_is_read(pairing: str) -> None:
     layer = Attention(48, 6, kv_heads=2, rotary=rotary(pairing=pairing), scores=softcap(9.0), beta=0.4, dropout=0.15)
     found = xray(layer, mask=causal())
-    assert (found.rotary, found.groups, found.grouping) == (pairing, (0, 0, 0, 1, 1, 1), "repeat")
+    assert (found.rotary, found.value_heads, found.grouping) == (pairing, (0, 0, 0, 1, 1, 1), "repeat")
     assert (found.softcap, found.scale) == (pytest.approx(9, rel=1e-4), pytest.approx(0.4, rel=1e-4))
-    assert (found.described, found.dropout, found.deterministic) == ("causal()", pytest.approx(0.15), True)
+    assert (found.mask, found.dropout, found.deterministic) == ("causal()", pytest.approx(0.15), True)
     normed = xray(Attention(48, 6, qk_norm="rms", rotary=rotary(pairing=pairing), scores=alibi(heads=6)))
-    assert (normed.qk_norm, normed.rotary, normed.scale_named) == ("rms", pairing, "c ** -0.5")
-    assert normed.bias_named == "ALiBi: -m |i - j|"
+    assert (normed.qk_norm, normed.rotary, normed.scale_name) == ("rms", pairing, "1/sqrt(c)")
+    assert normed.bias_name == "ALiBi, -m |i - j|"
     crossed = xray(Attention(48, 6, kv_heads=1, memory_width=11), queries=5, keys=9)
     assert (crossed.grouping, crossed.weights.shape) == ("shared", (2, 6, 5, 9))
 
@@ -446,7 +442,7 @@ def test_a_loop_in_python_is_read() -> None:
         return out
 
     found = xray(loop, queries=5, heads=2, width=3)
-    assert (found.described, found.scale_named, found.alignment) == ("causal()", "c ** -0.5", "top-left")
+    assert (found.mask, found.scale_name, found.alignment) == ("causal()", "1/sqrt(c)", "top-left")
     assert close(found, mask=causal())
 
 
@@ -457,45 +453,45 @@ def test_tiled_heads_are_told_also_where_keys_and_values_differ() -> None:
         return scores(q, keys).softmax(-1) @ v.repeat(1, times, 1, 1)
 
     found = xray(tiled, heads=6, kv_heads=3)
-    assert (found.groups, found.grouping) == ((0, 1, 2, 0, 1, 2), "tile")
+    assert (found.value_heads, found.grouping) == ((0, 1, 2, 0, 1, 2), "tile")
     assert found.notes == ()
     assert close(found)
     half = xray(functools.partial(tiled, both=False), heads=6, kv_heads=3)
-    assert (half.groups, half.key_heads) == ((0, 1, 2, 0, 1, 2), (0, 0, 1, 1, 2, 2))
-    assert "keys are read by another order than values: [0, 0, 1, 1, 2, 2]" in half.notes
+    assert (half.value_heads, half.key_heads) == ((0, 1, 2, 0, 1, 2), (0, 0, 1, 1, 2, 2))
+    assert "keys are used in another order than values: [0, 0, 1, 1, 2, 2]" in half.notes
     backwards = xray(lambda q, k, v: sdpa(q, k.flip(1), v.flip(1)), heads=3, kv_heads=3)
-    assert (backwards.groups, backwards.grouping) == ((2, 1, 0), "an order of its own")
+    assert (backwards.value_heads, backwards.grouping) == ((2, 1, 0), "other")
 
 
 @pytest.mark.parametrize(("axis", "name"), [(-2, "columns"), (1, "heads"), (0, "batch")])
 def test_a_softmax_over_another_axis_is_told(axis: int, name: str) -> None:
     found = xray(lambda q, k, v: scores(q, k).softmax(axis) @ v)
     assert found.normalised == name
-    assert f"the softmax runs over {name}, not over the keys of a row" in found.notes
-    assert found.scale_named == "c ** -0.5"
+    assert f"the softmax is over {name}, not over the keys of a row" in found.notes
+    assert found.scale is None
     assert found.bias is None
 
 
 def test_a_causal_mask_that_is_off_by_one_is_told() -> None:
     seeing = xray(lambda q, k, v: scores(q, k).masked_fill(later(q, k, 2), -math.inf).softmax(-1) @ v)
-    assert seeing.described == "window(before=None, after=1)"
+    assert seeing.mask == "window(before=None, after=1)"
     blind = xray(lambda q, k, v: scores(q, k).masked_fill(later(q, k, 0), -math.inf).softmax(-1) @ v)
-    assert (blind.described, blind.blind_rows) == ("causal() & ~window(before=0)", "NaN")
-    assert (blind.alignment, blind.scale_named) == ("top-left", "c ** -0.5")
+    assert (blind.mask, blind.fully_masked_rows) == ("causal() & ~window(before=0)", "nan")
+    assert (blind.alignment, blind.scale_name) == ("top-left", "1/sqrt(c)")
 
 
 def test_a_finite_mask_value_is_told() -> None:
-    finite = "hidden keys win against very negative scores: the mask value is finite"
+    finite = "hidden keys get weight when visible scores are very negative: the mask value is finite"
     found = xray(lambda q, k, v: scores(q, k).masked_fill(later(q, k), -1e9).softmax(-1) @ v)
-    assert (found.described, found.notes) == ("causal()", (finite,))
+    assert (found.mask, found.notes) == ("causal()", (finite,))
     closed = xray(lambda q, k, v: scores(q, k).masked_fill(later(q, k), -math.inf).softmax(-1) @ v)
     assert closed.notes == ()
     low = xray(lambda q, k, v: scores(q, k).masked_fill(later(q, k), -50.0).softmax(-1) @ v)
-    assert low.described == "causal()"
-    assert any("hidden keys keep a weight of up to 2e-22" in note for note in low.notes)
+    assert low.mask == "causal()"
+    assert any("hidden keys have a weight of up to 2e-22" in note for note in low.notes)
 
 
-@pytest.mark.parametrize(("value", "gives"), [(-math.inf, "NaN"), (-1e300, "mean"), (0.0, "zeros")])
+@pytest.mark.parametrize(("value", "gives"), [(-math.inf, "nan"), (-1e300, "mean"), (0.0, "zeros")])
 def test_what_a_blind_row_gives_is_found_out(value: float, gives: str) -> None:
     def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         if value == 0:
@@ -504,12 +500,12 @@ def test_what_a_blind_row_gives_is_found_out(value: float, gives: str) -> None:
         return scores(q, k).masked_fill(hidden, value).softmax(-1) @ v
 
     found = xray(masked)
-    assert (found.mask_argument, found.mask_means, found.blind_rows) == ("mask", "keep", gives)
+    assert (found.mask_argument, found.mask_polarity, found.fully_masked_rows) == ("mask", "keep", gives)
 
     def added(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return (scores(q, k) - (0 if mask is None else 1e4 * ~mask)).softmax(-1) @ v
 
-    assert xray(added).blind_rows == "unmasked"
+    assert xray(added).fully_masked_rows == "unmasked"
 
 
 def test_a_blind_row_of_another_kind_is_noted() -> None:
@@ -518,7 +514,7 @@ def test_a_blind_row_of_another_kind_is_noted() -> None:
             raise ValueError("a blind row")
         return sdpa(q, k, v, attn_mask=mask)
 
-    assert "a row that sees nothing raises ValueError: a blind row" in xray(refusing).notes
+    assert "a fully masked row raises ValueError: a blind row" in xray(refusing).notes
 
     def first_key(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is not None:
@@ -526,8 +522,8 @@ def test_a_blind_row_of_another_kind_is_noted() -> None:
         return sdpa(q, k, v, attn_mask=mask)
 
     found = xray(first_key)
-    assert found.blind_rows is None
-    assert "a row that sees nothing gives neither zeros nor NaN nor a mean" in found.notes
+    assert found.fully_masked_rows is None
+    assert "a fully masked row gives neither zeros nor NaN nor a mean" in found.notes
 
 
 def test_what_cannot_be_asked_is_noted() -> None:
@@ -536,17 +532,17 @@ def test_what_cannot_be_asked_is_noted() -> None:
             raise ValueError("too long")
         return sdpa(q, k, v, is_causal=True)
 
-    assert xray(short).notes == ("alignment was not asked: 7 queries of 11 keys gave ValueError: too long",)
+    assert xray(short).notes == ("the alignment is unknown: 7 queries and 11 keys raise ValueError: too long",)
     biased = xray(ours(scores=torch.randn(2, 1, 7, 7)))
-    assert "the bias differs between sequences; that of the first is given" in biased.notes
+    assert "the bias differs between sequences; this is the bias of the first" in biased.notes
     sinking = xray(ours(scores=[t5_buckets(torch.randn(8, 3), reach=6), sink(torch.ones(3))]), heads=3)
     assert sinking.sink is None
-    assert any("beside a bias that is known up to a constant only" in note for note in sinking.notes)
+    assert any("the bias is known up to a constant per row only" in note for note in sinking.notes)
     bent = xray(lambda q, k, v: scores(q, k).square().softmax(-2) @ v)
     assert bent.scale is None
-    assert any(note.startswith("the scale was not found out") for note in bent.notes)
+    assert any(note.startswith("the scale was not measured") for note in bent.notes)
     coarse = xray(lambda q, k, v: (scores(q, k).square().softmax(-1).bfloat16() @ v.bfloat16()).to(q))
-    assert "rotary was not looked for: that needs finer numbers" in coarse.notes
+    assert "rotary was not measured: that needs a higher precision" in coarse.notes
 
 
 def test_an_attention_made_for_so_many_sequences_is_asked_with_no_more() -> None:
@@ -557,8 +553,8 @@ def test_an_attention_made_for_so_many_sequences_is_asked_with_no_more() -> None
 
 def test_weights_hidden_after_the_softmax_are_told() -> None:
     found = xray(lambda q, k, v: (scores(q, k).softmax(-1) * ~later(q, k)) @ v)
-    assert found.described == "causal()"
-    assert "weights are hidden after the softmax and not normalised again" in found.notes
+    assert found.mask == "causal()"
+    assert "the mask is applied after the softmax, and weights are not normalised again" in found.notes
 
 
 def test_dropout_in_eval_is_told_and_seen_through() -> None:
@@ -566,27 +562,27 @@ def test_dropout_in_eval_is_told_and_seen_through() -> None:
         return functional.dropout(scores(q, k).masked_fill(later(q, k), -math.inf).softmax(-1), 0.3) @ v
 
     found = xray(dropping)
-    assert found.dropped_in_eval == pytest.approx(0.3)
+    assert found.dropout_in_eval == pytest.approx(0.3)
     assert (found.deterministic, found.linear) == (False, None)
-    assert (found.described, found.scale_named) == ("causal()", "c ** -0.5")
+    assert (found.mask, found.scale_name) == ("causal()", "1/sqrt(c)")
     assert close(found, 1e-9, mask=causal())
     assert "0.3 ALSO IN EVAL" in str(found)
     behind = xray(lambda q, k, v: functional.dropout(sdpa(q, k, v), 0.3))
     assert "dropout acts on the output, not on the weights" in behind.notes
     unscaled = xray(lambda q, k, v: (scores(q, k).softmax(-1) * (torch.rand(7, k.shape[2]) > 0.3)) @ v, queries=7)
-    assert 0.2 < unscaled.dropped_in_eval < 0.4
+    assert 0.2 < unscaled.dropout_in_eval < 0.4
     assert any("which is not 1 / (1 - p)" in note for note in unscaled.notes)
 
 
 def test_a_function_that_is_not_linear_in_v_is_told() -> None:
     bent = xray(lambda q, k, v: sdpa(q, k, v).relu())
     assert bent.linear is False
-    assert bent.off is not None
-    assert bent.off > 0.1
+    assert bent.linearity_error is not None
+    assert bent.linearity_error > 0.1
     assert "NOT linear in v" in str(bent)
     unlike = xray(lambda q, k, v: (sdpa(q, k, v) * torch.linspace(0.2, 2.0, v.shape[-1], dtype=v.dtype)).relu())
     assert unlike.linear is False
-    assert not any("coordinates" in note for note in unlike.notes)
+    assert not any("columns" in note for note in unlike.notes)
 
 
 class Gated(nn.Module):
@@ -615,25 +611,25 @@ UNLIKE: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", UNLIKE)
 def test_a_map_of_the_values_is_linear_in_v_and_leaves_the_scores_as_they_are(name: str) -> None:
     found = xray(lambda q, k, v: sdpa(q, k, UNLIKE[name](v), is_causal=True))
-    assert (found.linear, found.explained) == (True, False)
-    assert (found.described, found.scale_named, found.bias_named) == ("causal()", "c ** -0.5", "none")
-    assert any("coordinates of v do not go through alike" in note for note in found.notes)
+    assert (found.linear, found.equals_weights_at_v) == (True, False)
+    assert (found.mask, found.scale_name, found.bias_name) == ("causal()", "1/sqrt(c)", "none")
+    assert any("columns of v are treated differently" in note for note in found.notes)
 
 
 def test_a_gate_of_the_output_is_linear_in_v_and_leaves_the_scores_as_they_are() -> None:
     module = Gated(24, 3)
     found = xray(module)
-    assert (found.linear, found.explained, found.normalised) == (True, False, None)
-    assert (found.described, found.scale_named, found.bias_named, found.sink) == ("causal()", "c ** -0.5", "none", None)
+    assert (found.linear, found.equals_weights_at_v, found.normalised) == (True, False, None)
+    assert (found.mask, found.scale_name, found.bias_name, found.sink) == ("causal()", "1/sqrt(c)", "none", None)
     assert "linear in v, but not weights @ v, off by" in str(found)
-    assert any("coordinates of v do not go through alike: a gate or a map" in note for note in found.notes)
+    assert any("columns of v are treated differently: a gate" in note for note in found.notes)
     assert any("a gate or a factor acts on the output" in note for note in found.notes)
     open_by = module.gate.bias.detach().double().sigmoid().unflatten(0, (3, 8)).mean(-1)  # x is zero
     expected = softmaxed_causally(found.q, found.k) * open_by[:, None, None]
     torch.testing.assert_close(found.weights, expected, atol=1e-6, rtol=1e-5)
     plain = xray(sdpa)
-    assert (plain.linear, plain.explained) == (True, True)
-    assert not any("coordinates" in note for note in plain.notes)
+    assert (plain.linear, plain.equals_weights_at_v) == (True, True)
+    assert not any("columns" in note for note in plain.notes)
 
 
 def softmaxed_causally(q: Tensor, k: Tensor) -> Tensor:
@@ -643,8 +639,8 @@ def softmaxed_causally(q: Tensor, k: Tensor) -> Tensor:
 
 def test_mixed_heads_and_sequences_are_told() -> None:
     mixed = xray(lambda q, k, v: sdpa(q, k, v).transpose(1, 2).reshape(*q.shape[:3], -1))
-    assert mixed.groups is None
-    assert any("read the values of none or of several key heads" in note for note in mixed.notes)
+    assert mixed.value_heads is None
+    assert any("read the values of no key head or of several" in note for note in mixed.notes)
     talk = torch.randn(3, 3, dtype=torch.float64)
     talking = xray(lambda q, k, v: torch.einsum("hg,bgij->bhij", talk.to(q), scores(q, k).softmax(-1)) @ v, heads=3)
     assert "the weights of a query head depend on several key heads: heads are mixed" in talking.notes
@@ -662,18 +658,18 @@ def test_scores_that_are_no_function_of_q_k_leave_a_residual() -> None:
     assert found.scale is None
     assert found.residual is not None
     assert found.residual > 0.1
-    assert any("the scores are no linear function of q . k" in note for note in found.notes)
+    assert any("scores are not a linear function of q . k" in note for note in found.notes)
     alone = xray(ours(mask=window()))
     assert alone.scale is None
-    assert "no row sees two keys side by side, so nothing tells the scale" in alone.notes
+    assert "no row sees two neighbouring keys, so the scale cannot be measured" in alone.notes
 
 
 def test_an_attention_that_sees_nothing_tells_nothing_else() -> None:
     found = xray(ours(mask=~full()))
-    assert (found.described, found.blind_rows, found.scale, found.groups) == ("~full()", "zeros", None, None)
-    assert found.notes == ("no query sees any key: everything is zeros, and tells nothing",)
-    assert "scale      not found out" in str(found)
-    assert xray(lambda q, k, v: sdpa(q, k, v) * math.nan).blind_rows == "NaN"
+    assert (found.mask, found.fully_masked_rows, found.scale, found.value_heads) == ("~full()", "zeros", None, None)
+    assert found.notes == ("no query sees any key: every output is zeros, so nothing can be measured",)
+    assert "scale      unknown" in str(found)
+    assert xray(lambda q, k, v: sdpa(q, k, v) * math.nan).fully_masked_rows == "nan"
 
 
 def test_what_divides_by_the_length_of_zero_is_read_from_drawn_q_and_k() -> None:
@@ -681,8 +677,8 @@ def test_what_divides_by_the_length_of_zero_is_read_from_drawn_q_and_k() -> None
         return sdpa(q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True), v, scale=7.0, is_causal=True)
 
     found = xray(cosine)
-    assert (found.scale_named, found.qk_norm) == ("7 on vectors of length one", "rms")
-    assert (found.described, found.groups, found.bias) == ("causal()", (0, 1, 2), None)
+    assert found.scale is None
+    assert (found.mask, found.value_heads, found.bias) == ("causal()", (0, 1, 2), None)
     assert any(note.startswith("q = 0 and k = 0 give NaN") for note in found.notes)
 
 
@@ -691,8 +687,8 @@ def test_time_before_the_batch_is_found_out_and_may_be_said() -> None:
         return sdpa(*(x.permute(1, 2, 0, 3) for x in (q, k, v)), is_causal=True).permute(2, 0, 1, 3)
 
     for found in (xray(time_first), xray(time_first, layout="n b h c")):
-        assert found.asked.endswith("as (n b h c)")
-        assert (found.described, found.scale_named, found.groups) == ("causal()", "c ** -0.5", (0, 1, 2))
+        assert found.sizes.endswith("as (n b h c)")
+        assert (found.mask, found.scale_name, found.value_heads) == ("causal()", "1/sqrt(c)", (0, 1, 2))
 
 
 @pytest.mark.parametrize("mask", [full(), causal()], ids=repr)
@@ -702,36 +698,36 @@ def test_hard_attention_shows_what_it_sees_key_by_key(mask: Mask) -> None:
         return functional.one_hot(best, k.shape[2]).to(v) @ v  # of equals the first, so q = 0 shows one key alone
 
     found = xray(hard)
-    assert (found.described, found.rows_sum, found.normalised) == (repr(mask), (1.0, 1.0), "rows")
+    assert (found.mask, found.row_sums, found.normalised) == (repr(mask), (1.0, 1.0), "rows")
     assert torch.equal(found.visible[1, 2], mask.dense(7, 7))
-    assert any("the mask is read from keys that win one at a time" in note for note in found.notes)
+    assert any("the mask is read one key at a time" in note for note in found.notes)
 
 
 def test_noise_is_told_from_dropout() -> None:
     found = xray(lambda q, k, v: sdpa(q + 0.1 * torch.randn_like(q), k, v))
-    assert (found.deterministic, found.dropped_in_eval, found.scale) == (False, 0.0, None)
+    assert (found.deterministic, found.dropout_in_eval, found.scale) == (False, 0.0, None)
     assert len(found.notes) == 1
-    assert found.notes[0].startswith("no two calls agree, so the weights are the largest of many readings")
-    assert "nothing in eval, but no two calls agree" in str(found)
+    assert found.notes[0].startswith("two equal calls differ, so the weights are the largest of many readings")
+    assert "none in eval, but two equal calls differ" in str(found)
 
 
 def test_what_is_added_to_the_values_is_taken_off() -> None:
     found = xray(lambda q, k, v: sdpa(q, k, v) + 1)
-    assert found.notes == ("v = 0 gives up to 1: something is added to the values, taken off here",)
+    assert found.notes == ("v = 0 gives an output of up to 1: a constant is added, and subtracted here",)
     assert close(found)
     assert found.softcap is None
 
 
 def test_a_word_on_scores_that_change_with_position_in_another_way() -> None:
     found = xray(lambda q, k, v: sdpa(q, k, v.roll(1, 2)))
-    assert "scores change with position, but not as if pairs of coordinates turned by i - j" in found.notes
-    assert "rotary     not found out" in str(found)
+    assert "scores change with position, but not by a rotation of pairs of coordinates" in found.notes
+    assert "rotary     unknown" in str(found)
 
 
-def test_layer_norm_under_rotary_gives_the_pairing_and_says_what_is_not_confirmed() -> None:
+def test_layer_norm_before_rotary_is_measured() -> None:
     found = xray(Attention(48, 6, qk_norm="layer", rotary=rotary(pairing="interleaved")))
-    assert (found.rotary, found.rotary_base, found.qk_norm) == ("interleaved", None, "unknown")
-    assert any("drawn q and k do not confirm more" in note for note in found.notes)
+    assert (found.rotary, found.rotary_base, found.qk_norm) == ("interleaved", 10000, "layer")
+    assert found.scale_name == "1/sqrt(c)"
 
 
 def test_a_function_that_refuses_float64_is_asked_in_float32() -> None:
@@ -741,12 +737,12 @@ def test_a_function_that_refuses_float64_is_asked_in_float32() -> None:
         return sdpa(q, k, v)
 
     found = xray(narrow)
-    assert found.notes == ("asked in torch.float32, since torch.float64 was refused: TypeError: float32 only",)
-    assert found.scale_named == "c ** -0.5"
+    assert found.notes == ("measured in torch.float32, since torch.float64 raises TypeError: float32 only",)
+    assert found.scale_name == "1/sqrt(c)"
     coarse = xray(lambda q, k, v: sdpa(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q))
     assert coarse.scale == pytest.approx(8**-0.5, rel=1e-2)
     assert (coarse.normalised, coarse.sink, coarse.rotary) == ("rows", None, None)
-    assert coarse.notes[0].startswith("it computes coarsely, to a share of ")
+    assert coarse.notes[0].startswith("low precision: outputs are rounded to a relative ")
 
 
 def test_reading_changes_nothing_and_depends_on_the_seed_alone() -> None:
@@ -767,15 +763,19 @@ def test_reading_changes_nothing_and_depends_on_the_seed_alone() -> None:
 
 
 def test_sizes_that_cannot_be_asked_are_told() -> None:
-    with pytest.raises(ConfigError, match=r"Attention makes queries and keys of one sequence, so keys=9 cannot differ"):
+    with pytest.raises(
+        ConfigError, match=r"Attention makes queries and keys from one sequence, so keys=9 cannot differ"
+    ):
         xray(Attention(48, 6), queries=5, keys=9)
-    with pytest.raises(ConfigError, match=r"MultiheadAttention has heads=3, so it cannot be asked with heads=5; leave"):
+    with pytest.raises(ConfigError, match=r"MultiheadAttention has heads=3, so heads=5 cannot be used; leave"):
         xray(nn.MultiheadAttention(15, 3), heads=5)
     with pytest.raises(ConfigError, match=r"xray\(queries\) is 2, but must be at least 3: it counts query positions"):
         xray(sdpa, queries=2)
     with pytest.raises(ConfigError, match=r"xray\(keys\) takes a whole number, not 'a'"):
         xray(sdpa, keys="a")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"scaled_dot_product_attention refused q \(2, 4, 7, 8\), k \(2, 3, 7, 8\)"):
+    with pytest.raises(
+        ConfigError, match=r"scaled_dot_product_attention raises for q \(2, 4, 7, 8\), k \(2, 3, 7, 8\)"
+    ):
         xray(as_probe(sdpa), heads=4, kv_heads=3)
 
 
@@ -784,8 +784,8 @@ def test_an_argument_that_had_to_be_filled_in_is_noted() -> None:
         return functional.scaled_dot_product_attention(query, key, value, scale=num)
 
     found = xray(scaled)
-    assert found.notes == ("num was not handed over, so it was None; say num= to choose it",)
-    assert found.scale_named == "c ** -0.5"
+    assert found.notes == ("num was not passed and is None; pass num= to choose it",)
+    assert found.scale_name == "1/sqrt(c)"
     said = xray(scaled, num=0.7)
     assert said.notes == ()
     assert said.scale == pytest.approx(0.7)
@@ -795,7 +795,7 @@ def test_arguments_of_a_layer_that_had_to_be_filled_in_are_noted() -> None:
     config = LlamaConfig(hidden_size=24, num_attention_heads=3, num_key_value_heads=3)
     config._attn_implementation = "eager"
     layer = LlamaAttention(config, layer_idx=0).eval()
-    phases = "position_embeddings was not handed over, so it was made from the config; say position_embeddings= to"
+    phases = "position_embeddings was not passed and was computed from the config; pass position_embeddings= to"
     assert any(note.startswith(phases) for note in xray(layer).notes)
     angles = torch.zeros(1, 7, 8)
     still = xray(layer, position_embeddings=(angles.cos(), angles.sin()))

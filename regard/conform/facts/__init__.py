@@ -1,6 +1,6 @@
-"""The facts of attention, one small function each, in the order in which they are tested.
+"""The facts of attention, one function each, in the order in which they are tested.
 
-What is asked first explains most: an attention that mixes sequences has no scale to be measured.
+Facts that explain many others come first: the scale of an attention that mixes sequences cannot be measured.
 """
 
 from regard.base.registry import Registry

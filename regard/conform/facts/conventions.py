@@ -1,663 +1,645 @@
-"""Facts about conventions: who sees whom, the scale, heads and positions, as declared or as expected."""
+"""Facts about conventions: visible keys, scale, heads and positions are as declared or as expected."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.base.registry import Registry
-from regard.conform.conventions import LONG, Findings, InferredWindow
-from regard.conform.example import Ask, example
-from regard.conform.expected import View, band
+from regard.conform.conventions import LONG, MeasuredAttention
+from regard.conform.example import CallWriter, write_example, write_weights
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.dependence import sums_to_one
-from regard.conform.inputs import Inputs
-from regard.conform.shrink import Complaint, Judge, failure
-from regard.conform.tolerance import error
+from regard.conform.facts.dependence import all_ones, row_sums
+from regard.conform.inputs import QKV, Inputs
+from regard.conform.shrink import Detect, Violation, failure_of, smallest_failure
+from regard.conform.tolerance import max_error
 from regard.core.scores import alibi_slopes
+from regard.see.measure.biases import ALIBI_DISTANCE, ALIBI_KEY, NO_BIAS
+from regard.see.measure.mask_names import VisibleBand
 
 FACTS: Registry[Fact] = Registry("fact")
 
-LENGTHS = (11, 67)  # one block of a fast kernel, and several with a rest
-STEPS = ((1, 9), (3, 9), (1, 67), (3, 67))  # queries, and keys with those in a cache
-SEEN = ("diagonal-hidden", "causal-off-by-one", "causality", "window-off-by-one", "window", "full-view")
+LENGTHS = (11, 67)  # one block of a fast kernel, and several with a remainder
+STEPS = ((1, 9), (3, 9), (1, 67), (3, 67))  # queries, and keys including cached ones
+MASK_FACTS = ("diagonal-hidden", "causal-off-by-one", "causality", "window-off-by-one", "window", "all-keys-visible")
+CAUSAL = VisibleBand(None, 0)
 
 
-def expects_causal(f: Findings) -> None:
-    if f.declared.causal is False:
-        raise NotApplicableError("declared not to be causal")
-    if f.declared.causal is None and not f.subject.asks_causal and not f.causal:
-        raise NotApplicableError("not declared to be causal, has no argument for it that works alone, and is not")
+def require_causal(a: MeasuredAttention) -> None:
+    """The fact applies to causal attentions only."""
+    if a.declared.causal is False:
+        raise NotApplicableError("declared not causal")
+    if a.declared.causal is None and not a.uses_causal_argument and not a.causal:
+        raise NotApplicableError("not declared causal, has no causal argument that works alone, and is not causal")
 
 
-def differs(f: Findings, view_of: Callable[[Inputs], View], words: str, most: float = 1e-3) -> Judge:
-    """A judge that complains where the answer is far from the one that was expected."""
+def detect_difference(
+    a: MeasuredAttention, changes: Callable[[Inputs], dict[str, Any]], words: str, most: float = 1e-3
+) -> Detect:
+    """Detects outputs that differ from the expected ones, with some conventions changed."""
 
-    def judge(inputs: Inputs) -> Complaint | None:
-        truth = view_of(inputs).truth(inputs)
-        got = f.subject(inputs).detach()
-        if error(got, truth) <= most * max(1.0, truth.abs().max().item()):
+    def detect(inputs: Inputs) -> Violation | None:
+        expected = a.reference(inputs, **changes(inputs))
+        got = a(inputs).detach()
+        if max_error(got, expected) <= most * max(1.0, expected.abs().max().item()):
             return None
-        return Complaint(words, got, truth.to(got.dtype))
+        return Violation(words, got, expected.to(got.dtype))
 
-    return judge
-
-
-def seen_instead(
-    f: Findings, n: int, expected: Tensor, words: str, declare: str = "", causally: bool = False
-) -> Failure:
-    """The failure of a view, with an example whose output shows it. `causally` expects no later key in any case."""
-
-    def view(inputs: Inputs) -> View:
-        _, _, _, i, j, _, _ = inputs.sizes
-        return replace(f.view(inputs), visible=band(i, j, before, after))
-
-    before = f.declared.window_before
-    causal = f.declared.causal is not False and (f.declared.causal or f.subject.asks_causal or f.causal)
-    after = 0 if causal or causally else f.declared.window_after
-    found = failure(f.subject, f.subject.draw(n, n, b=1), differs(f, view, words), words, declare, square=True)
-    return found or Failure(words, declare=declare)
+    return detect
 
 
-@fact(
-    FACTS,
-    "diagonal-hidden",
-    student="A word may look at itself.",
-    engineer="Under a causal mask row i sees key i: the mask is j <= i, not j < i.",
-    cause="triu(diagonal=0) filled with -inf where diagonal=1 was meant; tril(diagonal=-1)",
-    fatal=True,
-)
-def diagonal_hidden(f: Findings) -> Failure | None:
-    expects_causal(f)
-    seen = f.visible(11, 11)[0]
+def _band_for(band: VisibleBand, inputs: Inputs) -> dict[str, Any]:
+    return {"visible": band.visible(*inputs.pair_shape[2:])[None, None]}
+
+
+def _wrong_band(a: MeasuredAttention, n: int, words: str, declare: str = "", causal: bool = False) -> Failure:
+    """The failure of a mask, with an output under the declared band. `causal` expects no later key in any case."""
+    causal = causal or bool(
+        a.declared.causal is not False and (a.declared.causal or a.uses_causal_argument or a.causal)
+    )
+    band = VisibleBand(a.declared.window_before, 0 if causal else a.declared.window_after)
+    detect = detect_difference(a, lambda inputs: _band_for(band, inputs), words)
+    return failure_of(a, a.random_inputs(n, n, b=1), detect, words, declare, square=True)
+
+
+def _first_pair(pairs: Tensor) -> tuple[int, int, int]:
+    """The head, row and key of the first marked pair."""
+    _, head, row, key = pairs.nonzero()[0].tolist()
+    return head, row, key
+
+
+def _pair_words(n: int, seen: Tensor, wrong: Tensor) -> str:
+    head, row, key = _first_pair(wrong)
+    verb = "sees" if bool(seen[0, head, row, key]) else "does not see"
+    return f"of {n} keys, row {row} of head {head} {verb} key {key}"
+
+
+@fact(FACTS, "diagonal-hidden", fatal=True)
+def diagonal_hidden(a: MeasuredAttention) -> Failure | None:
+    """A token sees itself.
+
+    Under a causal mask row i sees key i: the mask is j <= i, not j < i.
+
+    Usual causes: triu(diagonal=0) filled with -inf in place of diagonal=1; tril(diagonal=-1)
+    """
+    require_causal(a)
+    seen = a.visible(11, 11)[0]
     if bool(seen.triu(1).any()):
-        return None  # it sees later keys, which is another fact
+        return None  # it sees later keys: the fact `causality`
     if not bool(seen.diagonal(dim1=-2, dim2=-1)[:, 1:].any()) and bool(seen[:, 1:].any()):
-        return seen_instead(f, 11, seen, "row i sees only keys before i, so the first row sees nothing")
+        return _wrong_band(a, 11, "row i sees only keys before i, so the first row sees no key")
     return None
 
 
-@fact(
-    FACTS,
-    "causal-off-by-one",
-    student="Looking one word ahead is looking at the answer.",
-    engineer="Under a causal mask row i does not see key i + 1: the mask is j <= i, not j <= i + 1. All earlier keys "
-    "and one later one are taken for that, unless causal=False or window_after=1 is declared.",
-    cause="the diagonal of the mask: triu(diagonal=2), tril(diagonal=1); or targets not shifted by one",
-)
-def causal_off_by_one(f: Findings) -> Failure | None:
-    undeclared = f.declared.causal is None and not f.declared.windowed
-    if not (undeclared and f.band == InferredWindow(None, 1)):  # nobody means that without saying so
-        expects_causal(f)
-    if f.band is not None and f.band.after == 1:
-        declare = "causal=False, window_after=1" if f.declared.causal or f.subject.asks_causal else "window_after=1"
-        return seen_instead(f, 11, f.visible(11, 11), "row i sees key i + 1", declare, causally=True)
+@fact(FACTS, "causal-off-by-one")
+def causal_off_by_one(a: MeasuredAttention) -> Failure | None:
+    """A token that sees the next one sees the answer.
+
+    Under a causal mask row i does not see key i + 1: the mask is j <= i, not j <= i + 1. All earlier keys and one
+    later one are reported here, unless causal=False or window_after=1 is declared.
+
+    Usual causes: the diagonal of the mask: triu(diagonal=2), tril(diagonal=1); or targets not shifted by one
+    """
+    undeclared = a.declared.causal is None and not a.declared.windowed
+    if not (undeclared and a.band == VisibleBand(None, 1)):  # such a mask is hardly on purpose
+        require_causal(a)
+    if a.band is not None and a.band.after == 1:
+        declare = "causal=False, window_after=1" if a.declared.causal or a.uses_causal_argument else "window_after=1"
+        return _wrong_band(a, 11, "row i sees key i + 1", declare, causal=True)
     return None
 
 
-@fact(
-    FACTS,
-    "causality",
-    student="A word does not see the words after it.",
-    engineer="Under a causal mask no output row depends on later keys or values, at any length, bit for bit.",
-    cause="is_causal dropped on a fast path, a mask that is never applied, or one built for another length "
-    "(transformers#45811, pytorch#99282); tril where triu was meant",
-    explained_by=("causal-off-by-one",),
-)
-def causality(f: Findings) -> Failure | None:
-    expects_causal(f)
+@fact(FACTS, "causality", explained_by=("causal-off-by-one",))
+def causality(a: MeasuredAttention) -> Failure | None:
+    """A token does not see the tokens after it.
+
+    Under a causal mask no output row depends on later keys or values, at any length.
+
+    Usual causes: is_causal dropped on a fast path, a mask that is never applied, or one built for another length
+    (transformers#45811, pytorch#99282); tril in place of triu
+    """
+    require_causal(a)
     for n in LENGTHS:
-        seen = f.visible(n, n)
-        later = seen & ~band(n, n, None, 0)
+        seen = a.visible(n, n)
+        later = seen & ~CAUSAL.visible(n, n)
         if bool(later.any()):
-            _, head, row, key = later.nonzero()[0].tolist()
-            words = f"of {n} keys, row {row} of head {head} sees key {key}"
-            inverted = not bool((seen & band(n, n, None, 0)).any())
-            words = f"row i sees only keys after i, so the last row sees nothing: {words}" if inverted else words
-            return seen_instead(f, n, seen, words, "" if inverted else "causal=False")
-        if (found := _reached_by_later(f, n)) is not None:
+            words = _pair_words(n, seen, later)
+            inverted = not bool((seen & CAUSAL.visible(n, n)).any())
+            words = f"row i sees only keys after i, so the last row sees no key: {words}" if inverted else words
+            return _wrong_band(a, n, words, "" if inverted else "causal=False")
+        if (found := _changed_by_later_keys(a, n)) is not None:
             return found
-    if f.leaking is not None:
-        found = _reached_by_later(f, 11, b=3)
-        sequence, head, row, key = f.leaking
+    if a.leak_in_batch is not None:
+        found = _changed_by_later_keys(a, 11, b=3)
+        sequence, head, row, key = a.leak_in_batch
         words = f"in a batch, row {row} of head {head} of sequence {sequence} sees key {key}"
         return Failure(words) if found is None else replace(found, found=words)
     return None
 
 
-def _reached_by_later(f: Findings, n: int, b: int = 1) -> Failure | None:
-    def judge(inputs: Inputs) -> Complaint | None:
+def _changed_by_later_keys(a: MeasuredAttention, n: int, b: int = 1) -> Failure | None:
+    def detect(inputs: Inputs) -> Violation | None:
         n = inputs.q.shape[2]
         cut = n // 2
         if cut < 1 or inputs.k.shape[2] != n:
             return None
         other = replace(inputs, k=inputs.k.clone(), v=inputs.v.clone())
-        other.k[:, :, cut:] = other.k[:, :, cut:].flip(-1) * 3 + 1
-        other.v[:, :, cut:] = other.v[:, :, cut:].flip(-1) * 3 + 1
-        before, after = (f.subject(x).detach()[:, :, :cut] for x in (inputs, other))
-        if error(after, before) <= 1e-9 * max(1.0, before.abs().max().item()):
+        for later in (other.k[:, :, cut:], other.v[:, :, cut:]):
+            later.copy_(later.flip(-1) * 3 + 1)
+        before, after = (a(x).detach()[:, :, :cut] for x in (inputs, other))
+        if max_error(after, before) <= 1e-9 * max(1.0, before.abs().max().item()):
             return None
-        later = []
+        changed = []
         for x in ("k", "v"):
-            later += [f"later_{x} = {x}.clone()", f"later_{x}[:, :, {cut}:] = {x}[:, :, {cut}:].flip(-1) * 3 + 1"]
-        return Complaint(
+            changed += [f"later_{x} = {x}.clone()", f"later_{x}[:, :, {cut}:] = {x}[:, :, {cut}:].flip(-1) * 3 + 1"]
+        return Violation(
             f"rows before {cut} of {n} change with keys and values from {cut} on",
             after,
             before,
-            lambda ask: [
-                *later,
-                f"expected = {ask()}[:, :, :{cut}]",
-                f"out = {ask('q', 'later_k', 'later_v')}[:, :, :{cut}]",
+            lambda call: [
+                *changed,
+                f"expected = {call()}[:, :, :{cut}]",
+                f"out = {call('q', 'later_k', 'later_v')}[:, :, :{cut}]",
             ],
         )
 
-    return failure(f.subject, f.subject.draw(n, n, b=b), judge, square=True)
+    return smallest_failure(a, a.random_inputs(n, n, b=b), detect, square=True)
 
 
-@fact(
-    FACTS,
-    "window-off-by-one",
-    student="Four neighbours are four neighbours, and yourself.",
-    engineer="window_before=W shows W earlier keys and the own one: W + 1 in all.",
-    cause="W taken for the number of keys in sight (W), or twice (2 W + 1) (transformers#39408, vllm#3385)",
-)
-def window_off_by_one(f: Findings) -> Failure | None:
-    if not f.declared.windowed:
+@fact(FACTS, "window-off-by-one")
+def window_off_by_one(a: MeasuredAttention) -> Failure | None:
+    """A window of four neighbours shows four neighbours and the token itself.
+
+    window_before=W shows W earlier keys and the own one: W + 1 in all.
+
+    Usual causes: W taken for the number of visible keys (W), or for both sides (2 W + 1) (transformers#39408,
+    vllm#3385)
+    """
+    if not a.declared.windowed:
         raise NotApplicableError("no window was declared")
-    found = _window(f)
-    for name, want, have in (
-        ("earlier", f.declared.window_before, found.before),
-        ("later", f.declared.after, found.after),
+    found = a.band_at(_window_length(a))
+    if found is None:
+        raise NotApplicableError("the visible keys are no band, so they are no window")
+    for side, words, want, have in (
+        ("before", "earlier", a.declared.window_before, found.before),
+        ("after", "later", a.declared.after, found.after),
     ):
         if want is not None and have is not None and abs(have - want) == 1:
-            words = f"a row sees {have} {name} keys besides itself, not {want}"
-            declare = f"window_{'before' if name == 'earlier' else 'after'}={have}"
-            return seen_instead(f, want + 7, f.visible(11, 11), words, declare)
-    return None
-
-
-def _window(f: Findings) -> InferredWindow:
-    """The band at a length that shows the declared window, its ends as far as they were seen."""
-    n = max(f.declared.window_before or 0, f.declared.window_after or 0) + 7
-    found = f.band_at(n)
-    if found is None:
-        raise NotApplicableError("what is visible is no window, which is another fact")
-    return found
-
-
-@fact(
-    FACTS,
-    "window",
-    student="Everybody sees as far as was agreed, and no farther.",
-    engineer="The visible band is the declared one; without a declared window, every earlier key is visible.",
-    cause="the window dropped when another mask is there, counted in blocks, or applied to one side only",
-    explained_by=("window-off-by-one", "causality", "causal-off-by-one"),
-)
-def window(f: Findings) -> Failure | None:
-    if not f.declared.windowed and not f.declared.causal:
-        raise NotApplicableError("neither a window nor causal was declared")
-    for n in ((max(f.declared.window_before or 0, f.declared.window_after or 0) + 7), *LENGTHS[1:]):
-        expected = band(n, n, f.declared.window_before, f.declared.after)
-        seen = f.visible(n, n)
-        if bool((seen != expected).any()):
-            _, head, row, key = (seen != expected).nonzero()[0].tolist()
-            verb = "sees" if bool(seen[0, head, row, key]) else "does not see"
-            words = f"of {n} keys, row {row} of head {head} {verb} key {key}"
-            return seen_instead(f, n, seen, words, _declaring(f.band))
-    return None
-
-
-@fact(
-    FACTS,
-    "full-view",
-    student="Where nothing is hidden, everybody sees everything.",
-    engineer="Declared neither causal nor windowed, every weight at q = 0 is positive.",
-    cause="a causal mask left on in an encoder, top-k or a threshold on weights",
-)
-def full_view(f: Findings) -> Failure | None:
-    if f.declared.causal is not False or f.declared.windowed:
-        raise NotApplicableError("not declared to see everything (causal=False)")
-    for n in LENGTHS:
-        seen = f.visible(n, n)
-        if not bool(seen.all()):
-            _, head, row, key = (~seen).nonzero()[0].tolist()
-            return seen_instead(
-                f, n, seen, f"of {n} keys, row {row} of head {head} does not see key {key}", "causal=True"
+            return _wrong_band(
+                a, want + 7, f"a row sees {have} {words} keys besides itself, not {want}", f"window_{side}={have}"
             )
     return None
 
 
-def _declaring(found: InferredWindow | None) -> str:
-    """The declarations that make a band the expected one."""
+def _window_length(a: MeasuredAttention) -> int:
+    """A number of keys that shows the declared window."""
+    return max(a.declared.window_before or 0, a.declared.window_after or 0) + 7
+
+
+@fact(FACTS, "window", explained_by=("window-off-by-one", "causality", "causal-off-by-one"))
+def window(a: MeasuredAttention) -> Failure | None:
+    """Every token sees as far as the window, and no farther.
+
+    The visible band is the declared one; without a declared window, every earlier key is visible.
+
+    Usual causes: the window dropped when another mask is passed, counted in blocks, or applied to one side only
+    """
+    if not a.declared.windowed and not a.declared.causal:
+        raise NotApplicableError("neither a window nor causal was declared")
+    for n in (_window_length(a), *LENGTHS[1:]):
+        seen = a.visible(n, n)
+        wrong = seen != VisibleBand(a.declared.window_before, a.declared.after).visible(n, n)
+        if bool(wrong.any()):
+            return _wrong_band(a, n, _pair_words(n, seen, wrong), _declaration(a.band))
+    return None
+
+
+def _declaration(found: VisibleBand | None) -> str:
+    """The options that declare a band."""
     if found is None:
         return ""
     ends = {"window_before": found.before, "window_after": None if found.after == 0 else found.after}
-    said = [f"{name}={end}" for name, end in ends.items() if end is not None]
-    return ", ".join([f"causal={found.after == 0}", *said])
+    return ", ".join([f"causal={found.after == 0}", *(f"{x}={end}" for x, end in ends.items() if end is not None)])
 
 
-def _expects_a_band(f: Findings) -> None:
-    if f.declared.view == "any":
-        raise NotApplicableError("declared to see other keys in some heads, rows or lengths (view='any')")
+@fact(FACTS, "all-keys-visible")
+def all_keys_visible(a: MeasuredAttention) -> Failure | None:
+    """Without a mask every token sees every token.
 
+    If causal=False and no window is declared, every weight at q = 0 is positive.
 
-def _seen_beside(f: Findings, n: int, expected: Callable[[Inputs], Tensor], words: str) -> Failure:
-    """The failure of a view that is not the one that the rest of it promises."""
-    judge = differs(f, lambda inputs: replace(f.view(inputs), visible=expected(inputs)), words)
-    shown = failure(f.subject, f.subject.draw(n, n, b=1), judge, words, "view='any'", square=True)
-    return shown or Failure(words, declare="view='any'")
-
-
-@fact(
-    FACTS,
-    "heads-differ",
-    student="Heads may think differently, but they all look at the same words.",
-    engineer="At q = 0 the same keys are visible in every head, unless view='any' is declared.",
-    cause="a mask that reaches one head only, or one of (b i j) that meets the axis of heads",
-    explained_by=SEEN,
-)
-def heads_differ(f: Findings) -> Failure | None:
-    _expects_a_band(f)
+    Usual causes: a causal mask left on in an encoder, top-k or a threshold on weights
+    """
+    if a.declared.causal is not False or a.declared.windowed:
+        raise NotApplicableError("not declared to see every key (causal=False)")
     for n in LENGTHS:
-        seen = f.visible(n, n)
+        seen = a.visible(n, n)
+        if not bool(seen.all()):
+            return _wrong_band(a, n, _pair_words(n, seen, ~seen), "causal=True")
+    return None
+
+
+def _require_band(a: MeasuredAttention) -> None:
+    if a.declared.mask_pattern == "any":
+        raise NotApplicableError("mask_pattern='any' was declared: heads, rows or lengths see different keys")
+
+
+def _inconsistent_mask(
+    a: MeasuredAttention, n: int, changes: Callable[[Inputs], dict[str, Any]], words: str
+) -> Failure:
+    """The failure of a mask that differs between heads, rows or lengths."""
+    detect = detect_difference(a, changes, words)
+    return failure_of(a, a.random_inputs(n, n, b=1), detect, words, "mask_pattern='any'", square=True)
+
+
+@fact(FACTS, "mask-differs-by-head", explained_by=MASK_FACTS)
+def mask_differs_by_head(a: MeasuredAttention) -> Failure | None:
+    """All heads see the same tokens.
+
+    At q = 0 the same keys are visible in every head, unless mask_pattern='any' is declared.
+
+    Usual causes: a mask that is applied to one head only, or one of (b i j) that is broadcast along the heads
+    """
+    _require_band(a)
+    for n in LENGTHS:
+        seen = a.visible(n, n)
         other = seen != seen[:, :1]
         if bool(other.any()):
-            _, head, row, key = other.nonzero()[0].tolist()
-            verb = "sees" if bool(seen[0, head, row, key]) else "does not see"
-            words = f"of {n} keys, row {row} of head {head} {verb} key {key}, unlike head 0"
-            return _seen_beside(f, n, lambda inputs: f.view(inputs).visible[:, :1], words)
+            words = f"{_pair_words(n, seen, other)}, unlike head 0"
+            return _inconsistent_mask(a, n, lambda inputs: {"visible": a.expected(inputs).visible[:, :1]}, words)
     return None
 
 
-@fact(
-    FACTS,
-    "rows-differ",
-    student="Every word sees as far as the others do.",
-    engineer="What is visible is a band around the diagonal, the same in every row, unless view='any' is declared.",
-    cause="an index that is off in some rows or blocks, a mask kept from another call, a block that is never visited",
-    explained_by=(*SEEN, "heads-differ"),
-)
-def rows_differ(f: Findings) -> Failure | None:
-    _expects_a_band(f)
-    if f.band is not None:
+@fact(FACTS, "mask-differs-by-row", explained_by=(*MASK_FACTS, "mask-differs-by-head"))
+def mask_differs_by_row(a: MeasuredAttention) -> Failure | None:
+    """Every token sees equally far.
+
+    The visible keys are a band around the diagonal, the same in every row, unless mask_pattern='any' is declared.
+
+    Usual causes: an index that is off in some rows or blocks, a mask kept from another call, a block that is never
+    visited
+    """
+    _require_band(a)
+    if a.band is not None:
         return None
-    hull = f.reach(11)
-    if hull is None:
-        raise NotApplicableError("nothing is visible at all")
-    missing = band(11, 11, hull.before, hull.after) & ~f.visible(11, 11)
-    _, head, row, key = missing.nonzero()[0].tolist()
+    band = a.smallest_band(11)
+    if band is None:
+        raise NotApplicableError("no key is visible")
+    head, row, key = _first_pair(band.visible(11, 11) & ~a.visible(11, 11))
     words = f"of 11 keys, row {row} of head {head} does not see key {key}, though other rows see as far"
-    return _seen_beside(f, 11, lambda x: band(x.q.shape[2], x.k.shape[2], hull.before, hull.after), words)
+    return _inconsistent_mask(a, 11, lambda inputs: _band_for(band, inputs), words)
 
 
-@fact(
-    FACTS,
-    "lengths-differ",
-    student="What is agreed for a short text holds for a long one.",
-    engineer="The band that is visible at 11 keys is visible at 7, 13, 37, 67, 131 and 301, unless view='any' is said.",
-    cause="keys cut off at a block or at a context, a mask built for another length, a last block that is left out",
-    explained_by=(*SEEN, "heads-differ", "rows-differ"),
-)
-def lengths_differ(f: Findings) -> Failure | None:
-    _expects_a_band(f)
-    found = f.band
-    if found is None:
-        raise NotApplicableError("what is visible is no band, which is another fact")
+@fact(FACTS, "mask-differs-by-length", explained_by=(*MASK_FACTS, "mask-differs-by-head", "mask-differs-by-row"))
+def mask_differs_by_length(a: MeasuredAttention) -> Failure | None:
+    """The mask of a short text and of a long one follow the same rule.
+
+    The band that is visible at 11 keys is visible at 7, 13, 37, 67, 131 and 301 too, unless mask_pattern='any' is
+    declared.
+
+    Usual causes: keys cut off at a block or at a context length, a mask built for another length, a last block left
+    out
+    """
+    _require_band(a)
+    band = a.band
+    if band is None:
+        raise NotApplicableError("the visible keys are no band: the fact `mask-differs-by-row`")
     for n in (7, 13, 37, 67, 131, LONG):
         try:
-            seen = f.visible(n, n)
+            seen = a.visible(n, n)
         except Exception:
-            continue  # that it does not answer is another fact
-        other = seen != band(n, n, found.before, found.after)
+            continue  # longer than it accepts
+        other = seen != band.visible(n, n)
         if bool(other.any()):
-            _, head, row, key = other.nonzero()[0].tolist()
-            verb = "sees" if bool(seen[0, head, row, key]) else "does not see"
-            words = f"of {n} keys, row {row} of head {head} {verb} key {key}, though of 11 it sees: {found}"
-            return _seen_beside(f, n, lambda x: band(x.q.shape[2], x.k.shape[2], found.before, found.after), words)
+            words = f"{_pair_words(n, seen, other)}, though of 11 keys it sees: {band}"
+            return _inconsistent_mask(a, n, lambda inputs: _band_for(band, inputs), words)
     return None
 
 
-def _steps(f: Findings, i: int, j: int) -> tuple[Tensor, Tensor]:
-    """What is visible to the last i of j rows when only they are asked, and when all are."""
-    if not f.subject.free_lengths:
-        raise NotApplicableError("queries and keys have one number, so there are no steps through a cache here")
-    if f.band is None or f.band == InferredWindow(None, None):
-        raise NotApplicableError("every key is visible, or what is visible is no band")
-    return f.visible(i, j), f.visible(j, j)[..., j - i :, :]
+def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Tensor, VisibleBand]:
+    """What the last i of j rows see when they are passed alone, when all rows are passed, and the band."""
+    if not a.free_lengths:
+        raise NotApplicableError("queries and keys have the same length, so there are no decoding steps")
+    if a.band is None or a.band == VisibleBand(None, None):
+        raise NotApplicableError("every key is visible, or the visible keys are no band")
+    return a.visible(i, j), a.visible(j, j)[..., j - i :, :], a.band
 
 
-@fact(
-    FACTS,
-    "cache-mask-off-by-one",
-    student="When old words are remembered, new ones still see all of them and themselves.",
-    engineer="With j - i cached keys, row r sees the band around j - i + r, not around one place beside it.",
-    cause="the position of the first query taken as the cache's length plus or minus one (transformers#30417)",
-)
-def cache_off_by_one(f: Findings) -> Failure | None:
+def _wrong_in_steps(a: MeasuredAttention, i: int, j: int, words: str, expected: Tensor, declare: str = "") -> Failure:
+    """The failure of a mask of fewer queries than keys; the example shows what head 0 sees."""
+    inputs = a.random_inputs(i, j, b=1, h=1, dtype=torch.float32).neutral()
+    seen = a.weights(inputs)[0, 0] > 0
+    code = write_example(
+        a, inputs, seen, expected[0, 0], lambda call: [*write_weights(call), "visible = weights[0, 0] > 0"]
+    )
+    return Failure(words, code, declare)
+
+
+@fact(FACTS, "cache-mask-off-by-one")
+def cache_mask_off_by_one(a: MeasuredAttention) -> Failure | None:
+    """With a KV cache, new tokens see all cached tokens and themselves.
+
+    With j - i cached keys, row r sees the band around position j - i + r, not around a neighbour of it.
+
+    Usual causes: the position of the first query is the length of the cache plus or minus one (transformers#30417)
+    """
     for i, j in STEPS:
-        seen, _ = _steps(f, i, j)
+        seen, whole, band = _visible_in_steps(a, i, j)
         for shift in (-1, 1):
-            assert f.band is not None
-            moved = band(
-                i, j, f.band.before and f.band.before - shift, None if f.band.after is None else f.band.after + shift
-            )
-            if (
-                f.alignment != "top-left"
-                and bool((seen == moved).all())
-                and not bool((seen == _steps(f, i, j)[1]).all())
-            ):
-                side = "late" if shift > 0 else "early"
-                words = f"{i} queries after {j - i} cached keys stand one place too {side}"
-                return _seen_in_steps(f, i, j, words, _steps(f, i, j)[1])
+            before = band.before and band.before - shift
+            moved = VisibleBand(before, None if band.after is None else band.after + shift).visible(i, j)
+            shifted = bool((seen == moved).all()) and not bool((seen == whole).all())
+            if a.alignment != "top-left" and shifted:
+                words = f"{i} queries after {j - i} cached keys are one position too {'late' if shift > 0 else 'early'}"
+                return _wrong_in_steps(a, i, j, words, whole)
     return None
 
 
-@fact(
-    FACTS,
-    "window-in-decode",
-    student="The window is as wide for the newest word as for all others.",
-    engineer="One query against j cached keys sees the window that the last row of the whole sequence sees.",
-    cause="a decode path for i = 1 without any mask (nanochat#452)",
-    explained_by=("cache-mask-off-by-one",),
-)
-def window_in_decode(f: Findings) -> Failure | None:
-    if f.band is None or f.band.before is None:
+@fact(FACTS, "window-in-decode", explained_by=("cache-mask-off-by-one",))
+def window_in_decode(a: MeasuredAttention) -> Failure | None:
+    """The window is as wide in decoding as in one pass.
+
+    One query with j cached keys sees the window that the last row of the whole sequence sees.
+
+    Usual causes: a decode path for i = 1 without any mask (nanochat#452)
+    """
+    if a.band is None or a.band.before is None:
         raise NotApplicableError("there is no window")
-    for i, j in STEPS:
-        seen, whole = _steps(f, i, j)
-        if f.alignment != "top-left" and bool((seen & ~whole).any()):
-            _, _, row, key = (seen & ~whole).nonzero()[0].tolist()
-            words = f"{i} of {j} rows: row {row} sees key {key}, which it does not when all {j} rows are asked"
-            return _seen_in_steps(f, i, j, words, whole)
-    return None
+    return _sees_more_in_steps(a, "which it does not see in one pass")
 
 
 @fact(
     FACTS,
     "causality-in-decode",
-    student="New words that come together do not see each other's future.",
-    engineer="With cached keys, i > 1 queries are still causal among each other.",
-    cause="causal only where i = j, or switched off as soon as a cache is there",
     explained_by=("cache-mask-off-by-one", "window-in-decode", "causality", "causal-off-by-one"),
 )
-def causality_in_decode(f: Findings) -> Failure | None:
-    expects_causal(f)
+def causality_in_decode(a: MeasuredAttention) -> Failure | None:
+    """New tokens that are passed together do not see each other's future.
+
+    With cached keys, i > 1 queries are causal among each other.
+
+    Usual causes: causal only if i = j, or switched off if there is a cache
+    """
+    require_causal(a)
+    return _sees_more_in_steps(a, "a later one")
+
+
+def _sees_more_in_steps(a: MeasuredAttention, what: str) -> Failure | None:
     for i, j in STEPS:
-        seen, whole = _steps(f, i, j)
-        if f.alignment != "top-left" and bool((seen & ~whole).any()):
-            _, _, row, key = (seen & ~whole).nonzero()[0].tolist()
-            return _seen_in_steps(f, i, j, f"{i} of {j} rows: row {row} sees key {key}, a later one", whole)
+        seen, whole, _ = _visible_in_steps(a, i, j)
+        if a.alignment != "top-left" and bool((seen & ~whole).any()):
+            _, row, key = _first_pair(seen & ~whole)
+            return _wrong_in_steps(a, i, j, f"{i} of {j} rows: row {row} sees key {key}, {what}", whole)
     return None
 
 
 @fact(
     FACTS,
     "causal-alignment",
-    student="With more keys than queries, the queries are the newest words, unless it was agreed otherwise.",
-    engineer="Where i < j, queries stand at the end (bottom-right) or at the beginning (top-left), as declared.",
-    cause="torch's is_causal is top-left, flash-attention's is bottom-right (pytorch#108108, flash-attention#581)",
     explained_by=("cache-mask-off-by-one", "window-in-decode", "causality-in-decode", "causality"),
 )
-def causal_alignment(f: Findings) -> Failure | None:
-    if f.declared.alignment is None:
+def causal_alignment(a: MeasuredAttention) -> Failure | None:
+    """With more keys than queries, the queries are the newest tokens, unless declared otherwise.
+
+    If i < j, queries are at the end (bottom-right) or at the beginning (top-left), as declared.
+
+    Usual causes: torch's is_causal is top-left, flash-attention's is bottom-right (pytorch#108108,
+    flash-attention#581)
+    """
+    if a.declared.alignment is None:
         raise NotApplicableError("no alignment was declared")
-    _steps(f, 3, 9)
-    if f.alignment != f.declared.alignment:
-        words = f"3 queries against 9 keys are aligned {f.alignment}, not {f.declared.alignment}"
-        assert f.band is not None
-        wanted = band(3, 9, f.band.before, f.band.after, f.declared.alignment)
-        return _seen_in_steps(f, 3, 9, words, wanted, f"alignment={f.alignment!r}")
-    return None
+    band = _visible_in_steps(a, 3, 9)[2]
+    if a.alignment == a.declared.alignment:
+        return None
+    words = f"3 queries and 9 keys are aligned {a.alignment}, not {a.declared.alignment}"
+    wanted = band.visible(3, 9, a.declared.alignment)[None, None]
+    return _wrong_in_steps(a, 3, 9, words, wanted, f"alignment={a.alignment!r}")
 
 
-def _seen_in_steps(f: Findings, i: int, j: int, words: str, expected: Tensor, declare: str = "") -> Failure:
-    """The failure of a view where there are fewer queries than keys; its example shows who sees whom in head 0."""
-    inputs = f.subject.draw(i, j, b=1, h=1, dtype=torch.float32)
-    inputs = inputs.having(q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
-    seen = f.subject.weights(inputs)[0, 0] > 0
+@fact(FACTS, "grouping")
+def grouping(a: MeasuredAttention) -> Failure | None:
+    """If several query heads share a key head, neighbouring ones share it.
 
-    def show(ask: Ask) -> list[str]:
-        return [f"weights = {ask.weights()}", "visible = weights[0, 0] > 0"]
+    Query head h uses key head h // (h_count / g_count): repeat (0 0 1 1), unless tile is declared.
 
-    return Failure(words, example(f.subject, inputs, seen, expected[0, 0], show, {}), declare)
-
-
-@fact(
-    FACTS,
-    "grouping",
-    student="When several query heads share a key head, neighbours share.",
-    engineer="Query head h uses key head h // (h_count / g_count): repeat (0 0 1 1), unless tile is declared.",
-    cause="k.repeat(1, n, 1, 1) where repeat_interleave(n, 1) was meant (onnx#7274), for both or for one of k and v",
-)
-def grouping(f: Findings) -> Failure | None:
-    if f.grouping is None:
+    Usual causes: k.repeat(1, n, 1, 1) in place of repeat_interleave(n, 1) (onnx#7274), for both or for one of k and
+    v
+    """
+    if a.grouping is None:
         raise NotApplicableError("it has as many key heads as query heads")
-    wanted = f.declared.grouping or "repeat"
-    if f.grouping == wanted:
+    wanted = a.declared.grouping or "repeat"
+    if a.grouping == wanted:
         return None
-    words = f"query heads use key heads by {f.grouping}, not by {wanted}"
-    if f.grouping.startswith("keys by"):
-        words = f"query heads use {f.grouping}, so that weights go to the values of another head"
-    inputs = f.subject.draw(2, 2, b=1, h=4, g=2)
-    judge = differs(f, lambda inputs: replace(f.view(inputs), grouping=wanted), words)
-    declare = f"grouping={f.grouping!r}" if f.grouping == "tile" else ""
-    return failure(f.subject, inputs, judge, words, declare) or Failure(words, declare=declare)
+    words = f"query heads use key heads by {a.grouping}, not by {wanted}"
+    if a.grouping.startswith("keys by"):
+        words = f"query heads use {a.grouping}, so that weights are applied to the values of another head"
+    detect = detect_difference(a, lambda inputs: {"grouping": wanted}, words)
+    declare = f"grouping={a.grouping!r}" if a.grouping == "tile" else ""
+    return failure_of(a, a.random_inputs(2, 2, b=1, h=4, g=2), detect, words, declare)
 
 
-@fact(
-    FACTS,
-    "key-order",
-    student="Attention sees a set of keys. Their order says nothing, unless positions are put in on purpose.",
-    engineer="At q = 0 all visible keys weigh alike, unless bias='alibi' or 'any' is declared: then by that at any c.",
-    cause="a bias by index, a decay, or keys that are paired with values of other rows; a bias that is added before "
-    "the scores are divided by sqrt(c)",
-)
-def key_order(f: Findings) -> Failure | None:
-    wanted = f.declared.bias or "none"
-    name = f.bias_name
-    usual = name in ("none", "alibi, -m|i - j|", "alibi, +m j")  # other slopes may as well be a mistake
-    if (found := _bias_by_width(f)) is not None:
+@fact(FACTS, "key-order")
+def key_order(a: MeasuredAttention) -> Failure | None:
+    """The order of the keys does not matter, unless positions are added on purpose.
+
+    At q = 0 all visible keys have the same weight, unless bias='alibi' or bias='any' is declared; a bias is the
+    same at every width of heads.
+
+    Usual causes: a bias by index, a decay, or keys paired with the values of other rows; a bias that is added
+    before the scores are divided by sqrt(c)
+    """
+    wanted, name = a.declared.bias, a.bias_name
+    if (found := _bias_changes_with_width(a)) is not None:
         return found
-    if wanted == "any" or name == wanted or (usual and f.declared.bias is None):
+    is_alibi = name.startswith((ALIBI_DISTANCE, ALIBI_KEY))
+    usual = name in (NO_BIAS, ALIBI_DISTANCE, ALIBI_KEY)  # other slopes may be a mistake
+    if wanted == "any" or name == wanted or (wanted is None and usual) or (wanted == "alibi" and is_alibi):
         return None
-    if wanted == "alibi" and name.startswith("alibi"):
-        return None
-    declare = "bias='alibi'" if name.startswith("alibi") else "bias='any'"
-    words = f"visible keys weigh differently at q = 0, by where they stand: {_row(f)}"
-    if name == "none" or f.declared.bias is not None:
-        words = f"scores carry {'no bias' if name == 'none' else name}, but {wanted} was declared"
-    elif name != "other":
-        words += f", by {name}"
-    demanded = _alibi if wanted == "alibi" else lambda inputs: None
-    judge = differs(f, lambda inputs: replace(f.view(inputs), bias=demanded(inputs)), words)
-    found = failure(f.subject, f.subject.draw(7, 7, b=1), judge, words, declare, square=True)
-    return found or Failure(words, declare=declare)
+    declare = "bias='alibi'" if is_alibi else "bias='any'"
+    row = ", ".join(f"{x:.4f}" for x in a.flat_weights(5, 5, a.uses_causal_argument)[0, -1].tolist())
+    words = f"visible keys have different weights at q = 0, by position: {row}{f', by {name}' if is_alibi else ''}"
+    if wanted is not None:
+        words = f"scores have {'no bias' if name == NO_BIAS else f'the bias {name}'}, but {wanted} was declared"
+    detect = detect_difference(a, lambda inputs: {"bias": _alibi(inputs) if wanted == "alibi" else None}, words)
+    return failure_of(a, a.random_inputs(7, 7, b=1), detect, words, declare, square=True)
 
 
-def _bias_by_width(f: Findings) -> Failure | None:
-    """The failure of a bias that is another at another width of heads, as where it is scaled with q . k."""
-    c, inputs = f.subject.draw(c=4).sizes[5], f.subject.draw(5, 5, b=1, c=12)
+def _bias_changes_with_width(a: MeasuredAttention) -> Failure | None:
+    """The failure of a bias that differs between widths of heads, because it is scaled with q . k."""
+    c, inputs = a.random_inputs(c=4).sizes[5], a.random_inputs(5, 5, b=1, c=12)
     h, other = inputs.sizes[1], inputs.sizes[5]
-    narrow, wide = (f.bias(5, 5, inputs.causal, h, width) for width in (c, other))
-    if narrow is None or wide is None or error(wide, narrow) <= max(10 * f.precise, 1e-4):
+    narrow, wide = (a.bias(5, 5, inputs.causal, h, width) for width in (c, other))
+    if narrow is None or wide is None or max_error(wide, narrow) <= max(10 * a.precision, 1e-4):
         return None
     share = ((narrow * wide).sum() / narrow.square().sum()).item()
     words = f"the bias by position depends on the width of heads: at c={other} it is {share:.4g} times that at c={c}"
-    inputs = inputs.having(q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
-    got, expected = (f.flat_weights(5, 5, inputs.causal, h, c=width)[None] for width in (other, c))
-    return Failure(words, example(f.subject, inputs, got, expected, lambda ask: [f"weights = {ask.weights()}"], {}))
+    got, expected = (a.flat_weights(5, 5, inputs.causal, h, c=width)[None] for width in (other, c))
+    return Failure(words, write_example(a, inputs.neutral(), got, expected, write_weights))
 
 
 def _alibi(inputs: Inputs) -> Tensor:
-    _, h, _, i, j, _, _ = inputs.sizes
-    apart = (torch.arange(j - i, j)[:, None] - torch.arange(j)[None, :]).abs()
-    return -(alibi_slopes(h).double()[:, None, None] * apart)[None]
+    _, h, i, j = inputs.pair_shape
+    distance = (torch.arange(j - i, j)[:, None] - torch.arange(j)[None, :]).abs()
+    return -(alibi_slopes(h).double()[:, None, None] * distance)[None]
 
 
-def _row(f: Findings) -> str:
-    return ", ".join(f"{value:.4f}" for value in f.flat_weights(5, 5, f.subject.asks_causal)[0, -1].tolist())
+@fact(FACTS, "scores", fatal=True, explained_by=("causality", "causal-off-by-one", "window", "grouping"))
+def scores(a: MeasuredAttention) -> Failure | None:
+    """The weight of a key depends on its product with the query, and on nothing else.
 
+    log(weight[j] / weight[j']) = scale q . (k[j] - k[j']) for all pairs, with one scale.
 
-@fact(
-    FACTS,
-    "scores",
-    student="How much a key counts is decided by its product with the query, and by nothing else.",
-    engineer="log(weight[j] / weight[j']) = scale q . (k[j] - k[j']) for all pairs, with one scale.",
-    cause="q or k normalised, projected or rounded on the way, top-k, another function than exp, an undeclared cap, "
-    "values permuted against keys",
-    fatal=True,
-    explained_by=("causality", "causal-off-by-one", "window", "grouping"),
-)
-def scores(f: Findings) -> Failure | None:
-    if f.scores_fit:
+    Usual causes: q or k normalised, projected or rounded, top-k, another function than exp, an undeclared soft-cap,
+    values permuted against keys
+    """
+    if a.scores_fit:
         return None
-    found = (
-        f"weights do not follow exp(scale q . k): the best scale, {f.scores.scale:.4g}, leaves {f.scores.residual:.2g}"
-    )
-    declare = ", ".join(_shown(f))
+    words, declare = "weights do not follow exp(scale q . k)", ", ".join(_score_declarations(a))
+    if a.scores.residual is not None and a.scores.scale is None:
+        words += f": a share of {a.scores.residual:.2g} of the scores is not explained"
 
-    def demanded(inputs: Inputs) -> View:
-        # where nothing fits, the rotary pairing that fits best says nothing
-        return replace(f.view(inputs), scale=f.expected_scale(inputs), rotary=f.declared.rotary)
+    def changes(inputs: Inputs) -> dict[str, Any]:
+        return {"scale": a.expected_scale(inputs), "rotary": a.declared.rotary}
 
     for most in (1e-3, 1e-5):
-        judge = differs(f, demanded, found, most)
-        shown = failure(f.subject, f.subject.draw(7, 7, b=1), judge, found, declare)
-        if shown is not None:
-            return shown
-    return Failure(found, declare=declare)
-
-
-def _shown(f: Findings) -> Iterator[str]:
-    """What an x-ray of the scores suggests to declare."""
-    if f.shown is None:
-        return
-    if f.shown.softcap is not None and f.declared.softcap is None:
-        yield f"softcap={f.shown.softcap:.4g}"
-    both = any(note.startswith("q and k are normalised") for note in f.shown.notes)
-    if both and f.shown.qk_norm in ("rms", "layer") and f.declared.qk_norm is None:
-        scaled = f.shown.scale_named == "c ** -0.5" or f.shown.qk_norm == "layer"
-        yield f"qk_norm={f.shown.qk_norm if scaled else 'l2'!r}"
-
-
-@fact(
-    FACTS,
-    "scale",
-    student="The longer the vectors, the larger their products: so they are divided by the square root of the length.",
-    engineer="The factor of q . k is 1/sqrt(c), c being the width per head of q and k, unless a scale is declared; an "
-    "argument for it changes it.",
-    cause="scaled twice (in q and in the kernel), inverted, dropped, or from the width of the model, of v or of all "
-    "heads (transformers#44380, x-transformers#190); an argument that is not handed on",
-)
-def scale(f: Findings) -> Failure | None:
-    inputs = f.subject.draw(7, 7, b=1)
-    have, want = f.scores.scale, f.expected_scale(f.subject.draw(7, 7, b=1, c=4))
-    near = abs(have - want) <= 10 * f.precise * want
-    # a declared number has to hold at every width and length
-    if near and (f.scale_name == "1/sqrt(c)" if f.declared.scale is None else not f.scale_varies):
-        return _scale_ignored(f)
-    if not f.declared.sink and not all(_whole(f, c, n) for c, n in ((4, 7), (12, 7), (4, 9))):
-        raise NotApplicableError("weights of a row do not sum to one, which is another fact, so no scale can be read")
-    words = f"q . k is multiplied by {f.scale_name}, not by {'1/sqrt(c)' if f.declared.scale is None else want}"
-    judge = differs(f, lambda inputs: replace(f.view(inputs), scale=f.expected_scale(inputs)), words)
-    declare = f"scale={have:.6g}" + (f", width={inputs.sizes[5]}" if f.scale_varies else "")
-    declare = declare if 0 < have < float("inf") else ""
-    for asked in (inputs, f.subject.draw(7, 7, b=1, c=12), f.subject.draw(9, 9, b=1)):
-        if (found := failure(f.subject, asked, judge, words, declare)) is not None:
+        detect = detect_difference(a, changes, words, most)
+        found = smallest_failure(a, a.random_inputs(7, 7, b=1), detect, words, declare)
+        if found is not None:
             return found
     return Failure(words, declare=declare)
 
 
-def _scale_ignored(f: Findings) -> Failure | None:
-    """The failure of an argument for the scale that changes nothing. Zero is asked too: it may be a switch."""
-    name = f.subject.scale_argument
+def _score_declarations(a: MeasuredAttention) -> Iterator[str]:
+    """The options that declare the measured soft-cap and norm."""
+    found, declared = a.scores, a.declared
+    if found.softcap is not None and declared.softcap is None:
+        yield f"softcap={found.softcap:.4g}"
+    both = found.norm is not None and found.norm.q and found.norm.k
+    if both and found.qk_norm in ("rms", "layer") and declared.qk_norm is None:
+        usual = found.scale_name == "1/sqrt(c)" or found.qk_norm == "layer"
+        yield f"qk_norm={found.qk_norm if usual else 'l2'!r}"
+
+
+@fact(FACTS, "scale")
+def scale(a: MeasuredAttention) -> Failure | None:
+    """Longer vectors have larger products, so products are divided by the square root of the length.
+
+    The factor of q . k is 1/sqrt(c), where c is the width per head of q and k, unless a scale is declared; a scale
+    argument changes it.
+
+    Usual causes: scaled twice (in q and in the kernel), inverted, missing, or computed from the width of the model,
+    of v or of all heads (transformers#44380, x-transformers#190); an argument that is not passed on
+    """
+    inputs = a.random_inputs(7, 7, b=1)
+    have, want = a.scales[0][1], a.expected_scale(a.random_inputs(7, 7, b=1, c=4))
+    near = abs(have - want) <= 10 * a.precision * want
+    # a declared number has to hold at every width and length
+    if near and (a.scale_name == "1/sqrt(c)" if a.declared.scale is None else not a.scale_varies):
+        return _scale_argument_ignored(a)
+    if not a.declared.sink and not all(
+        all_ones(row_sums(a, a.random_inputs(n, n, b=1, c=c))) for c, n in ((4, 7), (12, 7), (4, 9))
+    ):
+        raise NotApplicableError("weights of a row do not sum to one, so that no scale can be measured")
+    words = f"q . k is multiplied by {a.scale_name}, not by {'1/sqrt(c)' if a.declared.scale is None else want}"
+    detect = detect_difference(a, lambda inputs: {"scale": a.expected_scale(inputs)}, words)
+    declare = f"scale={have:.6g}" + (f", width={inputs.sizes[5]}" if a.scale_varies else "")
+    declare = declare if 0 < have < float("inf") else ""
+    for call in (inputs, a.random_inputs(7, 7, b=1, c=12), a.random_inputs(9, 9, b=1)):
+        if (found := smallest_failure(a, call, detect, words, declare)) is not None:
+            return found
+    return Failure(words, declare=declare)
+
+
+def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
+    """The failure of a scale argument that changes nothing. Zero is tried too, since the argument may be a switch."""
+    name = a.scale_argument
     if name is None:
         return None
 
-    def judge(inputs: Inputs) -> Complaint | None:
-        plain = f.subject(inputs).detach()
-        others = [f.subject(inputs, **{name: size}).detach() for size in (0.0, 0.37, 1.7)]
-        truth = replace(f.view(inputs), scale=1.7).truth(inputs)
-        if any(not torch.equal(plain, other) for other in others) or error(plain, truth) <= 1e-3:
+    def detect(inputs: Inputs) -> Violation | None:
+        plain = a(inputs).detach()
+        others = [a(inputs, **{name: size}).detach() for size in (0.0, 0.37, 1.7)]
+        expected = a.reference(inputs, scale=1.7)
+        if any(not torch.equal(plain, other) for other in others) or max_error(plain, expected) <= 1e-3:
             return None
-        words = f"{name}=1.7 gives what is given without it"
-        return Complaint(
-            words, plain, truth.to(plain.dtype), lambda ask: [f"out = {ask('q', 'k', 'v', f'{name}=1.7')}"]
+        lines = f"{name}=1.7"
+        return Violation(
+            f"{name}=1.7 changes nothing",
+            plain,
+            expected.to(plain.dtype),
+            lambda call: [f"out = {call(*QKV, lines)}"],
         )
 
     try:
-        return failure(f.subject, f.subject.draw(7, 7, b=1), judge)
+        return smallest_failure(a, a.random_inputs(7, 7, b=1), detect)
     except Exception:
-        return None  # it takes no number, which is told among what was not asked
+        return None  # it accepts no number, and is listed among the untested arguments
 
 
-def _whole(f: Findings, c: int, n: int) -> bool:
-    """Whether weights sum to one in every row that sees a key, at a width of heads and a number of keys."""
-    inputs = f.subject.draw(n, n, b=1, c=c)
-    return sums_to_one(f.subject(replace(inputs, v=torch.ones_like(inputs.v))).detach())
+@fact(FACTS, "rotary-pairing")
+def rotary_pairing(a: MeasuredAttention) -> Failure | None:
+    """Rotary positions rotate pairs of coordinates: which two form a pair is a convention.
 
+    Pairs are (k, k + c/2) for half and (2k, 2k + 1) for interleaved, as declared.
 
-@fact(
-    FACTS,
-    "rotary-pairing",
-    student="Rotary positions turn pairs of numbers: which two make a pair has to be agreed.",
-    engineer="Pairs are (k, k + c/2) for half and (2k, 2k + 1) for interleaved, as declared.",
-    cause="weights or code from a project with the other pairing (transformers#25199)",
-)
-def rotary_pairing(f: Findings) -> Failure | None:
-    if f.declared.rotary is None:
+    Usual causes: weights or code from a project with the other pairing (transformers#25199)
+    """
+    if a.declared.rotary is None:
         raise NotApplicableError("no rotary pairing was declared")
-    if f.scores.rotary == f.declared.rotary:
+    have = None if a.rotary is None else a.rotary[0]
+    if have == a.declared.rotary:
         return None
-    words = f"positions turn pairs by {f.scores.rotary or 'nothing'}, not by {f.declared.rotary}"
-    judge = differs(f, lambda inputs: replace(f.view(inputs), rotary=f.declared.rotary), words)
-    declare = "" if f.scores.rotary is None else f"rotary={f.scores.rotary!r}"
-    return failure(f.subject, f.subject.draw(3, 3, b=1), judge, words, declare) or Failure(words, declare=declare)
+    words = f"the rotary pairing is {have or 'none'}, not {a.declared.rotary}"
+    detect = detect_difference(a, lambda inputs: {"rotary": a.declared.rotary}, words)
+    return failure_of(a, a.random_inputs(3, 3, b=1), detect, words, "" if have is None else f"rotary={have!r}")
 
 
 @fact(
     FACTS,
-    "last-rows-alone",
-    student="A word stands where it stands, whether it is asked alone or together with those before it.",
-    engineer="The last i of j rows, asked alone against all j keys, give what they give when all j rows are asked, "
-    "unless alignment='top-left' is declared.",
-    cause="positions of queries counted from 0: a bias or rotary phase that forgets how many keys the cache holds, as "
-    "rotary(q) and rotary(k) that both start at 0 in a step of decoding",
+    "last-queries-alone",
     explained_by=("cache-mask-off-by-one", "window-in-decode", "causality-in-decode", "causality", "diagonal-hidden"),
 )
-def last_rows_alone(f: Findings) -> Failure | None:
-    if not f.subject.free_lengths:
-        raise NotApplicableError("queries and keys have one number, so there are no steps through a cache here")
-    if f.declared.alignment == "top-left":
-        raise NotApplicableError("declared to have queries at the beginning where there are fewer of them than keys")
-    turned = f.alignment is None and f.scores.rotary is not None  # every key is seen, and positions still count
-    if f.alignment != "bottom-right" and not turned:
-        raise NotApplicableError("queries are not the newest words where there are fewer of them than keys")
-    from_zero = f.rotary_alignment == "top-left"
+def last_queries_alone(a: MeasuredAttention) -> Failure | None:
+    """A token has the same position whether it is passed alone or with the tokens before it.
 
-    def judge(inputs: Inputs) -> Complaint | None:
-        _, _, _, i, j, _, _ = inputs.sizes
-        together = f.subject(inputs).detach()
-        for rows in (1, j // 2):
-            if i != j or not 0 < rows < j:
+    The last i of j queries, passed alone with all j keys, give the output that they give among all j queries,
+    unless alignment='top-left' is declared.
+
+    Usual causes: positions of queries counted from 0: a bias or rotary phase that ignores the length of the cache,
+    as rotary(q) and rotary(k) that both start at 0 in a step of decoding
+    """
+    if not a.free_lengths:
+        raise NotApplicableError("queries and keys have the same length, so there are no decoding steps")
+    if a.declared.alignment == "top-left":
+        raise NotApplicableError("alignment='top-left' was declared")
+    by_rotary = a.alignment is None and a.rotary is not None  # every key is visible, and positions still matter
+    if a.alignment != "bottom-right" and not by_rotary:
+        raise NotApplicableError("fewer queries than keys are not at the end")
+    from_zero = a.rotary_alignment == "top-left"
+
+    def detect(inputs: Inputs) -> Violation | None:
+        _, _, i, j = inputs.pair_shape
+        together = a(inputs).detach()
+        for count in (1, j // 2):
+            if i != j or not 0 < count < j:
                 continue
-            whole, alone = together[:, :, -rows:], f.subject(replace(inputs, q=inputs.q[:, :, -rows:])).detach()
-            if alone.shape == whole.shape and error(alone, whole) > 1e-4 * max(1.0, whole.abs().max().item()):
-                words = f"the last {rows} of {j} rows give another answer alone than among all"
+            whole, alone = together[:, :, -count:], a(replace(inputs, q=inputs.q[:, :, -count:])).detach()
+            if alone.shape == whole.shape and max_error(alone, whole) > 1e-4 * max(1.0, whole.abs().max().item()):
+                words = f"the last {count} of {j} queries give another output alone than among all"
                 words += ": rotary positions of queries are counted from 0" if from_zero else ""
-                return Complaint(words, alone, whole, partial(_last_rows, f"[:, :, -{rows}:]"))
+                return Violation(words, alone, whole, partial(_last_queries_lines, f"[:, :, -{count}:]"))
         return None
 
     for n in LENGTHS:
-        inputs = f.subject.draw(n, n, b=1, dtype=torch.float32)
-        found = failure(f.subject, inputs, judge, declare="alignment='top-left'" if turned else "", square=True)
+        inputs = a.random_inputs(n, n, b=1, dtype=torch.float32)
+        found = smallest_failure(a, inputs, detect, declare="alignment='top-left'" if by_rotary else "", square=True)
         if found is not None:
             return found
     return None
 
 
-def _last_rows(rows: str, ask: Ask) -> list[str]:
-    """How the last rows are asked among all and alone."""
-    return [f"expected = {ask()}{rows}", f"out = {ask(f'q{rows}')}"]
+def _last_queries_lines(rows: str, call: CallWriter) -> list[str]:
+    return [f"expected = {call()}{rows}", f"out = {call(f'q{rows}')}"]

@@ -1,592 +1,561 @@
-"""Facts about masks that are handed over: that they are obeyed, wholly, and that nothing hidden gets through."""
+"""Facts about masks that are passed: they hide what they should, and nothing hidden reaches the output."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from regard.base.registry import Registry
-from regard.conform.callable_under_test import DOCUMENTS, Subject, polarity
-from regard.conform.conventions import LONG, Findings, InferredPadding, centred, half_hidden
-from regard.conform.example import Ask, example
+from regard.conform.attention_under_test import DOCUMENT_NAMES, AttentionUnderTest
+from regard.conform.conventions import LONG, MeasuredAttention
+from regard.conform.example import CallWriter, write_example, write_weights
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.behaviour import refusal
-from regard.conform.facts.numbers import far, gradient_lines, gradients, with_gradients
-from regard.conform.inputs import Inputs, exact
-from regard.conform.shrink import Complaint, failure
-from regard.conform.tolerance import error
+from regard.conform.facts.behaviour import raised_by
+from regard.conform.facts.numbers import detect_error, gradient_lines, gradients, with_gradients
+from regard.conform.inputs import Inputs, hide_later_half, tensor_code
+from regard.conform.shrink import Violation, failure_of, smallest_failure
+from regard.conform.tolerance import max_error
+from regard.see.measure.mask_argument import MaskArgument, hide_one_row, mask_polarity
+from regard.see.measure.stats import centre_rows
 
 FACTS: Registry[Fact] = Registry("fact")
 
-PER_SEQUENCE = ("b h i j", "b 1 i j", "(b h) i j", "b i j", "b 1 1 j", "b j")
-PER_HEAD = ("b h i j", "(b h) i j")
 
-
-def takes_mask(f: Findings) -> None:
-    if f.subject.mask is None and f.padding is not None:
-        name = f.padding.name
+def require_mask_argument(a: MeasuredAttention) -> MaskArgument:
+    """The fact applies to attentions with a mask argument only."""
+    if a.mask is None and a.padding is not None:
+        name = a.padding.name
         raise NotApplicableError(
-            f"it has no argument for a mask but {name}; declare mask_argument={name!r} to ask by it"
+            f"its only mask argument is {name}; declare mask_argument={name!r} to test all facts of masks with it"
         )
-    if f.subject.mask is None:
-        raise NotApplicableError("it has no argument for a mask; declare mask_argument if it has one by another name")
+    if a.mask is None:
+        raise NotApplicableError("it has no mask argument; declare mask_argument if it has one with another name")
+    return a.mask
 
 
-def obeys_mask(f: Findings) -> None:
-    takes_mask(f)
-    if f.subject.mask is not None and not f.subject.mask.obeyed:
-        raise NotApplicableError("its mask is not obeyed, which is another fact")
+def require_working_mask(a: MeasuredAttention) -> MaskArgument:
+    """The fact applies to attentions whose mask hides keys only."""
+    mask = require_mask_argument(a)
+    if not mask.works:
+        raise NotApplicableError("its mask does not hide keys: the fact `mask-ignored`")
+    return mask
 
 
-def masked(f: Findings, inputs: Inputs, apart: bool = False) -> Inputs:
-    """The call under a random mask that leaves every row its first visible key, or the first of all."""
-    b, h, _, i, j, _, _ = inputs.sizes
-    source = torch.Generator().manual_seed(f.subject.seed + 5)
-    assert f.subject.mask is not None
-    rows = i if f.subject.mask.per_row else 1
-    sizes = (b, h, rows, j) if apart else (1, 1, rows, j)
+def random_mask(a: MeasuredAttention, inputs: Inputs, shared: bool = True) -> Inputs:
+    """The call with a random mask that shows every row a key. `shared` uses one mask for all sequences and heads."""
+    b, h, i, j = inputs.pair_shape
+    source = torch.Generator().manual_seed(a.declared.seed + 5)
+    rows = i if require_mask_argument(a).per_row else 1
+    sizes = (1, 1, rows, j) if shared else (b, h, rows, j)
     visible = torch.rand(sizes, generator=source) < 0.6
     visible = visible | torch.eye(rows, j, dtype=torch.bool)
     return replace(inputs, visible=visible.expand(b, h, i, j).clone(), causal=False)
 
 
-@fact(
-    FACTS,
-    "mask-ignored",
-    student="What is covered is not seen.",
-    engineer="A key that the mask hides weighs exactly zero.",
-    cause="the mask is not handed on, one of 1 and 0 is multiplied with the scores or added to them, or it is joined "
-    "to another mask by OR in place of AND",
-)
-def mask_ignored(f: Findings) -> Failure | None:
-    takes_mask(f)
-    argument = f.subject.mask
-    assert argument is not None
+def detect_wrong_output(
+    a: MeasuredAttention, words: str, inputs: Inputs, most: float = 1e-3, tested: AttentionUnderTest | None = None
+) -> Violation | None:
+    """Detects an output that differs from the expected one by more than `most`."""
+    expected, got = a.reference(inputs), (tested or a)(inputs).detach()
+    return None if max_error(got, expected) < most else Violation(words, got, expected.to(got.dtype))
+
+
+@fact(FACTS, "mask-ignored")
+def mask_ignored(a: MeasuredAttention) -> Failure | None:
+    """A hidden key is not seen.
+
+    A key that the mask hides has a weight of exactly zero.
+
+    Usual causes: the mask is not passed on, a mask of 1 and 0 is multiplied with the scores or added to them, or it
+    is combined with another mask by OR in place of AND
+    """
+    argument = require_mask_argument(a)
     if argument.polarity is not None:
         return None
-    plain = f.subject.draw(5, 5, b=1, causal=False)
-    whole = torch.ones(*plain.q.shape[:3], 5, dtype=torch.bool)
-    moves = error(f.subject(half_hidden(plain)).detach(), f.subject(replace(plain, visible=whole)).detach()) > 1e-6
-    told = "changes the weights, but hides no key" if moves else "is accepted, but hides no key"
-    unmasked, under = (f.flat_weights(5, 5, False, masked=masked) > 0 for masked in (False, True))
-    more = ": it shows keys that are hidden without it" if bool((under & ~unmasked).any()) else ""
-    return _covered(f, f"{argument.name} {told}{more}")
+    plain = a.random_inputs(5, 5, b=1, causal=False)
+    whole = replace(plain, visible=torch.ones(plain.pair_shape, dtype=torch.bool))
+    changes = max_error(a(hide_later_half(plain)).detach(), a(whole).detach()) > 1e-6
+    words = f"{argument.name} {'changes the weights' if changes else 'is accepted'}, but hides no key"
+    if a.mask_shows_more:
+        words += ": it shows keys that are hidden without it"
+    return _hides_key_one(a, words)
 
 
-def _covered(f: Findings, words: str, subject: Subject | None = None, declare: str = "") -> Failure:
-    """The failure of a mask that hides key 1: the weights at q = 0, and those that it should leave."""
-    subject = subject or f.subject
-    inputs = f.subject.draw(3, 3, b=1, h=1, causal=False, dtype=torch.float32)
-    visible = torch.ones(*inputs.q.shape[:3], 3, dtype=torch.bool)
+def _hides_key_one(
+    a: MeasuredAttention, words: str, argument: MaskArgument | None = None, declare: str = ""
+) -> Failure:
+    """The failure of a mask that hides key 1: the weights at q = 0, and the expected ones."""
+    tested = a if argument is None else replace(a, mask=argument)
+    inputs = a.random_inputs(3, 3, b=1, h=1, causal=False, dtype=torch.float32).neutral()
+    visible = torch.ones(inputs.pair_shape, dtype=torch.bool)
     visible[..., 1] = False
-    inputs = replace(inputs, q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
-    plain = f.subject.weights(inputs)
-    inputs = replace(inputs, visible=visible)
-    left = plain * visible
+    left = a.weights(inputs) * visible
     expected = left / left.sum(-1, keepdim=True).clamp(min=1e-30)
-
-    def show(ask: Ask) -> list[str]:
-        return [f"weights = {ask.weights()}"]
-
-    return Failure(words, example(subject, inputs, subject.weights(inputs), expected, show, {}), declare)
+    inputs = replace(inputs, visible=visible)
+    return Failure(words, write_example(tested, inputs, tested.weights(inputs), expected, write_weights), declare)
 
 
-@fact(
-    FACTS,
-    "mask-transposed",
-    student="The mask says which keys a row sees, not which rows a key is seen by.",
-    engineer="mask[i, j] is about query i and key j: hiding column 1 hides key 1, not row 1.",
-    cause="mask.transpose(-2, -1), masked_fill on axis -2, (b j) expanded to [:, :, None]",
-)
-def mask_transposed(f: Findings) -> Failure | None:
-    takes_mask(f)
-    assert f.subject.mask is not None
-    if f.subject.mask.polarity != "transposed":
+@fact(FACTS, "mask-transposed")
+def mask_transposed(a: MeasuredAttention) -> Failure | None:
+    """The mask says which keys a query sees, not which queries see a key.
+
+    mask[i, j] belongs to query i and key j: hiding column 1 hides key 1, not row 1.
+
+    Usual causes: mask.transpose(-2, -1), masked_fill on axis -2, (b j) expanded to [:, :, None]
+    """
+    argument = require_mask_argument(a)
+    if argument.polarity != "transposed":
         return None
-    return _covered(f, f"{f.subject.mask.name}[i, j] hides row j, not key j")
+    return _hides_key_one(a, f"{argument.name}[i, j] hides row j, not key j")
 
 
-@fact(
-    FACTS,
-    "boolean-mask-added",
-    student="True and False are not one and zero.",
-    engineer="A boolean mask is obeyed or refused, not added to the scores as 1 and 0.",
-    cause="scores + mask with a boolean mask, which torch takes for numbers; declare mask_values='additive' if no "
-    "boolean one is ever handed over",
-)
-def boolean_mask_added(f: Findings) -> Failure | None:
-    obeys_mask(f)
-    assert f.subject.mask is not None
-    if f.declared.mask_values == "additive":
-        raise NotApplicableError("declared to take additive masks only")
-    if not f.subject.mask.boolean_added:
+@fact(FACTS, "boolean-mask-added")
+def boolean_mask_added(a: MeasuredAttention) -> Failure | None:
+    """True and False are not the numbers one and zero.
+
+    A boolean mask is obeyed or raises; it is not added to the scores as 1 and 0.
+
+    Usual causes: scores + mask with a boolean mask, which torch converts to numbers; declare mask_values='additive'
+    if a boolean mask is never passed
+    """
+    argument = require_working_mask(a)
+    if a.declared.mask_values == "additive":
+        raise NotApplicableError("mask_values='additive' was declared")
+    if not argument.boolean_added:
         return None
-    words = f"a boolean {f.subject.mask.name} is accepted, but hides nothing: only a mask of 0 and -inf does"
-    boolean = replace(f.subject, mask=replace(f.subject.mask, values="boolean", polarity="keep"))
-    return _covered(f, words, boolean, "mask_values='additive'")
+    words = f"a boolean {argument.name} is accepted, but hides nothing: only a mask of 0 and -inf does"
+    return _hides_key_one(a, words, replace(argument, values="boolean", polarity="keep"), "mask_values='additive'")
 
 
-@fact(
-    FACTS,
-    "mask-polarity",
-    student="Whether a cross means look here or do not look here has to be agreed.",
-    engineer="True means keep (SDPA, flex) or drop (nn.MultiheadAttention), as declared.",
-    cause="a mask made for the other convention; ~mask missing or too much (pytorch#170400)",
-)
-def mask_polarity(f: Findings) -> Failure | None:
-    wanted = f.declared.mask_polarity
+@fact(FACTS, "mask-polarity")
+def mask_polarity_fact(a: MeasuredAttention) -> Failure | None:
+    """Whether True means visible or hidden is a convention.
+
+    True means keep (SDPA, flex) or drop (nn.MultiheadAttention), as declared.
+
+    Usual causes: a mask made for the other convention; a missing or extra ~mask (pytorch#170400)
+    """
+    wanted, padding = a.declared.mask_polarity, a.padding
     if wanted is None:
         raise NotApplicableError("no polarity was declared")
-    padding = f.padding
     if padding is not None and padding.polarity is not None:
         if padding.polarity != wanted:
-            return _padded_otherwise(f, padding, wanted)
-        if f.subject.mask is None:
+            return _wrong_padding_polarity(a, padding.name, padding.polarity, wanted)
+        if a.mask is None:
             return None
-    obeys_mask(f)
-    assert f.subject.mask is not None
-    if f.subject.mask.values == "additive":
+    argument = require_working_mask(a)
+    if argument.values == "additive":
         raise NotApplicableError("its mask is added to the scores, so it has no True")
-    have = f.subject.mask.polarity
+    have = argument.polarity
     if have == wanted:
         return None
-    words = f"True means {have} in {f.subject.mask.name}, not {wanted}"
-    other = replace(f.subject, mask=replace(f.subject.mask, polarity=wanted))
-
-    def judge(inputs: Inputs) -> Complaint | None:
-        truth, got = f.view(inputs).truth(inputs), other(inputs).detach()
-        return None if error(got, truth) < 1e-3 else Complaint(words, got, truth.to(got.dtype))
-
-    return failure(
-        other, masked(f, f.subject.draw(5, 5, b=1, dtype=torch.float32)), judge, words, f"mask_polarity={have!r}"
-    )
+    words = f"True means {have} in {argument.name}, not {wanted}"
+    other = replace(a, mask=replace(argument, polarity=wanted))
+    inputs = random_mask(a, a.random_inputs(5, 5, b=1, dtype=torch.float32))
+    detect = partial(detect_wrong_output, a, words, tested=other)
+    return smallest_failure(other, inputs, detect, words, f"mask_polarity={have!r}")
 
 
-def _padded_otherwise(f: Findings, padding: InferredPadding, wanted: str) -> Failure:
-    """The failure of an argument for padded keys in which True means the other thing."""
-    inputs, real = f.padded()
+def _wrong_padding_polarity(a: MeasuredAttention, name: str, have: str, wanted: str) -> Failure:
+    """The failure of an argument for padded keys in which True means the opposite."""
+    inputs, real = a.padded_inputs()
     given = real if wanted == "keep" else ~real
-    seen = (f.subject.weights(inputs, **{padding.name: given})[1, 0, -1] > 0).tolist()
+    seen = (a.weights(inputs, **{name: given})[1, 0, -1] > 0).tolist()
 
-    def show(ask: Ask) -> list[str]:
-        name = padding.name
+    def lines(call: CallWriter) -> list[str]:
         return [
             f"{name} = torch.tensor({given.tolist()})",
-            f"weights = {ask.weights(f'{name}={name}')}",
+            f"weights = {call.weights(f'{name}={name}')}",
             "seen = (weights[1, 0, -1] > 0).tolist()",
         ]
 
-    words = f"True means {padding.polarity} in {padding.name}, not {wanted}"
-    code = example(f.subject, inputs, seen, real[1].tolist(), show, {})
-    return Failure(words, code, f"mask_polarity={padding.polarity!r}")
+    code = write_example(a, inputs, seen, real[1].tolist(), lines)
+    return Failure(f"True means {have} in {name}, not {wanted}", code, f"mask_polarity={have!r}")
 
 
-@fact(
-    FACTS,
-    "mask-per-row",
-    student="Every word has its own list of words that it may look at.",
-    engineer="A mask is read row by row: mask[..., i, :] is about query i, not the mask of one row for all.",
-    cause="mask[..., :1, :], mask[..., 0, :] or a mask of (b j) broadcast over queries where (b i j) was handed over",
-)
-def mask_per_row(f: Findings) -> Failure | None:
-    obeys_mask(f)
-    assert f.subject.mask is not None
-    if not f.subject.mask.per_row:
-        raise NotApplicableError(f"its mask has the axes ({f.subject.mask.axes})")
+@fact(FACTS, "mask-per-row")
+def mask_per_row(a: MeasuredAttention) -> Failure | None:
+    """Every query has its own mask.
 
-    def judge(inputs: Inputs) -> Complaint | None:
+    mask[..., i, :] belongs to query i: the mask of one row is not used for all.
+
+    Usual causes: mask[..., :1, :], mask[..., 0, :], or a mask of (b j) broadcast over queries although (b i j) was
+    passed
+    """
+    argument = require_working_mask(a)
+    if not argument.per_row:
+        raise NotApplicableError(f"its mask has the axes ({argument.axes})")
+
+    def detect(inputs: Inputs) -> Violation | None:
         _, h, _, i, j, c, _ = inputs.sizes
         assert inputs.visible is not None
-        view = f.view(inputs)
-        seen = f.subject.weights(replace(inputs, q=torch.zeros_like(inputs.q))) > 0
-        unmasked = (f.flat_weights(i, j, inputs.causal, h, masked=True, c=c) > 0)[None]
+        expected = a.expected(inputs)
+        seen = a.weights(inputs.with_zero_queries()) > 0
+        unmasked = (a.flat_weights(i, j, inputs.causal, h, masked=True, c=c) > 0)[None]
         for row in range(i):
             used = unmasked & inputs.visible[:, :, row : row + 1]
-            if torch.equal(seen, used) and not torch.equal(seen, view.visible.expand_as(seen)):
-                got, truth = f.subject(inputs).detach(), view.truth(inputs)
-                if error(got, truth) > 1e-3:
-                    return Complaint(f"the mask of row {row} is used for all rows", got, truth.to(got.dtype))
+            if torch.equal(seen, used) and not torch.equal(seen, expected.visible.expand_as(seen)):
+                found = detect_wrong_output(a, f"the mask of row {row} is used for all rows", inputs)
+                if found is not None:
+                    return found
         return None
 
-    return failure(f.subject, masked(f, f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32)), judge)
+    return smallest_failure(a, random_mask(a, a.random_inputs(5, 5, b=1, causal=False, dtype=torch.float32)), detect)
 
 
-@fact(
-    FACTS,
-    "masked-outputs",
-    student="Under a mask the answer is the weighted mean of what is visible.",
-    engineer="Outputs under a random mask are at most 2x as far from float64 as the naive method, plus one ulp.",
-    cause="a mask applied after the softmax, transposed, or only where i = j",
-    explained_by=("outputs", "mask-per-row"),
-)
-def masked_outputs(f: Findings) -> Failure | None:
-    obeys_mask(f)
-    # several blocks of a fast kernel are asked with few queries, where that is free
-    for i, j in ((5, 5), (3, 7), (LONG, LONG) if not f.subject.free_lengths else (7, LONG)):
-        if i == j or (f.subject.free_lengths and f.band is not None and f.band.after is None):
-            inputs = masked(f, f.subject.draw(i, j, b=1 if j == LONG else 2, causal=False, dtype=torch.float32))
-            if j == LONG and refusal(f, inputs) is not None:
-                continue  # longer than it takes
-            if (found := failure(f.subject, inputs, lambda inputs: far(f, inputs))) is not None:
+@fact(FACTS, "masked-outputs", explained_by=("outputs", "mask-per-row"))
+def masked_outputs(a: MeasuredAttention) -> Failure | None:
+    """With a mask the output is the weighted mean of the visible values.
+
+    Outputs under a random mask are at most 2x as far from float64 as the naive method, plus one ulp.
+
+    Usual causes: a mask applied after the softmax, transposed, or used only if i = j
+    """
+    require_working_mask(a)
+    # several blocks of a fast kernel are tested with few queries, if that is possible
+    for i, j in ((5, 5), (3, 7), (7, LONG) if a.free_lengths else (LONG, LONG)):
+        if i == j or (a.free_lengths and a.band is not None and a.band.after is None):
+            inputs = random_mask(a, a.random_inputs(i, j, b=1 if j == LONG else 2, causal=False, dtype=torch.float32))
+            if j == LONG and raised_by(a, inputs) is not None:
+                continue  # longer than it accepts
+            if (found := smallest_failure(a, inputs, partial(detect_error, a))) is not None:
                 return found
     return None
 
 
-@fact(
-    FACTS,
-    "additive-mask-scaled",
-    student="What is added to the scores is added as it is.",
-    engineer="An additive mask of finite numbers is added to scale q . k: it is not scaled with it, nor clamped.",
-    cause="(q . k + mask) / sqrt(c) where q . k / sqrt(c) + mask was meant, so that biases come out too small",
-    explained_by=("masked-outputs", "mask-per-row", "boolean-mask-added"),
-)
-def additive_mask_scaled(f: Findings) -> Failure | None:
-    obeys_mask(f)
-    assert f.subject.mask is not None
-    argument = replace(f.subject.mask, values="additive")
-    inputs = f.subject.draw(5, 5, b=1, h=1, causal=False)
-    inputs = inputs.having(q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
-    covered = half_hidden(inputs).visible
-    assert covered is not None
-    if polarity(replace(f.subject, mask=argument), inputs, covered) != "keep":
+@fact(FACTS, "additive-mask-scaled", explained_by=("masked-outputs", "mask-per-row", "boolean-mask-added"))
+def additive_mask_scaled(a: MeasuredAttention) -> Failure | None:
+    """An additive mask is added to the scores unchanged.
+
+    An additive mask of finite numbers is added to scale q . k: it is neither scaled nor clamped.
+
+    Usual causes: (q . k + mask) / sqrt(c) in place of q . k / sqrt(c) + mask, so that biases are too small
+    """
+    argument = replace(require_working_mask(a), values="additive")
+    inputs = a.random_inputs(5, 5, b=1, h=1, causal=False).neutral()
+    half = hide_later_half(inputs).visible
+    assert half is not None
+    if mask_polarity(lambda **mask: a.weights(inputs, **mask), argument, half, inputs.dtype) != "keep":
         raise NotApplicableError("its mask is not added to the scores")
-    added = torch.linspace(-1, 1, 5, dtype=inputs.dtype).sin().expand(*inputs.q.shape[:3], 5)
-    mask = argument.shaped(added).contiguous()
-    nothing = torch.zeros_like(mask)
-    plain, weights = (f.subject.weights(inputs, **{argument.name: given}).double() for given in (nothing, mask))
-    seen = (plain > 0) & (weights > 0)
-    logs = centred(torch.where(seen, weights, 1.0).log() - torch.where(seen, plain, 1.0).log(), seen)
-    want = centred(added.double(), seen)
-    share = ((logs * want).sum() / want.square().sum().clamp(min=1e-30)).item()
-    if abs(share) < 1e-3:
+    added = torch.linspace(-1, 1, 5, dtype=inputs.dtype).sin().expand(inputs.pair_shape)
+    mask = argument.reshape(added).contiguous()
+    plain, weights = (a.weights(inputs, **{argument.name: x}).double() for x in (torch.zeros_like(mask), mask))
+    visible = (plain > 0) & (weights > 0)
+    logs = centre_rows(torch.where(visible, weights, 1.0).log() - torch.where(visible, plain, 1.0).log(), visible)
+    want = centre_rows(added.double(), visible)
+    factor = ((logs * want).sum() / want.square().sum().clamp(min=1e-30)).item()
+    near = max(a.precision, 1e-4)
+    if abs(factor) < 1e-3:
         raise NotApplicableError("its mask only hides: finite numbers in it change nothing")
-    if (logs - want).abs().max().item() <= max(f.precise, 1e-4):
+    if (logs - want).abs().max().item() <= near:
         return None
-    expected = torch.where(seen, plain * added.double().exp(), 0.0)
+    expected = torch.where(visible, plain * added.double().exp(), 0.0)
+    expected = (expected / expected.sum(-1, keepdim=True)).to(inputs.dtype)
 
-    def show(ask: Ask) -> list[str]:
+    def lines(call: CallWriter) -> list[str]:
         name = argument.name
-        return [f"{name} = {exact(mask)}", f"weights = {ask.weights(f'{name}={name}')}"]
+        return [f"{name} = {tensor_code(mask)}", f"weights = {call.weights(f'{name}={name}')}"]
 
-    shared = (logs - share * want).abs().max().item() <= max(f.precise, 1e-4)
-    words = (
-        f"numbers in {argument.name} are {f'multiplied by {share:.4g}' if shared else 'changed'} before they are added"
-    )
-    expected = (expected / expected.sum(-1, keepdim=True)).to(weights)
-    return Failure(words, example(f.subject, inputs, weights.to(inputs.dtype), expected.to(inputs.dtype), show, {}))
+    scaled = (logs - factor * want).abs().max().item() <= near
+    change = f"multiplied by {factor:.4g}" if scaled else "changed"
+    code = write_example(a, inputs, weights.to(inputs.dtype), expected, lines)
+    return Failure(f"numbers in {argument.name} are {change} before they are added", code)
 
 
-@fact(
-    FACTS,
-    "mask-per-sequence",
-    student="Every sentence has its own mask.",
-    engineer="A mask with a batch axis is read for each batch entry, not only for the first.",
-    cause="mask[0], or a mask expanded over the wrong axis",
-    explained_by=("masked-outputs", "mask-per-row"),
-)
-def mask_per_sequence(f: Findings) -> Failure | None:
-    obeys_mask(f)
-    assert f.subject.mask is not None
-    if f.subject.mask.axes not in PER_SEQUENCE:
-        raise NotApplicableError(f"its mask has the axes ({f.subject.mask.axes})")
-    inputs = masked(f, f.subject.draw(5, 5, b=3, causal=False, dtype=torch.float32), apart=True)
-    visible = inputs.visible
-    assert visible is not None
-    inputs = replace(inputs, visible=visible[:, :1].expand_as(visible).clone())
-    return failure(f.subject, inputs, lambda inputs: _apart(f, inputs))
+@fact(FACTS, "mask-per-sequence", explained_by=("masked-outputs", "mask-per-row"))
+def mask_per_sequence(a: MeasuredAttention) -> Failure | None:
+    """Every sequence of a batch has its own mask.
+
+    A mask with a batch axis is used for each batch entry, not only the first.
+
+    Usual causes: mask[0], or a mask expanded over the wrong axis
+    """
+    inputs = _separate_masks(a, "b", 3)
+    assert inputs.visible is not None
+    visible = inputs.visible[:, :1].expand_as(inputs.visible).clone()
+    detect = partial(detect_wrong_output, a, "the mask of another sequence is used")
+    return smallest_failure(a, replace(inputs, visible=visible), detect)
 
 
-@fact(
-    FACTS,
-    "mask-per-head",
-    student="Every head may have a mask of its own.",
-    engineer="A mask with an axis for heads is read for each head, not only for the first.",
-    cause="mask[:, 0], or heads and batch entries flattened in the other order",
-    explained_by=("masked-outputs", "mask-per-sequence", "mask-per-row"),
-)
-def mask_per_head(f: Findings) -> Failure | None:
-    obeys_mask(f)
-    assert f.subject.mask is not None
-    if f.subject.mask.axes not in PER_HEAD:
-        raise NotApplicableError(f"its mask has the axes ({f.subject.mask.axes})")
-    inputs = masked(f, f.subject.draw(5, 5, b=2, causal=False, dtype=torch.float32), apart=True)
-    return failure(f.subject, inputs, lambda inputs: _apart(f, inputs))
+@fact(FACTS, "mask-per-head", explained_by=("masked-outputs", "mask-per-sequence", "mask-per-row"))
+def mask_per_head(a: MeasuredAttention) -> Failure | None:
+    """Every head may have its own mask.
+
+    A mask with a head axis is used for each head, not only the first.
+
+    Usual causes: mask[:, 0], or heads and batch entries flattened in the other order
+    """
+    detect = partial(detect_wrong_output, a, "the mask of another head is used")
+    return smallest_failure(a, _separate_masks(a, "h", 2), detect)
 
 
-def _apart(f: Findings, inputs: Inputs) -> Complaint | None:
-    truth, got = f.view(inputs).truth(inputs), f.subject(inputs).detach()
-    if error(got, truth) < 1e-3:
-        return None
-    return Complaint("the mask of another sequence or head is used", got, truth.to(got.dtype))
+def _separate_masks(a: MeasuredAttention, axis: str, b: int) -> Inputs:
+    """A call with a different mask for each sequence and head, if the mask has this axis."""
+    argument = require_working_mask(a)
+    if axis not in argument.axes:
+        raise NotApplicableError(f"its mask has the axes ({argument.axes})")
+    return random_mask(a, a.random_inputs(5, 5, b=b, causal=False, dtype=torch.float32), shared=False)
 
 
-@fact(
-    FACTS,
-    "blind-row-nan",
-    student="Who may look at nothing brings back nothing, not an error that spreads.",
-    engineer="A row whose mask hides every key gives zeros, not NaN, unless blind_rows='nan' is declared.",
-    cause="softmax over a row of -inf is 0 / 0 (pytorch#41508, #103749)",
-    explained_by=("mask-per-row",),
-)
-def blind_row_nan(f: Findings) -> Failure | None:
-    return _blind(f, "nan", "a row that sees nothing is NaN")
+@fact(FACTS, "fully-masked-row-nan", explained_by=("mask-per-row",))
+def fully_masked_row_nan(a: MeasuredAttention) -> Failure | None:
+    """A query that sees no key gets zeros, not NaN.
+
+    A row whose mask hides every key gives zeros, not NaN, unless fully_masked_rows='nan' is declared.
+
+    Usual causes: softmax over a row of -inf is 0 / 0 (pytorch#41508, #103749)
+    """
+    return _fully_masked(a, "nan", "a fully masked row is NaN")
 
 
-@fact(
-    FACTS,
-    "blind-row-mean",
-    student="Who may look at nothing does not bring back the mean of everything.",
-    engineer="A row whose mask hides every key gives zeros, not the mean of hidden values, unless blind_rows='mean'.",
-    cause="masked_fill(finfo.min): where all scores are equally small, softmax shares evenly (pytorch#160064)",
-    explained_by=("mask-per-row",),
-)
-def blind_row_mean(f: Findings) -> Failure | None:
-    return _blind(f, "mean", "a row that sees nothing is the mean of what is hidden from it")
+@fact(FACTS, "fully-masked-row-mean", explained_by=("mask-per-row",))
+def fully_masked_row_mean(a: MeasuredAttention) -> Failure | None:
+    """A query that sees no key does not get the mean of all values.
+
+    A row whose mask hides every key gives zeros, not the mean of the values, unless fully_masked_rows='mean' is
+    declared.
+
+    Usual causes: masked_fill(finfo.min): softmax over equal scores is uniform (pytorch#160064)
+    """
+    return _fully_masked(a, "mean", "a fully masked row is the mean of the hidden values")
 
 
-@fact(
-    FACTS,
-    "blind-row-unmasked",
-    student="Who may look at nothing does not look at everything.",
-    engineer="A row whose mask hides every key gives zeros, not what it gives unmasked, unless blind_rows='unmasked'.",
-    cause="scores + (1 - mask) * -1e4: where the same number is added to all scores, softmax takes it off again",
-    explained_by=("mask-per-row",),
-)
-def blind_row_unmasked(f: Findings) -> Failure | None:
-    return _blind(f, "unmasked", "a row that sees nothing is answered as if nothing were hidden from it")
+@fact(FACTS, "fully-masked-row-unmasked", explained_by=("mask-per-row",))
+def fully_masked_row_unmasked(a: MeasuredAttention) -> Failure | None:
+    """A query that sees no key does not see every key.
+
+    A row whose mask hides every key gives zeros, not its unmasked output, unless fully_masked_rows='unmasked' is
+    declared.
+
+    Usual causes: scores + (1 - mask) * -1e4: a constant that is added to all scores does not change the softmax
+    """
+    return _fully_masked(a, "unmasked", "a fully masked row gives its unmasked output")
 
 
-def _blind(f: Findings, kind: str, words: str) -> Failure | None:
-    obeys_mask(f)
-    wanted = f.declared.blind_rows or "zero"
-    have = f.blind_rows
+def _fully_masked(a: MeasuredAttention, kind: str, words: str) -> Failure | None:
+    argument = require_working_mask(a)
+    have = a.fully_masked_rows
     if have == "refused":
-        raise NotApplicableError("it refuses a row that sees nothing")
-    broken = have != wanted and (have == kind or (kind == "unmasked" and have == "other"))
-    if not broken:
+        raise NotApplicableError("it raises for a row that sees no key")
+    if have == (a.declared.fully_masked_rows or "zeros") or not (have == kind or (kind, have) == ("unmasked", "other")):
         return None
-
-    def judge(inputs: Inputs) -> Complaint | None:
-        truth, got = f.view(inputs).truth(inputs), f.subject(inputs).detach()
-        return None if error(got, truth) < 1e-4 else Complaint(words, got, truth.to(got.dtype))
-
-    declare = f"blind_rows={have!r}" if have in ("nan", "mean", "unmasked") else ""
-    inputs = f.blinded(f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32))
-    words = words if have == kind else "a row that sees nothing is neither zero, NaN, a mean nor what it is unmasked"
-    return failure(f.subject, inputs, judge, words, declare) or Failure(words, declare=declare)
+    words = words if have == kind else "a fully masked row is neither zero, NaN, a mean nor its unmasked output"
+    declare = f"fully_masked_rows={have!r}" if have in ("nan", "mean", "unmasked") else ""
+    detect = partial(detect_wrong_output, a, words, most=1e-4)
+    return failure_of(a, _inputs_with_masked_row(a, argument), detect, words, declare)
 
 
-@fact(
-    FACTS,
-    "blind-row-gradient",
-    student="A row that sees nothing teaches nothing, and above all no nonsense.",
-    engineer="A blind row sends zero gradients back, not NaN: nan_to_num on the output hides the NaN only forward.",
-    cause="softmax(-inf, ...) followed by nan_to_num or where (pytorch#103749)",
-    explained_by=("blind-row-nan", "mask-per-row"),
-)
-def blind_row_gradient(f: Findings) -> Failure | None:
-    obeys_mask(f)
-    if (f.declared.blind_rows or f.blind_rows) == "nan" or f.blind_rows == "refused":
-        raise NotApplicableError("a blind row is NaN or refused, as declared or found")
+def _inputs_with_masked_row(a: MeasuredAttention, argument: MaskArgument) -> Inputs:
+    inputs = a.random_inputs(5, 5, b=1, causal=False, dtype=torch.float32)
+    return replace(inputs, visible=hide_one_row(argument, inputs.pair_shape))
 
-    def judge(inputs: Inputs) -> Complaint | None:
-        for name, gradient in gradients(f, inputs).items():
+
+def _require_gradients(a: MeasuredAttention, inputs: Inputs) -> None:
+    if not a(with_gradients(inputs)).requires_grad:
+        raise NotApplicableError("its output has no gradient")
+
+
+@fact(FACTS, "fully-masked-row-gradient", explained_by=("fully-masked-row-nan", "mask-per-row"))
+def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
+    """A query that sees no key has zero gradients, not NaN.
+
+    A fully masked row has zero gradients, not NaN: nan_to_num on the output removes the NaN only forward.
+
+    Usual causes: softmax(-inf, ...) followed by nan_to_num or where (pytorch#103749)
+    """
+    argument = require_working_mask(a)
+    if (a.declared.fully_masked_rows or a.fully_masked_rows) == "nan" or a.fully_masked_rows == "refused":
+        raise NotApplicableError("a fully masked row is NaN or raises, as declared or measured")
+    inputs = _inputs_with_masked_row(a, argument)
+    _require_gradients(a, inputs)
+
+    def detect(inputs: Inputs) -> Violation | None:
+        for name, gradient in gradients(a, inputs).items():
             if bool(gradient.isnan().any()):
-                words = f"a row that sees nothing makes the gradient of {name} NaN"
-                return Complaint(words, gradient, gradient.nan_to_num(0.0), gradient_lines(name))
+                words = f"a fully masked row makes the gradient of {name} NaN"
+                return Violation(words, gradient, gradient.nan_to_num(0.0), gradient_lines(name))
         return None
 
-    inputs = f.blinded(f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32))
-    if not f.subject(with_gradients(inputs)).requires_grad:
-        raise NotApplicableError("its output carries no gradient")
-    return failure(f.subject, inputs, judge)
+    return smallest_failure(a, inputs, detect)
+
+
+def _hidden_from_all(inputs: Inputs) -> Tensor:
+    """The keys that no query sees, as a mask of k and v."""
+    assert inputs.visible is not None
+    return ~inputs.visible.any(2)[:, :1, :, None]
 
 
 @fact(
     FACTS,
     "masked-gradient",
-    student="What was not seen cannot have been at fault.",
-    engineer="A key that no query may see gets gradients of exactly zero in k and v.",
-    cause="a backward pass that forgets the mask; a finite mask value",
     explained_by=(
         "mask-per-row",
         "masked-outputs",
         "mask-ignored",
-        "blind-row-nan",
-        "blind-row-mean",
-        "blind-row-unmasked",
+        "fully-masked-row-nan",
+        "fully-masked-row-mean",
+        "fully-masked-row-unmasked",
         "gradient-of-k",
         "gradient-of-v",
     ),
 )
-def masked_gradient(f: Findings) -> Failure | None:
-    obeys_mask(f)
-    inputs = half_hidden(f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32))
-    if not f.subject(with_gradients(inputs)).requires_grad:
-        raise NotApplicableError("its output carries no gradient")
+def masked_gradient(a: MeasuredAttention) -> Failure | None:
+    """A key that is not seen gets no gradient.
 
-    def judge(inputs: Inputs) -> Complaint | None:
-        assert inputs.visible is not None
-        unseen = ~inputs.visible.any(2)[:, :1, :, None]
-        got = gradients(f, inputs)
+    A key that no query sees gets gradients of exactly zero in k and v.
+
+    Usual causes: a backward pass without the mask; a finite mask value
+    """
+    require_working_mask(a)
+    inputs = hide_later_half(a.random_inputs(5, 5, b=1, causal=False, dtype=torch.float32))
+    _require_gradients(a, inputs)
+
+    def detect(inputs: Inputs) -> Violation | None:
+        hidden, got = _hidden_from_all(inputs), gradients(a, inputs)
         for name in ("k", "v"):
-            if bool((got[name] * unseen).any()):
-                words = f"a key that nobody may see gets a gradient of {name}"
-                return Complaint(words, got[name], got[name].masked_fill(unseen, 0.0), gradient_lines(name))
+            if bool((got[name] * hidden).any()):
+                words = f"a key that no query sees gets a gradient of {name}"
+                return Violation(words, got[name], got[name].masked_fill(hidden, 0.0), gradient_lines(name))
         return None
 
-    return failure(f.subject, inputs, judge)
+    return smallest_failure(a, inputs, detect)
 
 
-def _poisoned(f: Findings, name: str) -> Failure | None:
-    obeys_mask(f)
-    if f.declared.poison == "reaches":
-        raise NotApplicableError("declared to let NaN behind a mask through")
+def _masked_nan(a: MeasuredAttention, name: str, what: str) -> Failure | None:
+    require_working_mask(a)
+    if a.declared.masked_nan == "propagates":
+        raise NotApplicableError("masked_nan='propagates' was declared")
 
-    what = "key" if name == "k" else "value"
-
-    def judge(inputs: Inputs) -> Complaint | None:
+    def detect(inputs: Inputs) -> Violation | None:
         assert inputs.visible is not None
         if not bool(inputs.visible.any(-1).all()):
-            return None  # a row that sees nothing is another fact
-        clean = f.subject(inputs.having(**{name: getattr(inputs, name).nan_to_num(0.0)})).detach()
-        got = f.subject(inputs).detach()
+            return None  # a fully masked row may be NaN
+        clean = a(inputs.with_tensors(**{name: getattr(inputs, name).nan_to_num(0.0)})).detach()
+        got = a(inputs).detach()
         if not bool(got.isnan().any()):
             return None
-        return Complaint(f"NaN in a {what} that the mask hides from everybody reaches the output", got, clean)
+        return Violation(f"NaN in a {what} that the mask hides from every query reaches the output", got, clean)
 
-    inputs = half_hidden(f.subject.draw(5, 5, b=1, causal=False, dtype=torch.float32))
-    assert inputs.visible is not None
-    unseen = ~inputs.visible.any(2)[:, :1, :, None]
-    poisoned = inputs.having(**{name: getattr(inputs, name).masked_fill(unseen, torch.nan)})
-    return failure(f.subject, poisoned, judge, declare="poison='reaches'")
+    inputs = hide_later_half(a.random_inputs(5, 5, b=1, causal=False, dtype=torch.float32))
+    with_nan = getattr(inputs, name).masked_fill(_hidden_from_all(inputs), torch.nan)
+    return smallest_failure(a, inputs.with_tensors(**{name: with_nan}), detect, declare="masked_nan='propagates'")
 
 
-@fact(
-    FACTS,
-    "nan-in-masked-value",
-    student="What is hidden may be anything, even garbage: nobody looks at it.",
-    engineer="NaN or infinity in a value that the mask hides from all rows reaches no output.",
-    cause="weight 0 times NaN is NaN (pytorch#101967); padding and unused cache slots hold anything",
-    explained_by=("mask-per-row",),
-)
-def nan_in_masked_value(f: Findings) -> Failure | None:
-    return _poisoned(f, "v")
+@fact(FACTS, "nan-in-masked-value", explained_by=("mask-per-row",))
+def nan_in_masked_value(a: MeasuredAttention) -> Failure | None:
+    """A hidden value may hold anything, even NaN.
+
+    NaN or infinity in a value that the mask hides from all queries reaches no output.
+
+    Usual causes: weight 0 times NaN is NaN (pytorch#101967); padding and unused cache slots hold anything
+    """
+    return _masked_nan(a, "v", "value")
 
 
-@fact(
-    FACTS,
-    "nan-in-masked-key",
-    student="A key that is hidden may be garbage too.",
-    engineer="NaN in a key that the mask hides from all rows reaches no output.",
-    cause="the mask is added to the scores (NaN - inf is NaN) instead of replacing them",
-    explained_by=("mask-per-row",),
-)
-def nan_in_masked_key(f: Findings) -> Failure | None:
-    return _poisoned(f, "k")
+@fact(FACTS, "nan-in-masked-key", explained_by=("mask-per-row",))
+def nan_in_masked_key(a: MeasuredAttention) -> Failure | None:
+    """A hidden key may hold anything, even NaN.
+
+    NaN in a key that the mask hides from all queries reaches no output.
+
+    Usual causes: the mask is added to the scores (NaN - inf is NaN) in place of replacing them
+    """
+    return _masked_nan(a, "k", "key")
 
 
-@fact(
-    FACTS,
-    "causal-beside-mask",
-    student="Two rules hold together: neither later words nor what is covered.",
-    engineer="The causal argument still hides later keys when a mask is given too, or the call is refused.",
-    cause="if mask is not None: ... else: causal (pytorch#118972, x-transformers)",
-    explained_by=("causality",),
-)
-def causal_beside_mask(f: Findings) -> Failure | None:
-    obeys_mask(f)
-    if not f.subject.asks_causal and not f.declared.causal:
-        raise NotApplicableError("it is not declared to be causal, and has no argument for it that works alone")
-    inputs = f.subject.draw(6, 6, b=1, dtype=torch.float32)
-    b, h, _, i, j, _, _ = inputs.sizes
-    visible = torch.ones(b, h, i, j, dtype=torch.bool)
-    inputs = replace(inputs, visible=visible, q=torch.zeros_like(inputs.q))
+@fact(FACTS, "causal-with-mask", explained_by=("causality",))
+def causal_with_mask(a: MeasuredAttention) -> Failure | None:
+    """With a causal mask and another mask, both hold.
+
+    The causal argument still hides later keys if a mask is passed too, or the call raises.
+
+    Usual causes: if mask is not None: ... else: causal (pytorch#118972, x-transformers)
+    """
+    argument = require_working_mask(a)
+    if not a.uses_causal_argument and not a.declared.causal:
+        raise NotApplicableError("it is not declared causal, and has no causal argument that works alone")
+    inputs = a.random_inputs(6, 6, b=1, dtype=torch.float32).with_zero_queries()
+    inputs = replace(inputs, visible=torch.ones(inputs.pair_shape, dtype=torch.bool))
     try:
-        weights = f.subject.weights(inputs)
-    except Exception as refused:
-        raise NotApplicableError("it refuses a mask beside its causal argument") from refused
-    later = weights.triu(1)
+        later = a.weights(inputs).triu(1)
+    except Exception as error:  # a foreign function may raise anything
+        raise NotApplicableError("it raises if a mask is passed with its causal argument") from error
     if not bool((later != 0).any()):
         return None
     _, _, row, key = later.nonzero()[0].tolist()
-    assert f.subject.mask is not None
-    words = f"where {f.subject.mask.name} is given and hides nothing, row {row} sees key {key}"
+    words = f"if {argument.name} is passed and hides nothing, row {row} sees key {key}"
 
-    def judge(inputs: Inputs) -> Complaint | None:
-        weights = f.subject.weights(inputs)
+    def detect(inputs: Inputs) -> Violation | None:
+        weights = a.weights(inputs)
         if not bool(weights.triu(1).any()):
             return None
-        early = weights.tril()
-        show = "weights = {}".format
-        return Complaint(words, weights, early / early.sum(-1, keepdim=True), lambda ask: [show(ask.weights())])
+        earlier = weights.tril()
+        return Violation(words, weights, earlier / earlier.sum(-1, keepdim=True), write_weights)
 
-    return failure(f.subject, inputs, judge, words, square=True)
+    return smallest_failure(a, inputs, detect, words, square=True)
 
 
-@fact(
-    FACTS,
-    "padding-leaks",
-    student="Filling words are no words.",
-    engineer="What stands in padded keys and values changes no output row of a real token.",
-    cause="the padding mask reaches only the first sequence or layer, is inverted, or is dropped beside a causal one",
-)
-def padding_leaks(f: Findings) -> Failure | None:
-    padding = f.padding
+@fact(FACTS, "padding-leaks")
+def padding_leaks(a: MeasuredAttention) -> Failure | None:
+    """Padding does not change the output of real tokens.
+
+    Padded keys and values change no output row of a real token.
+
+    Usual causes: the padding mask is used for the first sequence or layer only, is inverted, or is dropped if a
+    causal mask is there
+    """
+    padding = a.padding
     if padding is None:
         raise NotApplicableError("it has no argument for padded keys")
     if padding.refused:
-        raise NotApplicableError(f"{padding.name} of (b j) booleans is refused: {padding.refused}")
+        raise NotApplicableError(f"{padding.name} of (b j) booleans raises {padding.refused}")
     if padding.polarity is not None:
         return None
-    (inputs, real), name = f.padded(), padding.name
+    (inputs, real), name = a.padded_inputs(), padding.name
 
-    def show(ask: Ask) -> list[str]:
+    def lines(call: CallWriter) -> list[str]:
         return [
             f"real = torch.tensor({real.tolist()})",
-            "obeyed = []",
+            "hides = []",
             "for keep in (real, ~real):",
-            f"    weights = {ask.weights(f'{name}=keep')}",
-            "    obeyed.append(bool((weights[1, :, :3, 3:] == 0).all() and (weights[0, :, -1] > 0).all()))",
-            "obeyed = any(obeyed)",
+            f"    weights = {call.weights(f'{name}=keep')}",
+            "    hides.append(bool((weights[1, :, :3, 3:] == 0).all() and (weights[0, :, -1] > 0).all()))",
+            "hides = any(hides)",
         ]
 
-    return Failure(
-        f"{name} of (b j) booleans, in neither polarity, hides the padded keys of the second sequence",
-        example(f.subject, inputs, False, True, show, {}),
-    )
+    words = f"{name} of (b j) booleans does not hide the padded keys of the second sequence, in either polarity"
+    return Failure(words, write_example(a, inputs, False, True, lines))
 
 
-@fact(
-    FACTS,
-    "packed-documents-leak",
-    student="Two texts in one row stay two texts.",
-    engineer="With document ids, no row sees a key of another document.",
-    cause="ids not handed on, compared along one axis only, or only the borders reset (transformers#46634)",
-)
-def packed_documents_leak(f: Findings) -> Failure | None:
-    name = next((name for name in DOCUMENTS if name in f.subject.probe.parameters), None)
+@fact(FACTS, "packed-documents-leak")
+def packed_documents_leak(a: MeasuredAttention) -> Failure | None:
+    """Documents that are packed into one row do not see each other.
+
+    With document ids, no row sees a key of another document.
+
+    Usual causes: ids not passed on, compared along one axis only, or only the boundaries reset (transformers#46634)
+    """
+    name = a.find_parameter(DOCUMENT_NAMES)
     if name is None:
         raise NotApplicableError("it has no argument for document ids")
-    inputs = f.subject.draw(6, 6, b=2, dtype=torch.float32)
+    inputs = a.random_inputs(6, 6, b=2, dtype=torch.float32)
     ids = torch.tensor([[4, 4, 1, 1, 1, 3], [0, 0, 0, 2, 2, 2]])
     try:
-        flat = f.subject.weights(replace(inputs, q=torch.zeros_like(inputs.q)), **{name: ids})
-    except Exception as refused:
-        raise NotApplicableError(f"{name} of (b j) numbers is refused: {str(refused)[:80]}") from refused
-    other = (ids[:, None, :, None] != ids[:, None, None, :]).expand_as(flat)
-    if not bool(flat[other].any()):
+        flat = a.weights(inputs.with_zero_queries(), **{name: ids})
+    except Exception as error:  # a foreign function may raise anything
+        raise NotApplicableError(f"{name} of (b j) numbers raises {str(error)[:80]}") from error
+    leaks = (flat != 0) & (ids[:, None, :, None] != ids[:, None, None, :])
+    if not bool(leaks.any()):
         return None
-    b, h, row, key = ((flat != 0) & other).nonzero()[0].tolist()
-    simple = replace(inputs, q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
-    weight = f.subject.weights(simple, **{name: ids})[b, h, row, key].item()
+    b, h, row, key = leaks.nonzero()[0].tolist()
+    weight = a.weights(inputs.neutral(), **{name: ids})[b, h, row, key].item()
 
-    def show(ask: Ask) -> list[str]:
+    def lines(call: CallWriter) -> list[str]:
         return [
             f"{name} = torch.tensor({ids.tolist()})",
-            f"weight = {ask.weights(f'{name}={name}')}[{b}, {h}, {row}, {key}].item()",
+            f"weight = {call.weights(f'{name}={name}')}[{b}, {h}, {row}, {key}].item()",
         ]
 
-    return Failure(
-        f"row {row} of document {ids[b, row]} sees key {key} of document {ids[b, key]}",
-        example(f.subject, simple, weight, 0.0, show, {}),
-    )
+    words = f"row {row} of document {ids[b, row]} sees key {key} of document {ids[b, key]}"
+    return Failure(words, write_example(a, inputs.neutral(), weight, 0.0, lines))

@@ -1,4 +1,4 @@
-"""Facts about numbers: outputs, gradients, precision and extremes, held against the definition in float64."""
+"""Facts about numbers: outputs, gradients, precision and extreme scores, compared with the definition in float64."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,617 +9,566 @@ import torch
 from torch import Tensor
 
 from regard.base.registry import Registry
-from regard.conform.conventions import LONG, Findings, half_hidden
-from regard.conform.example import Ask, Raised, Shows, drawn_example, example
+from regard.conform.conventions import LONG, MeasuredAttention
+from regard.conform.example import CallWriter, Raised, WriteLines, write_example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.behaviour import equal, kept_in_kind, refusal, seeded
-from regard.conform.inputs import Inputs
-from regard.conform.shrink import Complaint, failure
-from regard.conform.tolerance import GRADIENT, OUTPUT, allowed, error, same
-from regard.see.measure.read_weights import training_mode
+from regard.conform.facts.behaviour import raised_by, seed_all
+from regard.conform.inputs import QKV, Inputs, hide_later_half
+from regard.conform.shrink import Violation, failure_of, smallest_failure
+from regard.conform.tolerance import (
+    GRADIENT_FACTOR,
+    OUTPUT_FACTOR,
+    allowed_error,
+    max_error,
+    same_up_to_rounding,
+)
+from regard.see.measure.read_weights import first_line, training_mode
 
 FACTS: Registry[Fact] = Registry("fact")
 
-IN_FLOAT32 = 1e-6  # of the largest number: some work in float32 whatever comes, which is no fault in itself
+FLOAT32_ERROR = 1e-6  # relative; some attentions compute in float32 for float64 inputs too, which is no fault
 SHAPES: tuple[dict[str, Any], ...] = (
     {"i": 7, "j": 7},
     {"i": 13, "j": 13, "b": 1, "c": 12},
     {"i": 3, "j": 11, "h": 6, "g": 2},
     {"i": 37, "j": 37},
 )
-# what kernels are chosen by: one head, many that share one key head, values as wide as keys, and length
-CHOOSING: tuple[dict[str, Any], ...] = (
+# sizes by which kernels are chosen: one head, many heads, one shared key head, values as wide as keys, great length
+KERNEL_SHAPES: tuple[dict[str, Any], ...] = (
     {"i": 5, "j": 5, "h": 1, "c": 64, "e": 64},
     {"i": 5, "j": 5, "h": 12, "c": 128, "e": 128},
     {"i": 5, "j": 5, "b": 3, "h": 6, "g": 1},
     {"i": 3, "j": LONG, "b": 1, "h": 2},
     {"i": LONG, "j": LONG, "b": 1, "h": 1},
 )
-DROPPED = 0.25  # not a half, which is as much dropped as kept
+DROPOUT = 0.25  # not one half: then as many weights are dropped as kept
 
 
-def shapes(f: Findings) -> list[dict[str, Any]]:
-    """The sizes to compare numbers at. What it may refuse, such as lengths beyond a context, is then left out."""
-    if "shapes" not in f.memo:
-        free = f.subject.free_lengths
-        plain = [sizes for sizes in SHAPES if free or sizes["i"] == sizes["j"]]
-        # as many queries as keys only where few of them cannot be had
-        others = [sizes for sizes in CHOOSING if sizes["j"] != LONG or (sizes["i"] != LONG) == free]
-        f.memo["shapes"] = plain + [
-            sizes for sizes in others if refusal(f, f.subject.draw(dtype=torch.float32, **sizes)) is None
-        ]
-    kept: list[dict[str, Any]] = f.memo["shapes"]
-    return kept
+def accepted_shapes(a: MeasuredAttention) -> list[dict[str, Any]]:
+    """The sizes at which numbers are compared, without those that raise."""
+
+    def find() -> list[dict[str, Any]]:
+        plain = [sizes for sizes in SHAPES if a.free_lengths or sizes["i"] == sizes["j"]]
+        # as many queries as keys only if fewer queries are not possible
+        others = [x for x in KERNEL_SHAPES if x["j"] != LONG or (x["i"] != LONG) == a.free_lengths]
+        return plain + [x for x in others if raised_by(a, a.random_inputs(dtype=torch.float32, **x)) is None]
+
+    found: list[dict[str, Any]] = a.once("shapes", find)
+    return found
 
 
-def far(f: Findings, inputs: Inputs) -> Complaint | None:
-    """The complaint about an output that is farther from the truth than the naive method's, twice over."""
-    view = f.view(inputs)
-    truth = view.truth(inputs)
-    got = f.subject(inputs).detach()
-    most = allowed(view.naive(inputs), truth, OUTPUT)
+def detect_error(a: MeasuredAttention, inputs: Inputs) -> Violation | None:
+    """Detects an output whose error is more than the tolerance allows."""
+    expected = a.expected(inputs)
+    reference = expected.reference(inputs)
+    got = a(inputs).detach()
+    largest = reference.abs().max().item()
+    most = allowed_error(expected.naive(inputs), reference, OUTPUT_FACTOR)
     if inputs.dtype == torch.float64:
-        most = max(most, IN_FLOAT32 * truth.abs().max().item())
-    if view.norm is not None:
-        most += 3e-5 * truth.abs().max().item()  # each norm adds an epsilon of its own
-    if view.rotary is not None:
-        most += 4e-6 * truth.abs().max().item()  # phases are float32, and each project rounds them in its own order
-    off = error(got, truth)
-    if off <= most:
+        most = max(most, FLOAT32_ERROR * largest)
+    if expected.norm is not None:
+        most += 3e-5 * largest  # the epsilon of the norm is known approximately
+    if expected.rotary is not None:
+        most += 4e-6 * largest  # phases are float32, and projects round them in different orders
+    error = max_error(got, reference)
+    if error <= most:
         return None
-    said, allow = apart(off, most)
-    return Complaint(f"off by {said} in {inputs.dtype}, {allow} is allowed", got, truth.to(got.dtype))
+    words = "off by {} in {}, {} is allowed".format(*_distinct(error, most, str(inputs.dtype)))
+    return Violation(words, got, reference.to(got.dtype))
 
 
-def apart(off: float, most: float) -> tuple[str, str]:
-    """Two numbers with as many digits as it takes to tell them apart, two at least."""
-    pairs = ((f"{off:.{digits}e}", f"{most:.{digits}e}") for digits in range(1, 17))
-    return next((pair for pair in pairs if pair[0] != pair[1]), (repr(off), repr(most)))
+def _distinct(error: float, most: float, between: str) -> tuple[str, str, str]:
+    """Two numbers with at least two digits, and enough digits to tell them apart, and some words between."""
+    pairs = ((f"{error:.{digits}e}", f"{most:.{digits}e}") for digits in range(1, 17))
+    first, second = next((pair for pair in pairs if pair[0] != pair[1]), (repr(error), repr(most)))
+    return first, between, second
 
 
-@fact(
-    FACTS,
-    "one-key",
-    student="With one key there is nothing to choose: the answer is its value.",
-    engineer="i = j = 1 works, and a single key weighs 1.",
-    cause="squeeze() without an axis, a loop that starts at 1, a variance over one number",
-    explained_by=("causality", "one-query"),
-)
-def one_key(f: Findings) -> Failure | None:
-    inputs = f.subject.draw(1, 1, dtype=torch.float32)
+@fact(FACTS, "one-key", explained_by=("causality", "one-query"))
+def one_key(a: MeasuredAttention) -> Failure | None:
+    """With one key the output is its value.
 
-    def judge(inputs: Inputs) -> Complaint | None:
+    i = j = 1 works, and a single key has weight 1.
+
+    Usual causes: squeeze() without an axis, a loop that starts at 1, a variance over one number
+    """
+
+    def detect(inputs: Inputs) -> Violation | None:
         inputs = replace(inputs, v=torch.ones_like(inputs.v))
-        if (raised := refusal(f, inputs)) is not None:
-            return Complaint(f"one key raises {raised.kind}: {raised.words}", raised)
-        weights = f.subject(inputs).detach()
-        if bool((weights - 1).abs().max() <= 1e-5) or f.declared.sink:
+        if (raised := raised_by(a, inputs)) is not None:
+            return Violation(f"one key raises {raised}", raised)
+        weights = a(inputs).detach()
+        if bool((weights - 1).abs().max() <= 1e-5) or a.declared.sink:
             return None
-        words = f"a single key weighs {weights.flatten()[0].item():.4g}, not 1"
-        show = "torch.ones_like(v)"
-        return Complaint(words, weights, torch.ones_like(weights), lambda ask: [f"out = {ask('q', 'k', show)}"])
+        words = f"a single key has weight {weights.flatten()[0].item():.4g}, not 1"
+        ones = "torch.ones_like(v)"
+        return Violation(words, weights, torch.ones_like(weights), lambda call: [f"out = {call('q', 'k', ones)}"])
 
-    return failure(f.subject, inputs, kept_in_kind(judge))
+    return smallest_failure(a, a.random_inputs(1, 1, dtype=torch.float32), detect)
 
 
-@fact(
-    FACTS,
-    "outputs",
-    student="The answer is the weighted mean of the values, and nothing else.",
-    engineer="Outputs are at most 2x as far from float64 as the naive method in the same dtype, plus one ulp.",
-    cause="an approximation, an accumulation in lower precision, or something this checker has no name for yet",
-    explained_by=("mask-ignored", "grouping", "causality", "last-rows-alone"),
-)
-def outputs(f: Findings) -> Failure | None:
-    for dtype in (f.subject.dtype, torch.float32):
-        for sizes in shapes(f):
-            if sizes in CHOOSING and dtype != torch.float32:
+@fact(FACTS, "outputs", explained_by=("mask-ignored", "grouping", "causality", "last-queries-alone"))
+def outputs(a: MeasuredAttention) -> Failure | None:
+    """The output is the weighted mean of the values.
+
+    Outputs are at most 2x as far from float64 as the naive method in the same dtype, plus one ulp.
+
+    Usual causes: an approximation, accumulation in lower precision, or a fault that has no name of its own here
+    """
+    for dtype in (a.dtype, torch.float32):
+        for sizes in accepted_shapes(a):
+            if sizes in KERNEL_SHAPES and dtype != torch.float32:
                 continue
-            inputs = f.subject.draw(dtype=dtype, **sizes)
-            if (found := failure(f.subject, inputs, lambda inputs: far(f, inputs))) is not None:
+            inputs = a.random_inputs(dtype=dtype, **sizes)
+            if (found := smallest_failure(a, inputs, partial(detect_error, a))) is not None:
                 return found
     return None
 
 
-@fact(
-    FACTS,
-    "gradient-mode",
-    student="The answer is the same, whether somebody takes notes for learning from it or not.",
-    engineer="Under torch.no_grad(), and where q, k and v require gradients, outputs are those of an ordinary call.",
-    cause="a fused path that is taken only without gradients, and computes something else (pytorch#97111)",
-    explained_by=("outputs",),
-)
-def gradient_mode(f: Findings) -> Failure | None:
-    inputs = f.subject.draw(7, 7, dtype=torch.float32)
+@fact(FACTS, "gradient-mode", explained_by=("outputs",))
+def gradient_mode(a: MeasuredAttention) -> Failure | None:
+    """The output is the same with and without autograd.
 
-    def unrecorded(inputs: Inputs) -> Complaint | None:
+    Under torch.no_grad(), and if q, k and v require gradients, outputs are those of an ordinary call.
+
+    Usual causes: a fused path that is taken only without gradients and computes something else (pytorch#97111)
+    """
+    inputs = a.random_inputs(7, 7, dtype=torch.float32)
+
+    def detect_without(inputs: Inputs) -> Violation | None:
         with torch.no_grad():
-            got = f.subject(inputs)
-        expected = f.subject(inputs).detach()
-        words = f"under torch.no_grad() the output is {error(got, expected):.1e} away from that of an ordinary call"
-        shows = _beside(lambda ask: f"torch.no_grad()({ask.name}){ask().removeprefix(ask.name)}")
-        return None if same(got, expected) else Complaint(words, got, expected, shows)
+            got = a(inputs)
+        return _differs_from_ordinary(
+            a,
+            inputs,
+            got,
+            "under torch.no_grad()",
+            lambda call: f"torch.no_grad()({call.name}){call().removeprefix(call.name)}",
+        )
 
-    def recorded(inputs: Inputs) -> Complaint | None:
-        got, expected = f.subject(with_gradients(inputs)).detach(), f.subject(inputs).detach()
-        words = f"with gradients the output is {error(got, expected):.1e} away from that of an ordinary call"
-        leaves = [f"{x}.clone().requires_grad_()" for x in ("q", "k", "v")]
-        shows = _beside(lambda ask: f"{ask(*leaves)}.detach()")
-        return None if same(got, expected) else Complaint(words, got, expected, shows)
+    def detect_with(inputs: Inputs) -> Violation | None:
+        got = a(with_gradients(inputs)).detach()
+        form = "{}.clone().requires_grad_()"
+        return _differs_from_ordinary(a, inputs, got, "with gradients", lambda call: f"{call.each(form)}.detach()")
 
-    return failure(f.subject, inputs, unrecorded) or failure(f.subject, inputs, recorded)
-
-
-def _beside(out: Callable[[Ask], str]) -> Shows:
-    """How an answer is written beside that of an ordinary call."""
-    return lambda ask: [f"expected = {ask()}", f"out = {out(ask)}"]
+    return smallest_failure(a, inputs, detect_without) or smallest_failure(a, inputs, detect_with)
 
 
-@fact(
-    FACTS,
-    "rotary-precision",
-    student="The hand of a clock has to be read finely, or late hours look alike.",
-    engineer="Rotary phases are float32 at least, whatever the dtype of q: 200 and 201 differ in bfloat16 too.",
-    cause="positions or frequencies cast to the dtype of the model (transformers#25681)",
-    explained_by=("outputs", "output-dtype"),
-)
-def rotary_precision(f: Findings) -> Failure | None:
-    if f.scores.rotary is None:
-        raise NotApplicableError("it has no rotary positions inside")
-    inputs = f.subject.draw(301, 301, b=1, h=2, dtype=torch.bfloat16)
-    try:
-        f.subject(inputs)
-    except Exception as refused:
-        raise NotApplicableError("it does not take bfloat16") from refused
-
-    def judge(inputs: Inputs) -> Complaint | None:
-        complaint = far(f, inputs)
-        words = "" if complaint is None else f"{inputs.q.shape[2]} positions in bfloat16: {complaint.words}"
-        return None if complaint is None else replace(complaint, words=words)
-
-    return failure(f.subject, inputs, judge, square=True)
+def _differs_from_ordinary(
+    a: MeasuredAttention, inputs: Inputs, got: Tensor, how: str, code: Callable[[CallWriter], str]
+) -> Violation | None:
+    expected = a(inputs).detach()
+    if same_up_to_rounding(got, expected):
+        return None
+    words = f"{how} the output differs by {max_error(got, expected):.1e} from an ordinary call"
+    return Violation(words, got, expected, lambda call: [f"expected = {call()}", f"out = {code(call)}"])
 
 
-@fact(
-    FACTS,
-    "half-precision",
-    student="Coarse numbers in, coarse numbers out; but the sums between are done finely.",
-    engineer="bfloat16 and float16 outputs are at most 2x as far from float64 as the naive method in that dtype.",
-    cause="sums of products or of weights accumulated in half precision; scores rounded several times",
-    explained_by=("outputs", "output-dtype", "rotary-precision"),
-)
-def half_precision(f: Findings) -> Failure | None:
+@fact(FACTS, "rotary-precision", explained_by=("outputs", "output-dtype"))
+def rotary_precision(a: MeasuredAttention) -> Failure | None:
+    """Rotary angles need enough digits, or late positions look alike.
+
+    Rotary phases are float32 at least, whatever the dtype of q: positions 200 and 201 differ in bfloat16 too.
+
+    Usual causes: positions or frequencies cast to the dtype of the model (transformers#25681)
+    """
+    if a.rotary is None:
+        raise NotApplicableError("it has no rotary positions")
+    inputs = a.random_inputs(LONG, LONG, b=1, h=2, dtype=torch.bfloat16)
+    if raised_by(a, inputs) is not None:
+        raise NotApplicableError("it does not accept bfloat16")
+
+    def detect(inputs: Inputs) -> Violation | None:
+        found = detect_error(a, inputs)
+        return found and replace(found, words=f"{inputs.q.shape[2]} positions in bfloat16: {found.words}")
+
+    return smallest_failure(a, inputs, detect, square=True)
+
+
+@fact(FACTS, "half-precision", explained_by=("outputs", "output-dtype", "rotary-precision"))
+def half_precision(a: MeasuredAttention) -> Failure | None:
+    """With half-precision inputs, sums are still computed in higher precision.
+
+    bfloat16 and float16 outputs are at most 2x as far from float64 as the naive method in that dtype.
+
+    Usual causes: sums of products or of weights accumulated in half precision; scores rounded several times
+    """
     ran = False
     for dtype in (torch.bfloat16, torch.float16):
-        for inputs in (f.subject.draw(7, 7, c=12, dtype=dtype), f.subject.draw(61, 61, b=1, c=64, dtype=dtype)):
-            try:
-                f.subject(inputs)
-            except Exception:
+        for inputs in (a.random_inputs(7, 7, c=12, dtype=dtype), a.random_inputs(61, 61, b=1, c=64, dtype=dtype)):
+            if raised_by(a, inputs) is not None:
                 continue
             ran = True
-            if (found := failure(f.subject, inputs, lambda inputs: far(f, inputs))) is not None:
+            if (found := smallest_failure(a, inputs, partial(detect_error, a))) is not None:
                 return found
     if not ran:
-        raise NotApplicableError("it takes neither bfloat16 nor float16")
+        raise NotApplicableError("it accepts neither bfloat16 nor float16")
     return None
 
 
-@fact(
-    FACTS,
-    "finite-mask-value",
-    student="Forbidden is forbidden, not merely very unlikely.",
-    engineer="A hidden key gets no weight even where every visible score is -3e5 or -1e10.",
-    cause="masked_fill(-1e9) or -1e4 in place of -inf: a score below it loses to what is hidden (TransformerLens#385)",
-)
-def finite_mask_value(f: Findings) -> Failure | None:
-    hides = f.band is not None and (f.band.before is not None or f.band.after is not None)
-    maskable = f.subject.mask is not None and f.subject.mask.obeyed
-    if not hides and not maskable:
-        raise NotApplicableError("nothing is hidden, and it takes no mask")
-    if f.scores.rotary is not None:
-        raise NotApplicableError("positions turn queries and keys, so their product cannot be made alike for all pairs")
+@fact(FACTS, "finite-mask-value")
+def finite_mask_value(a: MeasuredAttention) -> Failure | None:
+    """A hidden key has no weight at all, not a very small one.
 
-    def judge(inputs: Inputs) -> Complaint | None:
-        # only keys that v names, and only in rows that see others but none of these: how those share is rounding
-        visible = f.view(inputs).visible.expand(*inputs.q.shape[:3], inputs.k.shape[2])
-        named = (inputs.v != 0).any(-1).any(1)[:, None, None, :]
-        rows = (visible.any(-1) & ~(visible & named).any(-1))[..., None]
-        got = f.subject(inputs).detach()
+    A hidden key has no weight even if every visible score is -3e5 or -1e10.
+
+    Usual causes: masked_fill(-1e9) or -1e4 in place of -inf: a hidden key beats visible scores below that
+    (TransformerLens#385)
+    """
+    hides = a.band is not None and (a.band.before is not None or a.band.after is not None)
+    mask = a.mask if a.mask is not None and a.mask.works else None
+    if not hides and mask is None:
+        raise NotApplicableError("no key is hidden, and it takes no mask")
+    if a.rotary is not None:
+        raise NotApplicableError("rotary positions make scores differ, so they cannot all be set to one value")
+
+    def detect(inputs: Inputs) -> Violation | None:
+        # v is one in the marked keys and zero elsewhere, so the output is the weight of the marked keys. It has to be
+        # zero in rows that see some key but no marked one; other rows are not compared.
+        visible = a.expected(inputs).visible.expand(inputs.pair_shape)
+        marked = (inputs.v != 0).any(-1).any(1)[:, None, None, :]
+        rows = (visible.any(-1) & ~(visible & marked).any(-1))[..., None]
+        got = a(inputs).detach()
         if not bool((rows & (got.abs() > 1e-3)).any()):
             return None
-        words = "what is hidden has weight where visible scores are very negative"
-        return Complaint(words, got, got.masked_fill(rows, 0.0))
+        words = "hidden keys get weight if visible scores are very negative"
+        return Violation(words, got, got.masked_fill(rows, 0.0))
 
     calls = []
     if hides:
-        plain = f.subject.draw(11, 11, b=1, dtype=torch.float32)
-        calls += [replace(plain, v=_naming(plain, slice(at, at + 1))) for at in (10, 0)]
-    if maskable:
-        covered = half_hidden(f.subject.draw(5, 5, b=1, dtype=torch.float32, causal=False))
-        assert covered.visible is not None
-        assert f.subject.mask is not None
-        if f.subject.mask.per_row:
-            covered.visible[:, :, -1] = True  # what nobody sees may be cleared before it is weighed
-        calls += [replace(covered, v=_naming(covered, slice(3, None)))]
+        plain = a.random_inputs(11, 11, b=1, dtype=torch.float32)
+        calls += [_mark_keys(plain, slice(at, at + 1)) for at in (10, 0)]
+    if mask is not None:
+        hidden = hide_later_half(a.random_inputs(5, 5, b=1, dtype=torch.float32, causal=False))
+        assert hidden.visible is not None
+        if mask.per_row:
+            hidden.visible[:, :, -1] = True  # keys that no row sees may be zeroed before the softmax
+        calls += [_mark_keys(hidden, slice(3, None))]
     for size in (1e10, 3e5):
         for inputs in calls:
-            # q . k is about the same negative number for every pair
-            root = (size / (inputs.q.shape[-1] * max(f.scale(inputs), 1e-9))) ** 0.5
+            # q . k is about -size for every pair
+            root = (size / (inputs.q.shape[-1] * max(a.scale(inputs), 1e-9))) ** 0.5
             inputs = replace(inputs, q=torch.full_like(inputs.q, -root), k=torch.full_like(inputs.k, root))
-            if (found := failure(f.subject, inputs, judge)) is not None:
+            if (found := smallest_failure(a, inputs, detect)) is not None:
                 return found
     return None
 
 
-def _naming(inputs: Inputs, keys: slice) -> Tensor:
-    """Values that are one in those keys and zero elsewhere, so that the output is their weight."""
+def _mark_keys(inputs: Inputs, keys: slice) -> Inputs:
+    """The call with values that are one in these keys and zero elsewhere."""
     v = torch.zeros_like(inputs.v)
     v[:, :, keys] = 1.0
-    return v
+    return replace(inputs, v=v)
 
 
-@fact(
-    FACTS,
-    "overflow",
-    student="However large a score is, weights stay shares between 0 and 1.",
-    engineer="Scores of 1e4 in float32, and of 40 in float16, give finite outputs that match float64.",
-    cause="exp(scores) without subtracting the largest of the row first",
-    explained_by=("outputs",),
-)
-def overflow(f: Findings) -> Failure | None:
+@fact(FACTS, "overflow", explained_by=("outputs",))
+def overflow(a: MeasuredAttention) -> Failure | None:
+    """Weights are between 0 and 1 however large the scores are.
+
+    Scores of 1e4 in float32, and of 40 in float16, give finite outputs.
+
+    Usual causes: exp(scores) without subtracting the maximum of the row
+    """
+
+    def detect(inputs: Inputs) -> Violation | None:
+        got = a(inputs).detach()
+        if bool(got.isfinite().all()):
+            return None
+        return Violation("large scores give NaN or infinity", got, a.reference(inputs).to(got.dtype))
+
     for dtype, size in ((torch.float32, 1e4), (torch.float16, 40.0)):
-        inputs = f.subject.draw(7, 7, dtype=dtype)
-        # one product of each row is as large as asked for, others are anything between
-        factor = size / max((inputs.q.double() @ _spread(inputs).mT).abs().max().item() * f.scale(inputs), 1e-9)
+        inputs = a.random_inputs(7, 7, dtype=dtype)
+        k = inputs.k.double().repeat_interleave(inputs.q.shape[1] // inputs.k.shape[1], 1)
+        # the largest score is `size`
+        factor = size / max((inputs.q.double() @ k.mT).abs().max().item() * a.scale(inputs), 1e-9)
         inputs = replace(inputs, q=inputs.q * factor**0.5, k=inputs.k * factor**0.5)
-        try:
-            f.subject(inputs)
-        except Exception:
-            continue
-
-        def judge(inputs: Inputs) -> Complaint | None:
-            got = f.subject(inputs).detach()
-            if bool(got.isfinite().all()):
-                return None
-            return Complaint("large scores give NaN or infinity", got, f.view(inputs).truth(inputs).to(got.dtype))
-
-        if (found := failure(f.subject, inputs, judge)) is not None:
+        if raised_by(a, inputs) is None and (found := smallest_failure(a, inputs, detect)) is not None:
             return found
     return None
 
 
-def _spread(inputs: Inputs) -> Tensor:
-    return inputs.k.double().repeat_interleave(inputs.q.shape[1] // inputs.k.shape[1], 1)
+@fact(FACTS, "extreme-scores", explained_by=("outputs", "overflow", "finite-mask-value"))
+def extreme_scores(a: MeasuredAttention) -> Failure | None:
+    """If one score is far larger than the others, the output is the value of that key.
 
+    Scores of +-1e4 give what float64 gives, up to the rounding of float32 scores.
 
-@fact(
-    FACTS,
-    "extreme-scores",
-    student="When one key fits far better than all others, its value is the answer.",
-    engineer="Scores of +-1e4 give what float64 gives, to the rounding of float32 scores.",
-    cause="scores clamped or capped, a temperature or epsilon added to the sum",
-    explained_by=("outputs", "overflow", "finite-mask-value"),
-)
-def extreme_scores(f: Findings) -> Failure | None:
-    inputs = f.subject.draw(7, 7, dtype=f.subject.dtype)
+    Usual causes: scores clamped or capped, a temperature or epsilon added to the sum
+    """
+    inputs = a.random_inputs(7, 7)
 
-    def judge(inputs: Inputs) -> Complaint | None:
-        # the smallest steps between scores of this size decide little, so only clear winners are compared
-        truth = f.view(inputs).truth(inputs)
-        got = f.subject(inputs).detach()
-        if error(got, truth) <= 1e-2 * truth.abs().max().item():
+    def detect(inputs: Inputs) -> Violation | None:
+        expected, got = a.reference(inputs), a(inputs).detach()
+        if max_error(got, expected) <= 1e-2 * expected.abs().max().item():
             return None
-        return Complaint("scores of thousands do not give what float64 gives", got, truth.to(got.dtype))
+        return Violation("scores of thousands do not give what float64 gives", got, expected.to(got.dtype))
 
-    return failure(f.subject, replace(inputs, q=100 * inputs.q, k=100 * inputs.k), judge)
+    return smallest_failure(a, replace(inputs, q=100 * inputs.q, k=100 * inputs.k), detect)
 
 
-def _gradient(f: Findings, name: str) -> Failure | None:
-    for sizes in shapes(f):
-        if sizes in (SHAPES[3], *CHOOSING[:3]):
+def with_gradients(inputs: Inputs) -> Inputs:
+    """The same numbers, as leaves that require gradients."""
+    return inputs.map(lambda x: x.clone().requires_grad_())
+
+
+def gradients(run: Callable[[Inputs], Tensor], inputs: Inputs) -> dict[str, Tensor]:
+    """The gradients of q, k and v for a fixed output gradient, with a different number in every entry."""
+    leaves = with_gradients(inputs)
+    out = run(leaves)
+    above = torch.linspace(-1, 2, out.numel(), dtype=torch.float64).reshape(out.shape).sin().to(out.dtype)
+    grads = torch.autograd.grad(out, (leaves.q, leaves.k, leaves.v), above, materialize_grads=True)
+    return dict(zip(QKV, grads, strict=True))
+
+
+def gradient_lines(name: str) -> WriteLines:
+    """The lines that compute the gradient of q, k or v."""
+    return lambda call: [
+        "for x in (q, k, v):",
+        "    x.requires_grad_()",
+        f"out = {call()}",
+        "above = torch.linspace(-1, 2, out.numel(), dtype=torch.float64).reshape(out.shape).sin().to(out.dtype)",
+        f"gradient = torch.autograd.grad(out, {name}, above, materialize_grads=True)[0]",
+    ]
+
+
+def _detect_gradients(a: MeasuredAttention, inputs: Inputs) -> dict[str, Violation | None]:
+    """The violation of each gradient, if there is one."""
+    expected = a.expected(inputs)
+    got, naive = gradients(a, inputs), gradients(expected.naive, inputs)
+    found: dict[str, Violation | None] = {}
+    for name, reference in gradients(expected.reference, inputs.to(torch.float64)).items():
+        largest = reference.abs().max().item()
+        most = allowed_error(naive[name], reference, GRADIENT_FACTOR)
+        if inputs.dtype == torch.float64:
+            most = max(most, 4 * FLOAT32_ERROR * max(1.0, largest))
+        most += 1e-4 * largest if expected.norm is not None else 0.0
+        most += 1e-5 * largest if expected.rotary is not None else 0.0
+        error = max_error(got[name], reference)
+        words = "the gradient of {1} is off by {0}, {2} is allowed".format(*_distinct(error, most, name))
+        wrong = Violation(words, got[name], reference.to(got[name].dtype), gradient_lines(name))
+        found[name] = None if error <= most else wrong
+    return found
+
+
+def _test_gradient(a: MeasuredAttention, name: str) -> Failure | None:
+    for sizes in accepted_shapes(a):
+        if sizes in (SHAPES[3], *KERNEL_SHAPES[:3]):
             continue
-        inputs = f.subject.draw(dtype=f.subject.dtype if sizes == SHAPES[1] else torch.float32, **sizes)
-        if ("gradients", *inputs.sizes) not in f.memo:
-            if not f.carries_gradients:
-                raise NotApplicableError("its output carries no gradient at all")
-            # the gradients of all three come from one pass, so they are judged together
-            f.memo["gradients", *inputs.sizes] = off_gradients(f, inputs)
-        if f.memo["gradients", *inputs.sizes][name] is None:
+        inputs = a.random_inputs(dtype=a.dtype if sizes == SHAPES[1] else torch.float32, **sizes)
+        if not a.has_gradients:
+            raise NotApplicableError("its output has no gradient")
+        # the gradients of q, k and v come from one backward pass
+        if a.once(("gradients", inputs.sizes), partial(_detect_gradients, a, inputs))[name] is None:
             continue
-        found = failure(f.subject, inputs, lambda inputs: off_gradients(f, inputs)[name])
+        found = smallest_failure(a, inputs, lambda inputs: _detect_gradients(a, inputs)[name])
         if found is not None:
             return found
     return None
 
 
-def gradient_lines(name: str) -> Shows:
-    """How the gradient of one of q, k and v is written."""
-
-    def show(ask: Ask) -> list[str]:
-        return [
-            "for x in (q, k, v):",
-            "    x.requires_grad_()",
-            f"out = {ask()}",
-            "above = torch.linspace(-1, 2, out.numel(), dtype=torch.float64).reshape(out.shape).sin().to(out.dtype)",
-            f"gradient = torch.autograd.grad(out, {name}, above, materialize_grads=True)[0]",
-        ]
-
-    return show
+GRADIENTS_EXPLAINED_BY = ("outputs", "inputs-changed", "gradient-mode")
 
 
-def off_gradients(f: Findings, inputs: Inputs) -> dict[str, Complaint | None]:
-    """The complaint about each gradient, if there is one."""
-    view = f.view(inputs)
-    got, naive = gradients(f, inputs), _through(view.naive, inputs, None)
-    complaints: dict[str, Complaint | None] = {}
-    for name, truth in _through(view.truth, inputs, torch.float64).items():
-        most = allowed(naive[name], truth, GRADIENT)
-        if inputs.dtype == torch.float64:
-            most = max(most, 4 * IN_FLOAT32 * max(1.0, truth.abs().max().item()))
-        if view.norm is not None:
-            most += 1e-4 * truth.abs().max().item()
-        if view.rotary is not None:
-            most += 1e-5 * truth.abs().max().item()
-        off = error(got[name], truth)
-        said, allow = apart(off, most)
-        words = f"the gradient of {name} is off by {said}, {allow} is allowed"
-        complaints[name] = (
-            None if off <= most else Complaint(words, got[name], truth.to(got[name].dtype), gradient_lines(name))
-        )
-    return complaints
+@fact(FACTS, "gradient-of-q", explained_by=GRADIENTS_EXPLAINED_BY)
+def gradient_of_q(a: MeasuredAttention) -> Failure | None:
+    """The gradient of q belongs to the output that was computed.
+
+    The gradient of q is at most 3x as far from float64 as the naive method's, plus one ulp.
+
+    Usual causes: q detached or cast, or a hand-written backward pass (pytorch#158212, #146377)
+    """
+    return _test_gradient(a, "q")
 
 
-def with_gradients(inputs: Inputs) -> Inputs:
-    """The same numbers, as leaves that gather gradients."""
-    return inputs.having(**{name: getattr(inputs, name).clone().requires_grad_() for name in ("q", "k", "v")})
+@fact(FACTS, "gradient-of-k", explained_by=GRADIENTS_EXPLAINED_BY)
+def gradient_of_k(a: MeasuredAttention) -> Failure | None:
+    """The gradient of k belongs to the output that was computed.
+
+    The gradient of k is at most 3x as far from float64 as the naive method's, plus one ulp.
+
+    Usual causes: shared key heads whose query heads are not all summed; k detached (pytorch#158212, #146377)
+    """
+    return _test_gradient(a, "k")
 
 
-def upstream(x: Tensor) -> Tensor:
-    """A fixed gradient from above, different for every entry."""
-    return torch.linspace(-1, 2, x.numel(), dtype=torch.float64).reshape(x.shape).sin().to(x.dtype)
+@fact(FACTS, "gradient-of-v", explained_by=GRADIENTS_EXPLAINED_BY)
+def gradient_of_v(a: MeasuredAttention) -> Failure | None:
+    """The gradient of v belongs to the output that was computed.
+
+    The gradient of v is at most 3x as far from float64 as the naive method's, plus one ulp.
+
+    Usual causes: weights dropped or masked forward and not backward; v detached (pytorch#158212, #146377)
+    """
+    return _test_gradient(a, "v")
 
 
-def gradients(f: Findings, inputs: Inputs) -> dict[str, Tensor]:
-    return _through(f.subject, inputs, None)
+@fact(FACTS, "dropout")
+def dropout(a: MeasuredAttention) -> Failure | None:
+    """Weights that dropout keeps are enlarged, so that the mean output stays the same.
 
+    With dropout p, or in train(), a share p of weights is zero and the others are divided by 1 - p.
 
-def _through(run: object, inputs: Inputs, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    assert callable(run)
-    leaves = [getattr(inputs, name).to(dtype or inputs.dtype).clone().requires_grad_() for name in ("q", "k", "v")]
-    out = run(replace(inputs, q=leaves[0], k=leaves[1], v=leaves[2]))
-    grads = torch.autograd.grad(out, leaves, upstream(out), materialize_grads=True)
-    return dict(zip(("q", "k", "v"), grads, strict=True))
-
-
-_GRADIENTS = {
-    "q": ("how the question would have to change", "q detached or cast on the way, or a backward pass of one's own"),
-    "k": ("how the keys would have to change", "shared key heads whose query heads are not all summed; k detached"),
-    "v": ("how the values would have to change", "weights dropped or masked forward and not backward; v detached"),
-}
-for _name, (_words, _cause) in _GRADIENTS.items():
-    fact(
-        FACTS,
-        f"gradient-of-{_name}",
-        student=f"Learning follows the gradient, which says {_words}: it belongs to the very answer that was given.",
-        engineer=f"The gradient of {_name} is at most 3x as far from float64 as the naive method's, plus one ulp.",
-        cause=f"{_cause} (pytorch#158212, #146377)",
-        explained_by=("outputs", "inputs-changed", "gradient-mode"),
-    )(partial(_gradient, name=_name))
-
-
-@fact(
-    FACTS,
-    "dropout",
-    student="What is dropped in training is made up for by what stays: on average nothing changes.",
-    engineer="With dropout p, or in train(), a share p of weights is zero and the others are divided by 1 - p.",
-    cause="weights dropped without scaling, dropout on scores, values or the output, or on whole keys",
-)
-def dropout(f: Findings) -> Failure | None:
-    name = f.subject.dropout_argument
+    Usual causes: weights dropped without scaling, dropout on scores, values or the output, or on whole keys
+    """
+    name = a.dropout_argument
     if name is None:
-        return _dropped_in_training(f)
-    inputs = f.subject.draw(31, 31, b=3, c=8)
-    flat = replace(inputs, q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
-    seeded(0)
+        return _training_dropout(a)
+    inputs = a.random_inputs(31, 31, b=3, c=8)
+    flat = inputs.neutral()
+    seed_all(0)
     try:
-        columns = f.subject(flat, **{name: DROPPED}).detach().double()
-    except Exception as refused:
-        raise NotApplicableError(f"{name}={DROPPED} is refused: {str(refused).splitlines()[0]}") from refused
-    dropped = columns[..., 0]
-    mean = dropped.mean().item()
-    if bool((columns - dropped[..., None]).abs().max() > 1e-3):
-        shows = _dropping(name, "apart = bool((out - sums[..., None]).abs().max() > 1e-3)")
-        words = f"{name}={DROPPED} falls on values or on the output, not on weights: columns of equal values differ"
-        return Failure(words, example(f.subject, flat, True, False, shows, {}))
-    if abs(mean - 1) > 0.1 and (whole := _dropped_whole(f, flat, name)) is not None:
-        return whole  # so few are drawn then that their mean is a matter of luck
-    if abs(mean - 1) > 0.1 and not f.declared.sink:
-        words = f"with {name}={DROPPED} the weights of a row sum to {mean:.2f} on average, not to 1"
-        return Failure(words, example(f.subject, flat, mean, 1.0, _dropping(name, "mean = sums.mean().item()"), {}))
-    if not bool((dropped - 1).abs().max() > 0.05):
-        shows = _dropping(name, "changes = bool((sums - 1).abs().max() > 0.05)")
-        words = (
-            f"{name}={DROPPED} {'falls on scores, not on weights' if _drops(f, inputs, name) else 'changes nothing'}"
-        )
-        return Failure(words, example(f.subject, flat, False, True, shows, {}))
-    return _dropped_whole(f, flat, name)
+        columns = a(flat, **{name: DROPOUT}).detach().double()
+    except Exception as error:  # a foreign function may raise anything
+        raise NotApplicableError(f"{name}={DROPOUT} raises {first_line(error)}") from error
+    sums = columns[..., 0]
+    mean = sums.mean().item()
+
+    def fails(words: str, got: object, expected: object, last: str) -> Failure:
+        def lines(call: CallWriter) -> list[str]:
+            out = f"out = {call('q', 'k', 'v', f'{name}={DROPOUT}')}.double()"
+            return ["torch.manual_seed(0)", out, "sums = out[..., 0]", last]
+
+        return Failure(words, write_example(a, flat, got, expected, lines))
+
+    if bool((columns - sums[..., None]).abs().max() > 1e-3):
+        words = f"{name}={DROPOUT} acts on values or on the output, not on weights: columns of equal values differ"
+        return fails(words, True, False, "differ = bool((out - sums[..., None]).abs().max() > 1e-3)")
+    if abs(mean - 1) > 0.1 and (whole := _dropped_together(a, flat, name)) is not None:
+        return whole  # with few draws the mean is random
+    if abs(mean - 1) > 0.1 and not a.declared.sink:
+        words = f"with {name}={DROPOUT} the weights of a row sum to {mean:.2f} on average, not to 1"
+        return fails(words, mean, 1.0, "mean = sums.mean().item()")
+    if not bool((sums - 1).abs().max() > 0.05):
+        seed_all(0)
+        changes = max_error(a(inputs, **{name: DROPOUT}).detach(), a(inputs).detach()) > 1e-3
+        words = f"{name}={DROPOUT} {'acts on scores, not on weights' if changes else 'changes nothing'}"
+        return fails(words, False, True, "changes = bool((sums - 1).abs().max() > 0.05)")
+    return _dropped_together(a, flat, name)
 
 
-def _dropped_in_training(f: Findings) -> Failure | None:
-    """The complaint about a module in training, which drops a share that it does not tell."""
-    module = f.subject.probe.module
-    if module is None:
-        raise NotApplicableError("it has no dropout argument")
-    inputs = f.subject.draw(15, 15, b=3)
-    flat = inputs.having(q=torch.zeros_like(inputs.q), k=torch.ones_like(inputs.k), v=torch.ones_like(inputs.v))
-    exact, whole = f.subject.weights(flat), f.subject(flat).detach()
-    read = []
-    with training_mode(module, training=True):
-        seeded(0)
-        first = f.subject(flat).detach()
-        for seed in range(4):
-            seeded(seed)
-            read.append(f.subject.weights(flat))
-    if all(equal(weights, exact) for weights in read):
-        raise NotApplicableError("it has no dropout argument, and drops no weight in training")
-    if bool((first - first[..., :1]).abs().max() > 1e-3):
-        raise NotApplicableError("in training its output is dropped too, so that what happens to weights does not show")
-    seen = exact > 0
-    times = torch.stack(read).double() / torch.where(seen, exact, 1.0).double()
-    gone = (times == 0) & seen
-    kept = times[~gone & seen.expand_as(gone)]
-    if not bool(gone.any()) or not len(kept) or bool((kept - kept.median()).abs().max() > 1e-3 * kept.median()):
-        raise NotApplicableError("it is random in training, but not by weights that are dropped")
-    share, larger = (gone.sum() / seen.expand_as(gone).sum()).item(), kept.median().item()
-    if abs(1 - 1 / larger - share) <= 5 * _luck(gone, seen) + 1e-3:
+def _dropped_together(a: MeasuredAttention, flat: Inputs, name: str) -> Failure | None:
+    """The failure of weights that are dropped together, or not with the right probability."""
+    part = "[..., -5:, :16]"  # visible under a causal mask too
+    if bool((a.weights(flat)[..., -5:, :16] == 0).any()):
         return None
+    seed_all(0)
+    gone = a.weights(flat, **{name: DROPOUT})[..., -5:, :16] == 0
 
-    def show(ask: Ask) -> list[str]:
-        return [*_switched_on(ask), "torch.manual_seed(0)", f"mean = {ask()}.double().mean().item()"]
+    def fails(words: str, got: object, expected: object, last: str) -> Failure:
+        def lines(call: CallWriter) -> list[str]:
+            return ["torch.manual_seed(0)", f"gone = {call.weights(f'{name}={DROPOUT}')}{part} == 0", last]
 
-    words = (
-        f"in training about {share:.0%} of the weights are zero and the others {larger:.4g} times as large, not "
-        f"{1 / (1 - share):.3g} times, so that rows do not sum to 1 on average"
-    )
-    mean, wanted = (x.double().mean().item() for x in (first, whole))
-    return Failure(words, example(f.subject, flat, mean, wanted, show, {}))
+        return Failure(words, write_example(a, flat, got, expected, lines))
 
-
-def _luck(gone: Tensor, seen: Tensor) -> float:
-    """By how much the share of dropped weights may be off by chance, be they dropped one by one or together."""
-    off: list[float] = []
-    for axes in ((3,), (4,), (3, 4)):
-        share = gone.sum(axes).double() / seen.sum([axis - 1 for axis in axes]).clamp(min=1)
-        off.append(share.std().item() / share.numel() ** 0.5)
-    return max(off)
-
-
-def _switched_on(ask: Ask) -> list[str]:
-    """The lines that make what is asked one in training."""
-    made = [line.replace(".eval()", ".train()") for line in ask.before if line.startswith("attend = ")]
-    return made or ["probe.module.train()"]
-
-
-def _drops(f: Findings, inputs: Inputs, name: str) -> bool:
-    """Whether dropout changes an ordinary answer."""
-    seeded(0)
-    return error(f.subject(inputs, **{name: DROPPED}).detach(), f.subject(inputs).detach()) > 1e-3
-
-
-def _dropped_whole(f: Findings, flat: Inputs, name: str) -> Failure | None:
-    """The complaint about weights that are dropped together, or not in the share that was asked for."""
-    part = "[..., -5:, :16]"  # what a causal mask shows too
-    if bool((f.subject.weights(flat)[..., -5:, :16] == 0).any()):
-        return None
-    seeded(0)
-    gone = f.subject.weights(flat, **{name: DROPPED})[..., -5:, :16] == 0
-    # where v has a fixed width, weights are read in several calls, each of which drops others
-    for axis, what in ((3, "rows"), (2, "keys")) if f.subject.free_widths else ():
+    # if v has a fixed width, weights are read in several calls, and each drops others
+    for axis, what in ((3, "rows"), (2, "keys")) if a.free_widths else ():
         if bool((gone.all(axis) == gone.any(axis)).all()):
             last = f"whole = bool((gone.all({axis}) == gone.any({axis})).all())"
-            words = f"{name}={DROPPED} drops whole {what}, not each weight by itself"
-            return Failure(words, example(f.subject, flat, True, False, _gone(name, part, last), {}))
+            return fails(f"{name}={DROPOUT} drops whole {what}, not single weights", True, False, last)
     share = gone.double().mean().item()
-    if abs(share - DROPPED) <= 0.12:
+    if abs(share - DROPOUT) <= 0.12:
         return None
-    shows = _gone(name, part, "share = gone.double().mean().item()")
-    words = f"{name}={DROPPED} makes {share:.0%} of the weights zero"
-    return Failure(words, example(f.subject, flat, share, DROPPED, shows, {}))
+    words = f"{name}={DROPOUT} makes {share:.0%} of the weights zero"
+    return fails(words, share, DROPOUT, "share = gone.double().mean().item()")
 
 
-def _gone(name: str, part: str, last: str) -> Shows:
-    """How the weights that were dropped are written."""
+def _training_dropout(a: MeasuredAttention) -> Failure | None:
+    """The failure of a module in training mode, whose dropout probability is not known."""
+    found = a.measurement().dropout
+    if found is None:
+        raise NotApplicableError("it has no dropout argument")
+    if not found.share:
+        raise NotApplicableError("it has no dropout argument, and drops no weight in training")
+    if found.on_output:
+        raise NotApplicableError("in training dropout acts on its output too, so that weights cannot be measured")
+    if found.consistent:
+        return None
+    flat = a.random_inputs(15, 15, b=3).neutral()
+    with training_mode(a.probe.module, training=True):
+        seed_all(0)
+        mean = a(flat).detach().double().mean().item()
 
-    def show(ask: Ask) -> list[str]:
-        return ["torch.manual_seed(0)", f"gone = {ask.weights(f'{name}={DROPPED}')}{part} == 0", last]
+    def lines(call: CallWriter) -> list[str]:
+        train = [line.replace(".eval()", ".train()") for line in call.before if line.startswith("attend = ")]
+        train = train or ["probe.module.train()"]
+        return [*train, "torch.manual_seed(0)", f"mean = {call()}.double().mean().item()"]
 
-    return show
-
-
-def _dropping(name: str, last: str) -> Shows:
-    """How the sums of what is left of the weights are written."""
-
-    def show(ask: Ask) -> list[str]:
-        out = f"out = {ask('q', 'k', 'v', f'{name}={DROPPED}')}.double()"
-        return ["torch.manual_seed(0)", out, "sums = out[..., 0]", last]
-
-    return show
+    words = (
+        f"in training about {found.share:.0%} of the weights are zero and the others {found.factor:.4g} times as large,"
+        f" not {1 / (1 - found.share):.3g} times, so that rows do not sum to 1 on average"
+    )
+    return Failure(words, write_example(a, flat, mean, a(flat).detach().double().mean().item(), lines))
 
 
-@fact(
-    FACTS,
-    "train-and-eval-differ",
-    student="With nothing to drop, training and use give the same answer.",
-    engineer="A module with dropout 0 gives the same numbers after train() and after eval().",
-    cause="a fast path that is taken in eval() only and computes something else (pytorch#97111)",
-)
-def train_and_eval(f: Findings) -> Failure | None:
-    module = f.subject.probe.module
+@fact(FACTS, "train-and-eval-differ")
+def train_and_eval(a: MeasuredAttention) -> Failure | None:
+    """Without dropout, training mode and eval mode give the same output.
+
+    A module with dropout 0 gives the same numbers after train() and after eval().
+
+    Usual causes: a fast path that is taken in eval() only and computes something else (pytorch#97111)
+    """
+    module = a.probe.module
     if module is None:
         raise NotApplicableError("it is a function")
-    inputs = f.subject.draw(7, 7)
-    outs = []
-    for training, seed in ((True, 0), (True, 1), (False, 0)):
+    inputs = a.random_inputs(7, 7)
+
+    def run(inputs: Inputs, training: bool, seed: int = 0) -> Tensor:
         with training_mode(module, training=training):
-            seeded(seed)
-            outs.append(f.subject(inputs).detach())
-    if not torch.equal(outs[0], outs[1]):
-        raise NotApplicableError("it is random in training, as with dropout, so both differ on purpose")
-    off = error(outs[0], outs[2])
-    words = f"train() and eval() are {off:.1e} apart"
+            seed_all(seed)
+            return a(inputs).detach()
 
-    def judge(inputs: Inputs) -> Complaint | None:
-        outs = []
-        for training in (True, False):
-            with training_mode(module, training=training):
-                outs.append(f.subject(inputs).detach())
-        if error(*outs) <= 1e-5:
-            return None
-        return Complaint(words, outs[1], outs[0], lambda ask: [*_in_training(ask), f"out = {ask()}"])
+    if not torch.equal(run(inputs, True), run(inputs, True, 1)):
+        raise NotApplicableError("it is random in training, as with dropout")
+    error = max_error(run(inputs, True), run(inputs, False))
+    words = f"train() and eval() differ by {error:.1e}"
 
-    return None if off <= 1e-5 else failure(f.subject, inputs, judge, words) or Failure(words)
+    def detect(inputs: Inputs) -> Violation | None:
+        training, evaluated = run(inputs, True), run(inputs, False)
+        return None if max_error(training, evaluated) <= 1e-5 else Violation(words, evaluated, training, _train_lines)
+
+    return None if error <= 1e-5 else failure_of(a, inputs, detect, words)
 
 
-def _in_training(ask: Ask) -> list[str]:
-    """The lines that ask the same in training, to be compared with."""
-    made = [line for line in ask.before if line.startswith("attend = ")]
+def _train_lines(call: CallWriter) -> list[str]:
+    """The lines that call the module in training mode and in eval mode."""
+    made = [line for line in call.before if line.startswith("attend = ")]
     return [
         *(line.replace("attend = ", "training = ").replace(".eval()", ".train()") for line in made),
-        f"expected = {ask().replace('attend(', 'training(', 1)}",
+        f"expected = {call().replace('attend(', 'training(', 1)}",
         *made,
+        f"out = {call()}",
     ]
 
 
-@fact(
-    FACTS,
-    "compile",
-    student="A faster way to compute the same thing computes the same thing.",
-    engineer="torch.compile (traced whole or in parts, run eagerly) gives the numbers that the plain call gives.",
-    cause="a branch on torch.compiler.is_compiling(), Python state read while tracing",
-    slow=True,
-)
-def compiled(f: Findings) -> Failure | None:
-    inputs = f.subject.draw(7, 7)
-    plain = f.subject(inputs).detach()
-    given = f.subject.causal_given(inputs.causal)
-    if inputs.k.shape[1] < inputs.q.shape[1] and "enable_gqa" in f.subject.probe.parameters:
-        given["enable_gqa"] = True
+@fact(FACTS, "compile", slow=True)
+def compiled(a: MeasuredAttention) -> Failure | None:
+    """Compiled code computes the same thing.
+
+    torch.compile with backend="aot_eager" gives the numbers of the plain call.
+
+    Usual causes: a branch on torch.compiler.is_compiling(), Python state read while tracing
+    """
+    inputs = a.random_inputs(7, 7)
+    plain = a(inputs).detach()
+    keywords = {**a.causal_keywords(inputs.causal), **a.grouped_keywords(inputs.q, inputs.k)}
+
+    def lines(call: CallWriter) -> list[str]:
+        fast = f'torch.compile({call.name}, backend="aot_eager")'
+        return [f"expected = {call()}", f"out = {fast}{call().removeprefix(call.name)}"]
+
+    def fails(words: str, got: object, expected: object) -> Failure:
+        # one seed, from which q, k and v are drawn in turn
+        seeds = {"q": 1000 * a.declared.seed, "k": -1, "v": -1}
+        return Failure(words, write_example(a, inputs, got, expected, lines, seeds))
+
     torch._dynamo.reset()
     try:
-        fast = torch.compile(f.subject.probe.call, backend="aot_eager")(inputs.q, inputs.k, inputs.v, **given).detach()
-    except Exception as refused:
-        raised = Raised.of(refused)
-        words = f"torch.compile raises {raised.kind}: {raised.words}"
-        return Failure(words, drawn_example(f.subject, inputs, raised, None, _compiling, 1000 * f.subject.seed))
+        fast = torch.compile(a.probe.call, backend="aot_eager")(inputs.q, inputs.k, inputs.v, **keywords).detach()
+    except Exception as error:  # a foreign function may raise anything
+        raised = Raised.from_error(error)
+        return fails(f"torch.compile raises {raised}", raised, None)
     finally:
         torch._dynamo.reset()
-    off = error(fast, plain)
-    if off <= 1e-5:
-        return None
-    words = f"the compiled call is {off:.1e} away from the plain one"
-    return Failure(words, drawn_example(f.subject, inputs, fast, plain, _compiling, 1000 * f.subject.seed))
-
-
-def _compiling(ask: Ask) -> list[str]:
-    compiled = f'torch.compile({ask.name}, backend="aot_eager")'
-    return [f"expected = {ask()}", f"out = {compiled}{ask().removeprefix(ask.name)}"]
+    off = max_error(fast, plain)
+    return None if off <= 1e-5 else fails(f"the compiled call differs by {off:.1e} from the plain one", fast, plain)

@@ -1,1 +1,10 @@
-"""What an x-ray is made of: the eye that asks, the plate it exposes, and one file for each thing read from it."""
+"""The engine that infers scale, mask, heads, positions, bias and dropout of a black-box attention.
+
+`measure_attention` takes a probe and returns an `AttentionMeasurement`. `regard.see.xray` prints it, and `regard.check`
+compares it with what was declared.
+"""
+
+from regard.see.measure.measurement import (
+    AttentionMeasurement as AttentionMeasurement,
+    measure_attention as measure_attention,
+)

@@ -1,4 +1,4 @@
-"""The bias: what is added to the scores, its name, and the sink that takes weight without giving a value."""
+"""The bias: what is added to the scores by position, its name, and the logit of an attention sink."""
 
 from dataclasses import dataclass
 
@@ -6,89 +6,87 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.see.measure.linearity import ACROSS
-from regard.see.measure.measurement import Plate
-from regard.see.measure.stats import centred, logs, spread
+from regard.see.measure.linearity import OTHER_AXES
+from regard.see.measure.raw_weights import RawWeights
+from regard.see.measure.stats import centre_rows, safe_log, value_range
+
+NO_BIAS, ALIBI_DISTANCE, ALIBI_KEY = "none", "ALiBi, -m |i - j|", "ALiBi, +m j"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bias:
+class BiasReading:
     """What scores hold besides q . k."""
 
-    bias: Float[Tensor, "h i j"] | None = None  # what is added to the scores, centred in each row; zero where hidden
-    bias_named: str | None = None
+    bias: Float[Tensor, "h i j"] | None = None  # added to the scores, with a mean of zero in each row
+    bias_name: str | None = None
     slopes: tuple[float, ...] | None = None  # of ALiBi, for each head
     sink: tuple[float, ...] | None = None  # the logit of each head's sink
 
 
-def read_bias(plate: Plate, normalised: str | None) -> Bias:
-    """The logarithm of the weights where q = 0, centred in each row."""
-    if plate.divides:
-        return Bias()
-    if normalised in ACROSS:
-        plate.notes.append("the bias was not read: that needs weights that are normalised along a row")
-        return Bias()
-    near = 10 * plate.eye.rounding
-    each = centred(logs(plate.flat), plate.visible)
-    if float((each - each[:1]).abs().max()) > near:
-        plate.notes.append("the bias differs between sequences; that of the first is given")
-    named, slopes = _named(each[0], plate.visible[0], near)
-    sink = _sink(plate, named, slopes) if normalised is None else None
-    return Bias(bias=each[0], bias_named=named, slopes=slopes, sink=sink)
+def read_bias(raw: RawWeights, normalised: str | None) -> BiasReading:
+    """The bias is the logarithm of the weights at q = 0, centred in each row."""
+    if raw.flat_unusable:
+        return BiasReading()
+    if normalised in OTHER_AXES:
+        raw.notes.append("the bias was not read: that needs weights that are normalised along a row")
+        return BiasReading()
+    near = 10 * raw.reader.rounding
+    biases = centre_rows(safe_log(raw.flat), raw.visible)
+    if float((biases - biases[:1]).abs().max()) > near:
+        raw.notes.append("the bias differs between sequences; this is the bias of the first")
+    name, slopes = name_bias(biases[0], raw.visible[0], near)
+    sink = _read_sink(raw, name, slopes) if normalised is None else None
+    return BiasReading(bias=biases[0], bias_name=name, slopes=slopes, sink=sink)
 
 
-def _straight(i: int, j: int) -> dict[str, Float[Tensor, "i j"]]:
-    """The two forms of ALiBi, for m = 1: falling with the distance, and rising with the place of the key."""
-    place = torch.arange(j, dtype=torch.float64)
-    return {"-m |i - j|": -(torch.arange(i)[:, None] + j - i - place).abs(), "+m j": place.expand(i, j)}
+def _alibi_forms(i: int, j: int) -> dict[str, Float[Tensor, "i j"]]:
+    """The two forms of ALiBi for m = 1: falling with the distance, and rising with the position of the key."""
+    position = torch.arange(j, dtype=torch.float64)
+    distance = (torch.arange(i)[:, None] + j - i - position).abs()
+    return {ALIBI_DISTANCE: -distance, ALIBI_KEY: position.expand(i, j)}
 
 
-def _named(
+def name_bias(
     bias: Float[Tensor, "h i j"], visible: Bool[Tensor, "h i j"], near: float
 ) -> tuple[str, tuple[float, ...] | None]:
-    """The bias in words, and the slopes of each head where it is ALiBi."""
+    """The name of a centred bias, and the slope of each head if it is ALiBi. Under a causal mask both forms are one."""
     h, i, j = bias.shape
     if float(bias.abs().max()) < near:
-        return "none", None
-    fits = {}
-    for name, form in _straight(i, j).items():
-        x = centred(form.expand(h, i, j), visible)
+        return NO_BIAS, None
+    for name, form in _alibi_forms(i, j).items():
+        x = centre_rows(form.expand(h, i, j), visible)
         slopes = (bias * x).sum((1, 2)) / (x * x).sum((1, 2)).clamp(min=1e-300)
         if float((bias - slopes[:, None, None] * x).abs().max()) < near:
-            fits[name] = tuple(slopes.tolist())
-    if fits:
-        name, found = next(iter(fits.items()))
-        both = ", which is +m j where only earlier keys are visible" if len(fits) > 1 else ""
-        return f"ALiBi: {name}{both}", found
-    # only differences between keys of a row are known, so they are what is compared along diagonals
+            return name, tuple(slopes.tolist())
+    # a row is known up to a constant, so differences between neighbouring keys are compared along diagonals
     steps = bias.diff(dim=-1).masked_fill(~(visible[..., 1:] & visible[..., :-1]), torch.nan)
-    if all(spread(head.diagonal(far)) < near for head in steps for far in range(1 - i, j - 1)):
-        return "relative: a function of j - i, as T5's", None
-    return "a bias of its own", None
+    if all(value_range(head.diagonal(far)) < near for head in steps for far in range(1 - i, j - 1)):
+        return "relative, a function of j - i", None
+    return "other", None
 
 
-def _sink(plate: Plate, named: str, slopes: tuple[float, ...] | None) -> tuple[float, ...] | None:
-    """The logit of what takes weight without giving a value: it is what a row lacks to one where q = 0."""
-    eye, flat, visible, awake = plate.eye, plate.flat, plate.visible, plate.awake
-    lack = 1 - flat.masked_fill(~visible, 0).sum(-1)
-    uniform = bool(((flat - 1 / eye.j).abs()[visible] < 1e-6).all())
-    if uniform and not bool(visible[awake].all()):
-        plate.notes.append("weights are hidden after the softmax and not normalised again")
+def _read_sink(raw: RawWeights, name: str, slopes: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    """The logit of a sink, which takes weight and adds no value: at q = 0 its weight is 1 minus the sum of the row."""
+    reader, flat, visible, nonempty = raw.reader, raw.flat, raw.visible, raw.nonempty
+    missing = 1 - flat.masked_fill(~visible, 0).sum(-1)
+    uniform = bool(((flat - 1 / reader.j).abs()[visible] < 1e-6).all())
+    if uniform and not bool(visible[nonempty].all()):
+        raw.notes.append("the mask is applied after the softmax, and weights are not normalised again")
         return None
-    if bool((lack[awake] < eye.rounding).any()):
+    if bool((missing[nonempty] < reader.rounding).any()):
         return None
-    if float((plate.drawn - flat).masked_fill(~visible, 0).sum(-1).abs().max()) < 1e-6:
-        plate.notes.append("rows sum to the same whatever q and k are: a gate or a factor acts on the output")
+    if float((raw.random - flat).masked_fill(~visible, 0).sum(-1).abs().max()) < 1e-6:
+        raw.notes.append("rows have the same sum for every q and k: a gate or a factor acts on the output")
         return None
-    if not named.startswith(("none", "ALiBi")):
-        plate.notes.append("rows sum to less than one, but beside a bias that is known up to a constant only")
+    if name not in (NO_BIAS, ALIBI_DISTANCE, ALIBI_KEY):
+        raw.notes.append("rows sum to less than one, but the bias is known up to a constant per row only")
         return None
-    rise = torch.tensor(slopes or [0.0] * eye.h, dtype=torch.float64)[:, None, None]
-    # a bias is known up to a constant of each row; the right constants make the sink the same in all rows
-    for form in _straight(eye.i, eye.j).values():
-        logits = (logs(lack)[..., None] - logs(flat) + rise * form)[0]
-        per_head = [logits[head][visible[0, head]] for head in range(eye.h)]
-        if all(spread(one) < 100 * eye.rounding for one in per_head):
+    slope = torch.tensor(slopes or [0.0] * reader.h, dtype=torch.float64)[:, None, None]
+    # a bias is known up to a constant per row; the right constants give the same sink in all rows
+    for form in _alibi_forms(reader.i, reader.j).values():
+        logits = (safe_log(missing)[..., None] - safe_log(flat) + slope * form)[0]
+        per_head = [logits[head][visible[0, head]] for head in range(reader.h)]
+        if all(value_range(one) < 100 * reader.rounding for one in per_head):
             return tuple(float(one.mean()) for one in per_head)
-    plate.notes.append("rows sum to less than one, but not as if one sink stood beside all rows of a head")
+    raw.notes.append("rows sum to less than one, but not by one sink logit per head")
     return None

@@ -1,52 +1,69 @@
-"""Dropout: the share of weights that are zeroed at random, in training and in eval."""
+"""Dropout of weights: the share that is zero and the factor of the others, in training and in eval mode."""
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from regard.see.measure.measurement import Plate
+from regard.see.measure.raw_weights import RawWeights
 from regard.see.measure.read_weights import READINGS, training_mode
 
 
-def seen_through(plate: Plate) -> tuple[Plate, float]:
-    """The plate without the dropout of eval, where there should be none, and the share it zeroed."""
-    if plate.deterministic or not bool(plate.awake.any()):
-        return plate, 0.0
-    larger = float(plate.flat.sum(-1)[plate.awake].median())  # every weight was kept in some reading
-    share = _dropped(plate, lambda: larger)
-    if share:
-        eye = replace(plate.eye, larger=larger)
-        plate = replace(plate, eye=eye, flat=plate.flat / larger, drawn=plate.drawn / larger)
-    return plate, share
+@dataclass(frozen=True)
+class DropoutReading:
+    """What dropout does to the weights."""
+
+    share: float = 0.0  # of weights that are zero
+    factor: float = 1.0  # of the weights that are kept
+    consistent: bool = True  # the factor is 1 / (1 - share), up to chance
+    on_output: bool = False  # dropout acts on the output, not only on the weights
+
+    @property
+    def probability(self) -> float:
+        """The probability p. Weights that are kept are divided by 1 - p, which gives p exactly."""
+        return round(1 - 1 / self.factor, 6) if self.consistent else self.share
 
 
-def dropped_in_training(plate: Plate, in_eval: float) -> float | None:
-    """The share of weights that training zeroes; None for a function, which knows no training."""
-    eye = plate.eye
-    if eye.probe.module is None:
+def remove_eval_dropout(raw: RawWeights) -> tuple[RawWeights, float]:
+    """The measurement without the dropout of eval mode, and its probability, which should be zero."""
+    if raw.deterministic or not bool(raw.nonempty.any()):
+        return raw, 0.0
+    factor = float(raw.flat.sum(-1)[raw.nonempty].median())  # every weight was kept in some reading
+    found = _read_dropout(raw, lambda: factor)
+    if found.share:
+        reader = replace(raw.reader, kept_factor=factor)
+        raw = replace(raw, reader=reader, flat=raw.flat / factor, random=raw.random / factor)
+    return raw, found.probability
+
+
+def read_training_dropout(raw: RawWeights, in_eval: float) -> DropoutReading | None:
+    """The dropout of training mode; None for a function, which has no modes."""
+    reader = raw.reader
+    if reader.probe.module is None:
         if in_eval:
-            plate.notes.append("weights are dropped at every call: a function has no eval mode to tell it not to")
+            raw.notes.append("weights are dropped at every call: a function has no eval mode")
         return None
-    exact = eye.weights(*plate.still)
-    with training_mode(eye.probe.module, training=True):
-        largest = replace(eye, readings=READINGS, larger=1.0)
-        return _dropped(plate, lambda: float((largest.weights(*plate.still) / exact)[plate.visible].median()))
+    exact = reader.weights(*raw.neutral)
+    with training_mode(reader.probe.module, training=True):
+        largest = replace(reader, readings=READINGS, kept_factor=1.0)
+        return _read_dropout(raw, lambda: float((largest.weights(*raw.neutral) / exact)[raw.visible].median()))
 
 
-def _dropped(plate: Plate, measure: Callable[[], float]) -> float:
-    """The share of weights that are zeroed; `measure` gives the factor by which the others are larger."""
-    zeroed = torch.stack([plate.eye.once(*plate.still)[plate.visible] == 0 for _ in range(16)]).double()
-    share = float(zeroed.mean()) if zeroed.numel() else 0.0
+def _read_dropout(raw: RawWeights, read_factor: Callable[[], float]) -> DropoutReading:
+    """The share of weights that are zero in 16 readings. `read_factor` measures the factor of the others."""
+    zero = torch.stack([raw.reader.weights_once(*raw.neutral)[raw.visible] == 0 for _ in range(16)]).double()
+    share = float(zero.mean()) if zero.numel() else 0.0
     if not share:
-        return 0.0
-    same = plate.eye.answer(*plate.still, torch.ones_like(plate.v))[plate.awake]
-    if bool(((same - same[..., :1]).abs() > 1e-6).any()):
-        plate.notes.append("dropout acts on the output, not on the weights")
-    larger = measure()
-    exact = 1 - 1 / larger
-    if abs(exact - share) < 5 * math.sqrt(share * (1 - share) / zeroed.numel()) + 1e-3:
-        return round(exact, 6)  # what is kept is larger by 1 / (1 - p), which tells p exactly
-    plate.notes.append(f"dropout makes what it keeps {larger:.4g} times as large, which is not 1 / (1 - p)")
-    return share
+        return DropoutReading()
+    columns = raw.reader.raw_output(*raw.neutral, torch.ones_like(raw.v))[raw.nonempty]
+    on_output = bool(((columns - columns[..., :1]).abs() > 1e-6).any())
+    if on_output:
+        raw.notes.append("dropout acts on the output, not on the weights")
+    factor = read_factor()
+    # the standard error of the share, whether weights are dropped one by one or together
+    error = max(math.sqrt(share * (1 - share) / zero.numel()), float(zero.mean(1).std()) / math.sqrt(len(zero)))
+    consistent = abs(1 - 1 / factor - share) < 5 * error + 1e-3
+    if not consistent:
+        raw.notes.append(f"dropout multiplies the weights that it keeps by {factor:.4g}, which is not 1 / (1 - p)")
+    return DropoutReading(share, factor, consistent, on_output)

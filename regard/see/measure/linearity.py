@@ -1,50 +1,50 @@
-"""What weights sum to, and whether they explain the output of any v."""
+"""What weights sum to, and whether the output is weights @ v."""
 
 from dataclasses import dataclass
 
-from regard.see.measure.measurement import Plate
+from regard.see.measure.raw_weights import RawWeights
 
 AXES = {"rows": -1, "columns": -2, "heads": 1, "batch": 0}
-ACROSS = ("columns", "heads", "batch")  # where the logarithms of weights are no scores of their row
+OTHER_AXES = ("columns", "heads", "batch")  # of a softmax after which log weights are not the scores of a row
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sums:
-    """How weights are normalised, and how v goes through them."""
+class LinearityReading:
+    """How weights are normalised, and whether the output is linear in v."""
 
-    linear: bool | None = None  # in v: the answer to a sum is the sum of answers; None where no two calls agree
-    explained: bool | None = None  # weights @ v is the output; not so where a gate acts on coordinates, for instance
-    off: float | None = None  # how far the output is from weights @ v, as a share of it
-    rows_sum: tuple[float, float] = (0.0, 0.0)  # least and largest sum of a row that sees anything
-    normalised: str | None = None  # over what weights sum to one: rows, rows and a sink, columns, heads, batch, nothing
+    linear: bool | None = None  # f(8 v - 4 u) = 8 f(v) - 4 f(u); None if two equal calls differ
+    equals_weights_at_v: bool | None = None  # False if a gate or a projection acts on columns of v
+    linearity_error: float | None = None  # relative difference between the output and weights @ v
+    row_sums: tuple[float, float] = (0.0, 0.0)  # smallest and largest sum over a row that sees a key
+    normalised: str | None = None  # what sums to one: rows, rows and a sink, columns, heads, batch; None if nothing
 
 
-def read_sums(plate: Plate, groups: tuple[int, ...] | None) -> Sums:
-    off = _off(plate, groups) if plate.deterministic else None
-    w = plate.drawn.nan_to_num().masked_fill(~plate.visible, 0)
-    sums = w.sum(-1)[plate.awake]
+def read_linearity(raw: RawWeights, value_heads: tuple[int, ...] | None) -> LinearityReading:
+    """Compare the output with weights @ v, and find the axis that sums to one."""
+    error = _error_of_weights_at_v(raw, value_heads) if raw.deterministic else None
+    w = raw.random.nan_to_num().masked_fill(~raw.visible, 0)
+    sums = w.sum(-1)[raw.nonempty]
     if bool((w < -1e-9).any()):
-        plate.notes.append("some weights are negative")
-    near = 10 * plate.eye.rounding
-    one = (name for name, axis in AXES.items() if bool(((w.sum(axis) - 1).abs()[plate.visible.any(axis)] < near).all()))
-    normalised = next(one, None)
-    if normalised in ACROSS:
-        plate.notes.append(f"the softmax runs over {normalised}, not over the keys of a row")
-    return Sums(
-        linear=None if off is None else plate.bend < max(near, 1e-4),
-        explained=None if off is None else off < max(near, 1e-4),
-        off=off,
-        rows_sum=(float(sums.min()), float(sums.max())),
+        raw.notes.append("some weights are negative")
+    near = 10 * raw.reader.rounding
+    ones = (name for name, axis in AXES.items() if bool(((w.sum(axis) - 1).abs()[raw.visible.any(axis)] < near).all()))
+    normalised = next(ones, None)
+    if normalised in OTHER_AXES:
+        raw.notes.append(f"the softmax is over {normalised}, not over the keys of a row")
+    return LinearityReading(
+        linear=None if error is None else raw.nonlinearity < max(near, 1e-4),
+        equals_weights_at_v=None if error is None else error < max(near, 1e-4),
+        linearity_error=error,
+        row_sums=(float(sums.min()), float(sums.max())),
         normalised=normalised,
     )
 
 
-def _off(plate: Plate, groups: tuple[int, ...] | None) -> float:
-    """How far the output is from weights @ v, as a share of it."""
-    v = plate.v
-    if groups is None:  # the sum over key heads is what v = identity in all of them has read
-        v, groups = v[:, :1].expand_as(v), (0,) * plate.eye.h
-    out = plate.eye.ask(plate.q, plate.k, v)
-    known = plate.awake[..., None] & out.isfinite()
-    apart = (out - plate.drawn @ v[:, list(groups)])[known].abs()
-    return float(apart.max() / out[known].abs().max().clamp(min=1e-300)) if apart.numel() else 0.0
+def _error_of_weights_at_v(raw: RawWeights, value_heads: tuple[int, ...] | None) -> float:
+    v = raw.v
+    if value_heads is None:  # v = identity in all key heads has read the sum over key heads
+        v, value_heads = v[:, :1].expand_as(v), (0,) * raw.reader.h
+    out = raw.reader.output(raw.q, raw.k, v)
+    known = raw.nonempty[..., None] & out.isfinite()
+    difference = (out - raw.random @ v[:, list(value_heads)])[known].abs()
+    return float(difference.max() / out[known].abs().max().clamp(min=1e-300)) if difference.numel() else 0.0

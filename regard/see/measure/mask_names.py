@@ -1,7 +1,8 @@
-"""A mask that was seen, in the words of `regard.core.masks`."""
+"""The name of a measured mask, in the notation of `regard.core.masks`, and the band that it is."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -13,21 +14,62 @@ from regard.core.masks import causal
 from regard.core.masks.algebra import Mask
 from regard.core.masks.forms import candidates
 
-OWN = "a mask of its own"
+UNNAMED = "a mask without a name"
 
 
-def describe(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
-    """A mask in words, and where queries stand among the keys if that can be told."""
-    for words, aligned in _candidates(*visible.shape):
-        fits = [name for name, seen in aligned.items() if torch.equal(seen, visible)]
+@dataclass(frozen=True)
+class VisibleBand:
+    """The keys from `before` earlier ones to `after` later ones; None means all of them."""
+
+    before: int | None
+    after: int | None
+
+    def __str__(self) -> str:
+        if self.before is None and self.after is None:
+            return "every key"
+        if self.before is not None and self.before < 0:
+            return "later keys only"
+        if self.after == 0:
+            return "causal" if self.before is None else f"causal, {self.before} earlier keys and itself"
+        earlier = "all earlier keys" if self.before is None else f"{self.before} earlier keys"
+        later = "all later ones" if self.after is None else f"{self.after} later one{'s' * (self.after != 1)}"
+        return f"{earlier}, itself and {later}"
+
+    def cut_to(self, n: int) -> "VisibleBand":
+        """The band as n queries and keys show it."""
+        return VisibleBand(*(None if end is None or end >= n - 1 else end for end in (self.before, self.after)))
+
+    def visible(self, i: int, j: int, alignment: str = "bottom-right") -> Bool[Tensor, "i j"]:
+        """The pairs of the band. Queries are the last positions, or the first ones with "top-left"."""
+        row = torch.arange(i)[:, None] + (j - i if alignment == "bottom-right" else 0)
+        column = torch.arange(j)[None, :]
+        seen = torch.ones(i, j, dtype=torch.bool)
+        if self.before is not None:
+            seen &= column >= row - self.before
+        if self.after is not None:
+            seen &= column <= row + self.after
+        return seen
+
+
+def smallest_band(visible: Bool[Tensor, "n n"]) -> VisibleBand | None:
+    """The smallest band that holds every visible pair; None if no pair is visible."""
+    n = len(visible)
+    distance = (torch.arange(n)[None, :] - torch.arange(n)[:, None])[visible]
+    return VisibleBand(-int(distance.min()), int(distance.max())).cut_to(n) if len(distance) else None
+
+
+def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
+    """The name of a mask, and the alignment of the queries if the mask shows it."""
+    for name, aligned in _candidates(*visible.shape):
+        fits = [alignment for alignment, seen in aligned.items() if torch.equal(seen, visible)]
         if fits:
-            return words, fits[0] if len(fits) < len(aligned) else None
-    return OWN, None
+            return name, fits[0] if len(fits) < len(aligned) else None
+    return UNNAMED, None
 
 
 @lru_cache(maxsize=16)
 def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
-    """Each mask in words, and as a matrix for queries that are the last positions or the first."""
+    """The name of each mask, and its pairs for queries that are the last positions or the first."""
     aligned = {"bottom-right": Positions(j - i), "top-left": Positions(0)}
     return [
         (repr(mask), {name: mask.dense(i, j, positions=positions) for name, positions in aligned.items()})

@@ -1,132 +1,107 @@
-"""The mask: what it is called, where it stands, how one is handed in, and what a row gives that sees nothing."""
+"""The mask: its name, its alignment, the argument that takes one, and the output of a fully masked row."""
 
-import math
 from dataclasses import dataclass
-from itertools import product
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
-from regard.see.measure.mask_names import OWN, describe
-from regard.see.measure.measurement import Plate, seen
+from regard.see.measure.mask_argument import MASK_NAMES, MaskArgument, find_mask_argument, fully_masked_row
+from regard.see.measure.mask_names import UNNAMED, describe_mask
+from regard.see.measure.raw_weights import RawWeights, visible_pairs
 from regard.see.measure.read_weights import first_line
-
-ARGUMENTS = ("mask", "attn_mask", "attention_mask", "visible", "src_mask")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked:
-    """Who sees whom, in words."""
+class MaskReading:
+    """Which keys a query sees."""
 
-    described: str  # in the words of regard.core.masks
-    alignment: str | None = None  # where queries stand among more keys: "top-left" or "bottom-right"
-    blind_rows: str | None = None  # what a row gives that sees nothing: "zeros", "NaN", "mean" or "unmasked"
+    mask: str  # in the notation of regard.core.masks
+    alignment: str | None = None  # of fewer queries than keys: "top-left" or "bottom-right"
+    fully_masked_rows: str | None = None  # the output of a row that sees no key: "zeros", "nan", "mean" or "unmasked"
     mask_argument: str | None = None  # the keyword that takes a mask
-    mask_means: str | None = None  # what its True does: "keep" or "drop"; "added" where it takes numbers
+    mask_polarity: str | None = None  # what True means in it: "keep" or "drop"; "additive" if it takes numbers
 
 
-@dataclass(frozen=True)
-class _Argument:
-    """A keyword, with the form of the mask that it takes."""
-
-    name: str
-    means: str
-    lead: tuple[int, ...]  # the axes before (i j)
-
-    def handed(self, visible: Bool[Tensor, "i j"], plate: Plate) -> dict[str, Tensor]:
-        shaped = ~visible if self.means == "drop" else visible
-        if self.means == "added":
-            shaped = torch.zeros(visible.shape, dtype=plate.eye.dtype).masked_fill(~visible, -math.inf)
-        return {self.name: shaped.expand(*self.lead, *visible.shape).to(plate.eye.probe.device)}
-
-
-def read_mask(plate: Plate) -> Masked:
-    words, alignment = _words(plate)
-    blind = None
-    if not bool(plate.awake.all()):
-        blind = "NaN" if bool(plate.flat[~plate.awake].isnan().any()) else "zeros"
-    argument = _argument(plate)
+def read_mask(raw: RawWeights) -> MaskReading:
+    """Name the mask, and pass one where there is an argument for it."""
+    name, alignment = _name_and_alignment(raw)
+    empty = None
+    if not bool(raw.nonempty.all()):
+        empty = "nan" if bool(raw.flat[~raw.nonempty].isnan().any()) else "zeros"
+    argument = _find_argument(raw)
     if argument is not None:
-        blind = _blind_row(plate, argument) or blind
-    _look_for_finite(plate)
-    return Masked(
-        described=words,
+        empty = _fully_masked(raw, argument) or empty
+    _note_finite_mask_value(raw)
+    return MaskReading(
+        mask=name,
         alignment=alignment,
-        blind_rows=blind,
+        fully_masked_rows=empty,
         mask_argument=None if argument is None else argument.name,
-        mask_means=None if argument is None else argument.means,
+        mask_polarity=None if argument is None else "additive" if argument.values == "additive" else argument.polarity,
     )
 
 
-def _words(plate: Plate) -> tuple[str, str | None]:
-    """The mask in words, and its alignment, which only more keys than queries show."""
-    eye, visible = plate.eye, plate.visible
-    words, aligned = zip(*(describe(head) for head in visible[0]), strict=True)
+def _name_and_alignment(raw: RawWeights) -> tuple[str, str | None]:
+    """The name of the mask, and its alignment, which shows only with more keys than queries."""
+    reader, visible = raw.reader, raw.visible
+    names, aligned = zip(*(describe_mask(head) for head in visible[0]), strict=True)
     if not bool((visible == visible[:1]).all()):
-        described = f"{OWN}, which differs between sequences"
-    elif len(set(words)) == 1 and (words[0] != OWN or bool((visible == visible[:, :1]).all())):
-        described = words[0]
+        name = f"{UNNAMED}, which differs between sequences"
+    elif len(set(names)) == 1 and (names[0] != UNNAMED or bool((visible == visible[:, :1]).all())):
+        name = names[0]
     else:
-        described = "; ".join(f"head {head}: {word}" for head, word in enumerate(words))
-    if eye.i != eye.j or eye.probe.square or words[0] == "full()" or OWN in words:
-        return described, aligned[0]
-    longer = eye.i + 4
+        name = "; ".join(f"head {head}: {word}" for head, word in enumerate(names))
+    if reader.i != reader.j or reader.probe.square or names[0] == "full()" or UNNAMED in names:
+        return name, aligned[0]
+    longer = reader.i + 4
     try:
-        flat = eye.weights(0 * plate.q, plate.k.new_zeros(eye.b, eye.g, longer, eye.c))
-    except Exception as error:  # whatever a function of somebody else raises means that it cannot be asked
-        plate.notes.append(f"alignment was not asked: {eye.i} queries of {longer} keys gave {first_line(error)}")
-        return described, aligned[0]
-    return described, describe(seen(flat)[0, 0])[1]
+        flat = reader.weights(0 * raw.q, raw.k.new_zeros(reader.b, reader.g, longer, reader.c))
+    except Exception as error:  # a foreign function may raise anything
+        raw.notes.append(f"the alignment is unknown: {reader.i} queries and {longer} keys raise {first_line(error)}")
+        return name, aligned[0]
+    return name, describe_mask(visible_pairs(flat)[0, 0])[1]
 
 
-def _argument(plate: Plate) -> _Argument | None:
-    """Hand in a mask, where one is taken, and look what it hides."""
-    eye = plate.eye
-    pattern = (torch.arange(eye.i)[:, None] + 2 * torch.arange(eye.j)) % 3 != 0
-    names = [name for name in ARGUMENTS if name in eye.probe.parameters and name not in eye.extra]
-    forms = (("keep", ()), ("keep", (eye.b, 1)), ("added", (eye.b, 1)), ("added", ()))
-    for name, (means, lead) in product(names, forms):
-        try:
-            left = seen(eye.weights(0 * plate.q, 0 * plate.k, **_Argument(name, means, lead).handed(pattern, plate)))
-        except Exception:  # not taken in this form; the next may be
-            continue
-        for meant, kept in ((means, pattern), ("drop", ~pattern)):
-            if torch.equal(left, plate.visible & kept) and not torch.equal(left, plate.visible):
-                return _Argument(name, meant, lead)
-    return None
+def _shape(raw: RawWeights) -> tuple[int, ...]:
+    return tuple(raw.visible.shape)
 
 
-def _blind_row(plate: Plate, argument: _Argument) -> str | None:
-    """What a row gives that a mask handed in hides everything from."""
-    eye, row = plate.eye, plate.eye.i // 2
-    handed = argument.handed((torch.arange(eye.i) != row)[:, None].expand(-1, eye.j), plate)
+def _find_argument(raw: RawWeights) -> MaskArgument | None:
+    reader = raw.reader
+    names = [name for name in MASK_NAMES if name in reader.probe.parameters and name not in reader.extra]
+
+    def read(**keywords: Tensor) -> Tensor:
+        return reader.weights(0 * raw.q, 0 * raw.k, **{x: y.to(reader.probe.device) for x, y in keywords.items()})
+
+    found = find_mask_argument(read, names, _shape(raw), reader.dtype)
+    return found if found is not None and found.works else None
+
+
+def _fully_masked(raw: RawWeights, argument: MaskArgument) -> str | None:
+    reader = raw.reader
+
+    def read(**keywords: Tensor) -> Tensor:
+        return reader.weights(raw.q, raw.k, **{x: y.to(reader.probe.device) for x, y in keywords.items()})
+
     try:
-        read = eye.weights(plate.q, plate.k, **handed)[:, :, row]
-    except Exception as error:  # whatever a function of somebody else raises is its answer
-        plate.notes.append(f"a row that sees nothing raises {first_line(error)}")
+        found = fully_masked_row(read, argument, _shape(raw), reader.dtype)
+    except Exception as error:  # a foreign function may raise anything
+        raw.notes.append(f"a fully masked row raises {first_line(error)}")
         return None
-    if bool(read.isnan().any()):
-        return "NaN"
-    if bool((read == 0).all()):
-        return "zeros"
-    if bool((read - read.mean(-1, keepdim=True)).abs().max() < 1e-6):
-        return "mean"
-    if bool((read - plate.drawn[:, :, row]).abs().max() < 1e-6):
-        return "unmasked"
-    plate.notes.append("a row that sees nothing gives neither zeros nor NaN nor a mean")
-    return None
+    if found == "other":
+        raw.notes.append("a fully masked row gives neither zeros nor NaN nor a mean")
+    return None if found == "other" else found
 
 
-def _look_for_finite(plate: Plate) -> None:
-    """Very negative scores lose against a hidden key where the mask value is finite."""
-    hidden = ~plate.visible & plate.awake[..., None]
+def _note_finite_mask_value(raw: RawWeights) -> None:
+    """With a finite mask value, hidden keys get weight when all visible scores are very negative."""
+    hidden = ~raw.visible & raw.nonempty[..., None]
     if not bool(hidden.any()):
         return
     try:
-        found = plate.eye.weights(torch.full_like(plate.q, 1e6), torch.full_like(plate.k, -1e6))[hidden]
-    except Exception as error:  # whatever a function of somebody else raises is its answer
-        plate.notes.append(f"very negative scores raise {first_line(error)}")
+        found = raw.reader.weights(torch.full_like(raw.q, 1e6), torch.full_like(raw.k, -1e6))[hidden]
+    except Exception as error:  # a foreign function may raise anything
+        raw.notes.append(f"very negative scores raise {first_line(error)}")
         return
     if bool((found > 0).any()):
-        plate.notes.append("hidden keys win against very negative scores: the mask value is finite")
+        raw.notes.append("hidden keys get weight when visible scores are very negative: the mask value is finite")

@@ -1,4 +1,4 @@
-"""Norms of q and k: whether vectors have a length, and whether a learned weight of each coordinate is the rest."""
+"""Norms of q and k: whether they are normalised, how, and with which learned weight per coordinate."""
 
 from dataclasses import dataclass
 
@@ -7,76 +7,86 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.seeds import make_generator
-from regard.see.measure.rotary import Turn
-from regard.see.measure.scores import Scorer
-from regard.see.measure.stats import apart
+from regard.see.measure.rotary import Rotation
+from regard.see.measure.scores import ScoreReader
+from regard.see.measure.stats import relative_difference
+
+EPSILONS = (0.0, 1e-8, 1e-6, 1e-5)  # that norms usually add to the mean square
 
 
 @dataclass(frozen=True)
-class Normed:
-    """Which of q and k are normalised."""
+class QKNorm:
+    """Which of q and k are normalised, how, and the epsilon of the norm."""
 
     q: bool
     k: bool
+    kind: str | None = None  # "rms" or "layer"
+    epsilon: float = 0.0
 
     def __bool__(self) -> bool:
         return self.q or self.k
 
-    def applied(self, q: Tensor, k: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
-        return normalise(q, kind) if self.q else q, normalise(k, kind) if self.k else k
+    def apply(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalise q and k."""
+        return (
+            normalise(q, self.kind, self.epsilon) if self.q else q,
+            normalise(k, self.kind, self.epsilon) if self.k else k,
+        )
 
 
-def normalise(x: Tensor, kind: str | None) -> Tensor:
-    """Vectors whose coordinates have a mean square of one; "layer" centres them first."""
+def normalise(x: Float[Tensor, "b h n c"], kind: str | None, epsilon: float = 0.0) -> Float[Tensor, "b h n c"]:
+    """Scale vectors to a mean square of one ("rms"), after centring ("layer"), or to length one ("l2")."""
     if kind is None:
         return x
     x = x - x.mean(-1, keepdim=True) if kind == "layer" else x
-    return x * x.square().mean(-1, keepdim=True).rsqrt()
+    squares = x.square().sum(-1, keepdim=True) if kind == "l2" else x.square().mean(-1, keepdim=True)
+    return x * (squares + epsilon).clamp(min=1e-12).rsqrt()
 
 
-def read_norms(scorer: Scorer, scores: Tensor) -> Normed:
-    """A vector twice as long changes nothing where it is normalised."""
-    q, k = scorer.plate.q, scorer.plate.k
-    near = 10 * scorer.plate.eye.rounding
-    normed = Normed(*(apart(scores, scorer.scores(*longer)) < near for longer in ((2 * q, k), (q, 2 * k))))
-    if normed:
-        which = "q and k are" if normed.q and normed.k else "q is" if normed.q else "k is"
-        scorer.plate.notes.append(f"{which} normalised: a vector twice as long changes nothing")
-    return normed
+def read_norm(reader: ScoreReader, scores: Tensor) -> QKNorm:
+    """A vector of twice the length gives the same scores if it is normalised."""
+    q, k = reader.raw.q, reader.raw.k
+    near = 10 * reader.raw.reader.rounding
+    unchanged = [relative_difference(scores, reader.scores(*longer)) < near for longer in ((2 * q, k), (q, 2 * k))]
+    norm = QKNorm(unchanged[0], unchanged[1])
+    if norm:
+        which = "q and k are" if norm.q and norm.k else "q is" if norm.q else "k is"
+        reader.raw.notes.append(f"{which} normalised: a vector of twice the length gives the same scores")
+    return norm
 
 
-def weighted(scorer: Scorer, normed: Normed, kind: str, turn: Turn | None) -> tuple[list[float], float]:
-    """The mean weight of a coordinate in each head, and the share that no weight of coordinates explains."""
-    plate = scorer.plate
-    eye, parts, told = plate.eye, [], []
-    for draw in range(16 * eye.c // (eye.b * eye.i * eye.j) + 1):  # for more equations than weights
+def fit_norm_weights(reader: ScoreReader, norm: QKNorm, rotation: Rotation | None) -> tuple[list[float], float]:
+    """The mean learned weight of a coordinate in each head, and the relative residual of the fit."""
+    raw = reader.raw
+    sizes, parts, measured = raw.reader, [], []
+    for draw in range(16 * sizes.c // (sizes.b * sizes.i * sizes.j) + 1):  # more equations than weights
         source = make_generator(draw + 1)
-        q, k = (torch.randn(x.shape, generator=source, dtype=torch.float64) for x in (plate.q, plate.k))
-        told.append(scorer.scores(q, k))
-        q, k = normed.applied(q, k, kind)
-        parts.append(_products(q, scorer.spread_out(k), turn))
-    terms, scores = torch.cat(parts), torch.cat(told)
-    means, left = [], 0.0
-    for head in range(eye.h):
+        q, k = (torch.randn(x.shape, generator=source, dtype=torch.float64) for x in (raw.q, raw.k))
+        measured.append(reader.scores(q, k))
+        q, k = norm.apply(q, k)
+        parts.append(_coordinate_products(q, reader.repeat_heads(k), rotation))
+    terms, scores = torch.cat(parts), torch.cat(measured)
+    means, residual = [], 0.0
+    for head in range(sizes.h):
         known = scores[:, head].isfinite()
         y, x = scores[:, head][known], terms[:, head][known]
         weights = torch.linalg.lstsq(x, y, driver="gelsd").solution
         means.append(float(weights.mean()))
-        left = max(left, float((x @ weights - y).norm() / y.norm()))
-    return means, left
+        residual = max(residual, float((x @ weights - y).norm() / y.norm()))
+    return means, residual
 
 
-def _products(
-    q: Float[Tensor, "b h i c"], k: Float[Tensor, "b h j c"], turn: Turn | None
+def _coordinate_products(
+    q: Float[Tensor, "b h i c"], k: Float[Tensor, "b h j c"], rotation: Rotation | None
 ) -> Float[Tensor, "b h i j terms"]:
-    """The products of coordinates that make up a score, each turned as rotary turns it."""
+    """The products of single coordinates that a score is a sum of, after rotary."""
     q, k = q[:, :, :, None], k[:, :, None]
-    if turn is None:
+    if rotation is None:
         return q * k
-    a, b = turn.sides()
+    a, b = rotation.pairs()
     rest = [each for each in range(q.shape[-1]) if each not in (*a, *b)]
     i, j = (torch.arange(n, dtype=q.dtype) for n in (q.shape[2], k.shape[3]))
-    phases = (i[:, None] - j)[..., None] * torch.tensor(turn.frequencies, dtype=q.dtype)
+    phases = (i[:, None] - j)[..., None] * torch.tensor(rotation.frequencies, dtype=q.dtype)
     along = [q[..., each] * k[..., each] * phases.cos() for each in (a, b)]
     across = [q[..., a] * k[..., b] * phases.sin(), -q[..., b] * k[..., a] * phases.sin()]
     return torch.cat([*along, *across, q[..., rest] * k[..., rest]], -1)

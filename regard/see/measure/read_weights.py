@@ -1,8 +1,8 @@
-"""The eye: it asks an attention with q, k and v of its choice, and reads weights by v = identity."""
+"""Read attention weights out of a black box by calling it with v = identity."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,14 +11,22 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
-from regard.see.adapters import Probe
+from regard.see.measure.probes.probe import Probe
 
-READINGS = 64  # of an attention that draws at random: the largest of so many are the weights it kept
+READINGS = 64  # of an attention with dropout: the largest of 64 readings is a weight that was kept
+
+
+def read_with_identity(
+    call: Callable[[Float[Tensor, "j e"]], Tensor], j: int, width: int, dtype: torch.dtype
+) -> Float[Tensor, "b h i j"]:
+    """The outputs of `call(v)` for v = identity, which are the weights. `width` columns of v are passed at a time."""
+    columns = torch.eye(-(-j // width) * width, dtype=dtype)[:j]
+    return torch.cat([call(part) for part in columns.split(width, 1)], -1)[..., :j]
 
 
 @dataclass(frozen=True)
-class Eye:
-    """The attention, the sizes it is asked with, and how its weights are read."""
+class WeightReader:
+    """A probe with the sizes of its calls; reads the weights of any q and k."""
 
     probe: Probe
     b: int
@@ -27,33 +35,42 @@ class Eye:
     i: int
     j: int
     c: int
-    e: int | None  # None where values may be as wide as wanted
+    e: int | None  # None if values may have any width
     extra: Mapping[str, Any]
     dtype: torch.dtype = torch.float64
     readings: int = 1
-    affine: bool = False  # v = 0 gives something of its own, which is taken off
-    larger: float = 1.0  # what dropout keeps is larger by this factor
-    coarse: float = 0.0  # how far the answer to three times v is from three times the answer
-    alike: bool = True  # every coordinate of v goes the same way; else a gate or a map acts on them
+    affine: bool = False  # v = 0 gives a nonzero output, which is subtracted
+    kept_factor: float = 1.0  # dropout multiplies the weights that it keeps by this factor
+    coarse: float = 0.0  # relative difference between f(3 v) and 3 f(v)
+    same_for_columns: bool = True  # all columns of v are treated alike; False if a gate or a projection acts on them
 
-    def settled(self, dtype: torch.dtype, seed: int) -> tuple["Eye", list[Tensor], list[str]]:
-        """The eye in a dtype that is taken, with drawn q, k and v, and what there is to note."""
-        b, h, g, i, j, c = self.b, self.h, self.g, self.i, self.j, self.c
-        source, shapes = make_generator(seed), ((b, h, i, c), (b, g, j, c), (b, g, j, self.e or 5))
-        drawn = [torch.randn(shape, generator=source, dtype=torch.float64) for shape in shapes]
+    @classmethod
+    def with_random_inputs(
+        cls,
+        probe: Probe,
+        sizes: tuple[int, ...],
+        e: int | None,
+        extra: Mapping[str, Any],
+        dtype: torch.dtype,
+        seed: int,
+    ) -> tuple["WeightReader", list[Tensor], list[str]]:
+        """The reader in the first dtype that works, random q, k and v, and notes. `sizes` is b, h, g, i, j, c."""
+        b, h, g, i, j, c = sizes
+        source, shapes = make_generator(seed), ((b, h, i, c), (b, g, j, c), (b, g, j, e or 5))
+        tensors = [torch.randn(shape, generator=source, dtype=torch.float64) for shape in shapes]
         refused: Exception | None = None
-        for kind in dict.fromkeys((dtype, torch.float32, self.probe.dtype)):
-            eye = replace(self, dtype=kind)
+        for kind in dict.fromkeys((dtype, torch.float32, probe.dtype)):
+            reader = cls(probe, b, h, g, i, j, c, e, extra, kind)
             try:
-                eye.ask(*drawn)
-            except Exception as error:  # whatever a function of somebody else raises is its refusal
+                reader.output(*tensors)
+            except Exception as error:  # a foreign function may raise anything
                 refused = refused or error
                 continue
-            notes = [] if kind == dtype else [f"asked in {kind}, since {dtype} was refused: {first_line(refused)}"]
-            return eye, [x.to(kind).double() for x in drawn], notes
+            notes = [] if kind == dtype else [f"measured in {kind}, since {dtype} raises {first_line(refused)}"]
+            return reader, [x.to(kind).double() for x in tensors], notes
         raise ConfigError(
-            f"{self.probe.name} refused q {shapes[0]}, k {shapes[1]}, v {shapes[2]} in {dtype} and float32: "
-            f"{first_line(refused)}; say queries=, heads=, kv_heads= or width= where it needs certain ones"
+            f"{probe.name} raises for q {shapes[0]}, k {shapes[1]}, v {shapes[2]} in {dtype} and float32: "
+            f"{first_line(refused)}; pass queries=, heads=, kv_heads= or width= if it needs certain sizes"
         )
 
     def __str__(self) -> str:
@@ -62,43 +79,45 @@ class Eye:
 
     @property
     def rounding(self) -> float:
-        """What may be left of a fit and still be rounding; layers compute parts in float32 even where asked in more."""
+        """The relative residual of a fit that counts as rounding. Many layers compute in float32 in any dtype."""
         return max({torch.float64: 1e-5, torch.float32: 1e-4}.get(self.dtype, 0.05), 10 * self.coarse)
 
-    def answer(self, q: Tensor, k: Tensor, v: Tensor, **more: object) -> Float[Tensor, "b h i e"]:
-        asked = (x.to(self.probe.device, self.dtype) for x in (q, k, v))
-        return self.probe.call(*asked, **{**self.extra, **more}).double().cpu()
+    def raw_output(self, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Float[Tensor, "b h i e"]:
+        """The output of the probe in float64."""
+        tensors = (x.to(self.probe.device, self.dtype, copy=True) for x in (q, k, v))
+        return self.probe.call(*tensors, **{**self.extra, **keywords}).detach().double().cpu()
 
-    def ask(self, q: Tensor, k: Tensor, v: Tensor, **more: object) -> Float[Tensor, "b h i e"]:
-        """The part of the answer that v makes."""
-        out = self.answer(q, k, v, **more)
-        return out - self.answer(q, k, 0 * v, **more) if self.affine else out
+    def output(self, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Float[Tensor, "b h i e"]:
+        """The part of the output that depends on v."""
+        out = self.raw_output(q, k, v, **keywords)
+        return out - self.raw_output(q, k, 0 * v, **keywords) if self.affine else out
 
-    def once(self, q: Tensor, k: Tensor, **more: object) -> Float[Tensor, "b h i j"]:
-        """The weights by v = identity, a slice at a time where values cannot be as wide as there are keys.
+    def value_width(self, j: int) -> int:
+        """The width of v. It differs from the number of keys, so that a scale by the one is not taken for the other."""
+        return self.e or j + 3
 
-        Where coordinates do not go alike, each key in turn is one in all of them, and their mean is its weight.
-        """
-        j = k.shape[2]
-        if not self.alike:
-            one = torch.eye(j, dtype=torch.float64)[..., None].expand(j, j, self.e or j)
-            return torch.stack([self.ask(q, k, key.repeat(len(k), self.g, 1, 1), **more).mean(-1) for key in one], -1)
-        e = self.e or j
-        one = torch.eye(-(-j // e) * e, dtype=torch.float64)[:j]
-        parts = [self.ask(q, k, part.repeat(len(k), self.g, 1, 1), **more) for part in one.split(e, -1)]
-        return torch.cat(parts, -1)[..., :j]
+    def weights_once(self, q: Tensor, k: Tensor, **keywords: object) -> Float[Tensor, "b h i j"]:
+        """The weights of one reading. Where columns are not treated alike, the mean over columns is the weight."""
+        j, b = k.shape[2], len(k)
+        width = self.value_width(j)
+        if self.same_for_columns:
+            return read_with_identity(
+                lambda part: self.output(q, k, part.repeat(b, self.g, 1, 1), **keywords), j, width, torch.float64
+            )
+        ones = torch.eye(j, dtype=torch.float64)[..., None].expand(j, j, width)
+        return torch.stack([self.output(q, k, one.repeat(b, self.g, 1, 1), **keywords).mean(-1) for one in ones], -1)
 
-    def weights(self, q: Tensor, k: Tensor, **more: object) -> Float[Tensor, "b h i j"]:
-        """The weights; of several readings the largest, which is the weight wherever it was not dropped."""
-        read = self.once(q, k, **more)
+    def weights(self, q: Tensor, k: Tensor, **keywords: object) -> Float[Tensor, "b h i j"]:
+        """The weights without dropout: the largest of several readings."""
+        read = self.weights_once(q, k, **keywords)
         for _ in range(self.readings - 1):
-            read = torch.maximum(read, self.once(q, k, **more))
-        return read / self.larger
+            read = torch.maximum(read, self.weights_once(q, k, **keywords))
+        return read / self.kept_factor
 
 
 @contextmanager
 def training_mode(module: nn.Module | None, *, training: bool) -> Iterator[None]:
-    """A module in training or in eval mode for a while; every part gets its own mode back."""
+    """Switch a module to training or eval mode; restore the mode of every submodule on exit."""
     modes = {} if module is None else {part: part.training for part in module.modules()}
     if module is not None:
         module.train(training)
@@ -109,5 +128,6 @@ def training_mode(module: nn.Module | None, *, training: bool) -> Iterator[None]
             part.training = mode
 
 
-def first_line(error: Exception | None) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+def first_line(error: BaseException | None) -> str:
+    """The type and the first line of an exception."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

@@ -1,112 +1,128 @@
-"""Rotary: which pairs of coordinates turn with position, and how fast."""
+"""Rotary positions: which pairs of coordinates are rotated, and with which frequencies."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.see.measure.scores import Scorer
-from regard.see.measure.stats import spread
+from regard.see.measure.scores import ScoreReader
+from regard.see.measure.stats import value_range
 
-SMALL = 0.35  # the length of basis vectors: their scores stay where a soft-cap does not bend them
+SMALL = 0.35  # the length of basis vectors: a soft-cap hardly changes their scores
+USUAL_BASES = (10000.0, 500000.0)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A rotation of coordinates by position."""
+class Rotation:
+    """A rotation of pairs of coordinates by position."""
 
     pairing: str  # "half" or "interleaved"
-    first: int  # the first coordinate that turns
+    first: int  # the first coordinate that is rotated
     frequencies: tuple[float, ...]  # radians per position of each pair
 
     @property
     def width(self) -> int:
+        """The number of coordinates that are rotated."""
         return 2 * len(self.frequencies)
 
-    def sides(self) -> tuple[list[int], list[int]]:
+    def pairs(self) -> tuple[list[int], list[int]]:
         """The first and the second coordinates of all pairs."""
-        turning = list(range(self.first, self.first + self.width))
+        rotated = list(range(self.first, self.first + self.width))
         half = len(self.frequencies)
-        return (turning[:half], turning[half:]) if self.pairing == "half" else (turning[::2], turning[1::2])
+        return (rotated[:half], rotated[half:]) if self.pairing == "half" else (rotated[::2], rotated[1::2])
 
-    def applied(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n c"]:
-        phases = torch.arange(x.shape[2], dtype=x.dtype)[:, None] * torch.tensor(self.frequencies, dtype=x.dtype)
-        a, b = self.sides()
-        turned = x.clone()
-        turned[..., a] = x[..., a] * phases.cos() - x[..., b] * phases.sin()
-        turned[..., b] = x[..., a] * phases.sin() + x[..., b] * phases.cos()
-        return turned
+    def apply(self, x: Float[Tensor, "b h n c"], start: int = 0) -> Float[Tensor, "b h n c"]:
+        """Rotate vectors whose first position is `start`."""
+        positions = torch.arange(start, start + x.shape[2], dtype=x.dtype)
+        phases = positions[:, None] * torch.tensor(self.frequencies, dtype=x.dtype)
+        a, b = self.pairs()
+        rotated = x.clone()
+        rotated[..., a] = x[..., a] * phases.cos() - x[..., b] * phases.sin()
+        rotated[..., b] = x[..., a] * phases.sin() + x[..., b] * phases.cos()
+        return rotated
 
     def base(self) -> float | None:
-        """The base whose falling powers the frequencies are, or None where they are no such row."""
+        """The base whose powers the frequencies are, rounded to two digits if that is close; None if there is none."""
         found = torch.tensor(self.frequencies, dtype=torch.float64)
-        steps = torch.arange(len(found), dtype=torch.float64) / len(found)
+        exponents = torch.arange(len(found), dtype=torch.float64) / len(found)
         if len(found) < 2 or bool((found <= 0).any()):
             return None
-        trust = found**2  # a slow turn is measured less exactly
-        base = math.exp(-float((trust * steps * found.log()).sum() / (trust * steps**2).sum()))
-        return base if bool((found / base**-steps - 1).abs().max() < 0.02) else None
+        trust = found**2  # a low frequency is measured less exactly
+        base = math.exp(-float((trust * exponents * found.log()).sum() / (trust * exponents**2).sum()))
+        if bool((found / base**-exponents - 1).abs().max() >= 0.02):
+            return None
+        rounded = float(f"{base:.2g}")
+        return rounded if math.isclose(rounded, base, rel_tol=0.01) else base
 
 
-def read_turn(scorer: Scorer) -> Turn | None:
-    """The rotation of q and k by position, if there is one, from the scores of basis vectors."""
-    eye, notes = scorer.plate.eye, scorer.plate.notes
-    if eye.i != eye.j or eye.rounding > 1e-3:
-        needed = "as many keys as queries" if eye.i != eye.j else "finer numbers"
-        notes.append(f"rotary was not looked for: that needs {needed}")
+def usual_rotations(width: int) -> Iterator[Rotation]:
+    """Rotations of all coordinates with the bases that most models use."""
+    exponents = [2 * pair / width for pair in range(width // 2)]
+    for base in USUAL_BASES if width % 2 == 0 else ():
+        frequencies = tuple(base**-exponent for exponent in exponents)
+        yield from (Rotation(pairing, 0, frequencies) for pairing in ("half", "interleaved"))
+
+
+def read_rotation(reader: ScoreReader) -> Rotation | None:
+    """The rotation of q and k by position, from the scores of basis vectors; None if there is none."""
+    sizes, notes = reader.raw.reader, reader.raw.notes
+    if sizes.i != sizes.j or sizes.rounding > 1e-3:
+        needed = "as many keys as queries" if sizes.i != sizes.j else "a higher precision"
+        notes.append(f"rotary was not measured: that needs {needed}")
         return None
-    every = list(range(eye.c))
-    own = _coupled(scorer, every, every)
-    first = next((a for a in every if spread(own[a]) > 1e-3 * max(float(own[a, 0].abs()), 1e-12)), None)
+    every = list(range(sizes.c))
+    own = _basis_scores(reader, every, every)
+    first = next((a for a in every if value_range(own[a]) > 1e-3 * max(float(own[a, 0].abs()), 1e-12)), None)
     if first is None:
         return None
-    across = [spread(scores) for scores in _coupled(scorer, [first] * eye.c, every)]
+    across = [value_range(scores) for scores in _basis_scores(reader, [first] * sizes.c, every)]
     across[first] = 0.0
     step = across.index(max(across)) - first
-    if step < 1 or first + 2 * step > eye.c:
-        notes.append("scores change with position, but not as if pairs of coordinates turned by i - j")
+    if step < 1 or first + 2 * step > sizes.c:
+        notes.append("scores change with position, but not by a rotation of pairs of coordinates")
         return None
-    pairing = "interleaved" if step == 1 and eye.c > 2 else "half"
-    count = step if pairing == "half" else (eye.c - first) // 2
-    a, b = Turn(pairing, first, (0.0,) * count).sides()
-    there, back = _coupled(scorer, a, b), _coupled(scorer, b, a)
-    # both ways together, so that a weight that one of the coordinates has of its own drops out
+    pairing = "interleaved" if step == 1 and sizes.c > 2 else "half"
+    count = step if pairing == "half" else (sizes.c - first) // 2
+    a, b = Rotation(pairing, first, (0.0,) * count).pairs()
+    there, back = _basis_scores(reader, a, b), _basis_scores(reader, b, a)
+    # the geometric mean of both directions removes a learned weight of one of the coordinates
     sines = there.sign() * (there * back).abs().sqrt() / (own[a, :1] * own[b, :1]).abs().sqrt()
     phases = torch.atan2(sines * own[a, :1].sign(), own[a] / own[a, :1])
     found = [_frequency(each.tolist()) for each in phases]
-    while pairing == "interleaved" and found and abs(found[-1]) * eye.i < 1e-5:
-        found.pop()  # beyond the last pair that turns
+    while pairing == "interleaved" and found and abs(found[-1]) * sizes.i < 1e-5:
+        found.pop()  # beyond the last pair that is rotated
     if len(found) == 1:
-        notes.append("a single pair turns, which is half and interleaved at once")
+        notes.append("one pair is rotated, so half and interleaved pairing are the same")
         pairing = "half"
-    return Turn(pairing, first, tuple(found))
+    return Rotation(pairing, first, tuple(found))
 
 
-def _coupled(scorer: Scorer, a: list[int], b: list[int]) -> Float[Tensor, "pairs distances"]:
-    """The score of q = e_a and k = e_b by distance i - j = 0, 1, ..: the mean over all pairs that far apart."""
-    eye = scorer.plate.eye
+def _basis_scores(reader: ScoreReader, a: list[int], b: list[int]) -> Float[Tensor, "pairs distances"]:
+    """The scores of q = e_a and k = e_b by distance i - j = 0, 1, ...: the mean over all pairs of that distance."""
+    sizes = reader.raw.reader
     try:
-        rows = _scores_of(scorer, a, b)
-    except Exception:  # it takes no more sequences than it was asked with
-        starts = range(0, len(a), eye.b)
-        rows = torch.cat([_scores_of(scorer, a[at : at + eye.b], b[at : at + eye.b]) for at in starts])
-    return torch.stack([rows.diagonal(-far, 1, 2).nanmean(-1) for far in range(eye.i)], -1)
+        rows = _scores_of_pairs(reader, a, b)
+    except Exception:  # it accepts no larger batch than the first one
+        starts = range(0, len(a), sizes.b)
+        rows = torch.cat([_scores_of_pairs(reader, a[at : at + sizes.b], b[at : at + sizes.b]) for at in starts])
+    return torch.stack([rows.diagonal(-far, 1, 2).nanmean(-1) for far in range(sizes.i)], -1)
 
 
-def _scores_of(scorer: Scorer, a: list[int], b: list[int]) -> Float[Tensor, "pairs i j"]:
-    """The first head's scores of pairs of basis vectors, one pair in each sequence."""
-    plate = scorer.plate
-    size = max(len(a), plate.eye.b)
-    q, k = (x.new_zeros(size, *x.shape[1:]) for x in (plate.q, plate.k))
+def _scores_of_pairs(reader: ScoreReader, a: list[int], b: list[int]) -> Float[Tensor, "pairs i j"]:
+    """The scores of the first head for pairs of basis vectors, one pair in each sequence."""
+    raw = reader.raw
+    size = max(len(a), raw.reader.b)
+    q, k = (x.new_zeros(size, *x.shape[1:]) for x in (raw.q, raw.k))
     for at, (one, other) in enumerate(zip(a, b, strict=True)):
         q[at, ..., one] = k[at, ..., other] = SMALL
-    return scorer.scores(q, k)[: len(a), 0]
+    return reader.scores(q, k)[: len(a), 0]
 
 
 def _frequency(phases: list[float]) -> float:
-    """Radians per position, from the angles turned at distances 0, 1, .., which are known up to whole turns."""
+    """Radians per position, from the angles at distances 0, 1, ..., which are known up to multiples of 2 pi."""
     total, weight, guess = 0.0, 0.0, phases[1]
     for far, phase in enumerate(phases):
         if far and math.isfinite(phase):

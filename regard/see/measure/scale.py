@@ -1,190 +1,214 @@
-"""The scale: what q . k is multiplied by, and what else is done to it on the way to the scores."""
+"""The scale of q . k, after soft-cap, norms of q and k and rotary positions are taken into account."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from regard.see.measure.linearity import ACROSS, AXES
-from regard.see.measure.measurement import Plate
-from regard.see.measure.norms import Normed, normalise, read_norms, weighted
-from regard.see.measure.rotary import Turn, read_turn
-from regard.see.measure.scores import Scorer
-from regard.see.measure.stats import capped, centred, logs, slopes
+from regard.see.measure.linearity import OTHER_AXES
+from regard.see.measure.norms import EPSILONS, QKNorm, fit_norm_weights, read_norm
+from regard.see.measure.raw_weights import RawWeights
+from regard.see.measure.rotary import Rotation, read_rotation, usual_rotations
+from regard.see.measure.scores import ScoreReader
+from regard.see.measure.stats import fit_slopes, fit_softcap
+
+Sizes = tuple[int, int, int, int]  # c, e, h and j of a call
+SCALES: dict[str, Callable[[int, int, int, int], float]] = {
+    "1/sqrt(c)": lambda c, e, h, j: c**-0.5,
+    "1 (none)": lambda c, e, h, j: 1.0,
+    "1/c (applied twice)": lambda c, e, h, j: 1 / c,
+    "sqrt(c) (multiplied instead of divided)": lambda c, e, h, j: c**0.5,
+    "1/sqrt(h c) (the width of all heads)": lambda c, e, h, j: (h * c) ** -0.5,
+    "1/sqrt(e) (the width of v)": lambda c, e, h, j: e**-0.5,
+    "1/sqrt(j) (the number of keys)": lambda c, e, h, j: j**-0.5,
+    "c^-1/4 (on q alone, or on k alone)": lambda c, e, h, j: c**-0.25,
+    "c (multiplied)": lambda c, e, h, j: float(c),
+    "1/h (the number of heads)": lambda c, e, h, j: 1 / h,
+    "0 (the mean of all visible values)": lambda c, e, h, j: 0.0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
-    """How scores come from q and k."""
+class ScoreReading:
+    """How scores are computed from q and k."""
 
-    scale: float | None = None
+    scale: float | None = None  # None if it is unknown or differs between heads
     scales: tuple[float, ...] | None = None  # of each head
-    scale_named: str | None = None
-    residual: float | None = None  # what the scores found leave unexplained, as a share of them
+    scale_name: str | None = None
+    residual: float | None = None  # the part of the scores that is not explained, as a share of them
     softcap: float | None = None
-    qk_norm: str | None = None  # "rms" or "layer", or "unknown" where q or k is normalised in another way
+    qk_norm: str | None = None  # "rms" or "layer", or "unknown" if q or k is normalised in another way
+    norm: QKNorm | None = None
     rotary: str | None = None  # the pairing: "half" or "interleaved"
     rotary_base: float | None = None
-    rotary_width: int | None = None  # how many coordinates turn
+    rotary_width: int | None = None  # the number of coordinates that are rotated
     frequencies: tuple[float, ...] | None = None  # radians per position of each pair
+    rotation: Rotation | None = None
 
 
-def read_scale(plate: Plate, key_heads: tuple[int, ...], normalised: str | None, steady: bool) -> Scale:
-    """The scale, after everything that hides it.
+def read_scores(raw: RawWeights, key_heads: tuple[int, ...], normalised: str | None, steady: bool) -> ScoreReading:
+    """The scale, soft-cap, norm and rotation behind the scores.
 
-    steady  weights read twice are the same
+    steady  two readings of the weights are equal
     """
-    shown, notes = plate.drawn[plate.visible], plate.notes
-    none = shown == 0
-    if bool((none | ((shown - 1).abs() < 1e-9)).all()) and bool(none.any()):
-        notes.append("hard attention shows no cap, norm or rotary")
-        return Scale(scale=math.inf, scales=(math.inf,) * plate.eye.h, scale_named="hard: the largest takes all")
-    if bool(none.any()) and plate.deterministic:
-        share = float(none.double().mean())
-        notes.append(f"a share of {share:.2g} of the visible keys gets no weight at all: only the best are kept")
+    shown, notes = raw.random[raw.visible], raw.notes
+    zero = shown == 0
+    if bool((zero | ((shown - 1).abs() < 1e-9)).all()) and bool(zero.any()):
+        notes.append("hard attention: soft-cap, norm and rotary cannot be measured")
+        return ScoreReading(
+            scale=math.inf, scales=(math.inf,) * raw.reader.h, scale_name="inf (the largest score takes all)"
+        )
+    if bool(zero.any()) and raw.deterministic:
+        notes.append(f"{float(zero.double().mean()):.0%} of the visible keys have no weight: only the best are kept")
     if not steady:
-        notes.append("no two calls agree, so the weights are the largest of many readings, and tell no scale")
-        return Scale()
-    if plate.divides or normalised in ACROSS:
-        return _beside(Scorer(plate, key_heads, keyed=False), AXES.get(normalised or "", -1))
-    keyed = plate.moved_by(0 * plate.q, plate.k)
-    if keyed:
-        notes.append("keys change the weights even where q = 0: a term of k alone is left out of the scale")
-    if plate.moved_by(plate.q, 0 * plate.k):
-        notes.append("queries change the weights even where k = 0: a term of q and position, left out here")
-    return _from_scores(Scorer(plate, key_heads, keyed), normalised)
+        notes.append("two equal calls differ, so the weights are the largest of many readings, and show no scale")
+        return ScoreReading()
+    if raw.flat_unusable or normalised in OTHER_AXES:
+        notes.append("the scale was not measured: that needs weights at q = 0 that are normalised along a row")
+        return ScoreReading()
+    if raw.changes_weights(0 * raw.q, raw.k):
+        notes.append("keys change the weights at q = 0: scores have a term of k alone")
+    if raw.changes_weights(raw.q, 0 * raw.k):
+        notes.append("queries change the weights at k = 0: scores have a term of q and position")
+    return _explain_scores(ScoreReader(raw, key_heads))
 
 
-def _from_scores(scorer: Scorer, normalised: str | None) -> Scale:
-    """The simplest reading of q and k that makes the scores linear in q . k."""
-    plate = scorer.plate
-    scores = scorer.scores(plate.q, plate.k)
+def _explain_scores(reader: ScoreReader) -> ScoreReading:
+    """The simplest norm, rotation and cap that make the scores a function of q . k."""
+    raw = reader.raw
+    scores = reader.scores(raw.q, raw.k)
     if not bool(scores.isfinite().any()):
-        plate.notes.append("no row sees two keys side by side, so nothing tells the scale")
-        return Scale()
-    # loud enough for a cap to show, and not so loud that weights vanish
-    loud = min(max(25 / max(float(scores.nan_to_num().abs().max()), 1e-9), 1.0), 1e4) * plate.q
-    louder = scorer.scores(loud, plate.k)
-    plain = _fitted(scorer, louder, loud, plate.k)
+        raw.notes.append("no row sees two neighbouring keys, so the scale cannot be measured")
+        return ScoreReading()
+    # scores up to 25 show a cap, and their weights do not vanish
+    q, k = min(max(25 / max(float(scores.nan_to_num().abs().max()), 1e-9), 1.0), 1e4) * raw.q, raw.k
+    large = reader.scores(q, k)
+    plain = _fit(reader, large, q, k, None, None)
     if plain is not None:
         return plain
-    normed, turn = read_norms(scorer, scores), read_turn(scorer)
-    found = _explained(scorer, louder, loud, normed, turn) or _sigmoid(scorer, normalised)
-    found = found or _weighted(scorer, normed, turn)
-    if found is not None:
-        return found if turn is None else _turned(plate, found, turn)
-    if turn is not None:
-        plate.notes.append("the pairing of rotary is read from single coordinates; drawn q and k do not confirm more")
-    each, left = slopes(louder, scorer.pairs(loud, plate.k))
-    plate.notes.append(f"the scores are no linear function of q . k: a share of {left:.2g} is left unexplained")
-    return Scale(
-        scales=tuple(each),
-        residual=left,
-        qk_norm="unknown" if normed else None,
-        rotary=None if turn is None else turn.pairing,
+    sides = read_norm(reader, scores)
+    norms = [replace(sides, kind=kind, epsilon=e) for kind in ("rms", "layer") for e in EPSILONS] if sides else [None]
+    fits = [_fit(reader, large, q, k, norm, None) for norm in norms]
+    rotation = read_rotation(reader) if not any(fits) else None
+    if not any(fits):
+        rotations = (
+            [*usual_rotations(raw.reader.c), *([rotation] if rotation else [])] if raw.reader.i == raw.reader.j else []
+        )
+        fits = [_fit(reader, large, q, k, norm, each) for each in rotations for norm in norms]
+    known = [fit for fit in fits if fit is not None]
+    if known:
+        return _with_rotation_notes(raw, min(known, key=lambda fit: fit.residual or 0.0))
+    candidates = [(norm, each) for norm in norms if norm is None or not norm.epsilon for each in (None, rotation)]
+    for norm, each in dict.fromkeys(candidates):
+        capped = _fit_capped(reader, large, q, k, norm, each)
+        if capped is not None:
+            return _with_rotation_notes(raw, capped)
+    for norm in (norm for norm in norms if norm is not None and not norm.epsilon):
+        means, residual = fit_norm_weights(reader, norm, rotation)
+        if residual < _slack(rotation) * raw.reader.rounding:
+            raw.notes.append("the norm has a weight for each coordinate: the scale is the mean over coordinates")
+            return _with_rotation_notes(raw, _reading(raw, means, residual, norm, rotation))
+    if rotation is not None:
+        raw.notes.append("the pairing of rotary is read from basis vectors; random q and k do not confirm it")
+    each_head, residual = fit_slopes(large, reader.products(q, k))
+    raw.notes.append(f"scores are not a linear function of q . k: a share of {residual:.2g} is not explained")
+    return ScoreReading(
+        scales=tuple(each_head),
+        residual=residual,
+        qk_norm="unknown" if sides else None,
+        rotary=None if rotation is None else rotation.pairing,
     )
 
 
-def _turned(plate: Plate, found: Scale, turn: Turn) -> Scale:
-    """The scale with the rotation that was needed to find it."""
-    base = turn.base()
-    if base is None and turn.width > 2:
-        plate.notes.append("the frequencies of rotary are no powers of one base: stretched, or learned")
-    return replace(found, rotary=turn.pairing, rotary_base=base, rotary_width=turn.width, frequencies=turn.frequencies)
+def prepare_products(
+    reader: ScoreReader, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None, start: int = 0
+) -> Tensor:
+    """q . k after the norm and the rotation; `start` is the position of the first query."""
+    q, k = (q, k) if norm is None else norm.apply(q, k)
+    q, k = (q, k) if rotation is None else (rotation.apply(q, start), rotation.apply(k))
+    return reader.products(q, k)
 
 
-def _explained(scorer: Scorer, scores: Tensor, queries: Tensor, normed: Normed, turn: Turn | None) -> Scale | None:
-    """The scale of normalised and turned q and k, with or without a soft-cap."""
-    eye = scorer.plate.eye
-    for norm in ("rms", "layer") if normed else (None,):
-        q, k = normed.applied(queries, scorer.plate.k, norm)
-        if turn is not None:
-            q, k = turn.applied(q), turn.applied(k)
-        found = _fitted(scorer, scores, q, k, norm, _slack(turn))
-        if found is not None:
-            return found
-        scale, cap, left = capped(scores, scorer.pairs(q, k))
-        # a cap far beyond every score is rounding that found a shape
-        if left < _slack(turn) * eye.rounding and cap < 30 * float(scores.nan_to_num().abs().max()):
-            return replace(_scaled(scorer.plate, [scale] * eye.h, left, norm), softcap=cap)
+def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | None:
+    """The position of fewer queries than keys, as rotary has it: "bottom-right", "top-left" or None.
+
+    reading  the scores of as many queries as keys, at the same width
+    """
+    raw, size = reader.raw, reader.raw.reader
+    scores = reader.scores(raw.q, raw.k)
+    for name, start in (("bottom-right", size.j - size.i), ("top-left", 0)):
+        products = prepare_products(reader, raw.q, raw.k, reading.norm, reading.rotation, start)
+        residual = fit_slopes(scores, products)[1] if reading.softcap is None else fit_softcap(scores, products)[2]
+        if residual < _slack(reading.rotation) * size.rounding:
+            return name
     return None
 
 
-def _sigmoid(scorer: Scorer, normalised: str | None) -> Scale | None:
-    """The scale where each weight is a sigmoid of its own score, and nothing is normalised."""
-    plate = scorer.plate
-    if normalised is not None:
+def _fit(
+    reader: ScoreReader, scores: Tensor, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None
+) -> ScoreReading | None:
+    """The scale, if the scores are a multiple of q . k after this norm and rotation."""
+    each, residual = fit_slopes(scores, prepare_products(reader, q, k, norm, rotation))
+    if residual >= _slack(rotation, norm) * reader.raw.reader.rounding:
         return None
-    scores = plate.drawn.logit() - plate.eye.weights(plate.q, 0 * plate.k).logit()
-    found = _fitted(scorer, scores.masked_fill(~plate.visible, math.nan), plate.q, plate.k)
-    if found is not None:
-        plate.notes.append("each weight is a sigmoid of its own score")
+    return _reading(reader.raw, each, residual, norm, rotation)
+
+
+def _fit_capped(
+    reader: ScoreReader, scores: Tensor, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None
+) -> ScoreReading | None:
+    """The scale and the cap, if the scores are cap * tanh(scale q . k / cap) after this norm and rotation."""
+    scale, cap, residual = fit_softcap(scores, prepare_products(reader, q, k, norm, rotation))
+    # a cap far beyond every score fits rounding
+    if residual >= 3 * _slack(rotation) * reader.raw.reader.rounding or cap >= 30 * float(
+        scores.nan_to_num().abs().max()
+    ):
+        return None
+    return replace(_reading(reader.raw, [scale] * reader.raw.reader.h, residual, norm, rotation), softcap=cap)
+
+
+def _slack(rotation: Rotation | None, norm: QKNorm | None = None) -> float:
+    """How many times the rounding a residual may be: frequencies are measured, and a norm adds an epsilon."""
+    return 10 if rotation is not None else 1 if norm is None else 3
+
+
+def _with_rotation_notes(raw: RawWeights, found: ScoreReading) -> ScoreReading:
+    if found.rotation is not None and found.rotary_base is None and found.rotation.width > 2:
+        raw.notes.append("the frequencies of rotary are not powers of one base: scaled, or learned")
+    if found.scale is None:
+        raw.notes.append("heads have different scales")
     return found
 
 
-def _weighted(scorer: Scorer, normed: Normed, turn: Turn | None) -> Scale | None:
-    """The scale of normalised vectors with a learned weight for each coordinate."""
-    for norm in ("rms", "layer") if normed else ():
-        means, left = weighted(scorer, normed, norm, turn)
-        if left < _slack(turn) * scorer.plate.eye.rounding:
-            found = _scaled(scorer.plate, means, left, norm)
-            scorer.plate.notes.append(
-                "the norm weighs each coordinate by itself: the scale is the mean over coordinates"
-            )
-            return found
-    return None
-
-
-def _beside(scorer: Scorer, axis: int) -> Scale:
-    """The scale where no zero can be asked for or another axis sums to one: logarithms centred along that axis."""
-    plate = scorer.plate
-    scores = centred(logs(plate.drawn) - logs(plate.flat), plate.visible, axis)
-    for norm in (None, "rms", "layer"):
-        pairs = scorer.pairs(normalise(plate.q, norm), normalise(plate.k, norm))
-        each, left = slopes(scores, centred(pairs, plate.visible, axis))
-        if left < plate.eye.rounding:
-            return _scaled(plate, each, left, norm)
-    plate.notes.append("the scale was not found out: the logarithms of the weights are not linear in q . k")
-    return Scale()
-
-
-def _slack(turn: Turn | None) -> float:
-    """How many times the rounding a fit may leave; frequencies are measured, too."""
-    return 3 if turn is None else 10
-
-
-def _fitted(
-    scorer: Scorer, scores: Tensor, q: Tensor, k: Tensor, norm: str | None = None, slack: float = 1
-) -> Scale | None:
-    """The scale, if the scores are a multiple of q . k."""
-    each, left = slopes(scores, scorer.pairs(q, k))
-    return _scaled(scorer.plate, each, left, norm) if left < slack * scorer.plate.eye.rounding else None
-
-
-def _scaled(plate: Plate, each: Sequence[float], left: float, norm: str | None) -> Scale:
-    """The scale of all heads, where it is one."""
-    found = Scale(scales=tuple(each), residual=left, qk_norm=norm)
+def _reading(
+    raw: RawWeights, each: Sequence[float], residual: float, norm: QKNorm | None, rotation: Rotation | None
+) -> ScoreReading:
+    found = ScoreReading(
+        scales=tuple(each),
+        residual=residual,
+        qk_norm=None if norm is None else norm.kind,
+        norm=norm,
+        rotary=None if rotation is None else rotation.pairing,
+        rotary_base=None if rotation is None else rotation.base(),
+        rotary_width=None if rotation is None else rotation.width,
+        frequencies=None if rotation is None else rotation.frequencies,
+        rotation=rotation,
+    )
     known = [scale for scale in each if math.isfinite(scale)]
     largest = max((abs(scale) for scale in known), default=math.inf)
-    if not known or max(known) - min(known) > 100 * plate.eye.rounding * largest + 1e-12:
-        plate.notes.append("heads have scales of their own")
+    if not known or max(known) - min(known) > 100 * raw.reader.rounding * largest + 1e-12:
         return found
-    scale = sum(known) / len(known)
-    return replace(found, scale=scale, scale_named=scale_name(scale, plate.eye.h, plate.eye.c, norm))
+    scale, sizes = sum(known) / len(known), raw.reader
+    name = name_scale([((sizes.c, sizes.value_width(sizes.j), sizes.h, sizes.j), scale)])
+    if name is None and norm is not None:
+        name = f"{scale * sizes.c:.4g} on vectors of length one"
+    return replace(found, scale=scale, scale_name=name)
 
 
-def scale_name(scale: float, heads: int, c: int, norm: str | None = None) -> str | None:
-    """What a scale usually is called, or None."""
-    names = {
-        "c ** -0.5": c**-0.5,
-        "1: not scaled": 1.0,
-        "1 / c: c ** -0.5 twice": 1 / c,
-        "c ** 0.5: multiplied where it should be divided": c**0.5,
-        "(h c) ** -0.5: from the width of all heads": (heads * c) ** -0.5,
-        "0: the mean of what is visible": 0.0,
-    }
-    for name, value in names.items():
-        if math.isclose(scale, value, rel_tol=1e-3, abs_tol=1e-9):
+def name_scale(measured: Sequence[tuple[Sizes, float]], near: float = 1e-3) -> str | None:
+    """The rule that gives all measured scales, or None."""
+    for name, rule in SCALES.items():
+        if all(math.isclose(scale, rule(*sizes), rel_tol=near, abs_tol=1e-9) for sizes, scale in measured):
             return name
-    return None if norm is None else f"{scale * c:.4g} on vectors of length one"
+    return None

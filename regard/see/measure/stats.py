@@ -1,4 +1,4 @@
-"""Measures of maps of which only some places are known: how far apart, how spread, how linear in each other."""
+"""Least squares and differences of matrices in which only some entries are known."""
 
 import math
 
@@ -7,58 +7,63 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def apart(a: Tensor, b: Tensor) -> float:
-    """How far two maps are from each other, as a share of the first."""
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    """The norm of a - b divided by the norm of a, over finite entries."""
     known = a.isfinite() & b.isfinite()
     return float((a - b)[known].norm() / a[known].norm()) if bool(known.any()) else math.inf
 
 
-def spread(values: Tensor) -> float:
-    """The range of those that are known."""
+def value_range(values: Tensor) -> float:
+    """The largest minus the smallest finite entry."""
     known = values[values.isfinite()]
     return float(known.max() - known.min()) if known.numel() else 0.0
 
 
-def logs(weights: Tensor) -> Tensor:
-    """Logarithms, finite also of zero."""
+def safe_log(weights: Tensor) -> Tensor:
+    """The logarithm, finite at zero too."""
     return weights.clamp(min=1e-300).log()
 
 
-def centred(x: Float[Tensor, "*b i j"], seen: Bool[Tensor, "*b i j"], axis: int = -1) -> Float[Tensor, "*b i j"]:
-    """What is seen, less its mean along an axis; zero elsewhere."""
-    mean = x.masked_fill(~seen, 0).sum(axis, keepdim=True) / seen.sum(axis, keepdim=True).clamp(min=1)
-    return (x - mean).masked_fill(~seen, 0)
+def centre_rows(x: Float[Tensor, "*b i j"], visible: Bool[Tensor, "*b i j"]) -> Float[Tensor, "*b i j"]:
+    """Subtract the mean over the visible entries of each row; hidden entries become zero."""
+    mean = x.masked_fill(~visible, 0).sum(-1, keepdim=True) / visible.sum(-1, keepdim=True).clamp(min=1)
+    return (x - mean).masked_fill(~visible, 0)
 
 
-def slopes(scores: Float[Tensor, "b h i j"], pairs: Float[Tensor, "b h i j"]) -> tuple[list[float], float]:
-    """The slope of each head's scores on q . k, and the largest share that it leaves unexplained."""
+def fit_slopes(scores: Float[Tensor, "b h i j"], products: Float[Tensor, "b h i j"]) -> tuple[list[float], float]:
+    """The factor of each head in scores = factor * products, and the largest relative residual of a head."""
     known = scores.isfinite()
-    s, x = (each.masked_fill(~known, 0).transpose(0, 1).flatten(1) for each in (scores, pairs))
-    found = (s * x).sum(1) / (x * x).sum(1)
-    left, size = (s - found[:, None] * x).norm(dim=1), s.norm(dim=1)
-    share = torch.where(size > 1e-9 * x.norm(dim=1), left / size, 0)[found.isfinite()]
-    return found.tolist(), float(share.max()) if share.numel() else math.inf
+    s, x = (each.masked_fill(~known, 0).transpose(0, 1).flatten(1) for each in (scores, products))
+    factors = (s * x).sum(1) / (x * x).sum(1)
+    residual, size = (s - factors[:, None] * x).norm(dim=1), s.norm(dim=1)
+    relative = torch.where(size > 1e-9 * x.norm(dim=1), residual / size, 0)[factors.isfinite()]
+    return factors.tolist(), float(relative.max()) if relative.numel() else math.inf
 
 
-def capped(scores: Tensor, pairs: Tensor) -> tuple[float, float, float]:
-    """The scale and the cap of cap tanh(scale q . k / cap) that explain the scores best, and the share they leave."""
+def fit_softcap(scores: Tensor, products: Tensor) -> tuple[float, float, float]:
+    """The scale and cap of scores = cap * tanh(scale * products / cap), and the relative residual."""
     known = scores.isfinite()
-    s, x = scores[known], pairs[known]
+    s, x = scores[known], products[known]
     start = float((s * x).sum() / (x * x).sum())
     sign = math.copysign(1.0, start)
     best = torch.tensor([abs(start) * 1.5, float(s.abs().max()) * 1.5 + 1e-12], dtype=torch.float64).log()
 
-    def left_by(logs: Tensor) -> Tensor:
-        scale, cap = logs.exp().unbind()
-        return cap * torch.tanh(sign * scale * x / cap) - s
+    def residual_and_jacobian(logs: Tensor) -> tuple[Tensor, Tensor]:
+        scale, cap = logs.exp().tolist()
+        score = sign * scale * x
+        bent = torch.tanh(score / cap)
+        slope = score * (1 - bent.square())
+        return cap * bent - s, torch.stack([slope, cap * bent - slope], 1)
 
-    damping, left = 1e-3, left_by(best)
-    for _ in range(80):  # Levenberg and Marquardt: a step is taken where it helps, and is shorter where it did not
-        tilt = torch.func.jacfwd(left_by)(best)
-        squares = tilt.T @ tilt
-        step = torch.linalg.solve(squares + damping * torch.diag(squares.diagonal() + 1e-30), tilt.T @ left)
-        further = left_by(best - step)
-        helps = bool(further.isfinite().all()) and float(further.norm()) < float(left.norm())
-        best, left, damping = (best - step, further, damping / 3) if helps else (best, left, damping * 4)
+    damping, (residual, jacobian) = 1e-3, residual_and_jacobian(best)
+    for _ in range(80):  # Levenberg-Marquardt
+        squares = jacobian.T @ jacobian
+        damped = squares + damping * torch.diag(squares.diagonal() + 1e-30)
+        trial = best - torch.linalg.solve(damped, jacobian.T @ residual)
+        values = residual_and_jacobian(trial)
+        if bool(values[0].isfinite().all()) and float(values[0].norm()) < float(residual.norm()):
+            best, (residual, jacobian), damping = trial, values, damping / 3
+        else:
+            damping *= 4
     scale, cap = best.exp().tolist()
-    return sign * scale, cap, float(left.norm() / s.norm()) if float(s.norm()) else math.inf
+    return sign * scale, cap, float(residual.norm() / s.norm()) if float(s.norm()) else math.inf

@@ -1,1 +1,1 @@
-"""How whatever attends is asked: functions in any layout, and layers with projections inside."""
+"""Probes: any function or module that attends, callable as a function of q, k and v."""

@@ -1,8 +1,8 @@
-"""A function of q, k and v as a probe: its layout, and what it is free in, are found out by trying."""
+"""A function of q, k and v as a probe: its layout and its free sizes are found by trial calls."""
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -11,192 +11,218 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.see.measure.probes.module_copies import home
+from regard.see.measure.probes.module_copies import dtypes_and_device
 from regard.see.measure.probes.probe import (
     AS_FUNCTION,
     Probe,
-    Sizes,
-    Wanted,
-    fewer,
-    first_fitting,
+    ProbeOptions,
+    ProbeSizes,
+    fewer_kv_heads,
     first_tensor,
-    lacking,
+    first_working,
+    missing_argument_hint,
 )
 
 HEADS_TRIED = (3, 4, 8, 2, 6, 12, 16, 1, 5, 7)
 WIDTHS_TRIED = (8, 16, 64)
-# each layout of the arguments, with those in which such a function may answer
+# each layout of the arguments with the possible layouts of the output; layouts with more axes are tried first
 LAYOUTS = {
     "b h n c": ("b h n c", "b n h c", "b n (h c)"),
     "b n h c": ("b n h c", "b h n c", "b n (h c)"),
+    "n b h c": ("n b h c", "n b (h c)"),
     "b n c": ("b n c",),
-    "n c": ("b n c",),  # no batch: one sequence after the other
+    "n b c": ("n b c",),
+    "n c": ("b n c",),  # no batch axis: one call per sequence
 }
-TIME_FIRST = {"n b h c": ("n b h c", "n b (h c)"), "n b c": ("n b c",)}
-EVERY = LAYOUTS | TIME_FIRST
-# those with more axes first
-TRIED = ("b h n c", "b n h c", "n b h c", "b n c", "n b c", "n c")
+ROLES = {"q": ("q", "query", "queries"), "k": ("k", "key", "keys"), "v": ("v", "value", "values")}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of a function beyond q, k and v."""
+
+    further: tuple[str, ...]
+    required: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None  # of q, k and v, if they have to be passed by name
+    takes_qkv: bool = True
 
 
 def probe_function(
-    find: Callable[[Tensor], Callable[..., object]],
+    function_for: Callable[[Tensor], Callable[..., object]],
     signed: object,
     name: str,
-    wanted: Wanted,
+    options: ProbeOptions,
     module: nn.Module | None = None,
 ) -> Probe:
-    """The probe of a function. `find` gives the one to call for a q, since a module's copies have a dtype each."""
-    parameters, needed = signature_of(signed)
-    if needed is None:
+    """The probe of a function. `function_for(q)` returns the function to call: a module has a copy for each dtype."""
+    signature = read_signature(signed)
+    if not signature.takes_qkv:
         raise ConfigError(
-            f"{name} takes {len(parameters)} arguments without a name, but an attention takes q, k and v; {AS_FUNCTION}"
+            f"{name} takes {len(signature.further)} positional arguments, but an attention takes q, k and v; "
+            f"{AS_FUNCTION}"
         )
     heads = [(number, number) for number in HEADS_TRIED]
-    if wanted.heads is not None or wanted.kv_heads is not None:
-        h = wanted.heads or 2 * (wanted.kv_heads or 1)
-        heads = [(h, wanted.kv_heads or h)]
-    widths = [wanted.width] if wanted.width else WIDTHS_TRIED
-    dtypes, device = home(module, wanted)
-    made_up = tuple(each for each in needed if each not in wanted.extra)
-    given = {**dict.fromkeys(made_up, None), **wanted.extra}
-    function = _Function(name, find, given, made_up, parameters, module, wanted)
+    if options.heads is not None or options.kv_heads is not None:
+        h = options.heads or 2 * (options.kv_heads or 1)
+        heads = [(h, options.kv_heads or h)]
+    widths = [options.width] if options.width else WIDTHS_TRIED
+    dtypes, device = dtypes_and_device(module, options)
+    filled_in = tuple(each for each in signature.required if each not in options.extra)
+    function = _Function(name, function_for, signature, filled_in, module, options)
     first: Exception | None = None
     for dtype, c, (h, g) in product(dtypes, widths, heads):
-        found = first_fitting(function.attempts(h, g, c, dtype, device))
+        found = first_working(function.attempts(h, g, c, dtype, device))
         if isinstance(found, Probe):
-            return function.with_groups(found)
+            return function.with_grouping(found)
         first = first or found
-    (h, g), c, (i, j) = heads[0], widths[0], wanted.lengths()[0]
+    (h, g), c, (i, j) = heads[0], widths[0], options.lengths()[0]
     raise ConfigError(
-        f"{name} could not be asked as an attention: with q {(2, h, i, c)}, k {(2, g, j, c)}, v {(2, g, j, c + 3)} it "
-        f"raised {type(first).__name__}: {first}; the layouts {', '.join(f'({each})' for each in TRIED)} and other "
-        f"sizes did not help. {lacking(made_up)}Say heads=, kv_heads=, width=, queries= or keys= where it needs "
-        f"certain ones, or {AS_FUNCTION}"
+        f"{name} could not be called as an attention: with q {(2, h, i, c)}, k {(2, g, j, c)}, v {(2, g, j, c + 3)} "
+        f"it raised {type(first).__name__}: {first}; the layouts {', '.join(f'({each})' for each in LAYOUTS)} and "
+        f"other sizes failed too. {missing_argument_hint(filled_in)}Pass heads=, kv_heads= or width= if it needs "
+        f"certain sizes, or {AS_FUNCTION}"
     )
 
 
 @dataclass(frozen=True)
 class _Function:
-    """What is called, and the keywords that go along every time."""
+    """A function with the keywords that every call gets."""
 
     name: str
-    find: Callable[[Tensor], Callable[..., object]]
-    given: Mapping[str, object]
-    made_up: tuple[str, ...]
-    parameters: tuple[str, ...]
+    function_for: Callable[[Tensor], Callable[..., object]]
+    signature: Signature
+    filled_in: tuple[str, ...]
     module: nn.Module | None
-    wanted: Wanted
+    options: ProbeOptions
 
     def attempts(
         self, h: int, g: int, c: int, dtype: torch.dtype, device: torch.device
-    ) -> Iterator[tuple[Probe, Sizes] | Exception]:
-        """The probe in each layout in which the function answers, and what it raised in the others."""
-        wanted, axes = self.wanted, ""  # of all layouts in which it answered
-        for layout in [wanted.layout] if wanted.layout else TRIED:
+    ) -> Iterator[tuple[Probe, ProbeSizes] | Exception]:
+        """A probe for each layout in which the call returns, and the exception for each in which it raises."""
+        options, axes = self.options, ""  # axes of all layouts that worked
+        for layout in [options.layout] if options.layout else LAYOUTS:
             if "h" not in layout:
-                if wanted.heads not in (None, 1):
-                    yield ValueError(f"the layout {layout!r} has no axis for {wanted.heads} heads")
+                if options.heads not in (None, 1):
+                    yield ValueError(f"the layout {layout!r} has no axis for {options.heads} heads")
                     continue
-                if "h" in axes or ("b" in axes and "b" not in layout):  # without them it would hide what it mixes
+                if "h" in axes or ("b" in axes and "b" not in layout):  # fewer axes would hide what it mixes
                     return
                 h = g = 1
-            free = (h, wanted.heads) == (HEADS_TRIED[0], None)
-            for (i, j), e in product(wanted.lengths(), (c + 3, c)):
-                sizes = Sizes(h, g, i, j, c, e)
-                answers = self._answers_in(layout, sizes, dtype, device)
-                if isinstance(answers, Exception):
-                    yield answers
+            free = (h, options.heads) == (HEADS_TRIED[0], None)
+            for (i, j), e in product(options.lengths(), (c + 3, c)):
+                sizes = ProbeSizes(h, g, i, j, c, e)
+                output_layout = self._output_layout(layout, sizes, dtype, device)
+                if isinstance(output_layout, Exception):
+                    yield output_layout
                     continue
                 axes += layout
                 probe = Probe(
                     self.name,
-                    self._placed(layout, answers),
+                    self._with_layout(layout, output_layout),
                     heads=None if free else h,
-                    kv_heads=None if free and wanted.kv_heads is None else g,
-                    width=None if (c, wanted.width) == (WIDTHS_TRIED[0], None) else c,
+                    kv_heads=None if free and options.kv_heads is None else g,
+                    width=None if (c, options.width) == (WIDTHS_TRIED[0], None) else c,
                     equal_widths=e == c,
                     square=i == j,
-                    parameters=self.parameters,
+                    parameters=self.signature.further,
                     module=self.module,
-                    layout=layout if answers == EVERY[layout][0] else f"{layout} -> {answers}",
+                    layout=layout if output_layout == LAYOUTS[layout][0] else f"{layout} -> {output_layout}",
                     grouped=g < h,
                     dtype=dtype,
                     device=device,
-                    made_up=self.made_up,
+                    filled_in=self.filled_in,
                 )
                 yield probe, sizes
                 break
 
-    def with_groups(self, probe: Probe) -> Probe:
-        """The probe with the knowledge whether it takes fewer key heads than query heads."""
+    def with_grouping(self, probe: Probe) -> Probe:
+        """The probe with `grouped` set: whether it accepts fewer key heads than query heads."""
         h = probe.heads or 6
-        if fewer(h) == h or self.wanted.kv_heads is not None:
+        if fewer_kv_heads(h) == h or self.options.kv_heads is not None:
             return probe
-        (i, j), c = self.wanted.lengths()[-1 if probe.square else 0], probe.width or WIDTHS_TRIED[0]
-        sizes = Sizes(h, fewer(h), i, j, c, c if probe.equal_widths else c + 3)
-        grouped = probe.tried(sizes) is True
+        (i, j), c = self.options.lengths()[-1 if probe.square else 0], probe.width or WIDTHS_TRIED[0]
+        sizes = ProbeSizes(h, fewer_kv_heads(h), i, j, c, c if probe.equal_widths else c + 3)
+        grouped = probe.test_layout(sizes) is True
         return replace(probe, grouped=grouped, kv_heads=None if grouped else probe.kv_heads)
 
-    def _asked(self, layout: str, q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
-        """The answer as it comes; from a function without a batch, those of all sequences."""
-        call, settings = self.find(q), {**self.given, **extra}
-        if layout == "n c":
-            one_by_one = [call(a[0], b[0], c[0], **settings) for a, b, c in zip(q, k, v, strict=True)]
-            return torch.stack([first_tensor(out) for out in one_by_one])
-        return first_tensor(call(*(turned(x, layout) for x in (q, k, v)), **settings))
+    def _call(self, layout: str, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
+        """The raw output; for a layout without a batch axis, the stacked outputs of all sequences."""
+        function, names = self.function_for(q), self.signature.names
+        keywords = {**dict.fromkeys(self.filled_in), **self.options.extra, **keywords}
 
-    def _answers_in(self, layout: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> str | Exception:
-        """The layout in which the function answers, or what it raised."""
+        def run(*tensors: Tensor) -> Tensor:
+            if names is None:
+                return first_tensor(function(*tensors, **keywords))
+            return first_tensor(function(**dict(zip(names, tensors, strict=True)), **keywords))
+
+        if layout == "n c":
+            return torch.stack([run(*one) for one in zip(*(x[:, 0] for x in (q, k, v)), strict=True)])
+        return run(*(to_layout(x, layout) for x in (q, k, v)))
+
+    def _output_layout(
+        self, layout: str, sizes: ProbeSizes, dtype: torch.dtype, device: torch.device
+    ) -> str | Exception:
+        """The layout of the output, or the exception of the call."""
         b, h, i, e = sizes.b, sizes.h, sizes.i, sizes.e
         try:
             with torch.no_grad():
-                out = self._asked(layout, *sizes.drawn(dtype, device))
-        except Exception as error:  # whatever a function of somebody else raises means that it is not asked like this
+                out = self._call(layout, *sizes.random_tensors(dtype, device))
+        except Exception as error:  # a foreign function may raise anything when it is called in a wrong layout
             return error
         lengths = {"b": b, "h": h, "n": i, "c": e, "(h c)": h * e}
-        shapes = {each: tuple(lengths[axis] for axis in re.findall(r"\(.*?\)|\w", each)) for each in EVERY[layout]}
+        shapes = {each: tuple(lengths[axis] for axis in re.findall(r"\(.*?\)|\w", each)) for each in LAYOUTS[layout]}
         wrong = ValueError(f"the result is {tuple(out.shape)}, which is not (b h i e) = {(b, h, i, e)} in any layout")
         return next((each for each, shape in shapes.items() if out.shape == shape), wrong)
 
-    def _placed(self, layout: str, shape: str) -> Callable[..., Tensor]:
-        """The function with our layout outside and its own inside."""
+    def _with_layout(self, layout: str, output_layout: str) -> Callable[..., Tensor]:
+        """The function with (b h n c) outside and its own layout inside."""
 
-        def call(q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
-            out = self._asked(layout, q, k, v, **extra)
-            out = out.transpose(0, 1) if shape.startswith("n b") else out
-            inner = shape.replace("n b", "b n")
-            if inner == "b n (h c)":
-                return split(out, q.shape[1])
-            return out.transpose(1, 2) if inner == "b n h c" else out[:, None] if inner == "b n c" else out
+        def call(q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
+            out = self._call(layout, q, k, v, **keywords)
+            out = out.transpose(0, 1) if output_layout.startswith("n b") else out
+            axes = output_layout.replace("n b", "b n")
+            if axes == "b n (h c)":
+                return split_heads(out, q.shape[1])
+            return out.transpose(1, 2) if axes == "b n h c" else out[:, None] if axes == "b n c" else out
 
         return call
 
 
-def signature_of(fn: object) -> tuple[tuple[str, ...], list[str] | None]:
-    """The names of keyword arguments beyond q, k and v, and those without a default; None where three do not fit."""
+def read_signature(fn: object) -> Signature:
+    """The arguments beyond q, k and v, from the signature or from the first line of the docstring."""
     try:
-        listed = inspect.signature(fn).parameters.values()  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # compiled functions show theirs in the first line of their docstring
+        listed = list(inspect.signature(fn).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # compiled functions show their arguments in the first line of their docstring
         shown = re.match(r"\s*\w+\((.*?)\)", getattr(fn, "__doc__", None) or "", re.DOTALL)
         names = [part.split("=")[0].strip() for part in shown.group(1).split(",")] if shown else []
-        return tuple(name for name in names[3:] if name.isidentifier()), []
+        return Signature(tuple(name for name in names[3:] if name.isidentifier()))
     kinds = inspect.Parameter
     positional = [each for each in listed if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    if len(positional) < 3 and not any(each.kind is kinds.VAR_POSITIONAL for each in listed):
-        return tuple(each.name for each in positional), None
-    further = [*positional[3:], *(each for each in listed if each.kind is kinds.KEYWORD_ONLY)]
-    return tuple(each.name for each in further), [each.name for each in further if each.default is kinds.empty]
+    named = [each for each in listed if each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+    known = [each.name for words in ROLES.values() for each in named if each.name.lower() in words]
+    if len(known) == 3 and known != [each.name for each in positional[:3]]:
+        further = [each for each in named if each.name not in known]
+        order: tuple[str, ...] | None = tuple(known)
+    elif len(positional) < 3 and not any(each.kind is kinds.VAR_POSITIONAL for each in listed):
+        return Signature(tuple(each.name for each in positional), takes_qkv=False)
+    else:
+        further = [*positional[3:], *(each for each in listed if each.kind is kinds.KEYWORD_ONLY)]
+        order = None
+    required = tuple(each.name for each in further if each.default is kinds.empty)
+    return Signature(tuple(each.name for each in further), required, order)
 
 
-def turned(x: Float[Tensor, "b h n c"], layout: str) -> Tensor:
-    """The same numbers in another layout; one without heads has the first alone."""
+def to_layout(x: Float[Tensor, "b h n c"], layout: str) -> Tensor:
+    """The same numbers in another layout; a layout without heads gets the first head."""
     axes = "bhnc" if "h" in layout else "bnc"
     return (x if "h" in layout else x[:, 0]).permute([axes.index(axis) for axis in layout.split()])
 
 
-def split(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
+def split_heads(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
+    """Split the last axis into heads."""
     return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
-def merge(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:
+def merge_heads(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:
+    """Concatenate the heads along the last axis."""
     return x.transpose(1, 2).flatten(2)

@@ -1,4 +1,4 @@
-"""A layer that makes q, k and v itself as a probe: a copy whose projections hand out the chosen ones."""
+"""The probe of a layer with projections: a copy whose projections return the chosen q, k and v."""
 
 import inspect
 import sys
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.see.measure.probes.functions import merge, split
-from regard.see.measure.probes.module_copies import ModuleCopies, home
-from regard.see.measure.probes.probe import AS_FUNCTION, Probe, Sizes, Wanted, first_fitting, first_tensor
-from regard.see.measure.probes.projections import Inner, Projections, inner_sizes
+from regard.see.measure.probes.functions import merge_heads, split_heads
+from regard.see.measure.probes.module_copies import ModuleCopies, dtypes_and_device
+from regard.see.measure.probes.probe import AS_FUNCTION, Probe, ProbeOptions, ProbeSizes, first_tensor, first_working
+from regard.see.measure.probes.projections import LayerSizes, Projections, layer_sizes
 
-# what stands behind the heads, and is taken away: output projections, then dropout of the output
-BEHIND = (
+# submodules that follow the heads and are replaced by the identity: output projections and their dropout
+OUTPUT_MODULES = (
     *("out_proj", "o_proj", "c_proj", "proj", "to_out", "out", "o", "wo", "w_o", "W_o", "Wo", "W_O", "WO", "out_lin"),
     *("out_linear", "linear_out", "fc_out", "fc_o", "output_proj", "proj_out", "projection", "dense"),
     *("proj_drop", "resid_dropout", "resid_drop", "out_drop", "out_dropout", "proj_dropout", "sublayer_dropout"),
@@ -26,157 +26,158 @@ KEYS, VALUES = ("key", "keys", "k"), ("value", "values", "v")
 MEMORIES = ("memory", "context", "encoder_hidden_states", "key_value_states", "encoder_output", "source")
 
 
-def probe_layer(module: nn.Module, known: Projections, name: str, wanted: Wanted) -> Probe:
-    """The probe of a layer, with the arguments and in the order of axes and heads that mix nothing."""
-    inner = inner_sizes(module, known, name, wanted)
-    found = first_fitting(_attempts(module, known, inner, name, wanted))
+def probe_layer(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> Probe:
+    """The probe of a layer: the first choice of arguments, axes and order of heads that mixes nothing."""
+    sizes = layer_sizes(module, known, name, options)
+    found = first_working(_attempts(module, known, sizes, name, options))
     if isinstance(found, Probe):
         return found
     raise ConfigError(
-        f"{name} was read as an attention by its {known} with {inner.h} heads of width {inner.c} and {inner.g} key "
-        f"heads, but raised {type(found).__name__}: {found}; hand over what it lacks by name, say heads= and "
-        f"kv_heads=, queries= where it takes one length only, or {AS_FUNCTION}"
+        f"{name} was read as an attention by its {known} with {sizes.h} heads of width {sizes.c} and {sizes.g} key "
+        f"heads, but raised {type(found).__name__}: {found}; pass missing arguments by name, pass heads= and "
+        f"kv_heads=, pass queries= if it accepts one length only, or {AS_FUNCTION}"
     )
 
 
 def _attempts(
-    module: nn.Module, known: Projections, inner: Inner, name: str, wanted: Wanted
-) -> Iterator[tuple[Probe, Sizes]]:
-    """Every way to call the layer."""
-    (dtype, *_), device = home(module, wanted)
+    module: nn.Module, known: Projections, sizes: LayerSizes, name: str, options: ProbeOptions
+) -> Iterator[tuple[Probe, ProbeSizes]]:
+    """A probe for every way to call the layer."""
+    (dtype, *_), device = dtypes_and_device(module, options)
     stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     takes = {key: each for key, each in inspect.signature(module.forward).parameters.items() if each.kind not in stars}
-    packings = ("blocks", "groups") if known.parts[-1] != "v" and inner.c == inner.e else ("blocks",)
-    for feed, time_first, packing in product(_feeds(tuple(takes), inner), (False, True), packings):
-        layer = _Layer(name, inner, feed, takes, wanted, _Hand(packing, time_first))
-        copies = ModuleCopies(module, partial(_swap, known=known, hand=layer.hand))
+    packings = ("blocks", "groups") if known.parts[-1] != "v" and sizes.c == sizes.e else ("blocks",)
+    for inputs, time_first, packing in product(_sequence_arguments(tuple(takes), sizes), (False, True), packings):
+        layer = _LayerCall(name, sizes, inputs, takes, options, _Chosen(packing, time_first))
+        copies = ModuleCopies(module, partial(_replace_projections, known=known, chosen=layer.chosen))
         probe = Probe(
             name,
-            partial(layer.asked, copies),
-            heads=inner.h,
-            kv_heads=inner.g,
-            width=inner.c,
-            equal_widths=inner.e == inner.c,
-            square=len(feed) == 1,
-            parameters=tuple(each for each in takes if each not in feed),
-            module=copies.shown,
+            partial(layer.call, copies),
+            heads=sizes.h,
+            kv_heads=sizes.g,
+            width=sizes.c,
+            equal_widths=sizes.e == sizes.c,
+            square=len(inputs) == 1,
+            parameters=tuple(each for each in takes if each not in inputs),
+            module=copies.reference,
             layout="n b (h c)" if time_first else "b n (h c)",
-            value_width=inner.e,
-            grouped=inner.g < inner.h,
+            value_width=sizes.e,
+            grouped=sizes.g < sizes.h,
             dtype=dtype,
             device=device,
-            made_up=layer.made_up,
+            filled_in=layer.filled_in,
         )
-        i, j = wanted.lengths()[0]
-        yield probe, Sizes(inner.h, inner.g, i, i if probe.square else j, inner.c, inner.e)
+        i, j = options.lengths()[0]
+        yield probe, ProbeSizes(sizes.h, sizes.g, i, i if probe.square else j, sizes.c, sizes.e)
 
 
-def _feeds(names: tuple[str, ...], inner: Inner) -> list[tuple[str, ...]]:
-    """Which arguments may be sequences: x alone, x and a memory, or query, key and value."""
+def _sequence_arguments(names: tuple[str, ...], sizes: LayerSizes) -> list[tuple[str, ...]]:
+    """The arguments that may be sequences: x alone, x and a memory, or query, key and value."""
     if len(names) > 2 and names[1] in KEYS and names[2] in VALUES:
         return [names[:3]]
     with_memory: list[tuple[str, ...]] = [(names[0], each) for each in names if each in MEMORIES]
-    return with_memory if with_memory and inner.d != inner.m else [names[:1], *with_memory]
+    return with_memory if with_memory and sizes.d != sizes.m else [names[:1], *with_memory]
 
 
 @dataclass
-class _Hand:
-    """What the projections of one copy hand out at the next call, in the order and layout of that layer."""
+class _Chosen:
+    """The q, k and v that the replaced projections return at the next call, in the layout of the layer."""
 
     packing: str
     time_first: bool
-    chosen: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def out(self, parts: str) -> Tensor:
-        heads = [self.chosen[part] for part in parts]
-        if self.packing == "groups":  # each key head beside its queries and values
+    def output(self, parts: str) -> Tensor:
+        """What a projection returns that makes these parts: "q", "kv", "qkv", ..."""
+        heads = [self.tensors[part] for part in parts]
+        if self.packing == "groups":  # each key head next to its queries and values
             g = heads[-1].shape[1]
             heads = [torch.cat([x.unflatten(1, (g, -1)) for x in heads], 2).flatten(1, 2)]
-        merged = torch.cat([merge(x) for x in heads], -1)
+        merged = torch.cat([merge_heads(x) for x in heads], -1)
         return merged.transpose(0, 1) if self.time_first else merged
 
 
-class _Handed(nn.Module):
-    """Stands where a projection stood, and hands out what was chosen, whatever comes in."""
+class _ChosenProjection(nn.Module):
+    """Replaces a projection: returns the chosen tensors, whatever its input is."""
 
-    def __init__(self, hand: _Hand, parts: str) -> None:
+    def __init__(self, chosen: _Chosen, parts: str) -> None:
         super().__init__()
-        self.hand, self.parts = hand, parts
+        self.chosen, self.parts = chosen, parts
 
     def forward(self, *_: object, **__: object) -> Tensor:
-        return self.hand.out(self.parts)
+        return self.chosen.output(self.parts)
 
 
-def _swap(copy: nn.Module, known: Projections, hand: _Hand) -> None:
-    """Let a copy's projections hand out what the hand holds, and take away what stands behind the heads."""
+def _replace_projections(copy: nn.Module, known: Projections, chosen: _Chosen) -> None:
+    """Replace the input projections by the chosen tensors and the output modules by the identity."""
     for projection, parts in zip(known.names, known.parts, strict=True):
-        copy.set_submodule(projection, _Handed(hand, parts))
+        copy.set_submodule(projection, _ChosenProjection(chosen, parts))
     own = {name for name, _ in copy.named_modules(remove_duplicate=False)}
-    container = known.names[0].rpartition(".")[0]  # of a list of projections the next one stands behind
-    for behind in (*BEHIND, f"{container}.{len(known.names)}"):
-        if behind in own and behind not in known.names:
-            copy.set_submodule(behind, nn.Identity())
+    container = known.names[0].rpartition(".")[0]  # in a list of projections the next one is the output projection
+    for output in (*OUTPUT_MODULES, f"{container}.{len(known.names)}"):
+        if output in own and output not in known.names:
+            copy.set_submodule(output, nn.Identity())
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """One way to call a layer: which arguments are sequences, and in which order it has its axes."""
+class _LayerCall:
+    """One way to call a layer: which arguments are sequences, and which axis comes first."""
 
     name: str
-    inner: Inner
-    feed: tuple[str, ...]
+    sizes: LayerSizes
+    inputs: tuple[str, ...]
     takes: dict[str, inspect.Parameter]
-    wanted: Wanted
-    hand: _Hand
+    options: ProbeOptions
+    chosen: _Chosen
 
     @property
-    def missing(self) -> list[str]:
+    def required(self) -> list[str]:
         """The arguments after the first that have no default."""
         return [each for each in list(self.takes)[1:] if self.takes[each].default is inspect.Parameter.empty]
 
     @property
-    def made_up(self) -> tuple[str, ...]:
-        """Those that nobody handed over, with the phases that are made from the layer's config."""
-        filled = dict.fromkeys((*self.missing, *({"position_embeddings"} & self.takes.keys())))
-        return tuple(each for each in filled if each not in (*self.feed, *self.wanted.extra))
+    def filled_in(self) -> tuple[str, ...]:
+        """Required arguments that the caller did not pass, and rotary phases that are made from the config."""
+        filled = dict.fromkeys((*self.required, *({"position_embeddings"} & self.takes.keys())))
+        return tuple(each for each in filled if each not in (*self.inputs, *self.options.extra))
 
-    def asked(self, copies: ModuleCopies, q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
-        copy, inner, time_first = copies.at(q.dtype), self.inner, self.hand.time_first
+    def call(self, copies: ModuleCopies, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
+        """Run the layer on zeros while its projections return q, k and v."""
+        copy, sizes, time_first = copies.at(q.dtype), self.sizes, self.chosen.time_first
         b, i, j = len(q), q.shape[2], k.shape[2]
-        # nothing but zeros comes in, so that what a layer adds or gates by its input stays constant
-        shapes = (b, i, inner.d), (b, j, inner.m), (b, j, inner.m)
+        shapes = (b, i, sizes.d), (b, j, sizes.m), (b, j, sizes.m)
         x, *others = (q.new_zeros(shape).transpose(0, 1) if time_first else q.new_zeros(shape) for shape in shapes)
         settings: dict[str, object] = {
-            **dict.fromkeys(self.missing),
-            **dict(zip(self.feed[1:], others, strict=False)),
-            **self.wanted.extra,
-            **extra,
+            **dict.fromkeys(self.required),
+            **dict(zip(self.inputs[1:], others, strict=False)),
+            **self.options.extra,
+            **keywords,
         }
         if "position_embeddings" in self.takes and settings.get("position_embeddings") is None:
-            settings["position_embeddings"] = _phases(copy, self.name, x, i)
-        self.hand.chosen = {"q": q, "k": k, "v": v}
+            settings["position_embeddings"] = _rotary_phases(copy, self.name, x, i)
+        self.chosen.tensors = {"q": q, "k": k, "v": v}
         try:
             out = first_tensor(copy(x, **settings))
         finally:
-            self.hand.chosen = {}
+            self.chosen.tensors = {}
         out = (out.transpose(0, 1) if time_first else out).flatten(2)
-        if out.shape != (b, i, inner.h * inner.e):
+        if out.shape != (b, i, sizes.h * sizes.e):
             raise ValueError(
-                f"{self.name} gave {tuple(out.shape)} once its output projection was taken away, "
-                f"not {(b, i, inner.h * inner.e)} for (b n (h e))"
+                f"{self.name} returned {tuple(out.shape)} once its output projection was removed, "
+                f"not {(b, i, sizes.h * sizes.e)} for (b n (h e))"
             )
-        return split(out, inner.h)
+        return split_heads(out, sizes.h)
 
 
-def _phases(module: nn.Module, name: str, x: Tensor, length: int) -> object:
-    """The cosines and sines that a Hugging Face layer is handed, from the rotary class in the file of that layer."""
+def _rotary_phases(module: nn.Module, name: str, x: Tensor, length: int) -> object:
+    """The cosines and sines that a Hugging Face layer takes, from the rotary class in the layer's own file."""
     beside = vars(sys.modules[type(module).__module__])
     kinds = [kind for kind in beside if kind.endswith("RotaryEmbedding") and inspect.isclass(beside[kind])]
     config = getattr(module, "config", None)
     if len(kinds) != 1 or config is None:
         raise ConfigError(
-            f"{name} takes position_embeddings, and {len(kinds)} rotary classes stand beside it where one was "
-            "expected; hand over position_embeddings=(cos, sin)"
+            f"{name} takes position_embeddings, but its file has {len(kinds)} rotary classes where one was expected; "
+            "pass position_embeddings=(cos, sin)"
         )
     rotary = beside[kinds[0]](config).to(x.device)
     positions = torch.arange(length, device=x.device)[None]

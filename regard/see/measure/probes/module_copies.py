@@ -1,4 +1,4 @@
-"""Copies of a module to ask in its place, so that it is never changed itself."""
+"""Copies of a module, one per dtype, so that probing never changes the module itself."""
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -6,40 +6,41 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from regard.see.measure.probes.probe import Wanted
+from regard.see.measure.probes.probe import ProbeOptions
 
 
 class ModuleCopies:
-    """Copies of a module, one for each dtype asked for, changed by `prepare`.
+    """Copies of a module, one for each dtype, each changed by `prepare`.
 
-    `shown` is the plain copy whose mode, training or not, the others take over.
+    `reference` is an unchanged copy. All others follow its training or eval mode.
     """
 
     def __init__(self, module: nn.Module, prepare: Callable[[nn.Module], None] = lambda copy: None) -> None:
-        self.shown = deepcopy(module)
+        self.reference = deepcopy(module)
         self.prepare = prepare
-        self.made: dict[torch.dtype, nn.Module] = {}
+        self.copies: dict[torch.dtype, nn.Module] = {}
 
     def at(self, dtype: torch.dtype) -> nn.Module:
-        if dtype not in self.made:
-            copy = deepcopy(self.shown)
+        """The copy in this dtype, in the mode of `reference`."""
+        if dtype not in self.copies:
+            copy = deepcopy(self.reference)
             own = next((x.dtype for x in _floating(copy)), dtype)
-            self.made[dtype] = copy if own == dtype else copy.to(dtype)
+            self.copies[dtype] = copy if own == dtype else copy.to(dtype)
             self.prepare(copy)
-        modes = {name: part.training for name, part in self.shown.named_modules()}
-        for name, part in self.made[dtype].named_modules():
-            part.training = modes.get(name, self.shown.training)
-        return self.made[dtype]
+        modes = {name: part.training for name, part in self.reference.named_modules()}
+        for name, part in self.copies[dtype].named_modules():
+            part.training = modes.get(name, self.reference.training)
+        return self.copies[dtype]
 
 
-def home(module: nn.Module | None, wanted: Wanted) -> tuple[list[torch.dtype], torch.device]:
-    """The dtypes to try and the device to work on: a module's own, where it has any."""
+def dtypes_and_device(module: nn.Module | None, options: ProbeOptions) -> tuple[list[torch.dtype], torch.device]:
+    """The dtypes to try and the device to use: those of the module, if it has parameters or buffers."""
     own = None if module is None else next(_floating(module), None)
     if own is not None:
         return [own.dtype], own.device
-    return [torch.float32, torch.bfloat16, torch.float64], torch.device(wanted.device or "cpu")
+    return [torch.float32, torch.bfloat16, torch.float64], torch.device(options.device or "cpu")
 
 
 def _floating(module: nn.Module) -> Iterator[Tensor]:
-    """Its parameters and buffers that have a dtype to follow."""
+    """Its floating-point parameters and buffers."""
     return (x for x in (*module.parameters(), *module.buffers()) if x.is_floating_point())

@@ -1,22 +1,23 @@
-"""torch's own nn.MultiheadAttention as a probe: a copy whose projections are the identity."""
+"""The probe of nn.MultiheadAttention: a copy whose projections are the identity."""
 
 import torch
 from torch import Tensor, nn
 
-from regard.see.measure.probes.functions import merge, signature_of, split
-from regard.see.measure.probes.module_copies import ModuleCopies, home
-from regard.see.measure.probes.probe import Probe, Wanted, first_tensor
+from regard.see.measure.probes.functions import merge_heads, read_signature, split_heads
+from regard.see.measure.probes.module_copies import ModuleCopies, dtypes_and_device
+from regard.see.measure.probes.probe import Probe, ProbeOptions, first_tensor
 
 
-def probe_multihead(module: nn.MultiheadAttention, name: str, wanted: Wanted) -> Probe:
-    copies = ModuleCopies(module, _identify)
+def probe_multihead(module: nn.MultiheadAttention, name: str, options: ProbeOptions) -> Probe:
+    """The probe of torch's own layer."""
+    copies = ModuleCopies(module, _set_identity_projections)
     heads, batch_first = module.num_heads, module.batch_first
-    (dtype, *_), device = home(module, wanted)
+    (dtype, *_), device = dtypes_and_device(module, options)
 
-    def call(q: Tensor, k: Tensor, v: Tensor, **extra: object) -> Tensor:
-        flat = [merge(x) if batch_first else merge(x).transpose(0, 1) for x in (q, k, v)]
-        out = first_tensor(copies.at(q.dtype)(*flat, **{**wanted.extra, **extra}))
-        return split(out if batch_first else out.transpose(0, 1), heads)
+    def call(q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
+        merged = [merge_heads(x) if batch_first else merge_heads(x).transpose(0, 1) for x in (q, k, v)]
+        out = first_tensor(copies.at(q.dtype)(*merged, **{**options.extra, **keywords}))
+        return split_heads(out if batch_first else out.transpose(0, 1), heads)
 
     return Probe(
         name,
@@ -26,25 +27,25 @@ def probe_multihead(module: nn.MultiheadAttention, name: str, wanted: Wanted) ->
         width=module.head_dim,
         equal_widths=True,
         value_width=module.head_dim,
-        parameters=signature_of(module.forward)[0],
-        module=copies.shown,
+        parameters=read_signature(module.forward).further,
+        module=copies.reference,
         layout="b n (h c)" if batch_first else "n b (h c)",
         dtype=dtype,
         device=device,
     )
 
 
-def _identify(module: nn.Module) -> None:
-    """Make every projection the identity; keys and values that the layer adds of its own stay."""
+def _set_identity_projections(module: nn.Module) -> None:
+    """Make every projection the identity; `bias_k`, `bias_v` and `add_zero_attn` stay."""
     assert isinstance(module, nn.MultiheadAttention)
     d = module.embed_dim
-    one = torch.eye(d, dtype=module.out_proj.weight.dtype, device=module.out_proj.weight.device)
+    identity = torch.eye(d, dtype=module.out_proj.weight.dtype, device=module.out_proj.weight.device)
     for separate in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
         module.register_parameter(separate, None)
     module.kdim = module.vdim = d
     module._qkv_same_embed_dim = True
-    module.in_proj_weight = nn.Parameter(one.repeat(3, 1))
-    module.out_proj.weight = nn.Parameter(one)
+    module.in_proj_weight = nn.Parameter(identity.repeat(3, 1))
+    module.out_proj.weight = nn.Parameter(identity)
     for bias in (module.in_proj_bias, module.out_proj.bias):
         if bias is not None:
             nn.init.zeros_(bias)

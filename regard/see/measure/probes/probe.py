@@ -1,4 +1,4 @@
-"""A probe: an attention as one can ask it, and the question that shows whether it is asked in the right way."""
+"""The probe: an attention as a function of q, k and v, and the test that shows whether its layout was guessed right."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,46 +14,54 @@ AS_FUNCTION = "wrap it in a function of q (b h i c), k (b g j c) and v (b g j e)
 
 @dataclass(frozen=True)
 class Probe:
-    """An attention as one can ask it: (b h i c), (b g j c), (b g j e) -> (b h i e)."""
+    """An attention as a function: (b h i c), (b g j c), (b g j e) -> (b h i e)."""
 
     name: str
-    call: Callable[..., Tensor]  # call(q, k, v, **extra); extra keywords go on to the function
-    heads: int | None = None  # where fixed; None where any number is taken
+    call: Callable[..., Tensor]  # call(q, k, v, **keywords); the keywords are passed to the function
+    heads: int | None = None  # if fixed; None if any number works
     kv_heads: int | None = None
-    width: int | None = None  # c, where fixed
+    width: int | None = None  # c, if fixed
     equal_widths: bool = False  # e must be c
     square: bool = False  # queries and keys come from one sequence: i = j
     parameters: tuple[str, ...] = ()  # names of further keyword arguments
-    module: nn.Module | None = None  # what to switch to train() and eval()
-    layout: str = "b h n c"  # as the function itself has it
-    value_width: int | None = None  # e, where fixed
+    module: nn.Module | None = None  # the module to switch between train() and eval()
+    layout: str = "b h n c"  # axes of the function itself
+    value_width: int | None = None  # e, if fixed
     grouped: bool = False  # g may be less than h
-    dtype: torch.dtype = torch.float32  # one that it surely takes
+    dtype: torch.dtype = torch.float32  # a dtype that works
     device: torch.device = CPU
-    made_up: tuple[str, ...] = ()  # arguments that have to be there, were not handed over and so are filled in
+    filled_in: tuple[str, ...] = ()  # required arguments that the caller did not pass
+    note: str = ""  # what could not be called, in words
+    other_layout: str = ""  # a layout that mixes no sequences, if the expected one does
 
-    def tried(self, sizes: "Sizes") -> bool | Exception:
-        """Whether each row is a multiple of its sequence's values, as in every attention; or what was raised.
+    def test_layout(self, sizes: "ProbeSizes") -> bool | Exception:
+        """True if every output row is a multiple of its own sequence's value vector; the exception if the call raises.
 
-        A layout or an order of heads that was guessed wrong mixes sequences or heads, and so gives another direction.
+        A wrong layout or order of heads mixes sequences or heads, which changes the direction of the output.
         """
-        q, k, v = sizes.drawn(self.dtype, self.device)
+        q, k, v = sizes.random_tensors(self.dtype, self.device)
         try:
             with torch.no_grad():
                 out = self.call(q, k, v)
-        except Exception as error:  # whatever a function of somebody else raises means that it is not asked like this
+        except Exception as error:  # a foreign function may raise anything when it is called in a wrong way
             return error
         if out.shape != (sizes.b, sizes.h, sizes.i, sizes.e):
             return False
         rows, own = (nn.functional.normalize(x.double(), dim=-1) for x in (out, v[:, :, 0]))
-        awake = (out.isfinite() & (out != 0)).any(-1)
-        alike = torch.einsum("bhie,bge->bhig", rows.nan_to_num(), own).amax(-1)
-        near = 0.999 if self.dtype.itemsize > 2 else 0.98
-        return bool(awake.any()) and bool((alike[awake] > near).all())
+        nonempty = (out.isfinite() & (out != 0)).any(-1)
+        cosine = torch.einsum("bhie,bge->bhig", rows.nan_to_num(), own).amax(-1)
+        threshold = 0.999 if self.dtype.itemsize > 2 else 0.98
+        return bool(nonempty.any()) and bool((cosine[nonempty] > threshold).all())
+
+    def usual_sizes(self) -> "ProbeSizes":
+        """Small sizes that this probe accepts."""
+        h, c = self.heads or 3, self.width or 8
+        e = self.value_width or (c if self.equal_widths else c + 3)
+        return ProbeSizes(h, self.kv_heads or h, 5, 5 if self.square else 7, c, e)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ProbeSizes:
     """The sizes of one call."""
 
     h: int
@@ -64,8 +72,8 @@ class Sizes:
     e: int
     b: int = 2
 
-    def drawn(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """Queries, keys, and values that are one vector per sequence and key head, the same at every position."""
+    def random_tensors(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        """Random q and k, and v with one vector per sequence and key head, repeated at every position."""
         source = make_generator(0)
         shapes = (self.b, self.h, self.i, self.c), (self.b, self.g, self.j, self.c), (self.b, self.g, 1, self.e)
         q, k, v = (torch.randn(shape, generator=source).to(device, dtype) for shape in shapes)
@@ -73,8 +81,8 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the caller said of the attention."""
+class ProbeOptions:
+    """The arguments of `as_probe`."""
 
     heads: int | None
     kv_heads: int | None
@@ -86,15 +94,15 @@ class Wanted:
     extra: Mapping[str, object]
 
     def lengths(self) -> list[tuple[int, int]]:
-        """Numbers of queries and keys to try, those that differ first."""
+        """Numbers of queries and keys to try, different ones first."""
         i = self.queries or 5
         return [(i, self.keys)] if self.keys not in (None, i) else [(i, i + 2), (i, i)]
 
 
-def first_fitting(attempts: Iterable[tuple[Probe, Sizes] | Exception]) -> Probe | Exception:
-    """The first probe that mixes nothing, else the first that runs, else what was raised first.
+def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> Probe | Exception:
+    """The first probe that mixes nothing, else the first that runs, else the first exception.
 
-    What mixes sequences or heads however it is asked is kept, since that is for others to tell.
+    An attention that mixes sequences or heads in every layout is returned too: `check` reports it.
     """
     mixing: Probe | None = None
     raised: list[Exception] = []
@@ -103,35 +111,33 @@ def first_fitting(attempts: Iterable[tuple[Probe, Sizes] | Exception]) -> Probe 
             raised.append(attempt)
             continue
         probe, sizes = attempt
-        ran = probe.tried(sizes)
-        if ran is True:
+        result = probe.test_layout(sizes)
+        if result is True:
             return probe
-        if isinstance(ran, Exception):
-            raised.append(ran)
+        if isinstance(result, Exception):
+            raised.append(result)
         else:
             mixing = mixing or probe
     return mixing or raised[0]
 
 
-def lacking(made_up: Iterable[str]) -> str:
-    """Arguments without a default that nobody handed over, and what to do about it."""
-    names = tuple(made_up)
-    if not names:
+def missing_argument_hint(filled_in: tuple[str, ...]) -> str:
+    """A sentence about required arguments that were filled with None, and how to pass them."""
+    if not filled_in:
         return ""
-    listed, example = ", ".join(names), f"{names[0]}=..."
     return (
-        f"It was given None for {listed}, which {'has' if len(names) == 1 else 'have'} no default: "
-        f"hand over {example}, or extra={{{names[0]!r}: ...}} to check. "
+        f"None was passed for {', '.join(filled_in)}, which {'has' if len(filled_in) == 1 else 'have'} no default: "
+        f"pass {filled_in[0]}=..., or extra={{{filled_in[0]!r}: ...}} to check. "
     )
 
 
-def fewer(heads: int) -> int:
-    """The largest number of key heads, of those between one and all, that so many heads can share; else all."""
+def fewer_kv_heads(heads: int) -> int:
+    """The largest divisor of `heads` between 1 and `heads`, exclusive; `heads` itself if there is none."""
     return max((number for number in range(2, heads) if heads % number == 0), default=heads)
 
 
 def first_tensor(out: object) -> Tensor:
-    """The result itself, where weights or a cache come along with it."""
+    """The output itself, or the first entry of a tuple or list."""
     if isinstance(out, tuple | list) and out:
         out = out[0]
     if not isinstance(out, Tensor):

@@ -1,4 +1,4 @@
-"""The projections of a layer, by the names that families of layers give them, and the sizes they tell."""
+"""The projections of an attention layer, found by their usual names, and the sizes that follow from them."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -6,12 +6,12 @@ from itertools import product
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.see.measure.probes.probe import AS_FUNCTION, Wanted
+from regard.see.measure.probes.probe import AS_FUNCTION, ProbeOptions
 
 
 @dataclass(frozen=True)
 class Projections:
-    """The names that one family of layers gives its projections, and what each hands out: q, k, v or several."""
+    """The names of the projections in one family of layers, and what each returns: q, k, v or several."""
 
     names: tuple[str, ...]
     parts: tuple[str, ...]
@@ -20,7 +20,7 @@ class Projections:
         return " ".join(self.names)
 
 
-# the names of each family between commas; a longer set comes before one that it contains
+# families are separated by commas; a longer set comes before one that it contains
 NAMES = {
     "q k v": "q_proj k_proj v_proj, query key value, to_q to_k to_v, q k v, wq wk wv, w_q w_k w_v, W_q W_k W_v, "
     "Wq Wk Wv, W_Q W_K W_V, WQ WK WV, W_query W_key W_value, q_lin k_lin v_lin, q_linear k_linear v_linear, "
@@ -40,31 +40,31 @@ WIDTHS = ("head_width", "head_dim", "dim_head", "attention_head_size", "head_siz
 
 
 def known_projections(module: nn.Module) -> Projections | None:
-    """The line of the table that fits the submodules."""
+    """The first family whose names are all submodules of this module, or None."""
     own = {name for name, _ in module.named_modules(remove_duplicate=False)}
     return next((known for known in KNOWN if own.issuperset(known.names)), None)
 
 
 @dataclass(frozen=True)
-class Inner:
-    """The sizes of a layer with projections: heads, key heads, their widths, and the widths of what comes in."""
+class LayerSizes:
+    """The sizes of a layer with projections."""
 
     h: int
     g: int
     c: int
     e: int
-    d: int
-    m: int
+    d: int  # input width of the query projection
+    m: int  # input width of the value projection
 
 
-def inner_sizes(module: nn.Module, known: Projections, name: str, wanted: Wanted) -> Inner:
-    """Heads and widths, from the widths of the projections and from attributes by their usual names."""
-    widths = [_features(module.get_submodule(projection), name, projection) for projection in known.names]
+def layer_sizes(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> LayerSizes:
+    """Heads and widths, from the shapes of the projections and from attributes with the usual names."""
+    widths = [projection_widths(module.get_submodule(projection), name, projection) for projection in known.names]
     totals = [out for _, out in widths]
-    h = wanted.heads or _attribute(module, HEADS)
-    g = wanted.kv_heads or _attribute(module, KV_HEADS)
-    c = wanted.width or _attribute(module, WIDTHS)
-    if len(totals) > 1:  # the projection of q alone tells the width of a head, and with it the number of key heads
+    h = options.heads or _attribute(module, HEADS)
+    g = options.kv_heads or _attribute(module, KV_HEADS)
+    c = options.width or _attribute(module, WIDTHS)
+    if len(totals) > 1:  # the query projection gives the width of a head, and that gives the number of key heads
         h = h or (totals[0] // c if c else 0)
         c = totals[0] // h if h else 0
         g = totals[1] // (c if len(totals) == 3 else 2 * c) if c else 0
@@ -73,33 +73,33 @@ def inner_sizes(module: nn.Module, known: Projections, name: str, wanted: Wanted
         c = totals[0] // (h + 2 * g)
     if not h or not c or not g:
         raise ConfigError(
-            f"{name} does not tell its number of heads: looked for {', '.join(HEADS)} on it and on its config; "
-            "say heads= (and kv_heads=, where there are fewer)"
+            f"the number of heads of {name} is unknown: looked for {', '.join(HEADS)} on it and on its config; "
+            "pass heads= (and kv_heads=, if there are fewer)"
         )
     e = totals[2] // g if len(totals) == 3 else c
     if totals != {3: [h * c, g * c, g * e], 2: [h * c, 2 * g * c], 1: [(h + 2 * g) * c]}[len(totals)]:
         raise ConfigError(
-            f"{name} has projections of width {totals} ({known}), which {h} heads of width {c} and {g} key heads "
-            "do not fill; say heads=, kv_heads= and width= as they are"
+            f"{name} has projections of width {totals} ({known}), which do not match {h} heads of width {c} and {g} "
+            "key heads; pass the right heads=, kv_heads= and width="
         )
-    return Inner(h, g, c, e, d=widths[0][0], m=widths[-1][0])
+    return LayerSizes(h, g, c, e, d=widths[0][0], m=widths[-1][0])
 
 
-def _features(projection: nn.Module, name: str, of: str) -> tuple[int, int]:
-    """The widths that go into a projection and come out of it."""
+def projection_widths(projection: nn.Module, name: str = "", path: str = "") -> tuple[int, int]:
+    """The input and output widths of a projection."""
     ends = []
     for part in projection.modules():
         weight = getattr(part, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim == 2:
-            # Hugging Face's Conv1D keeps its matrix the other way round and says so by `nf`
+            # Hugging Face's Conv1D stores its matrix transposed and has an attribute `nf`
             rows, columns = weight.shape
             ends.append((rows, columns) if hasattr(part, "nf") else (columns, rows))
     if not ends:
-        raise ConfigError(f"{name}.{of} has no weight matrix to read its width from; {AS_FUNCTION}")
+        raise ConfigError(f"{name}.{path} has no weight matrix to read its width from; {AS_FUNCTION}")
     return ends[0][0], ends[-1][1]
 
 
 def _attribute(module: nn.Module, names: tuple[str, ...]) -> int | None:
-    """The first of these attributes that is a number, on the module or on its config."""
+    """The first of these attributes that is a positive integer, on the module or on its config."""
     values = (getattr(owner, name, None) for owner, name in product((module, getattr(module, "config", None)), names))
     return next((value for value in values if type(value) is int and value > 0), None)

@@ -1,0 +1,186 @@
+"""The attention under test: how it is called, and which arguments and sizes it accepts."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+from regard.base.seeds import make_generator
+from regard.conform.inputs import Inputs
+from regard.conform.options import CheckOptions
+from regard.conform.reset_state import StateReset
+from regard.see.adapters import Probe
+from regard.see.measure.mask_argument import MASK_NAMES, MaskArgument, find_mask_argument
+from regard.see.measure.read_weights import read_with_identity
+
+CAUSAL_NAMES = ("is_causal", "causal")
+GROUPED_NAME = "enable_gqa"
+SCALE_NAMES = ("scale", "softmax_scale", "sm_scale")
+PADDING_NAMES = ("key_padding_mask", "key_mask", "padding_mask", "padding")
+DOCUMENT_NAMES = ("documents", "document_ids", "segment_ids", "doc_ids")
+DROPOUT_NAMES = ("dropout_p", "dropout")
+WIDTHS = (4, 8, 12, 64)  # of heads, that are tried
+
+
+@dataclass(frozen=True)
+class CallCode:
+    """How a call is written in an example: the lines before it, and the name to call."""
+
+    before: tuple[str, ...]
+    name: str
+
+
+@dataclass(frozen=True)
+class AttentionUnderTest:
+    """A probe, the options of the check, and the sizes and arguments that the probe accepts."""
+
+    probe: Probe
+    declared: CheckOptions
+    dtype: torch.dtype = torch.float32
+    widths: tuple[int, ...] = ()  # of heads, if it accepts some of WIDTHS only
+    grouped: bool = False  # it accepts fewer key heads than query heads
+    causal_works_alone: bool = True  # its causal argument can be used without a mask
+    mask: MaskArgument | None = None
+    code: CallCode | None = None
+    reset: StateReset | None = None  # restores the state before the first call
+    last_inputs: list[Inputs] = field(default_factory=list, compare=False)  # of the last call
+
+    @property
+    def free_lengths(self) -> bool:
+        """Whether the number of queries may differ from the number of keys."""
+        return not self.probe.square
+
+    @property
+    def free_widths(self) -> bool:
+        """Whether the width of values may differ from the width of keys."""
+        return not self.probe.equal_widths
+
+    def find_parameter(self, names: tuple[str, ...]) -> str | None:
+        """The first of these names that is an argument."""
+        return next((name for name in names if name in self.probe.parameters), None)
+
+    @property
+    def causal_argument(self) -> str | None:
+        return self.find_parameter(CAUSAL_NAMES)
+
+    @property
+    def dropout_argument(self) -> str | None:
+        return self.find_parameter(DROPOUT_NAMES)
+
+    @property
+    def scale_argument(self) -> str | None:
+        return self.find_parameter(SCALE_NAMES)
+
+    @property
+    def uses_causal_argument(self) -> bool:
+        """Whether calls set the causal argument: it has one that works alone, and was not declared not causal."""
+        return self.causal_argument is not None and self.causal_works_alone and self.declared.causal is not False
+
+    def causal_keywords(self, causal: bool) -> dict[str, bool]:
+        """The causal argument of a call. It is set to False too, if it was declared not causal."""
+        if self.causal_argument is None or not (causal or self.declared.causal is False):
+            return {}
+        return {self.causal_argument: causal}
+
+    def grouped_keywords(self, q: Tensor, k: Tensor) -> dict[str, bool]:
+        """`enable_gqa=True`, if there are fewer key heads and the attention has this argument."""
+        return {GROUPED_NAME: True} if k.shape[1] < q.shape[1] and GROUPED_NAME in self.probe.parameters else {}
+
+    def __call__(self, inputs: Inputs, **keywords: object) -> Tensor:
+        """The output, for copies of the inputs."""
+        q, k, v = (x if x.requires_grad else x.detach().clone() for x in (inputs.q, inputs.k, inputs.v))
+        return self.call(q, k, v, inputs, **keywords)
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, **keywords: object) -> Tensor:
+        """The output for these tensors, with the mask and the causal argument of `inputs`."""
+        self.last_inputs[:] = [replace(inputs, q=q.detach(), k=k.detach(), v=v.detach())]
+        given: dict[str, object] = {**self.causal_keywords(inputs.causal), **self.grouped_keywords(q, k)}
+        if inputs.visible is not None:
+            if self.mask is None:
+                raise ConfigError(f"{self.probe.name} has no known mask argument; declare mask_argument")
+            given[self.mask.name] = self.mask.convert(inputs.visible, q.dtype)
+        return self.probe.call(q, k, v, **given, **keywords)
+
+    def random_inputs(
+        self,
+        i: int = 7,
+        j: int | None = None,
+        *,
+        b: int = 2,
+        h: int = 6,
+        g: int | None = None,
+        c: int = 4,
+        e: int | None = None,
+        dtype: torch.dtype | None = None,
+        causal: bool | None = None,
+        seed: int = 0,
+    ) -> Inputs:
+        """Normal random q, k and v in these sizes, as far as the attention accepts them."""
+        h = self.probe.heads or h
+        g = self.probe.kv_heads or (h if g is None or not self.grouped else g)
+        if self.widths and c not in self.widths:
+            c = max((width for width in self.widths if width < c), default=min(self.widths))
+        c = self.probe.width or c
+        e = c if not self.free_widths else 5 if e is None else e
+        j = i if j is None else j
+        i = i if self.free_lengths else j
+        source = make_generator(1000 * self.declared.seed + seed)
+        shapes = (b, h, i, c), (b, g, j, c), (b, g, j, e)
+        q, k, v = (torch.randn(shape, generator=source, dtype=torch.float64) for shape in shapes)
+        causal = self.uses_causal_argument if causal is None else causal
+        return Inputs(q, k, v, causal=causal).to(self.dtype if dtype is None else dtype)
+
+    def weights(self, inputs: Inputs, **keywords: object) -> Float[Tensor, "b h i j"]:
+        """The attention weights, read with V = identity."""
+        b, _, g, _, j, c, _ = inputs.sizes
+        width = j if self.free_widths else c
+
+        def output(v: Tensor) -> Tensor:
+            return self(replace(inputs, v=v.expand(b, g, j, width).contiguous()), **keywords)
+
+        return read_with_identity(output, j, width, inputs.dtype).detach()
+
+    def accepts(self, i: int = 6, g: int | None = None, **sizes: Any) -> bool:
+        """Whether an ordinary call of these sizes returns a tensor of the right shape and dtype."""
+        inputs = self.random_inputs(i, 6, h=4, g=g, **{"e": 4, "causal": False, **sizes})
+        b, h, _, i, _, _, e = inputs.sizes
+        try:
+            out = self(inputs)
+        except Exception:  # a foreign function may raise anything
+            return False
+        return isinstance(out, Tensor) and out.shape == (b, h, i, e) and out.dtype == inputs.dtype
+
+
+A = TypeVar("A", bound=AttentionUnderTest)
+
+
+def find_abilities(a: A) -> A:
+    """The attention with its widths, grouping, dtype, causal argument and mask argument found by trial calls."""
+    probe = a.probe
+    if probe.width is None:
+        accepted = tuple(c for c in WIDTHS if replace(a, widths=(c,)).accepts(e=c))
+        a = replace(a, widths=() if accepted == WIDTHS else accepted)
+    fixed = probe.heads is not None and (probe.kv_heads or probe.heads) < probe.heads
+    a = replace(a, grouped=fixed or (probe.heads is None and replace(a, grouped=True).accepts(g=2)))
+    if a.accepts(dtype=torch.float64):
+        a = replace(a, dtype=torch.float64)
+    if a.causal_argument is not None:
+        a = replace(a, causal_works_alone=a.accepts(causal=True))
+    return replace(a, mask=_find_mask(a))
+
+
+def _find_mask(a: AttentionUnderTest) -> MaskArgument | None:
+    """The argument that takes a mask, and what True means in it."""
+    declared = a.declared.mask_argument
+    names = [name for name in ([declared] if declared else MASK_NAMES) if name in a.probe.parameters]
+    inputs = a.random_inputs(6, 6, h=4, e=6, causal=False).with_zero_queries()
+    found = find_mask_argument(lambda **mask: a.weights(inputs, **mask), names, inputs.pair_shape, inputs.dtype)
+    if declared and found is None:
+        raise ConfigError(
+            f"mask_argument={declared!r} was declared, but {a.probe.name} accepts no mask of that name; "
+            f"it has: {', '.join(a.probe.parameters) or 'no further arguments'}"
+        )
+    return found

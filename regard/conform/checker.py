@@ -1,0 +1,304 @@
+"""`regard.check`: measure the conventions of an attention or a decoder, then test every fact on it."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.base.errors import ConfigError
+from regard.base.registry import Registry
+from regard.conform.attention_under_test import (
+    CAUSAL_NAMES,
+    DOCUMENT_NAMES,
+    GROUPED_NAME,
+    WIDTHS,
+    find_abilities,
+)
+from regard.conform.conventions import MeasuredAttention
+from regard.conform.decoder import DecoderUnderTest, make_decoder, takes_tokens
+from regard.conform.example import Raised, find_call_code
+from regard.conform.fact import Fact, Failure, NotApplicableError
+from regard.conform.facts import ATTENTION, DECODER
+from regard.conform.facts.behaviour import raised_by
+from regard.conform.facts.dependence import memory_argument
+from regard.conform.inputs import Inputs
+from regard.conform.options import CheckOptions
+from regard.conform.report import EXPLAINED, FAILED, NOT_APPLICABLE, PASSED, Convention, FactResult, Report
+from regard.conform.reset_state import find_reset
+from regard.conform.shrink import Violation, failure_of
+from regard.see.adapters import Probe, as_probe
+from regard.see.measure.read_weights import training_mode
+
+Progress = Callable[[str], None]
+RAISING_FACTS = ("one-query", "odd-lengths", "memory-layout", "inputs-changed")  # explain exceptions of later facts
+
+
+def check(fn: object, *, progress: Progress | None = None, **options: Any) -> Report:
+    """Test every fact of attention on a function (q, k, v), a module, or a decoder from tokens to logits.
+
+    fn        the attention or decoder
+    progress  called with the name of each fact before it is tested
+    options   the fields of `regard.conform.options.CheckOptions`: sizes, facts to test, and the conventions that its
+              owner declares, such as causal=True, window_before=4 or grouping="tile"
+
+    >>> check(torch.nn.functional.scaled_dot_product_attention, only=["scale"]).ok
+    True
+    """
+    plan = plan_check(fn, **options)
+    module = fn if isinstance(fn, nn.Module) else None
+    with (
+        warnings.catch_warnings(),
+        torch.random.fork_rng(devices=[]),
+        _no_exit(fn),
+        training_mode(module, training=False),
+    ):
+        warnings.simplefilter("ignore")  # warnings of the checked code are not reported
+        if plan.kind == "decoder":
+            decoder = make_decoder(fn, plan.options)
+            results = _run_facts(plan.facts, decoder, progress)
+            return Report(decoder.name, plan.kind, results, decoder.conventions())
+        probe_options = plan.options.probe_options
+        reset = find_reset(fn, lambda: as_probe(fn, **probe_options))
+        probe = as_probe(fn, **probe_options)
+        with training_mode(probe.module, training=False):
+            attention = find_abilities(MeasuredAttention(probe, plan.options, reset=reset))
+            attention = replace(attention, code=find_call_code(fn, attention))
+            results = _run_facts(plan.facts, attention, progress)
+            found = [Convention("note", probe.note)] if probe.note else []
+            if not any(result.status == FAILED and result.fact.fatal for result in results):
+                found += [*describe_conventions(attention), *_untested_arguments(attention)]
+            return Report(probe.name, plan.kind, results, tuple(found))
+
+
+check.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        *list(inspect.signature(check).parameters.values())[:2],
+        *(
+            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+            for each in fields(CheckOptions)
+        ),
+    ],
+    return_annotation=Report,
+)
+
+
+@contextmanager
+def _no_exit(fn: object) -> Iterator[None]:
+    """Turn sys.exit() in the checked code into an error, so that it is not taken for success."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as ended:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise ConfigError(
+            f"{name} could not be checked: it raised {type(ended).__name__}({ended}), which ends the program; remove "
+            "the call of sys.exit(), or raise an ordinary error"
+        ) from ended
+
+
+@dataclass(frozen=True)
+class CheckPlan:
+    """What a check does: the kind of callable, the facts to test, and the options."""
+
+    kind: str
+    facts: list[Fact]
+    options: CheckOptions
+
+
+def plan_check(fn: object, **options: Any) -> CheckPlan:
+    """The plan of a check. Wrong options raise here, before anything is called."""
+    known = CheckOptions.from_keywords(options)
+    if not isinstance(fn, Probe) and not callable(fn):
+        raise ConfigError(f"check takes a function of q, k and v, an nn.Module or a decoder, not {fn!r}")
+    if isinstance(fn, type):
+        raise ConfigError(f"{fn.__name__} is a class; pass an instance, as {fn.__name__}(...)")
+    kind = known.kind
+    if kind is None:
+        with _no_exit(fn):  # a module is run to see what it embeds
+            kind = "decoder" if takes_tokens(fn) else "attention"
+    return CheckPlan(kind, _choose_facts(DECODER if kind == "decoder" else ATTENTION, known), known)
+
+
+def _choose_facts(registry: Registry[Fact], options: CheckOptions) -> list[Fact]:
+    def names(given: Iterable[str]) -> list[str]:
+        return [registry[name].name for name in ([given] if isinstance(given, str) else given)]
+
+    only, without = names(options.only), names(options.without)
+    # a slow fact that is named is tested in any case
+    chosen = [
+        registry[name]
+        for name in registry
+        if name not in without and (name in only if only else not (options.quick and registry[name].slow))
+    ]
+    if not chosen:
+        raise ConfigError(f"no fact is left to test: `without` excludes {', '.join(without)}, and `only` all others")
+    return chosen
+
+
+def _run_facts(
+    facts: list[Fact], tested: MeasuredAttention | DecoderUnderTest, progress: Progress | None
+) -> tuple[FactResult, ...]:
+    """Test the facts in order. A fact that another broken one explains does not count as failed."""
+    results: list[FactResult] = []
+    causes: dict[str, str] = {}  # each broken fact, with the fact that explains it: itself, or another
+    fatal: str | None = None
+    for fact in facts:
+        if progress is not None:
+            progress(fact.name)
+        if fatal is not None:
+            results.append(FactResult(fact, EXPLAINED, f"explained by {fatal}"))
+            continue
+        cause = next((causes[name] for name in fact.explained_by if name in causes), None)
+        try:
+            failure = fact.test(tested)
+        except NotApplicableError as reason:
+            results.append(FactResult(fact, NOT_APPLICABLE, str(reason)))
+            continue
+        except NotImplementedError as refusal:
+            results.append(FactResult(fact, NOT_APPLICABLE, f"not implemented: {Raised.from_error(refusal).message}"))
+            continue
+        except Exception as error:  # a foreign function may raise anything
+            cause = cause or next((name for name in RAISING_FACTS if name in causes), None)
+            failure = _raising_failure(tested, f"the call raises {Raised.from_error(error)}")
+        if failure is None:
+            results.append(FactResult(fact, PASSED))
+            continue
+        causes[fact.name] = cause or fact.name
+        fatal = causes[fact.name] if fact.fatal else None
+        explained = FactResult(fact, EXPLAINED, f"explained by {cause}")
+        results.append(explained if cause is not None else FactResult(fact, FAILED, failure.found, failure))
+    return tuple(results)
+
+
+def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -> Failure:
+    """The failure of a fact whose test raised, with the last call as its example."""
+    if isinstance(tested, DecoderUnderTest) or not tested.last_inputs:
+        return Failure(words)
+
+    def detect(inputs: Inputs) -> Violation | None:
+        raised = raised_by(tested, inputs)
+        return None if raised is None else Violation(words, raised)
+
+    return failure_of(tested, tested.last_inputs[0], detect, words)
+
+
+def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
+    """The measured conventions in words. Those that a broken attention does not show are left out."""
+    declared = a.declared
+    described: dict[str, tuple[Callable[[], str | None], object]] = {
+        "visible keys": (lambda: str(a.band or "not a band"), None),
+        "causal argument": (lambda: _causal_words(a), None),
+        "alignment": (lambda: _alignment_words(a), declared.alignment),
+        "scale": (lambda: a.scale_name if a.scores_fit else None, declared.scale),
+        "grouped heads": (lambda: a.grouping, declared.grouping),
+        "rotary pairing": (lambda: _rotary_words(a), declared.rotary),
+        "soft-cap": (lambda: f"{declared.softcap:g}" if declared.softcap and a.scores_fit else None, declared.softcap),
+        "norm of q and k": (lambda: declared.qk_norm if a.scores_fit else None, declared.qk_norm),
+        "sink": (lambda: _sink_words(a), declared.sink),
+        "bias": (lambda: a.bias_name if a.bias_name != "none" else None, declared.bias),
+        "mask": (lambda: _mask_words(a), declared.mask_polarity),
+        "padding": (lambda: _padding_words(a), declared.mask_polarity),
+        "mask and causal": (lambda: "a mask replaces the causal one" if a.mask_replaces_causal else None, None),
+        "fully masked row": (lambda: a.fully_masked_rows, declared.fully_masked_rows),
+        "lengths": (lambda: _lengths_words(a), None),
+        "value width": (lambda: None if a.free_widths else "equal to the width of keys", None),
+        "head widths": (lambda: _widths_words(a.widths), None),
+        "layout": (lambda: None if a.probe.layout == "b h n c" else a.probe.layout, None),
+        "memory argument": (lambda: memory_argument(a), None),
+        "gradients": (lambda: None if a.has_gradients else "none", None),
+        "filled with None": (lambda: ", ".join(a.probe.filled_in) or None, None),
+    }
+    for name, (describe, wanted) in described.items():
+        try:
+            value = describe()
+        except Exception:  # something is broken, so that this cannot be measured
+            continue
+        if value is not None:
+            yield Convention(name, value, None if wanted is None else str(wanted))
+
+
+def _untested_arguments(a: MeasuredAttention) -> Iterator[Convention]:
+    """The arguments that were never used, so that nobody takes them for tested."""
+    used: set[str | None] = {*CAUSAL_NAMES, GROUPED_NAME, *(a.declared.extra or {}), *a.probe.filled_in}
+    padding = a.padding.name if a.padding is not None and not a.padding.refused else None
+    scale = a.scale_argument if a.scale_argument and _accepts_scale(a, a.scale_argument) else None
+    mask = None if a.mask is None else a.mask.name
+    used |= {mask, padding, scale, a.dropout_argument, memory_argument(a), a.find_parameter(DOCUMENT_NAMES)}
+    unused = [name for name in a.probe.parameters if name not in used]
+    if unused:
+        advice = "" if a.mask is not None else "; declare mask_argument=... if one is a mask"
+        yield Convention("untested arguments", f"{', '.join(unused)}{advice}")
+
+
+def _accepts_scale(a: MeasuredAttention, name: str) -> bool:
+    try:
+        a(a.random_inputs(5, 5), **{name: 1.7})
+    except Exception:  # a foreign function may raise anything
+        return False
+    return True
+
+
+def _causal_words(a: MeasuredAttention) -> str | None:
+    if a.causal_argument is None:
+        return None
+    return f"{a.causal_argument}=True{'' if a.causal_works_alone else ', raises without a mask'}"
+
+
+def _alignment_words(a: MeasuredAttention) -> str | None:
+    """The alignment by the mask, or by rotary if the mask does not show it."""
+    if a.alignment is not None or a.rotary_alignment is None:
+        return a.alignment
+    return f"{a.rotary_alignment}, by rotary positions"
+
+
+def _lengths_words(a: MeasuredAttention) -> str | None:
+    if a.free_lengths:
+        return None
+    memory = memory_argument(a)
+    return "as many queries as keys" + ("" if memory is None else f", unless {memory} is passed")
+
+
+def _widths_words(widths: tuple[int, ...]) -> str | None:
+    return f"{', '.join(map(str, widths))} of {', '.join(map(str, WIDTHS))}" if widths else None
+
+
+def _rotary_words(a: MeasuredAttention) -> str | None:
+    if a.rotary is None:
+        return None
+    pairing, base, share = a.rotary
+    return f"{pairing}, base {base:g}" + ("" if share == 1.0 else f", {share:.0%} of the coordinates")
+
+
+def _sink_words(a: MeasuredAttention) -> str | None:
+    found = a.measurement().bias.sink if a.declared.sink else None
+    return None if found is None else f"logits {', '.join(f'{logit:.4g}' for logit in found)}"
+
+
+def _mask_words(a: MeasuredAttention) -> str | None:
+    argument = a.mask
+    if argument is None:
+        return None
+    one = "1" if argument.values == "ones" else "True"
+    meanings = {"keep": f"{one} keeps", "drop": f"{one} drops", "transposed": "transposed", None: "hides nothing"}
+    added = argument.works and argument.values == "additive"
+    return f"{argument.name} ({argument.axes}), {'added to scores' if added else meanings[argument.polarity]}"
+
+
+def _padding_words(a: MeasuredAttention) -> str | None:
+    if a.padding is None or a.padding.polarity is None:
+        return None
+    return f"{a.padding.name} (b j), True {a.padding.polarity}s"
+
+
+def list_facts() -> dict[str, list[Fact]]:
+    """Every fact of attentions and of decoders."""
+    return {
+        kind: [registry[name] for name in registry]
+        for kind, registry in (("attention", ATTENTION), ("decoder", DECODER))
+    }

@@ -1,0 +1,137 @@
+"""The keyword that takes a mask: its name, its axes, and whether True keeps or hides a key."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from jaxtyping import Bool, Shaped
+from torch import Tensor
+
+ADDITIVE_NAMES = ("attn_bias", "attention_bias", "bias")  # masks that are numbers by their name
+MASK_NAMES = ("attn_mask", "attention_mask", "mask", "visible", "src_mask", "bias_mask", *ADDITIVE_NAMES)
+AXES = ("b h i j", "b 1 i j", "(b h) i j", "b i j", "i j", "b 1 1 j", "b j")
+VALUES = ("boolean", "ones", "additive")  # an argument that is added accepts the others too, without effect
+
+ReadWeights = Callable[..., Tensor]  # the weights of a call with these keywords
+
+
+@dataclass(frozen=True)
+class MaskArgument:
+    """How a mask is passed.
+
+    values         "boolean"; "ones", numbers that are 1 and 0; or "additive", 0 and minus infinity
+    polarity       what True or 1 means: "keep", "drop", "transposed", or None if the mask hides nothing
+    boolean_added  a boolean mask is accepted too, and added to the scores as 0 and 1
+    """
+
+    name: str
+    axes: str
+    values: str
+    polarity: str | None
+    boolean_added: bool = False
+
+    @property
+    def works(self) -> bool:
+        """Whether it hides the right keys."""
+        return self.polarity in ("keep", "drop")
+
+    @property
+    def per_row(self) -> bool:
+        """Whether each query may have its own mask."""
+        return "i" in self.axes
+
+    def reshape(self, x: Shaped[Tensor, "b h i j"]) -> Tensor:
+        """A tensor with one entry per pair, in the axes of this argument."""
+        return {
+            "b h i j": lambda: x,
+            "b 1 i j": lambda: x[:, :1],
+            "(b h) i j": lambda: x.flatten(0, 1),
+            "b i j": lambda: x[:, 0],
+            "i j": lambda: x[0, 0],
+            "b 1 1 j": lambda: x[:, :1, :1],
+            "b j": lambda: x[:, 0, 0],
+        }[self.axes]()
+
+    def convert(self, visible: Bool[Tensor, "b h i j"], dtype: torch.dtype) -> Tensor:
+        """The mask in the form that this argument takes, as a new tensor."""
+        mask = self.reshape(visible).clone()
+        if self.values == "additive":
+            return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -math.inf)
+        mask = ~mask if self.polarity == "drop" else mask
+        return mask if self.values == "boolean" else mask.to(dtype)
+
+
+def find_mask_argument(
+    read: ReadWeights, names: Iterable[str], shape: tuple[int, ...], dtype: torch.dtype
+) -> MaskArgument | None:
+    """The first form of a mask that the attention accepts and obeys, else the first that it accepts.
+
+    read   the weights at q = 0, of a call with keywords
+    names  of the arguments to try
+    shape  b, h, i and j
+    """
+    visible = torch.ones(shape, dtype=torch.bool)
+    visible[..., 1] = False
+    accepted: MaskArgument | None = None
+    for name in names:
+        for values, axes in product(reversed(VALUES) if name in ADDITIVE_NAMES else VALUES, AXES):
+            argument = MaskArgument(name, axes, values, None)
+            found = mask_polarity(read, argument, visible, dtype)
+            if found == "refused":
+                continue
+            if found is not None:
+                same_name = accepted is not None and accepted.name == name and accepted.values == "boolean"
+                return replace(argument, polarity=found, boolean_added=same_name and values == "additive")
+            accepted = accepted or argument
+    return accepted
+
+
+def mask_polarity(
+    read: ReadWeights, argument: MaskArgument, visible: Bool[Tensor, "b h i j"], dtype: torch.dtype
+) -> str | None:
+    """The effect of a mask: keep, drop or transposed; None if it hides nothing; "refused" if it raises.
+
+    Keys that the mask shows must keep a weight: a mask that turns everything into NaN hides nothing.
+    """
+    try:
+        before, after = read(), read(**{argument.name: argument.convert(visible, dtype)})
+    except Exception:  # a foreign function may raise anything
+        return "refused"
+    if after.shape != before.shape:
+        return "refused"  # the mask was broadcast over other axes than those of the scores
+    seen = before > 0
+    for name, left in (("keep", seen & visible), ("drop", seen & ~visible)):
+        gone = seen & ~left & left.any(-1, keepdim=True)
+        if bool(gone.any()) and bool((after[left] > 0).all()) and bool((after[gone] == 0).all()):
+            return name
+    empty_rows = seen.any(-1) & ~(after > 0).any(-1)
+    return "transposed" if bool(empty_rows[..., 1].all()) and not bool(empty_rows[..., 2:].any()) else None
+
+
+def fully_masked_row(read: ReadWeights, argument: MaskArgument, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """What a row gives whose mask hides every key: zeros, nan, mean, unmasked, other.
+
+    read  the weights of random q and k, of a call with keywords
+    """
+    masked = read(**{argument.name: argument.convert(hide_one_row(argument, shape), dtype)})
+    row = masked[:, :, 2]
+    if bool(row.isnan().all()):
+        return "nan"
+    if bool((row == 0).all()):
+        return "zeros"
+    if bool((row - row.mean(-1, keepdim=True)).abs().max() < 1e-4):
+        return "mean"
+    everything = argument.convert(torch.ones(shape, dtype=torch.bool), dtype)
+    unmasked = read(**{argument.name: everything})[:, :, 2]
+    # a large number that is added to all scores rounds them
+    return "unmasked" if torch.allclose(row, unmasked, rtol=0, atol=2e-2) else "other"
+
+
+def hide_one_row(argument: MaskArgument, shape: tuple[int, ...]) -> Bool[Tensor, "b h i j"]:
+    """A mask that hides every key from row 2 and key 1 from every row; every key, if rows have no mask of their own."""
+    visible = torch.full(shape, argument.per_row)
+    visible[:, :, 2] = False
+    visible[..., 1] = False
+    return visible
