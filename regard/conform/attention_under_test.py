@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
-from regard.conform.inputs import Inputs
+from regard.conform.inputs import AttentionInputs
 from regard.conform.options import CheckOptions
 from regard.conform.reset_state import StateReset
 from regard.see.adapters import Probe
@@ -46,7 +46,7 @@ class AttentionUnderTest:
     mask: MaskArgument | None = None
     code: CallCode | None = None
     reset: StateReset | None = None  # restores the state before the first call
-    last_inputs: list[Inputs] = field(default_factory=list, compare=False)  # of the last call
+    last_inputs: list[AttentionInputs] = field(default_factory=list, compare=False)  # of the last call
 
     @property
     def free_lengths(self) -> bool:
@@ -89,12 +89,12 @@ class AttentionUnderTest:
         """`enable_gqa=True`, if there are fewer key heads and the attention has this argument."""
         return {GROUPED_NAME: True} if k.shape[1] < q.shape[1] and GROUPED_NAME in self.probe.parameters else {}
 
-    def __call__(self, inputs: Inputs, **keywords: object) -> Tensor:
+    def __call__(self, inputs: AttentionInputs, **keywords: object) -> Tensor:
         """The output, for copies of the inputs."""
         q, k, v = (x if x.requires_grad else x.detach().clone() for x in (inputs.q, inputs.k, inputs.v))
         return self.call(q, k, v, inputs, **keywords)
 
-    def call(self, q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, **keywords: object) -> Tensor:
+    def call(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs, **keywords: object) -> Tensor:
         """The output for these tensors, with the mask and the causal argument of `inputs`."""
         self.last_inputs[:] = [replace(inputs, q=q.detach(), k=k.detach(), v=v.detach())]
         given: dict[str, object] = {**self.causal_keywords(inputs.causal), **self.grouped_keywords(q, k)}
@@ -117,7 +117,7 @@ class AttentionUnderTest:
         dtype: torch.dtype | None = None,
         causal: bool | None = None,
         seed: int = 0,
-    ) -> Inputs:
+    ) -> AttentionInputs:
         """Normal random q, k and v in these sizes, as far as the attention accepts them."""
         h = self.probe.heads or h
         g = self.probe.kv_heads or (h if g is None or not self.grouped else g)
@@ -131,9 +131,9 @@ class AttentionUnderTest:
         shapes = (b, h, i, c), (b, g, j, c), (b, g, j, e)
         q, k, v = (torch.randn(shape, generator=source, dtype=torch.float64) for shape in shapes)
         causal = self.uses_causal_argument if causal is None else causal
-        return Inputs(q, k, v, causal=causal).to(self.dtype if dtype is None else dtype)
+        return AttentionInputs(q, k, v, causal=causal).to(self.dtype if dtype is None else dtype)
 
-    def weights(self, inputs: Inputs, **keywords: object) -> Float[Tensor, "b h i j"]:
+    def weights(self, inputs: AttentionInputs, **keywords: object) -> Float[Tensor, "b h i j"]:
         """The attention weights, read with V = identity."""
         b, _, g, _, j, c, _ = inputs.sizes
         width = j if self.free_widths else c

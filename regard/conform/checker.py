@@ -26,7 +26,7 @@ from regard.conform.fact import Fact, Failure, NotApplicableError
 from regard.conform.facts import ATTENTION, DECODER
 from regard.conform.facts.behaviour import raised_by
 from regard.conform.facts.dependence import memory_argument
-from regard.conform.inputs import Inputs
+from regard.conform.inputs import AttentionInputs
 from regard.conform.options import CheckOptions
 from regard.conform.report import EXPLAINED, FAILED, NOT_APPLICABLE, PASSED, Convention, FactResult, Report
 from regard.conform.reset_state import find_reset
@@ -181,7 +181,7 @@ def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -
     if isinstance(tested, DecoderUnderTest) or not tested.last_inputs:
         return Failure(words)
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         raised = raised_by(tested, inputs)
         return None if raised is None else Violation(words, raised)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.conform.attention_under_test import PADDING_NAMES, AttentionUnderTest
 from regard.conform.expected import ExpectedAttention
-from regard.conform.inputs import Inputs
+from regard.conform.inputs import AttentionInputs
 from regard.core.scores import alibi_slopes
 from regard.see.measure import AttentionMeasurement, measure_attention
 from regard.see.measure.biases import name_bias
@@ -229,13 +229,13 @@ class MeasuredAttention(AttentionUnderTest):
             return ", ".join(f"{scale:.6g} at c={c}, j={j}" for (c, _, _, j), scale in self.scales)
         return name or f"{self.scales[0][1]:.6g}"
 
-    def scale(self, inputs: Inputs) -> float:
+    def scale(self, inputs: AttentionInputs) -> float:
         """The scale for these inputs: by its rule, else measured at their width."""
         _, h, _, _, j, c, e = inputs.sizes
         rule = SCALES.get(self.scale_name)
         return self._scale_at(7, c)[1] if rule is None else rule(c, e, h, j)
 
-    def expected_scale(self, inputs: Inputs) -> float:
+    def expected_scale(self, inputs: AttentionInputs) -> float:
         """The declared scale, or 1/sqrt(c)."""
         return inputs.sizes[5] ** -0.5 if self.declared.scale is None else self.declared.scale
 
@@ -272,7 +272,7 @@ class MeasuredAttention(AttentionUnderTest):
                 return PaddingArgument(name, polarity)
         return PaddingArgument(name)
 
-    def padded_inputs(self) -> tuple[Inputs, Bool[Tensor, "2 5"]]:
+    def padded_inputs(self) -> tuple[AttentionInputs, Bool[Tensor, "2 5"]]:
         """A call at q = 0, and which keys are real: all of the first sequence, and three of the second."""
         real = torch.ones(2, 5, dtype=torch.bool)
         real[1, 3:] = False
@@ -291,7 +291,7 @@ class MeasuredAttention(AttentionUnderTest):
         except Exception:  # a foreign function may raise anything
             return "refused"
 
-    def expected(self, inputs: Inputs) -> ExpectedAttention:
+    def expected(self, inputs: AttentionInputs) -> ExpectedAttention:
         """The conventions under which the output of this call is computed, as they were measured."""
         _, h, _, i, j, c, _ = inputs.sizes
         # a mask may replace the causal one or be added to it
@@ -313,6 +313,6 @@ class MeasuredAttention(AttentionUnderTest):
             sink=None if sink is None else torch.tensor(sink),
         )
 
-    def reference(self, inputs: Inputs, **changes: Any) -> Float[Tensor, "b h i e"]:
+    def reference(self, inputs: AttentionInputs, **changes: Any) -> Float[Tensor, "b h i e"]:
         """The expected output in float64, with some conventions changed."""
         return replace(self.expected(inputs), **changes).reference(inputs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.conform.attention_under_test import AttentionUnderTest, CallCode
-from regard.conform.inputs import QKV, Inputs, rounded_tensor_code, tensor_code
+from regard.conform.inputs import QKV, AttentionInputs, rounded_tensor_code, tensor_code
 from regard.see.adapters import Probe
 
 MAX_NUMBERS = 48  # of an output that is written in full; of a larger one only the worst entry is written
@@ -43,7 +43,7 @@ class CallWriter:
     """Writes a call of the attention as code, with the arguments that the inputs need."""
 
     attention: AttentionUnderTest
-    inputs: Inputs
+    inputs: AttentionInputs
 
     @property
     def before(self) -> list[str]:
@@ -91,7 +91,7 @@ def write_weights(call: CallWriter) -> list[str]:
 
 def write_example(
     a: AttentionUnderTest,
-    inputs: Inputs,
+    inputs: AttentionInputs,
     got: object,
     expected: object,
     lines: WriteLines | None = None,

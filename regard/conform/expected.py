@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.conform.inputs import Inputs
+from regard.conform.inputs import AttentionInputs
 from regard.core.attend import attend
 from regard.core.positions import Rotary
 from regard.core.scores import ScoreTerm, additive, sink, softcap
@@ -30,7 +30,7 @@ class ExpectedAttention:
     softcap: float | None = None
     sink: Float[Tensor, "h"] | None = None  # the logit of each head's sink
 
-    def reference(self, inputs: Inputs) -> Float[Tensor, "b h i e"]:
+    def reference(self, inputs: AttentionInputs) -> Float[Tensor, "b h i e"]:
         """The right output, by the definition in float64. Rows that see no key are zero."""
         q, k, v = self.prepare(inputs.to(torch.float64))
         terms: list[ScoreTerm | Tensor] = [] if self.softcap is None else [softcap(self.softcap)]
@@ -39,7 +39,7 @@ class ExpectedAttention:
         visible = self.visible.expand(*q.shape[:3], k.shape[2])
         return attend(q, k, v, mask=visible, scores=terms, beta=self.scale, kernel="reference")
 
-    def naive(self, inputs: Inputs) -> Float[Tensor, "b h i e"]:
+    def naive(self, inputs: AttentionInputs) -> Float[Tensor, "b h i e"]:
         """The same steps in the dtype of the inputs: its error is the unit of the tolerance."""
         q, k, v = self.prepare(inputs)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -55,7 +55,7 @@ class ExpectedAttention:
             return torch.cat([scores, logits], -1).softmax(-1)[..., :-1] @ v * nonempty
         return scores.softmax(-1) @ v * nonempty
 
-    def prepare(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    def prepare(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Normalise and rotate q and k, and repeat key heads in their order."""
         q, k, v = inputs.q, inputs.k, inputs.v
         _, h, g, i, j, _, _ = inputs.sizes

@@ -13,7 +13,7 @@ QKV = ("q", "k", "v")
 
 
 @dataclass(frozen=True)
-class Inputs:
+class AttentionInputs:
     """One call. `causal` sets the causal argument of the attention, if it has one."""
 
     q: Float[Tensor, "b h i c"]
@@ -38,29 +38,29 @@ class Inputs:
     def dtype(self) -> torch.dtype:
         return self.q.dtype
 
-    def to(self, dtype: torch.dtype) -> "Inputs":
+    def to(self, dtype: torch.dtype) -> "AttentionInputs":
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
 
-    def with_tensors(self, **tensors: Tensor) -> "Inputs":
+    def with_tensors(self, **tensors: Tensor) -> "AttentionInputs":
         """The same call with another q, k or v."""
         q, k, v = (tensors.get(name, getattr(self, name)) for name in QKV)
-        return Inputs(q, k, v, self.visible, self.causal)
+        return AttentionInputs(q, k, v, self.visible, self.causal)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+    def map(self, change: Callable[[Tensor], Tensor]) -> "AttentionInputs":
         """The same call with q, k and v changed by a function."""
         return self.with_tensors(**{name: change(getattr(self, name)) for name in QKV})
 
-    def neutral(self) -> "Inputs":
+    def neutral(self) -> "AttentionInputs":
         """The same call with q = 0, k = 1 and v = 1."""
-        return Inputs(
+        return AttentionInputs(
             torch.zeros_like(self.q), torch.ones_like(self.k), torch.ones_like(self.v), self.visible, self.causal
         )
 
-    def with_zero_queries(self) -> "Inputs":
+    def with_zero_queries(self) -> "AttentionInputs":
         """The same call with q = 0, which shows mask and bias."""
         return self.with_tensors(q=torch.zeros_like(self.q))
 
-    def select(self, axis: str, index: Tensor, square: bool = False) -> "Inputs":
+    def select(self, axis: str, index: Tensor, square: bool = False) -> "AttentionInputs":
         """Only these entries of one axis: b, h, i, j, c or e. `square` selects the same of i and j."""
         q, k, v, visible = self.q, self.k, self.v, self.visible
         _, h, g, *_ = self.sizes
@@ -81,7 +81,7 @@ class Inputs:
         return replace(self, q=q, k=k, v=v, visible=visible)
 
 
-def hide_later_half(inputs: Inputs) -> Inputs:
+def hide_later_half(inputs: AttentionInputs) -> AttentionInputs:
     """The same call with a mask that hides the later half of the keys from every query."""
     visible = torch.ones(inputs.pair_shape, dtype=torch.bool)
     visible[..., inputs.k.shape[2] // 2 + 1 :] = False

@@ -20,7 +20,7 @@ from regard.integrations.torchvision import let_torchvision_load
 
 
 @dataclass(frozen=True)
-class Library:
+class LibraryAttention:
     """One attention of one library, and how it is made."""
 
     package: str
@@ -79,9 +79,11 @@ _POISON = (("masked_nan", "propagates"),)
 _ADDITIVE = (*_POISON, ("mask_values", "additive"), ("fully_masked_rows", "nan"))
 
 LIBRARIES = (
-    Library("torch", "scaled_dot_product_attention", lambda: nn.functional.scaled_dot_product_attention, _POISON),
+    LibraryAttention(
+        "torch", "scaled_dot_product_attention", lambda: nn.functional.scaled_dot_product_attention, _POISON
+    ),
     *(
-        Library(
+        LibraryAttention(
             "torch",
             f"nn.MultiheadAttention, need_weights={wanted}",
             lambda: nn.MultiheadAttention(12, 3, batch_first=True),
@@ -90,9 +92,9 @@ LIBRARIES = (
         )
         for wanted in (True, False)
     ),
-    Library("torch", "flex_attention, not compiled", _flex),
+    LibraryAttention("torch", "flex_attention, not compiled", _flex),
     *(
-        Library("transformers", f"{name} ({kind})", _hugging_face(*spec, kind, settings), _ADDITIVE)
+        LibraryAttention("transformers", f"{name} ({kind})", _hugging_face(*spec, kind, settings), _ADDITIVE)
         for name, spec, settings in (
             ("GPT2Attention", ("gpt2", "GPT2Attention", "GPT2Config"), _GPT2),
             ("BertSelfAttention", ("bert", "BertSelfAttention", "BertConfig"), _SMALL),
@@ -105,16 +107,18 @@ LIBRARIES = (
         )
         for kind in ("eager", "sdpa")
     ),
-    Library("timm", "Attention, fused", lambda: _timm(), _POISON),
-    Library("timm", "Attention, not fused", lambda: _fused(_timm(), False), (*_POISON, ("fully_masked_rows", "nan"))),
-    Library("x_transformers", "Attention", lambda: _x_transformers(heads=3), _POISON),
-    Library(
+    LibraryAttention("timm", "Attention, fused", lambda: _timm(), _POISON),
+    LibraryAttention(
+        "timm", "Attention, not fused", lambda: _set_fused(_timm(), False), (*_POISON, ("fully_masked_rows", "nan"))
+    ),
+    LibraryAttention("x_transformers", "Attention", lambda: _x_transformers(heads=3), _POISON),
+    LibraryAttention(
         "x_transformers",
         "Attention, flash",
         lambda: _x_transformers(heads=3, flash=True),
         (*_POISON, ("causal", False)),
     ),
-    Library(
+    LibraryAttention(
         "x_transformers",
         "Attention, 6 heads on 3",
         lambda: _x_transformers(heads=6, kv_heads=3),
@@ -123,12 +127,12 @@ LIBRARIES = (
 )
 
 
-def _fused(module: nn.Module, fused: bool) -> nn.Module:
+def _set_fused(module: nn.Module, fused: bool) -> nn.Module:
     module.fused_attn = fused  # type: ignore[assignment]
     return module
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """The version of a package, or None where it is not there."""
     if find_spec(package) is None:
         return None
@@ -138,11 +142,13 @@ def installed(package: str) -> str | None:
         return "unknown"
 
 
-def reports(packages: tuple[str, ...] = (), as_declared: bool = False) -> Iterator[tuple[Library, Report | str]]:
+def reports(
+    packages: tuple[str, ...] = (), as_declared: bool = False
+) -> Iterator[tuple[LibraryAttention, Report | str]]:
     """Every attention of every library that is here, checked with nothing declared, or as its owners mean it."""
     let_torchvision_load()
     for library in LIBRARIES:
-        if (not packages or library.package in packages) and installed(library.package) is not None:
+        if (not packages or library.package in packages) and installed_version(library.package) is not None:
             declared = dict(library.declared) if as_declared else {}
             try:
                 made = library.make()
@@ -156,7 +162,7 @@ def rows(packages: tuple[str, ...] = ()) -> Iterator[str]:
     """What was found, as the lines of a table in Markdown, each as soon as it is known."""
     yield from ("| attention | conventions | broken facts |", "|---|---|---|")
     for library, report in reports(packages):
-        package = f"{library.package} {re.sub(r'[+].*', '', installed(library.package) or '')}"
+        package = f"{library.package} {re.sub(r'[+].*', '', installed_version(library.package) or '')}"
         if isinstance(report, str):
             yield f"| {package}: {library.name} | {report} | not checked |"
             continue

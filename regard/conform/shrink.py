@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.conform.attention_under_test import AttentionUnderTest
 from regard.conform.example import Raised, WriteLines, randn_like, write_example
 from regard.conform.fact import Failure
-from regard.conform.inputs import MAX_LINE, QKV, Inputs, tensor_code
+from regard.conform.inputs import MAX_LINE, QKV, AttentionInputs, tensor_code
 
 MAX_TRIES = 160
 SEEDS_TRIED = 16
@@ -26,11 +26,16 @@ class Violation:
     lines: WriteLines | None = None  # None if the output itself is wrong
 
 
-Detect = Callable[[Inputs], Violation | None]  # tests a rule on some inputs
+Detect = Callable[[AttentionInputs], Violation | None]  # tests a rule on some inputs
 
 
 def smallest_failure(
-    a: AttentionUnderTest, inputs: Inputs, detect: Detect, found: str = "", declare: str = "", square: bool = False
+    a: AttentionUnderTest,
+    inputs: AttentionInputs,
+    detect: Detect,
+    found: str = "",
+    declare: str = "",
+    square: bool = False,
 ) -> Failure | None:
     """The failure with the smallest inputs that break the rule; None if these inputs keep it.
 
@@ -53,7 +58,7 @@ def smallest_failure(
 
 
 def failure_of(
-    a: AttentionUnderTest, inputs: Inputs, detect: Detect, found: str, declare: str = "", square: bool = False
+    a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, found: str, declare: str = "", square: bool = False
 ) -> Failure:
     """As `smallest_failure`, for a rule that is known to be broken: without an example if these inputs keep it."""
     return smallest_failure(a, inputs, detect, found, declare, square) or Failure(found, declare=declare)
@@ -69,14 +74,16 @@ def _same_kind(detect: Detect, first: Violation) -> Detect:
 
     allowed = (kind(first),) if isinstance(first.got, Raised) else (kind(first), False)
 
-    def detect_same(inputs: Inputs) -> Violation | None:
+    def detect_same(inputs: AttentionInputs) -> Violation | None:
         violation = detect(inputs)
         return violation if violation is not None and kind(violation) in allowed else None
 
     return detect_same
 
 
-def _use_seeds(inputs: Inputs, detect: Detect, violation: Violation) -> tuple[Inputs, Violation, dict[str, int]]:
+def _use_seeds(
+    inputs: AttentionInputs, detect: Detect, violation: Violation
+) -> tuple[AttentionInputs, Violation, dict[str, int]]:
     """Replace tensors that are too large to be written by random ones from a seed that shows the fault too."""
     large = _unreadable(inputs)
     for first in range(0, 4 * SEEDS_TRIED, 4) if large else ():
@@ -88,7 +95,7 @@ def _use_seeds(inputs: Inputs, detect: Detect, violation: Violation) -> tuple[In
     return inputs, violation, {}
 
 
-def _unreadable(inputs: Inputs) -> list[str]:
+def _unreadable(inputs: AttentionInputs) -> list[str]:
     """The names of those of q, k and v that have too many numbers to be read."""
 
     def unreadable(x: Tensor) -> bool:
@@ -99,8 +106,8 @@ def _unreadable(inputs: Inputs) -> list[str]:
 
 
 def _shrink(
-    a: AttentionUnderTest, inputs: Inputs, detect: Detect, violation: Violation, square: bool
-) -> tuple[Inputs, Violation]:
+    a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, violation: Violation, square: bool
+) -> tuple[AttentionInputs, Violation]:
     """Fewer sequences, heads, rows, keys and columns, then simpler numbers, as long as the rule is broken."""
     tries, progress = 0, True
     while progress and tries < MAX_TRIES:
@@ -116,7 +123,7 @@ def _shrink(
     return inputs, violation
 
 
-def _try(detect: Detect, inputs: Inputs) -> Violation | None:
+def _try(detect: Detect, inputs: AttentionInputs) -> Violation | None:
     """The violation on smaller inputs; None if they raise, or if got and expected are the same but for NaN."""
     try:
         violation = detect(inputs)
@@ -129,7 +136,7 @@ def _try(detect: Detect, inputs: Inputs) -> Violation | None:
     return violation
 
 
-def _smaller_sizes(a: AttentionUnderTest, inputs: Inputs, square: bool) -> Iterator[Inputs]:
+def _smaller_sizes(a: AttentionUnderTest, inputs: AttentionInputs, square: bool) -> Iterator[AttentionInputs]:
     b, h, g, i, j, c, e = inputs.sizes
     square = square or not a.free_lengths
     sizes = {"b": b, "h": h if g == h else 1, "j": j, "i": 1 if square else i, "e": e, "c": c}
@@ -146,7 +153,7 @@ def _smaller_sizes(a: AttentionUnderTest, inputs: Inputs, square: bool) -> Itera
                     yield inputs.select(axis, torch.arange(start, start + smaller), square)
 
 
-def _simpler_numbers(inputs: Inputs) -> Iterator[Inputs]:
+def _simpler_numbers(inputs: AttentionInputs) -> Iterator[AttentionInputs]:
     if inputs.dtype == torch.float64:
         yield inputs.to(torch.float32)
     for name in QKV:

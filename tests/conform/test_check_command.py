@@ -84,16 +84,14 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
 
 
-def test_a_broken_rule_is_told_and_ends_with_one() -> None:
+def test_a_broken_rule_is_printed_and_exits_with_one() -> None:
     done = run("mine.py:twice", "--quick")
     assert done.exit_code == 1
     assert "✗ scale: q . k is multiplied by 1/c (applied twice)" in done.stdout
     assert "checking" not in done.stdout + done.stderr  # a log has no use for it
 
 
-def test_somebody_who_waits_at_a_terminal_is_told_what_is_checked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_printed_to_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     show_progress("scale")
     assert capsys.readouterr().err == "checking scale\n"
@@ -117,7 +115,7 @@ def test_an_example_that_is_printed_can_be_pasted(here: Path) -> None:
     exec("\n".join(code), space)
 
 
-def test_a_right_attention_ends_with_zero() -> None:
+def test_a_correct_attention_exits_with_zero() -> None:
     done = run("mine.py:causal", "--causal", "--quick", "--alignment", "bottom-right")
     assert done.exit_code == 0, done.stdout
     assert "0 failed" in done.stdout
@@ -188,7 +186,7 @@ def test_every_fact_is_listed_with_its_words() -> None:
         (["mine.py:causal", "--grouping", "tiles"], "did you mean 'tile'?"),
     ],
 )
-def test_a_usage_error_ends_with_two(words: list[str], text: str) -> None:
+def test_a_usage_error_exits_with_two(words: list[str], text: str) -> None:
     done = run(*words)
     assert done.exit_code == 2
     assert text in done.stderr

@@ -17,7 +17,8 @@ from tests.conform import mutants
 
 
 def conventions(fn: object, **declared: object) -> dict[str, str]:
-    return {each.name: each.value for each in check(fn, quick=True, **declared).conventions}
+    """The conventions; they are measured whichever facts are tested."""
+    return {each.name: each.value for each in check(fn, only=["runs"], **declared).conventions}
 
 
 def test_torch_is_read_by_its_conventions() -> None:
@@ -62,7 +63,7 @@ def test_a_convention_is_found_and_named(fn: object, name: str, value: str) -> N
     assert conventions(fn)[name] == value
 
 
-def test_both_forms_of_alibi_are_told_apart() -> None:
+def test_both_forms_of_alibi_are_distinguished() -> None:
     def by_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         slopes = torch.tensor([2 ** (-8 * (h + 1) / q.shape[1]) for h in range(q.shape[1])])
         return attend(q, k, v, scores=(slopes[:, None, None] * torch.arange(k.shape[2])).expand(-1, q.shape[2], -1))
@@ -78,21 +79,23 @@ def test_both_forms_of_alibi_are_told_apart() -> None:
 
 
 def test_a_declared_convention_is_no_fault() -> None:
-    assert not check(mutants.tiles_grouped_heads, quick=True).ok
-    assert check(mutants.tiles_grouped_heads, quick=True, grouping="tile").ok
-    assert not check(mutants.drops_the_scale, quick=True).ok
-    assert check(mutants.drops_the_scale, quick=True, scale=1.0).ok
-    assert check(mutants.trusts_zero_times_nan, quick=True, masked_nan="propagates").ok
-    assert check(mutants.fills_with_the_smallest_number, quick=True, fully_masked_rows="mean").ok
+    for fn, declared in (
+        (mutants.tiles_grouped_heads, {"grouping": "tile"}),
+        (mutants.drops_the_scale, {"scale": 1.0}),
+        (mutants.trusts_zero_times_nan, {"masked_nan": "propagates"}),
+        (mutants.fills_with_the_smallest_number, {"fully_masked_rows": "mean"}),
+    ):
+        report = check(fn, quick=True, **declared)
+        assert report.ok, report
 
 
 def test_a_failure_says_what_to_declare_if_it_is_meant() -> None:
-    failed = check(mutants.tiles_grouped_heads, quick=True).failures[0]
+    failed = check(mutants.tiles_grouped_heads, only="grouping").failures[0]
     assert failed.failure is not None
     assert failed.failure.declare == "grouping='tile'"
 
 
-@pytest.mark.parametrize("cap", [1.0, 5.0, 30.0, 50.0])
+@pytest.mark.parametrize("cap", [1.0, 50.0])
 def test_soft_caps_are_declared(cap: float) -> None:
     def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, scores=softcap(cap))
@@ -100,11 +103,10 @@ def test_soft_caps_are_declared(cap: float) -> None:
     report = check(capped, quick=True, softcap=cap)
     assert report.ok, report
     assert {each.name: each.value for each in report.conventions}["soft-cap"] == f"{cap:g}"
-    failed = check(capped, quick=True).failures
-    assert [result.name for result in failed] == ["scores"]
+    failed = check(capped, only="scores").failures
     assert failed[0].failure is not None
     assert failed[0].failure.declare == f"softcap={cap:g}"
-    assert [result.name for result in check(capped, quick=True, softcap=1.5 * cap).failures] == ["scores"]
+    assert not check(capped, only="scores", softcap=1.5 * cap).ok
 
 
 @pytest.mark.parametrize(
@@ -226,8 +228,8 @@ def test_a_mask_by_another_name_is_declared() -> None:
         ({"window_before": -1}, "window_before"),
         ({"scale": 0.0}, "scale is a positive number, not 0.0"),
         ({"causal": True, "window_after": 2}, "causal=True shows no later key, but window_after=2 shows some"),
-        ({"kind": "encoder"}, "kind is 'attention' or 'decoder', not 'encoder'"),
-        ({"mask_argument": "who"}, "mask_argument='who' was declared, but right accepts no mask of that name; it has: "),
+        ({"kind": "encoder"}, "kind is one of 'attention', 'decoder', not 'encoder'"),
+        ({"mask_argument": "who"}, "mask_argument='who' was declared, but right accepts no mask of that name; it has"),
     ],
 )  # fmt: skip
 def test_a_wrong_declaration_is_named(declared: dict[str, object], words: str) -> None:
@@ -252,7 +254,7 @@ def test_a_wrong_declaration_is_named(declared: dict[str, object], words: str) -
         ({"only": ["scale"], "without": ["scale"]}, "no fact is left to test: `without` excludes scale"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(given: dict[str, Any], words: str) -> None:
+def test_wrong_options_raise(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         check(mutants.right, **given)
     assert words in str(error.value)
@@ -263,7 +265,7 @@ def test_what_a_decoder_does_not_take_is_refused() -> None:
         check(mutants.TinyDecoder(), extra={"no_such": 1})
 
 
-def test_an_attention_without_gradients_is_told_to_be_one() -> None:
+def test_an_output_without_gradients_is_reported() -> None:
     def unlearned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with torch.no_grad():
             return attend(q, k, v)
@@ -272,14 +274,14 @@ def test_an_attention_without_gradients_is_told_to_be_one() -> None:
     assert "gradients" not in conventions(mutants.right)
 
 
-def test_an_argument_that_nobody_handed_over_is_told() -> None:
+def test_a_required_argument_that_was_not_passed_is_reported() -> None:
     def needs(q: Tensor, k: Tensor, v: Tensor, dropout_rate: float | None) -> Tensor:
         return attend(q, k, v)
 
     assert conventions(needs)["filled with None"] == "dropout_rate"
 
 
-def test_nothing_is_advised_that_would_not_help() -> None:
+def test_no_declaration_is_suggested_that_would_not_help() -> None:
     def adds_to_the_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.mT * q.shape[-1] ** -0.5
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
@@ -298,7 +300,7 @@ def test_a_fact_that_does_not_exist_is_named() -> None:
         check(mutants.right, only=["scales"])
 
 
-def test_a_decoder_without_a_vocabulary_is_asked_for_it() -> None:
+def test_a_decoder_without_a_known_vocabulary_raises() -> None:
     with pytest.raises(ConfigError, match="the vocabulary size of the decoder is unknown; pass vocab="):
         check(lambda tokens: tokens, kind="decoder")
 
@@ -327,14 +329,14 @@ def test_polarity_of_padding_is_named_and_declared() -> None:
     assert asked["fully-masked-row-nan"].status == "passed"
 
 
-def test_advice_names_only_what_can_be_said_here() -> None:
+def test_an_error_names_the_options_of_check() -> None:
     with pytest.raises(ConfigError) as error:
         check(torch.softmax)
     assert "Pass heads=, kv_heads= or width= if it needs certain sizes" in str(error.value)
     assert "(n b h c)" in str(error.value)
 
 
-def test_what_ends_the_program_is_an_error_and_no_answer() -> None:
+def test_sys_exit_in_the_checked_code_is_an_error() -> None:
     def leaves(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         raise SystemExit(0)
 
@@ -400,7 +402,7 @@ def test_arguments_that_nothing_was_tried_with_are_named() -> None:
     assert told["untested arguments"] == "average_attn_weights"
 
 
-def test_a_bias_is_a_mask_that_is_added_and_a_switch_is_no_scale() -> None:
+def test_a_bias_argument_is_an_additive_mask_and_a_switch_is_no_scale() -> None:
     def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: bool = True) -> Tensor:
         scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale else 1.0)
         return (scores if bias is None else scores + bias).softmax(-1) @ v
@@ -417,6 +419,6 @@ def test_a_layer_that_takes_a_memory_is_not_said_to_take_one_length_only() -> No
     assert told == "as many queries as keys, unless context is passed"
 
 
-def test_a_class_is_no_attention() -> None:
+def test_a_class_raises() -> None:
     with pytest.raises(ConfigError, match=r"^RightCross is a class; pass an instance, as RightCross\(\.\.\.\)$"):
         check(mutants.RightCross)

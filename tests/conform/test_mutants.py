@@ -10,6 +10,7 @@ from regard.conform import Report, check
 from regard.conform.facts import ATTENTION, DECODER
 from tests.conform import mutants
 from tests.conform.mutants import MUTANTS, Mutant, TinyDecoder
+from tests.conform.run_example import assert_example_holds
 
 CORRECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "right": (mutants.right, {"mask_polarity": "keep"}),
@@ -43,11 +44,13 @@ def is_decoder(mutant: Mutant) -> bool:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_fault_is_reported_under_its_name_and_no_other(name: str) -> None:
+def test_a_fault_is_reported_under_its_name_alone_with_an_example_that_runs(name: str) -> None:
     mutant, report = MUTANTS[name], check_mutant(name)
     assert [result.name for result in report.failures] == [mutant.breaks], report
     assert mutant.words in report.failures[0].reason
-    assert not report.ok
+    failure = report.failures[0].failure
+    assert failure is not None
+    assert_example_holds(failure.example, mutant.fn() if isinstance(mutant.fn, type) else mutant.fn)
 
 
 @pytest.mark.parametrize("name", CORRECT)

@@ -9,7 +9,7 @@ import pytest
 
 from regard.base.errors import RegardError
 from regard.conform import check, conformance
-from regard.conform.facts.numbers import _distinct
+from regard.conform.facts.numbers import off_by
 from regard.conform.report import Report
 from regard.core.attend import attend
 from tests.conform import mutants
@@ -20,7 +20,7 @@ def report() -> Report:
     return check(mutants.scales_twice, quick=True)
 
 
-def test_a_report_tells_the_rule_in_two_ways_with_cause_and_example(report: Report) -> None:
+def test_a_report_has_two_wordings_causes_and_an_example(report: Report) -> None:
     text = str(report)
     assert text.startswith("scales_twice (attention)\n")
     for words in (
@@ -36,7 +36,7 @@ def test_a_report_tells_the_rule_in_two_ways_with_cause_and_example(report: Repo
         assert words in text
 
 
-def test_a_silent_report_says_so() -> None:
+def test_a_report_without_failures_says_so() -> None:
     text = str(check(mutants.right_causal, causal=True, quick=True))
     assert "0 failed," in text
     assert "✗" not in text
@@ -68,7 +68,7 @@ def test_a_fact_is_looked_up_by_name(report: Report) -> None:
         report["scales"]
 
 
-def test_progress_is_told_fact_by_fact() -> None:
+def test_progress_is_called_with_each_fact() -> None:
     told: list[str] = []
     check(mutants.right, only=["runs", "scale"], progress=told.append)
     assert told == ["runs", "scale"]
@@ -78,7 +78,7 @@ class TestRight(conformance(mutants.right_causal, causal=True, without=["compile
     """The class that a project inherits from, at work."""
 
 
-def test_a_broken_fact_fails_its_test_with_the_whole_story() -> None:
+def test_a_broken_fact_fails_its_test_with_the_full_description() -> None:
     broken = conformance(mutants.scales_twice)()
     with pytest.raises(AssertionError, match=r"(?s)scale: q . k is multiplied.*usual causes"):
         broken.test_scale()
@@ -94,7 +94,7 @@ def test_a_decoder_gets_the_tests_of_a_decoder() -> None:
     assert "test_scale" not in tests
 
 
-def test_a_class_has_the_tests_that_were_asked_for() -> None:
+def test_a_class_has_the_tests_of_only() -> None:
     tests = [name for name in vars(conformance(mutants.scales_twice, only=["scale"])) if name.startswith("test_")]
     assert tests == ["test_scale"]
     with pytest.raises(AssertionError, match=r"scale: q . k is multiplied"):
@@ -106,24 +106,22 @@ def test_a_class_has_the_tests_that_were_asked_for() -> None:
     [
         (mutants.right, {"casual": True}, "check has no option 'casual'; did you mean 'causal'?"),
         (mutants.right, {"without": ["extreme-score"]}, "unknown fact 'extreme-score'; did you mean 'extreme-scores'"),
-        (mutants.right, {"kind": "encoder"}, "kind is 'attention' or 'decoder', not 'encoder'"),
+        (mutants.right, {"kind": "encoder"}, "kind is one of 'attention', 'decoder', not 'encoder'"),
         (3, {}, "check takes a function of q, k and v, an nn.Module or a decoder, not 3"),
     ],
 )
-def test_what_makes_no_sense_is_refused_when_the_class_is_made(
-    fn: object, settings: dict[str, object], words: str
-) -> None:
+def test_wrong_options_raise_when_the_class_is_made(fn: object, settings: dict[str, object], words: str) -> None:
     with pytest.raises(RegardError) as error:
         conformance(fn, **settings)
     assert words in str(error.value)
 
 
-def test_one_fact_is_one_fact() -> None:
+def test_the_summary_counts_facts() -> None:
     assert str(check(attend, only=["runs"])).endswith("1 fact passed, 0 failed, 0 not applicable")
     assert str(check(attend, only=["runs", "scale", "window"])).endswith("2 facts passed, 0 failed, 1 not applicable")
 
 
-def test_of_a_long_line_the_beginning_is_printed_and_json_has_it_all(report: Report) -> None:
+def test_long_lines_are_truncated_but_not_in_json(report: Report) -> None:
     failed = report.failures[0]
     assert failed.failure is not None
     long = replace(failed, failure=replace(failed.failure, example=f"q = {'1' * 3000}"))
@@ -133,6 +131,6 @@ def test_of_a_long_line_the_beginning_is_printed_and_json_has_it_all(report: Rep
     assert "1" * 3000 in replace(report, facts=(long,)).json()
 
 
-def test_numbers_that_are_near_are_told_apart() -> None:
-    assert _distinct(0.01321, 0.01319, "in") == ("1.321e-02", "in", "1.319e-02")
-    assert _distinct(0.5, 0.013, "in") == ("5.0e-01", "in", "1.3e-02")
+def test_close_numbers_are_printed_with_more_digits() -> None:
+    assert off_by(0.01321, 0.01319) == "off by 1.321e-02, 1.319e-02 is allowed"
+    assert off_by(0.5, 0.013) == "off by 5.0e-01, 1.3e-02 is allowed"

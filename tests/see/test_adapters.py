@@ -103,7 +103,7 @@ def test_the_layout_of_a_function_is_found_by_trying(fn: Any, layout: str, squar
     torch.testing.assert_close(probe.call(q, k, v), truth(q, k, v))
 
 
-def test_a_layout_that_is_said_is_not_looked_for() -> None:
+def test_a_given_layout_is_used() -> None:
     assert as_probe(lambda q, k, v: v[:, :, : q.shape[2]], layout="b h n c").layout == "b h n c"
     with pytest.raises(ConfigError, match=r"layout is one of 'b h n c', 'b n h c', 'n b h c', .*, 'n c', not 'bhnc'"):
         as_probe(sdpa, layout="bhnc")
@@ -111,7 +111,7 @@ def test_a_layout_that_is_said_is_not_looked_for() -> None:
         as_probe(without_heads, layout="b n c", heads=3)
 
 
-def test_what_a_function_is_free_in_and_what_it_needs_is_found_out() -> None:
+def test_free_and_required_sizes_of_a_function_are_found() -> None:
     assert as_probe(attend).grouped
     assert as_probe(functools.partial(sdpa, enable_gqa=True)).grouped
     assert not as_probe(sdpa).grouped
@@ -124,7 +124,7 @@ def test_what_a_function_is_free_in_and_what_it_needs_is_found_out() -> None:
     assert (as_probe(attend, kv_heads=5).heads, as_probe(attend, kv_heads=5).kv_heads) == (10, 5)
 
 
-def test_further_arguments_are_named_and_handed_on() -> None:
+def test_further_arguments_are_listed_and_passed_on() -> None:
     assert as_probe(sdpa).parameters == ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     assert as_probe(attend).parameters == ("mask", "scores", "beta", "dropout", "kernel", "positions")
 
@@ -143,7 +143,7 @@ def test_further_arguments_are_named_and_handed_on() -> None:
     assert as_probe(functools.partial(mine, strength=0.3)).name == "mine"
 
 
-def test_a_function_that_reads_memory_as_it_lies_is_asked_with_whole_tensors() -> None:
+def test_a_function_that_ignores_strides_gets_contiguous_tensors() -> None:
     def flat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return sdpa(*(torch.as_strided(x, x.shape, torch.empty(x.shape).stride()) for x in (q, k, v)))
 
@@ -155,7 +155,7 @@ def test_a_probe_stays_what_it_is() -> None:
     assert as_probe(probe) is probe
 
 
-def test_a_function_that_mixes_everything_is_still_asked() -> None:
+def test_a_function_that_mixes_everything_still_gets_a_probe() -> None:
     def leaking(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return sdpa(q, k, v).mean((0, 1), keepdim=True).expand(*q.shape[:3], -1)
 
@@ -296,7 +296,7 @@ def test_a_module_becomes_a_function_of_q_k_and_v_and_stays_as_it_was(name: str)
     assert [(path, type(part), part.training) for path, part in module.named_modules()] == parts
 
 
-def test_projections_that_keep_each_head_together_are_told_from_those_in_blocks() -> None:
+def test_projections_packed_by_head_are_distinguished_from_blocks() -> None:
     config = GPTNeoXConfig(hidden_size=24, num_attention_heads=3, rotary_pct=1.0)
     config._attn_implementation = "sdpa"
     probe = as_probe(GPTNeoXAttention(config, 0).eval())
@@ -333,13 +333,13 @@ def test_the_copy_is_switched_to_training_and_the_module_is_not() -> None:
     assert torch.equal(probe.call(q, k, v), exact)
 
 
-def test_what_acts_behind_the_heads_is_left_out() -> None:
+def test_output_dropout_is_removed() -> None:
     probe = as_probe(Causal(21, 3).train())  # with a dropout of the output
     q, k, v = draw(probe)
     assert torch.equal(probe.call(q, k, v), probe.call(q, k, v))
 
 
-def test_a_dtype_asked_for_later_starts_from_the_module_itself() -> None:
+def test_a_copy_in_another_dtype_is_made_from_the_module_itself() -> None:
     module = of_timm(24, 3, qk_norm=True, norm_layer=nn.RMSNorm).eval()
     nn.init.uniform_(module.q_norm.weight)
     probe = as_probe(module)
@@ -351,12 +351,12 @@ def test_a_dtype_asked_for_later_starts_from_the_module_itself() -> None:
     assert as_probe(module.bfloat16()).dtype == torch.bfloat16
 
 
-def test_a_compiled_module_is_asked_as_what_was_compiled() -> None:
+def test_the_module_inside_a_compiled_one_is_probed() -> None:
     module = nn.MultiheadAttention(15, 3).eval()
     assert as_probe(torch.compile(module)).name == "MultiheadAttention"
 
 
-def test_trying_draws_nothing_from_the_common_generator() -> None:
+def test_trial_calls_leave_the_random_state_unchanged() -> None:
     module = Attention(30, 6, dropout=0.3).train()
     before = torch.get_rng_state()
     as_probe(module)
@@ -408,12 +408,13 @@ class Odd(nn.Module):
     ],
     ids=range(13),
 )
-def test_what_cannot_be_asked_is_told_with_a_way_out(fn: object, words: str) -> None:
+def test_what_cannot_be_called_raises_with_advice(fn: object, words: str) -> None:
+    sizes = {} if isinstance(fn, nn.Module) or fn == 3 else {"heads": 3, "width": 8}  # without them many are tried
     with pytest.raises(ConfigError, match=words):
-        as_probe(fn)
+        as_probe(fn, **sizes)
 
 
-def test_what_was_lacking_helps_once_it_is_handed_over() -> None:
+def test_passing_the_missing_argument_helps() -> None:
     scaled = as_probe(lambda q, k, v, sm_scale: (q @ k.mT * sm_scale).softmax(-1) @ v, sm_scale=0.3)
     assert scaled.filled_in == ()
     q, k, v = draw(scaled)
@@ -425,7 +426,7 @@ def test_what_was_lacking_helps_once_it_is_handed_over() -> None:
     torch.testing.assert_close(windowed.call(q, k, v), truth(q, k, v, mask=causal()))
 
 
-def test_sizes_that_do_not_fit_the_projections_are_told() -> None:
+def test_sizes_that_do_not_match_the_projections_raise() -> None:
     with pytest.raises(
         ConfigError, match=r"width \[27\] \(qkv\), which do not match 2 heads of width 4 and 2 key heads"
     ):
@@ -445,7 +446,7 @@ def test_sizes_that_do_not_fit_the_projections_are_told() -> None:
         as_probe(Widening(21, 3))
 
 
-def test_phases_that_nobody_can_make_have_to_be_handed_over() -> None:
+def test_rotary_phases_without_a_rotary_class_have_to_be_passed() -> None:
     class Turning(Causal):
         def forward(self, x: Tensor, position_embeddings: Tensor | None = None) -> Tensor:  # type: ignore[override]
             assert position_embeddings is not None

@@ -180,16 +180,16 @@ def test_the_alignment_shows_where_there_are_more_keys_than_queries() -> None:
     assert bound.alignment is None
 
 
-def test_heads_and_sequences_with_masks_of_their_own_are_told() -> None:
+def test_masks_that_differ_between_heads_or_sequences_are_described() -> None:
     both = torch.stack([causal().dense(7), full().dense(7), window(before=1, after=1).dense(7)])
     found = xray(ours(mask=both), heads=3)
     assert found.mask == "head 0: causal(); head 1: full(); head 2: window(before=1, after=1)"
     lengths = torch.arange(7) < torch.tensor([[5], [3]])
-    assert xray(ours(mask=lengths[:, None, None])).mask == f"{OWN}, which differs between sequences"
+    assert xray(ours(mask=lengths[:, None, None])).mask == f"{UNNAMED}, which differs between sequences"
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "blocked", "reference"])
-def test_our_kernels_look_alike(kernel: str) -> None:
+def test_our_kernels_measure_the_same(kernel: str) -> None:
     found = xray(functools.partial(attend, mask=causal() & window(before=2), beta=0.6, kernel=kernel))
     assert found.scale == pytest.approx(0.6)
     assert (found.grouping, found.mask) == ("repeat", "causal() & window(before=2)")
@@ -215,7 +215,7 @@ def test_a_scale_is_measured_and_named(scale: float, named: str | None) -> None:
     assert found.scale_name == named
 
 
-def test_a_scale_for_each_head_is_told() -> None:
+def test_different_scales_of_heads_are_measured() -> None:
     own = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)[:, None, None]
     found = xray(lambda q, k, v: sdpa(q * own.to(q), k, v, scale=1.0), heads=3)
     assert found.scale is None
@@ -223,7 +223,7 @@ def test_a_scale_for_each_head_is_told() -> None:
     assert "heads have different scales" in found.notes
 
 
-def test_a_soft_cap_is_told_from_a_scale() -> None:
+def test_a_soft_cap_is_distinguished_from_a_scale() -> None:
     for cap in (2.0, 50.0):
         found = xray(ours(scores=softcap(cap), mask=causal(), beta=0.4))
         assert (found.softcap, found.scale) == (pytest.approx(cap), pytest.approx(0.4))
@@ -446,7 +446,7 @@ def test_a_loop_in_python_is_read() -> None:
     assert close(found, mask=causal())
 
 
-def test_tiled_heads_are_told_also_where_keys_and_values_differ() -> None:
+def test_tiled_heads_are_found_also_if_keys_and_values_differ() -> None:
     def tiled(q: Tensor, k: Tensor, v: Tensor, both: bool = True) -> Tensor:
         times = q.shape[1] // k.shape[1]
         keys = k.repeat(1, times, 1, 1) if both else k.repeat_interleave(times, 1)
@@ -464,7 +464,7 @@ def test_tiled_heads_are_told_also_where_keys_and_values_differ() -> None:
 
 
 @pytest.mark.parametrize(("axis", "name"), [(-2, "columns"), (1, "heads"), (0, "batch")])
-def test_a_softmax_over_another_axis_is_told(axis: int, name: str) -> None:
+def test_a_softmax_over_another_axis_is_noted(axis: int, name: str) -> None:
     found = xray(lambda q, k, v: scores(q, k).softmax(axis) @ v)
     assert found.normalised == name
     assert f"the softmax is over {name}, not over the keys of a row" in found.notes
@@ -472,7 +472,7 @@ def test_a_softmax_over_another_axis_is_told(axis: int, name: str) -> None:
     assert found.bias is None
 
 
-def test_a_causal_mask_that_is_off_by_one_is_told() -> None:
+def test_a_causal_mask_that_is_off_by_one_is_named() -> None:
     seeing = xray(lambda q, k, v: scores(q, k).masked_fill(later(q, k, 2), -math.inf).softmax(-1) @ v)
     assert seeing.mask == "window(before=None, after=1)"
     blind = xray(lambda q, k, v: scores(q, k).masked_fill(later(q, k, 0), -math.inf).softmax(-1) @ v)
@@ -480,7 +480,7 @@ def test_a_causal_mask_that_is_off_by_one_is_told() -> None:
     assert (blind.alignment, blind.scale_name) == ("top-left", "1/sqrt(c)")
 
 
-def test_a_finite_mask_value_is_told() -> None:
+def test_a_finite_mask_value_is_noted() -> None:
     finite = "hidden keys get weight when visible scores are very negative: the mask value is finite"
     found = xray(lambda q, k, v: scores(q, k).masked_fill(later(q, k), -1e9).softmax(-1) @ v)
     assert (found.mask, found.notes) == ("causal()", (finite,))
@@ -492,7 +492,7 @@ def test_a_finite_mask_value_is_told() -> None:
 
 
 @pytest.mark.parametrize(("value", "gives"), [(-math.inf, "nan"), (-1e300, "mean"), (0.0, "zeros")])
-def test_what_a_blind_row_gives_is_found_out(value: float, gives: str) -> None:
+def test_the_output_of_a_fully_masked_row_is_measured(value: float, gives: str) -> None:
     def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         if value == 0:
             return attend(q, k, v, mask=mask)
@@ -508,7 +508,7 @@ def test_what_a_blind_row_gives_is_found_out(value: float, gives: str) -> None:
     assert xray(added).fully_masked_rows == "unmasked"
 
 
-def test_a_blind_row_of_another_kind_is_noted() -> None:
+def test_other_outputs_of_a_fully_masked_row_are_noted() -> None:
     def refusing(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is not None and not mask.any(-1).all():
             raise ValueError("a blind row")
@@ -526,7 +526,7 @@ def test_a_blind_row_of_another_kind_is_noted() -> None:
     assert "a fully masked row gives neither zeros nor NaN nor a mean" in found.notes
 
 
-def test_what_cannot_be_asked_is_noted() -> None:
+def test_what_cannot_be_measured_is_noted() -> None:
     def short(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if k.shape[2] > 9:
             raise ValueError("too long")
@@ -545,19 +545,19 @@ def test_what_cannot_be_asked_is_noted() -> None:
     assert "rotary was not measured: that needs a higher precision" in coarse.notes
 
 
-def test_an_attention_made_for_so_many_sequences_is_asked_with_no_more() -> None:
+def test_an_attention_for_a_fixed_batch_size_is_measured_with_it() -> None:
     mask = causal().dense(7).expand(2, 1, 7, 7)
     found = xray(lambda q, k, v: attend(rotary()(q), rotary()(k), v, mask=mask))
     assert (found.rotary, found.rotary_base) == ("half", pytest.approx(10000, rel=1e-3))
 
 
-def test_weights_hidden_after_the_softmax_are_told() -> None:
+def test_a_mask_after_the_softmax_is_noted() -> None:
     found = xray(lambda q, k, v: (scores(q, k).softmax(-1) * ~later(q, k)) @ v)
     assert found.mask == "causal()"
     assert "the mask is applied after the softmax, and weights are not normalised again" in found.notes
 
 
-def test_dropout_in_eval_is_told_and_seen_through() -> None:
+def test_dropout_in_eval_is_measured_and_removed() -> None:
     def dropping(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return functional.dropout(scores(q, k).masked_fill(later(q, k), -math.inf).softmax(-1), 0.3) @ v
 
@@ -574,7 +574,7 @@ def test_dropout_in_eval_is_told_and_seen_through() -> None:
     assert any("which is not 1 / (1 - p)" in note for note in unscaled.notes)
 
 
-def test_a_function_that_is_not_linear_in_v_is_told() -> None:
+def test_a_function_that_is_not_linear_in_v_is_reported() -> None:
     bent = xray(lambda q, k, v: sdpa(q, k, v).relu())
     assert bent.linear is False
     assert bent.linearity_error is not None
@@ -637,7 +637,7 @@ def softmaxed_causally(q: Tensor, k: Tensor) -> Tensor:
     return scores(q, k).masked_fill(hidden, -math.inf).softmax(-1)
 
 
-def test_mixed_heads_and_sequences_are_told() -> None:
+def test_mixed_heads_and_sequences_are_noted() -> None:
     mixed = xray(lambda q, k, v: sdpa(q, k, v).transpose(1, 2).reshape(*q.shape[:3], -1))
     assert mixed.value_heads is None
     assert any("read the values of no key head or of several" in note for note in mixed.notes)
@@ -664,7 +664,7 @@ def test_scores_that_are_no_function_of_q_k_leave_a_residual() -> None:
     assert "no row sees two neighbouring keys, so the scale cannot be measured" in alone.notes
 
 
-def test_an_attention_that_sees_nothing_tells_nothing_else() -> None:
+def test_an_attention_that_sees_no_key_is_noted() -> None:
     found = xray(ours(mask=~full()))
     assert (found.mask, found.fully_masked_rows, found.scale, found.value_heads) == ("~full()", "zeros", None, None)
     assert found.notes == ("no query sees any key: every output is zeros, so nothing can be measured",)
@@ -672,7 +672,7 @@ def test_an_attention_that_sees_nothing_tells_nothing_else() -> None:
     assert xray(lambda q, k, v: sdpa(q, k, v) * math.nan).fully_masked_rows == "nan"
 
 
-def test_what_divides_by_the_length_of_zero_is_read_from_drawn_q_and_k() -> None:
+def test_a_mask_is_read_from_random_q_and_k_if_zeros_give_nan() -> None:
     def cosine(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return sdpa(q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True), v, scale=7.0, is_causal=True)
 
@@ -692,7 +692,7 @@ def test_time_before_the_batch_is_found_out_and_may_be_said() -> None:
 
 
 @pytest.mark.parametrize("mask", [full(), causal()], ids=repr)
-def test_hard_attention_shows_what_it_sees_key_by_key(mask: Mask) -> None:
+def test_the_mask_of_hard_attention_is_read_key_by_key(mask: Mask) -> None:
     def hard(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         best = (q @ k.mT).masked_fill(~mask.dense(q.shape[2], k.shape[2]), -math.inf).argmax(-1)
         return functional.one_hot(best, k.shape[2]).to(v) @ v  # of equals the first, so q = 0 shows one key alone
@@ -703,7 +703,7 @@ def test_hard_attention_shows_what_it_sees_key_by_key(mask: Mask) -> None:
     assert any("the mask is read one key at a time" in note for note in found.notes)
 
 
-def test_noise_is_told_from_dropout() -> None:
+def test_noise_is_distinguished_from_dropout() -> None:
     found = xray(lambda q, k, v: sdpa(q + 0.1 * torch.randn_like(q), k, v))
     assert (found.deterministic, found.dropout_in_eval, found.scale) == (False, 0.0, None)
     assert len(found.notes) == 1
@@ -711,14 +711,14 @@ def test_noise_is_told_from_dropout() -> None:
     assert "none in eval, but two equal calls differ" in str(found)
 
 
-def test_what_is_added_to_the_values_is_taken_off() -> None:
+def test_a_constant_in_the_output_is_subtracted() -> None:
     found = xray(lambda q, k, v: sdpa(q, k, v) + 1)
     assert found.notes == ("v = 0 gives an output of up to 1: a constant is added, and subtracted here",)
     assert close(found)
     assert found.softcap is None
 
 
-def test_a_word_on_scores_that_change_with_position_in_another_way() -> None:
+def test_scores_that_change_with_position_in_another_way_are_noted() -> None:
     found = xray(lambda q, k, v: sdpa(q, k, v.roll(1, 2)))
     assert "scores change with position, but not by a rotation of pairs of coordinates" in found.notes
     assert "rotary     unknown" in str(found)
@@ -730,7 +730,7 @@ def test_layer_norm_before_rotary_is_measured() -> None:
     assert found.scale_name == "1/sqrt(c)"
 
 
-def test_a_function_that_refuses_float64_is_asked_in_float32() -> None:
+def test_a_function_that_raises_for_float64_is_measured_in_float32() -> None:
     def narrow(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.dtype != torch.float32:
             raise TypeError("float32 only\nand nothing else")
@@ -745,7 +745,7 @@ def test_a_function_that_refuses_float64_is_asked_in_float32() -> None:
     assert coarse.notes[0].startswith("low precision: outputs are rounded to a relative ")
 
 
-def test_reading_changes_nothing_and_depends_on_the_seed_alone() -> None:
+def test_measuring_changes_nothing_and_depends_on_the_seed_alone() -> None:
     module = Attention(48, 6, dropout=0.3).train()
     modes = [part.training for part in module.modules()]
     before = torch.get_rng_state()
@@ -762,7 +762,7 @@ def test_reading_changes_nothing_and_depends_on_the_seed_alone() -> None:
         first.scale = 1.0  # type: ignore[misc]
 
 
-def test_sizes_that_cannot_be_asked_are_told() -> None:
+def test_sizes_that_cannot_be_used_raise() -> None:
     with pytest.raises(
         ConfigError, match=r"Attention makes queries and keys from one sequence, so keys=9 cannot differ"
     ):

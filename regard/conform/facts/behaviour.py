@@ -15,7 +15,7 @@ from regard.conform.attention_under_test import AttentionUnderTest
 from regard.conform.conventions import MeasuredAttention
 from regard.conform.example import CallWriter, Raised
 from regard.conform.fact import Fact, Failure, fact
-from regard.conform.inputs import QKV, Inputs, hide_later_half
+from regard.conform.inputs import QKV, AttentionInputs, hide_later_half
 from regard.conform.reset_state import fresh_dtype
 from regard.conform.shrink import Detect, Violation, failure_of, smallest_failure
 from regard.conform.tolerance import distance, equal
@@ -30,7 +30,7 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed)
 
 
-def raised_by(a: AttentionUnderTest, inputs: Inputs) -> Raised | None:
+def raised_by(a: AttentionUnderTest, inputs: AttentionInputs) -> Raised | None:
     """The exception of the call, if it raises."""
     try:
         a(inputs)
@@ -49,7 +49,7 @@ def runs(a: MeasuredAttention) -> Failure | None:
     softmax over scores that are all -inf, or uninitialised memory (torch.empty)
     """
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         raised = raised_by(a, inputs)
         if raised is not None:
             return Violation(f"an ordinary call raises {raised}", raised)
@@ -78,7 +78,7 @@ def output_shape(a: MeasuredAttention) -> Failure | None:
     return None
 
 
-def _wrong_shape(a: MeasuredAttention, inputs: Inputs, what: str) -> Violation | None:
+def _wrong_shape(a: MeasuredAttention, inputs: AttentionInputs, what: str) -> Violation | None:
     b, h, _, i, _, _, e = inputs.sizes
     shape = tuple(a(inputs).shape)
     if shape == (b, h, i, e):
@@ -109,7 +109,7 @@ def dropout_in_eval(a: MeasuredAttention) -> Failure | None:
     return failure_of(a, inputs, lambda inputs: _differs_by_seed(a, inputs), words)
 
 
-def _differs_by_seed(a: MeasuredAttention, inputs: Inputs) -> Violation | None:
+def _differs_by_seed(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
     outs = []
     for seed in (0, 1):
         seed_all(seed)
@@ -148,18 +148,18 @@ def determinism(a: MeasuredAttention) -> Failure | None:
     return None
 
 
-def outputs_by_seed(a: MeasuredAttention) -> tuple[Inputs, list[Tensor]]:
+def outputs_by_seed(a: MeasuredAttention) -> tuple[AttentionInputs, list[Tensor]]:
     """The outputs of one call under the seeds 0, 0, 1, 2 and 3."""
 
-    def run() -> tuple[Inputs, list[Tensor]]:
+    def run() -> tuple[AttentionInputs, list[Tensor]]:
         inputs = a.random_inputs(9, 9, b=3)
         return inputs, [_output(a, inputs, seed) for seed in (0, 0, 1, 2, 3)]
 
-    found: tuple[Inputs, list[Tensor]] = a.once("outputs by seed", run)
+    found: tuple[AttentionInputs, list[Tensor]] = a.once("outputs by seed", run)
     return found
 
 
-def _output(a: AttentionUnderTest, inputs: Inputs, seed: int = 0) -> Tensor:
+def _output(a: AttentionUnderTest, inputs: AttentionInputs, seed: int = 0) -> Tensor:
     seed_all(seed)
     return a(inputs).detach()
 
@@ -237,7 +237,7 @@ def _repeat(x: Tensor, axis: int) -> Tensor:
 
 
 # earlier calls: how each of q, k and v is written, and how it is made
-EARLIER_CALLS: dict[tuple[str, str, str], Callable[[Inputs], Inputs]] = {
+EARLIER_CALLS: dict[tuple[str, str, str], Callable[[AttentionInputs], AttentionInputs]] = {
     ("k", "k", "v"): lambda x: x.with_tensors(q=x.k),
     ("{}[:, :, -1:]", "k", "v"): lambda x: x.with_tensors(q=x.q[:, :, -1:]),
     ("torch.cat([{0}, {0}], 2)",) * 3: lambda x: x.map(lambda y: _repeat(y, 2)),
@@ -250,7 +250,7 @@ EARLIER_CALLS: dict[tuple[str, str, str], Callable[[Inputs], Inputs]] = {
 }
 
 
-def _failure_after_another(a: MeasuredAttention, inputs: Inputs, words: str, fresh: bool) -> Failure:
+def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words: str, fresh: bool) -> Failure:
     """The failure with the smallest call that one of EARLIER_CALLS changes.
 
     fresh  compare with the output in a fresh state; else with the same call just before
@@ -259,7 +259,7 @@ def _failure_after_another(a: MeasuredAttention, inputs: Inputs, words: str, fre
     # as_probe calls a function before the example does, so that its state is not fresh there
     fresh = fresh and (copied or (a.code is not None and a.code.name != "attend"))
 
-    def detect_after(written: tuple[str, str, str], make: Callable[[Inputs], Inputs]) -> Detect:
+    def detect_after(written: tuple[str, str, str], make: Callable[[AttentionInputs], AttentionInputs]) -> Detect:
         def lines(call: CallWriter) -> list[str]:
             other = call(*(form.format(name) for form, name in zip(written, QKV, strict=True)))
             if fresh and not copied:
@@ -268,7 +268,7 @@ def _failure_after_another(a: MeasuredAttention, inputs: Inputs, words: str, fre
             calls = [f"first = {call()}", *renew, f"other = {other}", f"after = {call()}"]
             return [*calls, "same = torch.equal(first, after)"]
 
-        def detect(inputs: Inputs) -> Violation | None:
+        def detect(inputs: AttentionInputs) -> Violation | None:
             first = _output(_fresh(a) if fresh else a, inputs)
             tested = _fresh(a) if fresh else a
             _output(tested, make(inputs))
@@ -298,10 +298,10 @@ def inputs_changed(a: MeasuredAttention) -> Failure | None:
     inputs = a.random_inputs(5, 5)
     for name in QKV:
 
-        def detect(inputs: Inputs, name: str = name) -> Violation | None:
+        def detect(inputs: AttentionInputs, name: str = name) -> Violation | None:
             given = {x: getattr(inputs, x).clone() for x in QKV}
             a.call(given["q"], given["k"], given["v"], inputs)
-            return _changed(name, given[name], getattr(inputs, name))
+            return _input_change(name, given[name], getattr(inputs, name))
 
         if (found := smallest_failure(a, inputs, detect)) is not None:
             return found
@@ -309,17 +309,17 @@ def inputs_changed(a: MeasuredAttention) -> Failure | None:
     if mask is None:
         return None
 
-    def detect_mask(inputs: Inputs) -> Violation | None:
+    def detect_mask(inputs: AttentionInputs) -> Violation | None:
         assert inputs.visible is not None
         before = mask.convert(inputs.visible, inputs.dtype)
         given = before.clone()
         a(replace(inputs, visible=None), **{mask.name: given})
-        return _changed(mask.name, given, before)
+        return _input_change(mask.name, given, before)
 
     return smallest_failure(a, hide_later_half(a.random_inputs(5, 5, causal=False)), detect_mask)
 
 
-def _changed(name: str, after: Tensor, before: Tensor) -> Violation | None:
+def _input_change(name: str, after: Tensor, before: Tensor) -> Violation | None:
     if equal(after, before):
         return None
     return Violation(f"the call changes {name}", after, before, lambda call: [call(), f"after = {name}"])
@@ -338,7 +338,7 @@ def output_dtype(a: MeasuredAttention) -> Failure | None:
         if raised_by(a, inputs) is not None:
             continue  # an exception is not a silent change
 
-        def detect(inputs: Inputs, dtype: torch.dtype = dtype) -> Violation | None:
+        def detect(inputs: AttentionInputs, dtype: torch.dtype = dtype) -> Violation | None:
             have = a(inputs).dtype
             if inputs.dtype != dtype or have == dtype:
                 return None
@@ -374,7 +374,7 @@ def memory_layout(a: MeasuredAttention) -> Failure | None:
     for name, (form, change) in STRIDES.items():
 
         def detect(
-            inputs: Inputs, name: str = name, form: str = form, change: Callable[[Tensor], Tensor] = change
+            inputs: AttentionInputs, name: str = name, form: str = form, change: Callable[[Tensor], Tensor] = change
         ) -> Violation | None:
             expected = a(inputs).detach()
             q, k, v = (change(x) for x in (inputs.q, inputs.k, inputs.v))
@@ -402,7 +402,7 @@ def _test_lengths(a: MeasuredAttention, lengths: list[tuple[int, int]], what: st
         if i != j and not a.free_lengths:
             continue
 
-        def detect(inputs: Inputs) -> Violation | None:
+        def detect(inputs: AttentionInputs) -> Violation | None:
             _, _, _, i, j, _, _ = inputs.sizes
             if (j % 2 == 0 and i == j) or j < 2:
                 return None  # not a length of this fact

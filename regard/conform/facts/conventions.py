@@ -13,7 +13,7 @@ from regard.conform.conventions import LONG, MeasuredAttention
 from regard.conform.example import CallWriter, write_example, write_weights
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
 from regard.conform.facts.dependence import all_ones, row_sums
-from regard.conform.inputs import QKV, Inputs
+from regard.conform.inputs import QKV, AttentionInputs
 from regard.conform.shrink import Detect, Violation, failure_of, smallest_failure
 from regard.conform.tolerance import max_error
 from regard.core.scores import alibi_slopes
@@ -37,11 +37,11 @@ def require_causal(a: MeasuredAttention) -> None:
 
 
 def detect_difference(
-    a: MeasuredAttention, changes: Callable[[Inputs], dict[str, Any]], words: str, most: float = 1e-3
+    a: MeasuredAttention, changes: Callable[[AttentionInputs], dict[str, Any]], words: str, most: float = 1e-3
 ) -> Detect:
     """Detects outputs that differ from the expected ones, with some conventions changed."""
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         expected = a.reference(inputs, **changes(inputs))
         got = a(inputs).detach()
         if max_error(got, expected) <= most * max(1.0, expected.abs().max().item()):
@@ -51,7 +51,7 @@ def detect_difference(
     return detect
 
 
-def _band_for(band: VisibleBand, inputs: Inputs) -> dict[str, Any]:
+def _band_for(band: VisibleBand, inputs: AttentionInputs) -> dict[str, Any]:
     return {"visible": band.visible(*inputs.pair_shape[2:])[None, None]}
 
 
@@ -141,7 +141,7 @@ def causality(a: MeasuredAttention) -> Failure | None:
 
 
 def _changed_by_later_keys(a: MeasuredAttention, n: int, b: int = 1) -> Failure | None:
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         n = inputs.q.shape[2]
         cut = n // 2
         if cut < 1 or inputs.k.shape[2] != n:
@@ -248,7 +248,7 @@ def _require_band(a: MeasuredAttention) -> None:
 
 
 def _inconsistent_mask(
-    a: MeasuredAttention, n: int, changes: Callable[[Inputs], dict[str, Any]], words: str
+    a: MeasuredAttention, n: int, changes: Callable[[AttentionInputs], dict[str, Any]], words: str
 ) -> Failure:
     """The failure of a mask that differs between heads, rows or lengths."""
     detect = detect_difference(a, changes, words)
@@ -480,7 +480,7 @@ def _bias_changes_with_width(a: MeasuredAttention) -> Failure | None:
     return Failure(words, write_example(a, inputs.neutral(), got, expected, write_weights))
 
 
-def _alibi(inputs: Inputs) -> Tensor:
+def _alibi(inputs: AttentionInputs) -> Tensor:
     _, h, i, j = inputs.pair_shape
     distance = (torch.arange(j - i, j)[:, None] - torch.arange(j)[None, :]).abs()
     return -(alibi_slopes(h).double()[:, None, None] * distance)[None]
@@ -501,7 +501,7 @@ def scores(a: MeasuredAttention) -> Failure | None:
     if a.scores.residual is not None and a.scores.scale is None:
         words += f": a share of {a.scores.residual:.2g} of the scores is not explained"
 
-    def changes(inputs: Inputs) -> dict[str, Any]:
+    def changes(inputs: AttentionInputs) -> dict[str, Any]:
         return {"scale": a.expected_scale(inputs), "rotary": a.declared.rotary}
 
     for most in (1e-3, 1e-5):
@@ -559,7 +559,7 @@ def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
     if name is None:
         return None
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         plain = a(inputs).detach()
         others = [a(inputs, **{name: size}).detach() for size in (0.0, 0.37, 1.7)]
         expected = a.reference(inputs, scale=1.7)
@@ -620,7 +620,7 @@ def last_queries_alone(a: MeasuredAttention) -> Failure | None:
         raise NotApplicableError("fewer queries than keys are not at the end")
     from_zero = a.rotary_alignment == "top-left"
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         _, _, i, j = inputs.pair_shape
         together = a(inputs).detach()
         for count in (1, j // 2):

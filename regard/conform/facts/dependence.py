@@ -10,7 +10,7 @@ from regard.conform.conventions import LONG, MeasuredAttention
 from regard.conform.example import CallWriter, result_comments, write_weights
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
 from regard.conform.facts.behaviour import raised_by
-from regard.conform.inputs import QKV, Inputs
+from regard.conform.inputs import QKV, AttentionInputs
 from regard.conform.shrink import Violation, smallest_failure
 from regard.conform.tolerance import equal, max_error, same_up_to_rounding
 from regard.see.measure.probes.hooked_layers import MEMORIES
@@ -30,7 +30,7 @@ def softmax_axis(a: MeasuredAttention) -> Failure | None:
     Usual causes: softmax(dim=-2), softmax(dim=1), or F.softmax without dim (detr#247)
     """
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         weights = a.weights(inputs)
         if all_ones(weights.sum(-1)):
             return None
@@ -55,7 +55,7 @@ def keys_ignored(a: MeasuredAttention) -> Failure | None:
 
     Usual causes: attend(q, v, v): a mistyped name, or the key projection assigned twice
     """
-    return _ignored(a, "k")
+    return _find_ignored(a, "k")
 
 
 @fact(FACTS, "queries-ignored", fatal=True)
@@ -66,7 +66,7 @@ def queries_ignored(a: MeasuredAttention) -> Failure | None:
 
     Usual causes: attend(k, k, v): a mistyped name; scores made of k and k
     """
-    return _ignored(a, "q")
+    return _find_ignored(a, "q")
 
 
 @fact(FACTS, "values-ignored", fatal=True)
@@ -77,11 +77,11 @@ def values_ignored(a: MeasuredAttention) -> Failure | None:
 
     Usual causes: attend(q, k, k): a mistyped name, or the value projection uses the weights of the key projection
     """
-    return _ignored(a, "v")
+    return _find_ignored(a, "v")
 
 
-def _ignored(a: MeasuredAttention, name: str) -> Failure | None:
-    def detect(inputs: Inputs) -> Violation | None:
+def _find_ignored(a: MeasuredAttention, name: str) -> Failure | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         other = inputs.with_tensors(**{name: getattr(inputs, name).flip(-2) * 2 + 1})
         before, after = a(inputs).detach(), a(other).detach()
         # inputs for which the right output would be the same show nothing
@@ -99,7 +99,7 @@ def _ignored(a: MeasuredAttention, name: str) -> Failure | None:
     return smallest_failure(a, a.random_inputs(7, 7), detect, square=True)
 
 
-def _last_row(inputs: Inputs) -> Tensor:
+def _last_row(inputs: AttentionInputs) -> Tensor:
     """The last row of plain attention, which sees all keys under every convention."""
     k, v = (x.repeat_interleave(inputs.q.shape[1] // x.shape[1], 1).double() for x in (inputs.k, inputs.v))
     return (inputs.q.double()[:, :, -1:] @ k.mT).softmax(-1) @ v
@@ -114,7 +114,7 @@ def k_and_v_swapped(a: MeasuredAttention) -> Failure | None:
     Usual causes: q, v, k = qkv.chunk(3): unpacked in another order; arguments in another order
     """
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         if inputs.k.shape != inputs.v.shape or not _is_linear(a, inputs, "k") or _is_linear(a, inputs, "v"):
             return None
         return Violation(
@@ -127,7 +127,7 @@ def k_and_v_swapped(a: MeasuredAttention) -> Failure | None:
     return smallest_failure(a, a.random_inputs(7, 7), detect)
 
 
-def _linear_combination(a: MeasuredAttention, inputs: Inputs, name: str) -> tuple[Tensor, Tensor]:
+def _linear_combination(a: MeasuredAttention, inputs: AttentionInputs, name: str) -> tuple[Tensor, Tensor]:
     """f(8 x - 4 u) and 8 f(x) - 4 f(u), where x is k or v, and u is 1.5 x.flip(2)."""
     x = getattr(inputs, name)
     u = x.flip(2) * 1.5
@@ -135,7 +135,7 @@ def _linear_combination(a: MeasuredAttention, inputs: Inputs, name: str) -> tupl
     return combined, 8 * one - 4 * two
 
 
-def _is_linear(a: MeasuredAttention, inputs: Inputs, name: str) -> bool:
+def _is_linear(a: MeasuredAttention, inputs: AttentionInputs, name: str) -> bool:
     return same_up_to_rounding(*_linear_combination(a, inputs, name))
 
 
@@ -148,7 +148,7 @@ def linear_in_v(a: MeasuredAttention) -> Failure | None:
     Usual causes: an activation, clamp or norm on v or on the output, v used in the scores, an output bias
     """
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         combined, expected = _linear_combination(a, inputs, "v")
         if same_up_to_rounding(combined, expected) or _only_rounds(a, inputs, combined, expected):
             return None
@@ -166,7 +166,7 @@ def linear_in_v(a: MeasuredAttention) -> Failure | None:
     return smallest_failure(a, a.random_inputs(7, 7), detect)
 
 
-def _only_rounds(a: MeasuredAttention, inputs: Inputs, combined: Tensor, expected: Tensor) -> bool:
+def _only_rounds(a: MeasuredAttention, inputs: AttentionInputs, combined: Tensor, expected: Tensor) -> bool:
     """Whether outputs are rounded to few digits: the difference is small, and zero and powers of two are exact."""
     if not max_error(combined, expected) <= 0.02 * expected.double().abs().max().item():
         return False
@@ -189,7 +189,7 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
             return Failure("the weights of a row sum to 1, but a sink was declared, which takes some of it")
         raise NotApplicableError("a sink was declared, which takes some of the weight")
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         out = row_sums(a, inputs)
         if all_ones(out):
             return None
@@ -209,12 +209,12 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
     return None
 
 
-def row_sums(a: MeasuredAttention, inputs: Inputs) -> Tensor:
+def row_sums(a: MeasuredAttention, inputs: AttentionInputs) -> Tensor:
     """The output for V = 1, which is the sum of the weights of a row."""
     return a(replace(inputs, v=torch.ones_like(inputs.v))).detach()
 
 
-def _has_sink(a: MeasuredAttention, inputs: Inputs) -> bool:
+def _has_sink(a: MeasuredAttention, inputs: AttentionInputs) -> bool:
     """Whether a sink explains the missing weight: one more score, the same for every query."""
     with_sink = replace(a, declared=replace(a.declared, sink=True))
     try:
@@ -232,7 +232,7 @@ def batch_mixed(a: MeasuredAttention) -> Failure | None:
     Usual causes: a mean, norm or softmax over axis 0; reshape(b * n, ...) in the wrong order; batch_first=True
     missing, or another layout than (b h n c)
     """
-    found, layout = _mixed(a, 0, "batch entry", QKV), a.probe.other_layout
+    found, layout = _find_mixing(a, 0, "batch entry", QKV), a.probe.other_layout
     if found is None or not layout:
         return found
     return replace(
@@ -248,7 +248,7 @@ def heads_mixed(a: MeasuredAttention) -> Failure | None:
 
     Usual causes: reshape(b, h, n, c) in place of view(b, n, h, c).transpose(1, 2), or the same on the way back
     """
-    return _mixed(a, 1, "head", QKV)
+    return _find_mixing(a, 1, "head", QKV)
 
 
 @fact(FACTS, "q-and-k-swapped", fatal=True)
@@ -263,7 +263,7 @@ def q_and_k_swapped(a: MeasuredAttention) -> Failure | None:
     if inputs.q.shape[1] != inputs.k.shape[1]:
         raise NotApplicableError("there are fewer key heads than query heads, so q and k cannot be swapped")
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         weights = a.weights(inputs)
         residuals = [_residual(weights, q @ k.mT) for q, k in ((inputs.q, inputs.k), (inputs.k, inputs.q))]
         if not residuals[1] < 0.045 < 0.43 < residuals[0]:  # correlations of 0.999 and 0.9
@@ -293,16 +293,16 @@ def queries_mixed(a: MeasuredAttention) -> Failure | None:
     """
     if a.probe.square:
         raise NotApplicableError("queries and keys come from one sequence, so a query cannot be changed alone")
-    return _mixed(a, 2, "row", ("q",))
+    return _find_mixing(a, 2, "row", ("q",))
 
 
-def _mixed(a: MeasuredAttention, axis: int, name: str, changed: tuple[str, ...]) -> Failure | None:
+def _find_mixing(a: MeasuredAttention, axis: int, name: str, changed: tuple[str, ...]) -> Failure | None:
     """The failure if a change of the last entry of an axis changes the outputs of others."""
     inputs = a.random_inputs(5, 5, b=3)
     if inputs.q.shape[axis] < 2:
         raise NotApplicableError(f"there is only one {name}")
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         if inputs.q.shape[axis] < 2:
             return None
         size, share = inputs.q.shape[axis], inputs.q.shape[axis] // inputs.k.shape[axis] if axis == 1 else 1
@@ -352,7 +352,7 @@ def batch_size(a: MeasuredAttention) -> Failure | None:
         if raised_by(a, inputs) is not None:
             continue  # a dtype that it does not accept
 
-        def detect(inputs: Inputs, dtype: torch.dtype = dtype) -> Violation | None:
+        def detect(inputs: AttentionInputs, dtype: torch.dtype = dtype) -> Violation | None:
             count = inputs.q.shape[0]
             together = a(inputs).detach()
             alone = torch.cat([a(inputs.select("b", torch.tensor([n]))).detach() for n in range(count)])

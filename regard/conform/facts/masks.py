@@ -13,7 +13,7 @@ from regard.conform.example import CallWriter, write_example, write_weights
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
 from regard.conform.facts.behaviour import raised_by
 from regard.conform.facts.numbers import detect_error, gradient_lines, gradients, with_gradients
-from regard.conform.inputs import Inputs, hide_later_half, tensor_code
+from regard.conform.inputs import AttentionInputs, hide_later_half, tensor_code
 from regard.conform.shrink import Violation, failure_of, smallest_failure
 from regard.conform.tolerance import max_error
 from regard.see.measure.mask_argument import MaskArgument, hide_one_row, mask_polarity
@@ -42,7 +42,7 @@ def require_working_mask(a: MeasuredAttention) -> MaskArgument:
     return mask
 
 
-def random_mask(a: MeasuredAttention, inputs: Inputs, shared: bool = True) -> Inputs:
+def random_mask(a: MeasuredAttention, inputs: AttentionInputs, shared: bool = True) -> AttentionInputs:
     """The call with a random mask that shows every row a key. `shared` uses one mask for all sequences and heads."""
     b, h, i, j = inputs.pair_shape
     source = torch.Generator().manual_seed(a.declared.seed + 5)
@@ -54,7 +54,11 @@ def random_mask(a: MeasuredAttention, inputs: Inputs, shared: bool = True) -> In
 
 
 def detect_wrong_output(
-    a: MeasuredAttention, words: str, inputs: Inputs, most: float = 1e-3, tested: AttentionUnderTest | None = None
+    a: MeasuredAttention,
+    words: str,
+    inputs: AttentionInputs,
+    most: float = 1e-3,
+    tested: AttentionUnderTest | None = None,
 ) -> Violation | None:
     """Detects an output that differs from the expected one by more than `most`."""
     expected, got = a.reference(inputs), (tested or a)(inputs).detach()
@@ -187,7 +191,7 @@ def mask_per_row(a: MeasuredAttention) -> Failure | None:
     if not argument.per_row:
         raise NotApplicableError(f"its mask has the axes ({argument.axes})")
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         _, h, _, i, j, c, _ = inputs.sizes
         assert inputs.visible is not None
         expected = a.expected(inputs)
@@ -290,7 +294,7 @@ def mask_per_head(a: MeasuredAttention) -> Failure | None:
     return smallest_failure(a, _separate_masks(a, "h", 2), detect)
 
 
-def _separate_masks(a: MeasuredAttention, axis: str, b: int) -> Inputs:
+def _separate_masks(a: MeasuredAttention, axis: str, b: int) -> AttentionInputs:
     """A call with a different mask for each sequence and head, if the mask has this axis."""
     argument = require_working_mask(a)
     if axis not in argument.axes:
@@ -306,7 +310,7 @@ def fully_masked_row_nan(a: MeasuredAttention) -> Failure | None:
 
     Usual causes: softmax over a row of -inf is 0 / 0 (pytorch#41508, #103749)
     """
-    return _fully_masked(a, "nan", "a fully masked row is NaN")
+    return _test_fully_masked_row(a, "nan", "a fully masked row is NaN")
 
 
 @fact(FACTS, "fully-masked-row-mean", explained_by=("mask-per-row",))
@@ -318,7 +322,7 @@ def fully_masked_row_mean(a: MeasuredAttention) -> Failure | None:
 
     Usual causes: masked_fill(finfo.min): softmax over equal scores is uniform (pytorch#160064)
     """
-    return _fully_masked(a, "mean", "a fully masked row is the mean of the hidden values")
+    return _test_fully_masked_row(a, "mean", "a fully masked row is the mean of the hidden values")
 
 
 @fact(FACTS, "fully-masked-row-unmasked", explained_by=("mask-per-row",))
@@ -330,10 +334,10 @@ def fully_masked_row_unmasked(a: MeasuredAttention) -> Failure | None:
 
     Usual causes: scores + (1 - mask) * -1e4: a constant that is added to all scores does not change the softmax
     """
-    return _fully_masked(a, "unmasked", "a fully masked row gives its unmasked output")
+    return _test_fully_masked_row(a, "unmasked", "a fully masked row gives its unmasked output")
 
 
-def _fully_masked(a: MeasuredAttention, kind: str, words: str) -> Failure | None:
+def _test_fully_masked_row(a: MeasuredAttention, kind: str, words: str) -> Failure | None:
     argument = require_working_mask(a)
     have = a.fully_masked_rows
     if have == "refused":
@@ -346,12 +350,12 @@ def _fully_masked(a: MeasuredAttention, kind: str, words: str) -> Failure | None
     return failure_of(a, _inputs_with_masked_row(a, argument), detect, words, declare)
 
 
-def _inputs_with_masked_row(a: MeasuredAttention, argument: MaskArgument) -> Inputs:
+def _inputs_with_masked_row(a: MeasuredAttention, argument: MaskArgument) -> AttentionInputs:
     inputs = a.random_inputs(5, 5, b=1, causal=False, dtype=torch.float32)
     return replace(inputs, visible=hide_one_row(argument, inputs.pair_shape))
 
 
-def _require_gradients(a: MeasuredAttention, inputs: Inputs) -> None:
+def _require_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> None:
     if not a(with_gradients(inputs)).requires_grad:
         raise NotApplicableError("its output has no gradient")
 
@@ -370,7 +374,7 @@ def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
     inputs = _inputs_with_masked_row(a, argument)
     _require_gradients(a, inputs)
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         for name, gradient in gradients(a, inputs).items():
             if bool(gradient.isnan().any()):
                 words = f"a fully masked row makes the gradient of {name} NaN"
@@ -380,7 +384,7 @@ def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
     return smallest_failure(a, inputs, detect)
 
 
-def _hidden_from_all(inputs: Inputs) -> Tensor:
+def _hidden_from_all(inputs: AttentionInputs) -> Tensor:
     """The keys that no query sees, as a mask of k and v."""
     assert inputs.visible is not None
     return ~inputs.visible.any(2)[:, :1, :, None]
@@ -411,7 +415,7 @@ def masked_gradient(a: MeasuredAttention) -> Failure | None:
     inputs = hide_later_half(a.random_inputs(5, 5, b=1, causal=False, dtype=torch.float32))
     _require_gradients(a, inputs)
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         hidden, got = _hidden_from_all(inputs), gradients(a, inputs)
         for name in ("k", "v"):
             if bool((got[name] * hidden).any()):
@@ -427,7 +431,7 @@ def _masked_nan(a: MeasuredAttention, name: str, what: str) -> Failure | None:
     if a.declared.masked_nan == "propagates":
         raise NotApplicableError("masked_nan='propagates' was declared")
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         assert inputs.visible is not None
         if not bool(inputs.visible.any(-1).all()):
             return None  # a fully masked row may be NaN
@@ -486,7 +490,7 @@ def causal_with_mask(a: MeasuredAttention) -> Failure | None:
     _, _, row, key = later.nonzero()[0].tolist()
     words = f"if {argument.name} is passed and hides nothing, row {row} sees key {key}"
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         weights = a.weights(inputs)
         if not bool(weights.triu(1).any()):
             return None

@@ -13,7 +13,7 @@ from regard.conform.conventions import LONG, MeasuredAttention
 from regard.conform.example import CallWriter, Raised, WriteLines, write_example
 from regard.conform.fact import Fact, Failure, NotApplicableError, fact
 from regard.conform.facts.behaviour import raised_by, seed_all
-from regard.conform.inputs import QKV, Inputs, hide_later_half
+from regard.conform.inputs import QKV, AttentionInputs, hide_later_half
 from regard.conform.shrink import Violation, failure_of, smallest_failure
 from regard.conform.tolerance import (
     GRADIENT_FACTOR,
@@ -57,7 +57,7 @@ def accepted_shapes(a: MeasuredAttention) -> list[dict[str, Any]]:
     return found
 
 
-def detect_error(a: MeasuredAttention, inputs: Inputs) -> Violation | None:
+def detect_error(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
     """Detects an output whose error is more than the tolerance allows."""
     expected = a.expected(inputs)
     reference = expected.reference(inputs)
@@ -73,15 +73,14 @@ def detect_error(a: MeasuredAttention, inputs: Inputs) -> Violation | None:
     error = max_error(got, reference)
     if error <= most:
         return None
-    words = "off by {} in {}, {} is allowed".format(*_distinct(error, most, str(inputs.dtype)))
-    return Violation(words, got, reference.to(got.dtype))
+    return Violation(f"in {inputs.dtype} {off_by(error, most)}", got, reference.to(got.dtype))
 
 
-def _distinct(error: float, most: float, between: str) -> tuple[str, str, str]:
-    """Two numbers with at least two digits, and enough digits to tell them apart, and some words between."""
+def off_by(error: float, most: float) -> str:
+    """An error and the largest allowed one in words, with enough digits to distinguish them."""
     pairs = ((f"{error:.{digits}e}", f"{most:.{digits}e}") for digits in range(1, 17))
     first, second = next((pair for pair in pairs if pair[0] != pair[1]), (repr(error), repr(most)))
-    return first, between, second
+    return f"off by {first}, {second} is allowed"
 
 
 @fact(FACTS, "one-key", explained_by=("causality", "one-query"))
@@ -93,7 +92,7 @@ def one_key(a: MeasuredAttention) -> Failure | None:
     Usual causes: squeeze() without an axis, a loop that starts at 1, a variance over one number
     """
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         inputs = replace(inputs, v=torch.ones_like(inputs.v))
         if (raised := raised_by(a, inputs)) is not None:
             return Violation(f"one key raises {raised}", raised)
@@ -135,7 +134,7 @@ def gradient_mode(a: MeasuredAttention) -> Failure | None:
     """
     inputs = a.random_inputs(7, 7, dtype=torch.float32)
 
-    def detect_without(inputs: Inputs) -> Violation | None:
+    def detect_without(inputs: AttentionInputs) -> Violation | None:
         with torch.no_grad():
             got = a(inputs)
         return _differs_from_ordinary(
@@ -146,7 +145,7 @@ def gradient_mode(a: MeasuredAttention) -> Failure | None:
             lambda call: f"torch.no_grad()({call.name}){call().removeprefix(call.name)}",
         )
 
-    def detect_with(inputs: Inputs) -> Violation | None:
+    def detect_with(inputs: AttentionInputs) -> Violation | None:
         got = a(with_gradients(inputs)).detach()
         form = "{}.clone().requires_grad_()"
         return _differs_from_ordinary(a, inputs, got, "with gradients", lambda call: f"{call.each(form)}.detach()")
@@ -155,7 +154,7 @@ def gradient_mode(a: MeasuredAttention) -> Failure | None:
 
 
 def _differs_from_ordinary(
-    a: MeasuredAttention, inputs: Inputs, got: Tensor, how: str, code: Callable[[CallWriter], str]
+    a: MeasuredAttention, inputs: AttentionInputs, got: Tensor, how: str, code: Callable[[CallWriter], str]
 ) -> Violation | None:
     expected = a(inputs).detach()
     if same_up_to_rounding(got, expected):
@@ -178,7 +177,7 @@ def rotary_precision(a: MeasuredAttention) -> Failure | None:
     if raised_by(a, inputs) is not None:
         raise NotApplicableError("it does not accept bfloat16")
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         found = detect_error(a, inputs)
         return found and replace(found, words=f"{inputs.q.shape[2]} positions in bfloat16: {found.words}")
 
@@ -222,7 +221,7 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
     if a.rotary is not None:
         raise NotApplicableError("rotary positions make scores differ, so they cannot all be set to one value")
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         # v is one in the marked keys and zero elsewhere, so the output is the weight of the marked keys. It has to be
         # zero in rows that see some key but no marked one; other rows are not compared.
         visible = a.expected(inputs).visible.expand(inputs.pair_shape)
@@ -254,7 +253,7 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
     return None
 
 
-def _mark_keys(inputs: Inputs, keys: slice) -> Inputs:
+def _mark_keys(inputs: AttentionInputs, keys: slice) -> AttentionInputs:
     """The call with values that are one in these keys and zero elsewhere."""
     v = torch.zeros_like(inputs.v)
     v[:, :, keys] = 1.0
@@ -270,7 +269,7 @@ def overflow(a: MeasuredAttention) -> Failure | None:
     Usual causes: exp(scores) without subtracting the maximum of the row
     """
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         got = a(inputs).detach()
         if bool(got.isfinite().all()):
             return None
@@ -297,7 +296,7 @@ def extreme_scores(a: MeasuredAttention) -> Failure | None:
     """
     inputs = a.random_inputs(7, 7)
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         expected, got = a.reference(inputs), a(inputs).detach()
         if max_error(got, expected) <= 1e-2 * expected.abs().max().item():
             return None
@@ -306,12 +305,12 @@ def extreme_scores(a: MeasuredAttention) -> Failure | None:
     return smallest_failure(a, replace(inputs, q=100 * inputs.q, k=100 * inputs.k), detect)
 
 
-def with_gradients(inputs: Inputs) -> Inputs:
+def with_gradients(inputs: AttentionInputs) -> AttentionInputs:
     """The same numbers, as leaves that require gradients."""
     return inputs.map(lambda x: x.clone().requires_grad_())
 
 
-def gradients(run: Callable[[Inputs], Tensor], inputs: Inputs) -> dict[str, Tensor]:
+def gradients(run: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs) -> dict[str, Tensor]:
     """The gradients of q, k and v for a fixed output gradient, with a different number in every entry."""
     leaves = with_gradients(inputs)
     out = run(leaves)
@@ -331,7 +330,7 @@ def gradient_lines(name: str) -> WriteLines:
     ]
 
 
-def _detect_gradients(a: MeasuredAttention, inputs: Inputs) -> dict[str, Violation | None]:
+def _detect_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> dict[str, Violation | None]:
     """The violation of each gradient, if there is one."""
     expected = a.expected(inputs)
     got, naive = gradients(a, inputs), gradients(expected.naive, inputs)
@@ -344,7 +343,7 @@ def _detect_gradients(a: MeasuredAttention, inputs: Inputs) -> dict[str, Violati
         most += 1e-4 * largest if expected.norm is not None else 0.0
         most += 1e-5 * largest if expected.rotary is not None else 0.0
         error = max_error(got[name], reference)
-        words = "the gradient of {1} is off by {0}, {2} is allowed".format(*_distinct(error, most, name))
+        words = f"the gradient of {name} is {off_by(error, most)}"
         wrong = Violation(words, got[name], reference.to(got[name].dtype), gradient_lines(name))
         found[name] = None if error <= most else wrong
     return found
@@ -446,7 +445,7 @@ def dropout(a: MeasuredAttention) -> Failure | None:
     return _dropped_together(a, flat, name)
 
 
-def _dropped_together(a: MeasuredAttention, flat: Inputs, name: str) -> Failure | None:
+def _dropped_together(a: MeasuredAttention, flat: AttentionInputs, name: str) -> Failure | None:
     """The failure of weights that are dropped together, or not with the right probability."""
     part = "[..., -5:, :16]"  # visible under a causal mask too
     if bool((a.weights(flat)[..., -5:, :16] == 0).any()):
@@ -513,7 +512,7 @@ def train_and_eval(a: MeasuredAttention) -> Failure | None:
         raise NotApplicableError("it is a function")
     inputs = a.random_inputs(7, 7)
 
-    def run(inputs: Inputs, training: bool, seed: int = 0) -> Tensor:
+    def run(inputs: AttentionInputs, training: bool, seed: int = 0) -> Tensor:
         with training_mode(module, training=training):
             seed_all(seed)
             return a(inputs).detach()
@@ -523,7 +522,7 @@ def train_and_eval(a: MeasuredAttention) -> Failure | None:
     error = max_error(run(inputs, True), run(inputs, False))
     words = f"train() and eval() differ by {error:.1e}"
 
-    def detect(inputs: Inputs) -> Violation | None:
+    def detect(inputs: AttentionInputs) -> Violation | None:
         training, evaluated = run(inputs, True), run(inputs, False)
         return None if max_error(training, evaluated) <= 1e-5 else Violation(words, evaluated, training, _train_lines)
 

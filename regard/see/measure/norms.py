@@ -43,12 +43,14 @@ def normalise(x: Float[Tensor, "b h n c"], kind: str | None, epsilon: float = 0.
     return x * (squares + epsilon).clamp(min=1e-12).rsqrt()
 
 
-def read_norm(reader: ScoreReader, scores: Tensor) -> QKNorm:
-    """A vector of twice the length gives the same scores if it is normalised."""
+def read_norm(reader: ScoreReader) -> QKNorm:
+    """A vector of twice the length gives the same scores if it is normalised. Long vectors hide the epsilon."""
     q, k = reader.raw.q, reader.raw.k
-    near = 10 * reader.raw.reader.rounding
-    unchanged = [relative_difference(scores, reader.scores(*longer)) < near for longer in ((2 * q, k), (q, 2 * k))]
-    norm = QKNorm(unchanged[0], unchanged[1])
+
+    def unchanged(once: tuple[Tensor, Tensor], twice: tuple[Tensor, Tensor]) -> bool:
+        return relative_difference(reader.scores(*once), reader.scores(*twice)) < 10 * reader.raw.reader.rounding
+
+    norm = QKNorm(unchanged((8 * q, k), (16 * q, k)), unchanged((q, 8 * k), (q, 16 * k)))
     if norm:
         which = "q and k are" if norm.q and norm.k else "q is" if norm.q else "k is"
         reader.raw.notes.append(f"{which} normalised: a vector of twice the length gives the same scores")

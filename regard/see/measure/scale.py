@@ -86,8 +86,8 @@ def _explain_scores(reader: ScoreReader) -> ScoreReading:
     large = reader.scores(q, k)
     plain = _fit(reader, large, q, k, None, None)
     if plain is not None:
-        return plain
-    sides = read_norm(reader, scores)
+        return _with_notes(raw, plain)
+    sides = read_norm(reader)
     norms = [replace(sides, kind=kind, epsilon=e) for kind in ("rms", "layer") for e in EPSILONS] if sides else [None]
     fits = [_fit(reader, large, q, k, norm, None) for norm in norms]
     rotation = read_rotation(reader) if not any(fits) else None
@@ -98,17 +98,17 @@ def _explain_scores(reader: ScoreReader) -> ScoreReading:
         fits = [_fit(reader, large, q, k, norm, each) for each in rotations for norm in norms]
     known = [fit for fit in fits if fit is not None]
     if known:
-        return _with_rotation_notes(raw, min(known, key=lambda fit: fit.residual or 0.0))
+        return _with_notes(raw, min(known, key=lambda fit: fit.residual or 0.0))
     candidates = [(norm, each) for norm in norms if norm is None or not norm.epsilon for each in (None, rotation)]
     for norm, each in dict.fromkeys(candidates):
         capped = _fit_capped(reader, large, q, k, norm, each)
         if capped is not None:
-            return _with_rotation_notes(raw, capped)
+            return _with_notes(raw, capped)
     for norm in (norm for norm in norms if norm is not None and not norm.epsilon):
         means, residual = fit_norm_weights(reader, norm, rotation)
         if residual < _slack(rotation) * raw.reader.rounding:
             raw.notes.append("the norm has a weight for each coordinate: the scale is the mean over coordinates")
-            return _with_rotation_notes(raw, _reading(raw, means, residual, norm, rotation))
+            return _with_notes(raw, _reading(raw, means, residual, norm, rotation))
     if rotation is not None:
         raw.notes.append("the pairing of rotary is read from basis vectors; random q and k do not confirm it")
     each_head, residual = fit_slopes(large, reader.products(q, k))
@@ -173,7 +173,7 @@ def _slack(rotation: Rotation | None, norm: QKNorm | None = None) -> float:
     return 10 if rotation is not None else 1 if norm is None else 3
 
 
-def _with_rotation_notes(raw: RawWeights, found: ScoreReading) -> ScoreReading:
+def _with_notes(raw: RawWeights, found: ScoreReading) -> ScoreReading:
     if found.rotation is not None and found.rotary_base is None and found.rotation.width > 2:
         raw.notes.append("the frequencies of rotary are not powers of one base: scaled, or learned")
     if found.scale is None:
