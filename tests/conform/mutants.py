@@ -32,7 +32,7 @@ MUTANTS: dict[str, Mutant] = {}
 
 def mutant(breaks: str, words: str = "", **declared: Any) -> Callable[[Any], Any]:
     def keep(fn: Any) -> Any:
-        # a class is a decoder, made anew for every check
+        # a class is a decoder, made again for every check
         MUTANTS[fn.__name__] = Mutant(fn, breaks, words, declared)
         return fn
 
@@ -1354,7 +1354,7 @@ class SeesEmptySlots(TinyDecoder):
 
 
 class ReturnsItsCache(TinyDecoder):
-    """Right, with a cache that comes back beside the logits, as tuples of keys and values did."""
+    """Right, with a cache that is returned with the logits, as tuples of keys and values."""
 
     cache = None  # type: ignore[assignment]
 
@@ -1373,7 +1373,7 @@ class TakesNoCacheBack(ReturnsItsCache):
 
 
 class KeepsItsCacheInside(TinyDecoder):
-    """Right: told where a step starts, it remembers what came before by itself."""
+    """Right: it keeps its cache inside and takes the position of a step."""
 
     cache = None  # type: ignore[assignment]
     inside: Kept | None = None

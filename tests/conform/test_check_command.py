@@ -1,4 +1,4 @@
-"""`regard check` tells on stdout what is broken, and by its exit code whether anything is."""
+"""`regard check` prints what is broken to stdout, and its exit code says whether anything is."""
 
 import json
 import sys
@@ -57,7 +57,7 @@ from helper import scale
 class Settings:
     scale: float = 1.0
 
-def uses_what_lies_beside(q, k, v):
+def uses_a_neighbour(q, k, v):
     return (q @ k.mT * scale(q)).softmax(-1) @ v
 """
 
@@ -124,12 +124,12 @@ def test_a_correct_attention_exits_with_zero() -> None:
 def test_what_is_declared_is_tested() -> None:
     done = run("mine.py:causal", "--causal", "--window-before", "4", "--quick", "--json")
     assert done.exit_code == 1
-    told = json.loads(done.stdout)
-    assert [each["name"] for each in told["facts"] if each["status"] == "failed"] == ["window"]
+    values = json.loads(done.stdout)
+    assert [each["name"] for each in values["facts"] if each["status"] == "failed"] == ["window"]
 
 
-def test_a_file_may_import_what_lies_beside_it() -> None:
-    done = run("folder/beside.py:uses_what_lies_beside", "--only", "scale")
+def test_a_file_may_import_its_neighbours() -> None:
+    done = run("folder/beside.py:uses_a_neighbour", "--only", "scale")
     assert done.exit_code == 0, done.stderr
 
 
@@ -154,10 +154,10 @@ def test_a_decoder_is_checked_as_one(here: Path) -> None:
 
 
 def test_every_fact_is_listed_with_its_words() -> None:
-    told = json.loads(run("--list", "--json").stdout)
-    assert len(told) > 70
-    assert {each["of"] for each in told} == {"attention", "decoder"}
-    assert all(each["student"] and each["engineer"] and each["cause"] for each in told)
+    values = json.loads(run("--list", "--json").stdout)
+    assert len(values) > 70
+    assert {each["of"] for each in values} == {"attention", "decoder"}
+    assert all(each["student"] and each["engineer"] and each["cause"] for each in values)
     assert "softmax-over-the-other-axis" in run("--list").stdout
 
 

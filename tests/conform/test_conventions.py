@@ -325,8 +325,8 @@ def test_polarity_of_padding_is_named_and_declared() -> None:
         "declare mask_argument='key_padding_mask' to test all facts of masks with it"
         in report["fully-masked-row-nan"].reason
     )
-    asked = check(mutants.pads_where_true_keeps, only="fully-masked-row-nan", mask_argument="key_padding_mask")
-    assert asked["fully-masked-row-nan"].status == "passed"
+    padded = check(mutants.pads_where_true_keeps, only="fully-masked-row-nan", mask_argument="key_padding_mask")
+    assert padded["fully-masked-row-nan"].status == "passed"
 
 
 def test_an_error_names_the_options_of_check() -> None:
@@ -386,7 +386,7 @@ def test_alibi_has_the_slopes_of_the_paper_or_of_its_code() -> None:
         slopes = 2.0 ** (-8.0 * torch.arange(1, q.shape[1] + 1) / q.shape[1])
         return attend(q, k, v, scores=alibi(slopes=slopes))
 
-    report = check(of_the_paper, quick=True)  # six heads are asked, which is no power of two
+    report = check(of_the_paper, quick=True)  # six heads are used, which is no power of two
     assert report.ok, report
     assert {each.name: each.value for each in report.conventions}["bias"] == "ALiBi, -m |i - j|"
 
@@ -398,8 +398,8 @@ def test_arguments_that_nothing_was_tried_with_are_named() -> None:
     found = conventions(capped)["untested arguments"]
     assert found == "lengths, softcap; declare mask_argument=... if one is a mask"
     assert "untested arguments" not in conventions(nn.functional.scaled_dot_product_attention)
-    told = conventions(nn.MultiheadAttention(12, 3, batch_first=True), extra={"need_weights": False})
-    assert told["untested arguments"] == "average_attn_weights"
+    values = conventions(nn.MultiheadAttention(12, 3, batch_first=True), extra={"need_weights": False})
+    assert values["untested arguments"] == "average_attn_weights"
 
 
 def test_a_bias_argument_is_an_additive_mask_and_a_switch_is_no_scale() -> None:
@@ -409,14 +409,14 @@ def test_a_bias_argument_is_an_additive_mask_and_a_switch_is_no_scale() -> None:
 
     report = check(biased, quick=True, fully_masked_rows="nan", masked_nan="propagates")
     assert report.ok, report
-    told = {each.name: each.value for each in report.conventions}
-    assert told["mask"] == "bias (b h i j), added to scores"
-    assert "untested arguments" not in told
+    values = {each.name: each.value for each in report.conventions}
+    assert values["mask"] == "bias (b h i j), added to scores"
+    assert "untested arguments" not in values
 
 
 def test_a_layer_that_takes_a_memory_is_not_said_to_take_one_length_only() -> None:
-    told = conventions(mutants.RightCross())["lengths"]
-    assert told == "as many queries as keys, unless context is passed"
+    values = conventions(mutants.RightCross())["lengths"]
+    assert values == "as many queries as keys, unless context is passed"
 
 
 def test_a_class_raises() -> None:

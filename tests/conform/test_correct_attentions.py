@@ -146,7 +146,7 @@ NAN = {"fully_masked_rows": "nan", "masked_nan": "propagates"}
 
 
 @pytest.mark.parametrize(
-    ("fn", "declared", "told"),
+    ("fn", "declared", "expected"),
     [
         (of_a_tokenizer, NAN, {"mask": "attention_mask (b j), True keeps"}),
         (
@@ -165,12 +165,12 @@ NAN = {"fully_masked_rows": "nan", "masked_nan": "propagates"}
     ],
 )  # fmt: skip
 def test_other_layouts_masks_and_argument_orders_break_nothing(
-    fn: object, declared: dict[str, object], told: dict[str, str]
+    fn: object, declared: dict[str, object], expected: dict[str, str]
 ) -> None:
     report = check(fn, quick=True, **declared)  # type: ignore[arg-type]
     assert report.ok, report
     found = {each.name: each.value for each in report.conventions}
-    assert {name: found[name] for name in told} == told
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_q_k_and_v_are_passed_by_name_and_swapped_names_are_detected() -> None:
@@ -210,8 +210,8 @@ def test_a_module_that_cannot_be_called_is_said_to_be_left_out() -> None:
     assert report.ok, report
     assert report.subject == "Picture.attn"
     assert report.conventions[0].name == "note"
-    told = "only attn: Picture cannot be called with x (b n c), it raises ValueError"
-    assert report.conventions[0].value.startswith(told)
+    expected = "only attn: Picture cannot be called with x (b n c), it raises ValueError"
+    assert report.conventions[0].value.startswith(expected)
 
 
 SLOW = "flex"  # each of its masks is traced again

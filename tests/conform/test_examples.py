@@ -1,4 +1,4 @@
-"""Every example that is printed runs as it stands, gives what it says, and says what the rule demands."""
+"""Printed examples run, give what their comments say, and expect what the rule demands."""
 
 import math
 from types import SimpleNamespace
@@ -133,7 +133,7 @@ def test_a_leak_is_shown_with_as_many_queries_as_keys() -> None:
 
 
 class Gapped(nn.Module):
-    """A decoder with a cache that is handed back, which loses a little of each step."""
+    """A decoder with a cache that is returned, which loses a little of each step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -43,13 +43,13 @@ def test_a_report_without_failures_says_so() -> None:
 
 
 def test_json_holds_everything(report: Report) -> None:
-    told = json.loads(report.json())
-    assert (told["subject"], told["kind"], told["ok"]) == ("scales_twice", "attention", False)
-    assert told["conventions"]["scale"] == "1/c (applied twice)"
-    scale = next(each for each in told["facts"] if each["name"] == "scale")
+    values = json.loads(report.json())
+    assert (values["subject"], values["kind"], values["ok"]) == ("scales_twice", "attention", False)
+    assert values["conventions"]["scale"] == "1/c (applied twice)"
+    scale = next(each for each in values["facts"] if each["name"] == "scale")
     assert scale["status"] == "failed"
     assert scale["example"].count("\n") >= 4
-    assert {each["status"] for each in told["facts"]} == {"passed", "failed", "not applicable"}
+    assert {each["status"] for each in values["facts"]} == {"passed", "failed", "not applicable"}
 
 
 def test_junit_has_a_case_for_every_fact(report: Report) -> None:
@@ -69,9 +69,9 @@ def test_a_fact_is_looked_up_by_name(report: Report) -> None:
 
 
 def test_progress_is_called_with_each_fact() -> None:
-    told: list[str] = []
-    check(mutants.right, only=["runs", "scale"], progress=told.append)
-    assert told == ["runs", "scale"]
+    values: list[str] = []
+    check(mutants.right, only=["runs", "scale"], progress=values.append)
+    assert values == ["runs", "scale"]
 
 
 class TestRight(conformance(mutants.right_causal, causal=True, without=["compile"])):  # type: ignore[misc]
@@ -125,9 +125,9 @@ def test_long_lines_are_truncated_but_not_in_json(report: Report) -> None:
     failed = report.failures[0]
     assert failed.failure is not None
     long = replace(failed, failure=replace(failed.failure, example=f"q = {'1' * 3000}"))
-    told = str(replace(report, facts=(long,)))
-    assert f"    q = {'1' * 1196} ...  # 1804 more characters, see .json()" in told
-    assert max(map(len, told.splitlines())) < 1300
+    values = str(replace(report, facts=(long,)))
+    assert f"    q = {'1' * 1196} ...  # 1804 more characters, see .json()" in values
+    assert max(map(len, values.splitlines())) < 1300
     assert "1" * 3000 in replace(report, facts=(long,)).json()
 
 

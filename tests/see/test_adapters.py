@@ -1,4 +1,4 @@
-"""Adapters: whatever attends becomes a function of q, k and v, in its own conventions and without being changed."""
+"""Adapters: any attention becomes a function of q, k and v, and is not changed by that."""
 
 import copy
 import functools
@@ -210,7 +210,7 @@ class Listed(nn.Module):
 
 
 class Windowed(Causal):
-    """As in Swin: made for so many positions and no others."""
+    """As in Swin: made for one number of positions."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + torch.zeros(9, x.shape[-1]))
@@ -289,7 +289,7 @@ def test_a_module_becomes_a_function_of_q_k_and_v_and_stays_as_it_was(name: str)
     for dtype, near in ((torch.float32, 1e-5), (torch.float64, 1e-6)):
         q, k, v = (x.requires_grad_() for x in draw(probe, dtype=dtype))
         out = probe.call(q, k, v)
-        # Hugging Face and x-transformers take the softmax in float32 whatever they are asked in
+        # Hugging Face and x-transformers take the softmax in float32 in every dtype
         torch.testing.assert_close(out, expected(q, k, v), rtol=near, atol=near)
         assert all(grad.abs().max() > 0 for grad in torch.autograd.grad(out.square().sum(), (q, k, v)))
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())

@@ -1,4 +1,4 @@
-"""X-ray: what is read from outside is what is inside, and what is wrong inside is told."""
+"""X-ray: conventions that are measured from outside are those inside, and faults are noted."""
 
 import dataclasses
 import functools
@@ -260,9 +260,9 @@ def test_the_logit_of_a_sink_is_what_rows_lack() -> None:
     assert found.sink == pytest.approx((0.5, -1.0, 2.0))
     assert found.normalised == "rows and a sink"
     assert found.row_sums[1] < 1
-    beside = xray(ours(scores=[alibi(heads=3), sink(logits)], mask=causal()), heads=3)
-    assert beside.sink == pytest.approx((0.5, -1.0, 2.0))
-    assert close(beside, scores=[alibi(heads=3), sink(logits)], mask=causal())
+    with_bias = xray(ours(scores=[alibi(heads=3), sink(logits)], mask=causal()), heads=3)
+    assert with_bias.sink == pytest.approx((0.5, -1.0, 2.0))
+    assert close(with_bias, scores=[alibi(heads=3), sink(logits)], mask=causal())
     halved = xray(lambda q, k, v: 0.5 * sdpa(q, k, v))
     assert halved.sink is None
     assert any("a gate or a factor acts on the output" in note for note in halved.notes)
