@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.conform.attention_under_test import AttentionUnderTest, CallCode
 from regard.conform.inputs import QKV, AttentionInputs, rounded_tensor_code, tensor_code
 from regard.see.adapters import Probe
+from regard.see.measure.probes.functions import read_signature
 
 MAX_NUMBERS = 48  # of an output that is written in full; of a larger one only the worst entry is written
 SIMPLE_TYPES = (int, float, str, bool)
@@ -178,7 +179,7 @@ def find_call_code(fn: object, a: AttentionUnderTest) -> CallCode:
 
 def _is_plain(fn: object, a: AttentionUnderTest) -> bool:
     """Whether fn(q, k, v) returns a tensor in our layout."""
-    if not callable(fn) or a.probe.layout != "b h n c":
+    if not callable(fn) or a.probe.layout != "b h n c" or read_signature(fn).names is not None:
         return False
     inputs = a.random_inputs(6, 6, h=4, e=4, causal=False, dtype=torch.float32)
     try:

@@ -11,6 +11,7 @@ from regard.conform import check
 from regard.conform.libraries import LIBRARIES, LibraryAttention, installed_version, rows, table
 from regard.core.attend import attend
 from regard.core.masks import causal, window
+from regard.core.positions import Rotary
 from regard.core.scores import alibi
 from regard.models.gpt import GPT, GPTConfig
 from regard.nn.attention import Attention
@@ -235,7 +236,7 @@ def test_a_library_breaks_nothing_in_its_own_conventions(library: LibraryAttenti
 CONFIG = GPTConfig(vocab=19, context=32, width=12, depth=1, heads=3)
 
 
-@pytest.mark.parametrize("changes", [{}, {"positions": "rotary", "window": 3}, {"positions": "none"}])
+@pytest.mark.parametrize("changes", [{}, {"positions": Rotary(), "window": 3}, {"positions": None}])
 def test_our_decoders_break_nothing(changes: dict[str, object]) -> None:
     from dataclasses import replace
 
