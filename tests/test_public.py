@@ -21,7 +21,7 @@ SURFACE = {
     *("Mask", "Positions", "RegardError"),
     *("sinusoidal", "rotary", "grid_positions"),
     *("DynamicCache", "SlidingWindowCache", "StaticCache", "Stream"),
-    *("build", "load", "generate"),
+    *("build", "list_models", "load", "generate"),
     *("watch", "check", "Report", "conformance"),
     *FORMS,  # every mask
     *TERMS,  # every score term

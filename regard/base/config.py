@@ -70,7 +70,7 @@ def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
 
 
 def coerce(what: str, value: Any, hint: Any) -> Any:
-    """Convert a value to its annotated type: integers to float, lists to tuples. Raises ConfigError if it does not fit."""
+    """Convert a value to its annotated type: integers to float, lists to tuples. Other types raise ConfigError."""
     errors: list[ConfigError] = []
     for option in _options(hint):
         try:

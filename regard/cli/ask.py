@@ -9,7 +9,7 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.output import show_json, tell
-from regard.cli.text_input import typed
+from regard.cli.text_input import check_argument
 from regard.cli.train import Json, ignore, print_metrics, show_progress
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def command(
     from regard.data.fact_store import normalize_name
     from regard.recipes.question_answering import load_question_answerer, stricter
 
-    question = typed("the question", question)
+    question = check_argument("the question", question)
     if not normalize_name(question):
         raise ConfigError(f'the question {question!r} is empty; ask one such as "Where was Ada Lovelace born?"')
     asking = load_question_answerer(folder, store)
     if threshold is not None:
         asking = stricter(asking, threshold)
     if answer is not None:
-        return keep(asking, question, typed("--answer", answer), json)
+        return keep(asking, question, check_argument("--answer", answer), json)
     reply = asking.reply(question)
     if json:
         show_json(asdict(reply))

@@ -1,4 +1,4 @@
-"""`regard explain`: which kernel would run a call, why the others would not, and what it would cost."""
+"""`regard explain`: which kernel runs a call, why others refuse, and the cost of each."""
 
 from dataclasses import asdict
 from enum import StrEnum
@@ -44,18 +44,20 @@ class Dtype(StrEnum):
 
 def command(
     shape: Annotated[str, typer.Option(help="Sizes of q: b,h,i,c")] = "1,8,1024,64",
-    kv: Annotated[str | None, typer.Option(help="Sizes of k and v: g,j,e; as those of q unless given")] = None,
+    kv: Annotated[str | None, typer.Option(help="Sizes of k and v: g,j,e; default those of q")] = None,
     mask: Annotated[str, typer.Option(help="A mask expression, as for `regard masks`")] = "full()",
     scores: Annotated[
         list[str] | None,
-        typer.Option(help="alibi, softcap:30, sink, shaw:8, t5_buckets:32 or additive; give it again for several"),
+        typer.Option(help="alibi, softcap:30, sink, shaw:8, t5_buckets:32 or additive; repeat for several"),
     ] = None,
-    beta: Annotated[float | None, typer.Option(help="Inverse temperature; c ** -0.5 unless given, inf is hard")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="The type of q, k and v")] = Dtype.float32,
-    dropout: Annotated[float, typer.Option(help="Share of weights set to zero")] = 0.0,
-    json: Annotated[bool, typer.Option("--json", help="The explanation as JSON")] = False,
+    beta: Annotated[
+        float | None, typer.Option(help="Inverse temperature; default c ** -0.5, inf for hard attention")
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="dtype of q, k and v")] = Dtype.float32,
+    dropout: Annotated[float, typer.Option(help="Dropout probability of weights")] = 0.0,
+    json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON")] = False,
 ) -> None:
-    """Say which kernel would run a call, and why."""
+    """Show which kernel runs a call, why others refuse, and the cost of each."""
     import regard
 
     b, h, i, c = sizes("--shape", shape, "b h i c")
@@ -70,13 +72,13 @@ def command(
         dropout=dropout,
     )
     if json:
-        show_json(as_plain(explanation))
+        show_json(explanation_json(explanation))
     else:
-        show(account(explanation))
+        show(explanation_table(explanation))
 
 
 def sizes(option: str, text: str, letters: str) -> tuple[int, ...]:
-    """`1,8,1024,64` as numbers, one for each letter."""
+    """Parse `1,8,1024,64` into one number per axis letter."""
     names = letters.split()
     try:
         found = tuple(int(part) for part in text.split(","))
@@ -89,14 +91,14 @@ def sizes(option: str, text: str, letters: str) -> tuple[int, ...]:
 
 
 def blank(shape: tuple[int, ...], dtype: str = "float32") -> "Tensor":
-    """A tensor that has a shape and takes no memory: an explanation reads no number of it."""
+    """A tensor of this shape that takes no memory; an explanation does not read its numbers."""
     import torch
 
     return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
 
 
 def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
-    """The score term that `name` or `name:number` spells, for a call of these sizes."""
+    """Build the score term written as `name` or `name:number`, for a call of these sizes."""
     from regard.core import scores
 
     name, _, setting = text.partition(":")
@@ -116,7 +118,7 @@ def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
 
 
 def _number(name: str, setting: str) -> float:
-    """The number after the colon, or the usual one; 0 for a term that takes none."""
+    """The number after the colon, or the default; 0 for a term without a number."""
     known: Registry[float | None] = Registry("score term")
     for each, number in TERMS.items():
         known.add(each)(number)
@@ -136,20 +138,20 @@ def _number(name: str, setting: str) -> float:
     return value
 
 
-def as_plain(explanation: "Explanation") -> dict[str, object]:
-    """The explanation in numbers and strings. A kernel that refuses has no cost."""
+def explanation_json(explanation: "Explanation") -> dict[str, object]:
+    """The explanation as a JSON object. A kernel that refuses has no cost."""
     refused: dict[str, object] = {"work": None, "memory": None}
     answers = [asdict(answer) | ({} if answer.able else refused) for answer in explanation.answers]
     return asdict(explanation) | {"share": share(explanation), "answers": answers}
 
 
 def share(explanation: "Explanation") -> float:
-    """How much of all pairs is visible."""
+    """The share of visible pairs."""
     return explanation.visible / explanation.pairs if explanation.pairs else 0.0
 
 
-def account(explanation: "Explanation") -> RenderableType:
-    """The explanation as a table: one row for each kernel."""
+def explanation_table(explanation: "Explanation") -> RenderableType:
+    """The explanation as a table, one row per kernel."""
     from regard.core.kernels import format_bytes
 
     table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)

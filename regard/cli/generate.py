@@ -12,7 +12,7 @@ import typer
 from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.base.validation import check_integer
 from regard.cli.output import show_json, tell
-from regard.cli.text_input import from_stdin, typed
+from regard.cli.text_input import check_argument, read_stdin
 
 if TYPE_CHECKING:
     from regard.data.tokenizers import Tokenizer
@@ -89,7 +89,7 @@ def command(
     if not tokens:
         raise ConfigError("the prompt is empty; it needs at least one token")
     generator, first = prepare_model(folder, network, tokens)
-    stops = [encode("--stop", typed("--stop", each), words, special=False) for each in stop or ()]
+    stops = [encode("--stop", check_argument("--stop", each), words, special=False) for each in stop or ()]
     stops += [[token] for token in special_tokens(folder, "eos_token_id", network.config.vocab)]
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stops, "use_cache": not no_cache}
     generated = [generate_text(generator, first, words, each, options, show=not json) for each in strategies]
@@ -121,7 +121,9 @@ def read_prompt(prompt: str | None) -> str:
     """The prompt, from the argument or from stdin."""
     if prompt is None:
         raise ConfigError("there is no prompt; give one after the model, or - to read it from stdin")
-    return from_stdin().replace("\r\n", "\n").removesuffix("\n") if prompt == "-" else typed("the prompt", prompt)
+    return (
+        read_stdin().replace("\r\n", "\n").removesuffix("\n") if prompt == "-" else check_argument("the prompt", prompt)
+    )
 
 
 def encode(origin: str, text: str, words: "Tokenizer", special: bool = True) -> list[int]:

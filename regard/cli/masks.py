@@ -13,7 +13,7 @@ from rich.text import Text
 
 from regard.base.errors import ConfigError
 from regard.cli.expressions import makers, parse_mask
-from regard.cli.output import show, show_json, tell
+from regard.cli.output import PictureOption, check_picture, save_picture, show, show_json
 
 if TYPE_CHECKING:
     from regard.core.masks.algebra import Mask
@@ -24,7 +24,7 @@ _MOST_BLOCKS = 1 << 22  # pairs of blocks in one table
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a block table says: how many pairs of blocks see nothing, something, everything."""
+    """Counts of a block table: blocks that are empty, partly visible and fully visible."""
 
     size: int
     none: int
@@ -34,7 +34,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Summary:
-    """A mask in numbers. `pairs` and `visible` run over all the sequences it tells apart."""
+    """Numbers of a mask. `pairs` and `visible` are totals over all sequences that it distinguishes."""
 
     mask: str
     meaning: str | None
@@ -52,16 +52,19 @@ def command(
         str | None, typer.Argument(help="For instance: 'causal() & window(before=3) | global_tokens(1)'")
     ] = None,
     queries: Annotated[
-        int | None, typer.Option(min=1, help="Query positions; 16 unless given, 12 in the gallery")
+        int | None, typer.Option(min=1, help="Number of query positions; default 16, 12 in the gallery")
     ] = None,
-    keys: Annotated[int | None, typer.Option(min=1, help="Key positions, as many as queries unless given")] = None,
+    keys: Annotated[
+        int | None, typer.Option(min=1, help="Number of key positions; default the number of queries")
+    ] = None,
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Positions in a block of the table; fits the size unless given")
+        int | None, typer.Option(min=1, help="Positions in a block of the block table; default chosen by size")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Numbers instead of pictures")] = False,
-    save: Annotated[Path | None, typer.Option(help="Write the picture here: .png, .svg or .pdf")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print numbers as JSON")] = False,
+    picture: PictureOption = None,
 ) -> None:
-    """Draw and count masks: all of them, or the one you spell."""
+    """Draw and count masks: all mask forms, or one expression."""
+    check_picture(picture)
     if expression is None:
         if keys is not None:
             raise ConfigError("--keys goes with an expression; the gallery has as many keys as queries")
@@ -72,8 +75,8 @@ def command(
             show_json([asdict(each) for each in summaries])
         else:
             show(gallery(list(named.values()), summaries))
-        if save:
-            picture(save, list(named.values()), size, size)
+        if picture:
+            save_masks(picture, list(named.values()), size, size)
         return
     mask = parse_mask(expression)
     queries = queries or mask.length() or 16
@@ -83,8 +86,8 @@ def command(
         show_json(asdict(numbers))
     else:
         show(Text(numbers.mask, style="bold"), "", drawing_or_reason(mask, queries, keys), "", facts(numbers))
-    if save:
-        picture(save, [mask], queries, keys)
+    if picture:
+        save_masks(picture, [mask], queries, keys)
 
 
 def examples(size: int) -> dict[str, str]:
@@ -95,18 +98,18 @@ def examples(size: int) -> dict[str, str]:
 
 
 def meaning(name: str) -> str:
-    """What a mask means, in the words of the function that makes it."""
+    """The first line of the docstring of a mask's constructor."""
     return (makers()[name].__doc__ or "").splitlines()[0]
 
 
 def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant: str | None = None) -> Summary:
-    """The numbers of a mask, from its form alone: no matrix is built."""
+    """The numbers of a mask, computed without the N x N matrix."""
     sequences = 1 if mask.batch() is None else mask.batch() or 0
-    size = block_size or _fitting(max(queries, keys))
+    size = block_size or _default_block_size(max(queries, keys))
     if -(-queries // size) * -(-keys // size) * max(sequences, 1) > _MOST_BLOCKS:
         raise ConfigError(
             f"blocks of {size} positions make too long a table for {queries} x {keys}; "
-            f"try --block-size {_fitting(max(queries, keys) * max(sequences, 1))}"
+            f"try --block-size {_default_block_size(max(queries, keys) * max(sequences, 1))}"
         )
     state = mask.block_table(queries, keys, size).state
     none, some, every = ((state == value).sum().item() for value in (0, 1, 2))
@@ -124,8 +127,8 @@ def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant
     )
 
 
-def _fitting(positions: int) -> int:
-    """A block size that shows structure: a few blocks for a small mask, a thousand a side for the largest."""
+def _default_block_size(positions: int) -> int:
+    """A block size with a few blocks for a small mask and at most 1,024 per side for a large one."""
     size = 4 if positions <= 64 else 64
     while positions > size * 1024:
         size *= 2
@@ -133,7 +136,7 @@ def _fitting(positions: int) -> int:
 
 
 def drawing(mask: "Mask", queries: int, keys: int, width: int = 80) -> Text:
-    """The mask as text, two columns to a cell, or one where two would not fit the width."""
+    """The mask as text: two characters per cell, or one if two do not fit the width."""
     lines = mask.draw(queries, keys).splitlines()
     if lines and len(lines[0]) > width:
         lines = [line[1::2] for line in lines]
@@ -150,7 +153,7 @@ def drawing_or_reason(mask: "Mask", queries: int, keys: int) -> Text:
 
 
 def facts(numbers: Summary) -> Table:
-    """The numbers as a few lines to read."""
+    """A table of the numbers."""
     table = Table.grid(padding=(0, 2))
     blocks = numbers.blocks
     apart = f" in each of {numbers.sequences} sequences" if numbers.sequences > 1 else ""
@@ -160,13 +163,13 @@ def facts(numbers: Summary) -> Table:
     table.add_row(
         f"blocks of {blocks.size}",
         f"{total:,}: {blocks.none:,} empty, {blocks.some:,} partly visible, {blocks.all:,} full; "
-        f"{100 * (blocks.some + blocks.all) / max(total, 1):.3g}% have to be looked at",
+        f"{100 * (blocks.some + blocks.all) / max(total, 1):.3g}% have to be computed",
     )
     return table
 
 
 def gallery(shown: "list[Mask]", summaries: list[Summary]) -> RenderableType:
-    """Masks side by side, each with its name, what it means and how much it shows."""
+    """Masks side by side, each with its name, meaning and number of visible pairs."""
     cards = []
     for mask, numbers in zip(shown, summaries, strict=True):
         picture = drawing(mask, numbers.queries, numbers.keys)
@@ -182,12 +185,12 @@ def gallery(shown: "list[Mask]", summaries: list[Summary]) -> RenderableType:
     return Columns(cards, padding=(0, 2))
 
 
-def picture(path: Path, shown: "list[Mask]", queries: int, keys: int) -> None:
-    """Write the masks as one image."""
+def save_masks(path: Path, shown: "list[Mask]", queries: int, keys: int) -> None:
+    """Save pictures of the masks in one file."""
     from matplotlib.figure import Figure
 
     if max(queries, keys) > LARGEST_DRAWN:
-        raise ConfigError(f"--save draws every pair, so at most {LARGEST_DRAWN} positions, not {max(queries, keys)}")
+        raise ConfigError(f"--picture draws every pair, so at most {LARGEST_DRAWN} positions, not {max(queries, keys)}")
     columns = min(4, len(shown))
     rows = -(-len(shown) // columns)
     figure = Figure(figsize=(4 * columns, 4 * rows), layout="constrained")
@@ -196,8 +199,4 @@ def picture(path: Path, shown: "list[Mask]", queries: int, keys: int) -> None:
         mask.draw(queries, keys, ax=next(axes))
     for unused in axes:
         unused.axis("off")
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot save {path}: {error}") from None
-    tell(f"saved {path}")
+    save_picture(figure, path)

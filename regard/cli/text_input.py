@@ -1,17 +1,17 @@
-"""Text as it was typed after a command, or comes through stdin: UTF-8, or an error that says where it is not."""
+"""Text from command-line arguments and stdin, checked to be UTF-8."""
 
 import sys
 
 
-def typed(origin: str, text: str) -> str:
-    """An argument; a system hands over as lone surrogates the bytes that it cannot read."""
+def check_argument(origin: str, text: str) -> str:
+    """An argument as text. Python decodes invalid bytes of arguments to lone surrogates; they raise an error."""
     from regard.data.plain_text import decode_text
 
     return decode_text(origin, text.encode("utf-8", errors="surrogateescape"))
 
 
-def from_stdin() -> str:
-    """All of stdin; as text, it would be of whatever kind the system thinks."""
+def read_stdin() -> str:
+    """Read all of stdin as UTF-8, whatever the encoding of the system."""
     from regard.data.plain_text import decode_text
 
     return decode_text("stdin", sys.stdin.buffer.read())

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from regard.cli.explain import account, as_plain, blank
+from regard.cli.explain import blank, explanation_json, explanation_table
 from regard.cli.expressions import parse_mask
 from regard.cli.masks import examples, gallery, meaning, summary
 from regard.cli.output import show, show_json
@@ -72,7 +72,7 @@ def command(json: Annotated[bool, typer.Option("--json", help="Print the numbers
             {
                 "three_tokens": numbers | {"difference": worked.difference},
                 "masks": [asdict(each) for each in summaries],
-                "kernels": [{"code": code, **as_plain(answer)} for code, _, answer in calls],
+                "kernels": [{"code": code, **explanation_json(answer)} for code, _, answer in calls],
             }
         )
         return
@@ -254,5 +254,5 @@ def kernels(calls: "list[tuple[str, str, Explanation]]") -> list[RenderableType]
     """The third chapter: each call with the explanation of all kernels."""
     parts: list[RenderableType] = []
     for code, why, answer in calls:
-        parts += [Text(code, style="bold"), Text(why), Padding(account(answer), (0, 0, 1, 2))]
+        parts += [Text(code, style="bold"), Text(why), Padding(explanation_table(answer), (0, 0, 1, 2))]
     return parts

@@ -10,7 +10,7 @@ import typer
 
 from regard.base.errors import ConfigError, DataError
 from regard.cli.output import show_json, tell
-from regard.cli.text_input import from_stdin, typed
+from regard.cli.text_input import check_argument, read_stdin
 
 if TYPE_CHECKING:
     from regard.data.byte_pairs import BytePairs
@@ -57,10 +57,10 @@ def read_sentences(text: str | None, file: Path | None) -> tuple[str, list[str]]
     if file is not None:
         origin, content = str(file), decode_text(file, read_bytes(file))
     elif text == "-":
-        origin, content = "stdin", from_stdin()
+        origin, content = "stdin", read_stdin()
     else:
         assert text is not None
-        origin, content = "the text", typed("the text", text)
+        origin, content = "the text", check_argument("the text", text)
     found = split_lines(content)
     if not any(line.strip() for line in found):
         raise DataError("there is nothing to translate: every line is empty")

@@ -63,7 +63,7 @@ def test_an_expression_is_drawn_and_counted() -> None:
     assert shown.startswith("causal() & window(before=1)\n\n██ · · ·\n████ · ·\n ·████ ·\n · ·████\n\n")
     assert "4 queries (rows) x 4 keys (columns)" in shown
     assert "7 of 16 pairs, 43.8%" in shown
-    assert "1: 0 empty, 1 partly visible, 0 full; 100% have to be looked at" in shown
+    assert "1: 0 empty, 1 partly visible, 0 full; 100% have to be computed" in shown
 
 
 def test_fewer_queries_than_keys_are_the_last_rows() -> None:
@@ -115,18 +115,18 @@ def test_a_block_table_that_would_not_fit_is_refused_with_a_size_that_does() -> 
 @pytest.mark.parametrize("words", [[], ["causal() & window(before=3)"]])
 def test_a_picture_is_saved(tmp_path: Path, words: list[str]) -> None:
     path = tmp_path / "picture.png"
-    result = run.invoke(app, ["masks", *words, "--save", str(path)])
+    result = run.invoke(app, ["masks", *words, "--picture", str(path)])
     assert result.exit_code == 0
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert result.stderr == f"saved {path}\n"
+    assert result.stderr.startswith(f"wrote {path}, ")
 
 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["causal()", "--save", "no/such/folder/picture.png"], "cannot save"),
-        (["causal()", "--save", "picture.words"], "cannot save picture.words"),
-        (["causal()", "--queries", "5000", "--save", "picture.png"], "at most 4096 positions, not 5000"),
+        (["causal()", "--picture", "no/such/folder/picture.png"], "there is no folder"),
+        (["causal()", "--picture", "picture.words"], "has no known picture format"),
+        (["causal()", "--queries", "5000", "--picture", "picture.png"], "at most 4096 positions, not 5000"),
         (["--keys", "4"], "--keys goes with an expression"),
         (["documents([0, 1])", "--queries", "5"], "give an id for every position"),
     ],
