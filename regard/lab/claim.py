@@ -24,7 +24,7 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -32,10 +32,8 @@ from regard.base.config import override
 from regard.base.errors import ConfigError
 from regard.base.formulas import Expression, parse_latex
 from regard.base.registry import Registry
+from regard.lab.drawing import Figure
 from regard.lab.seeds_interval import Estimate
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Numbers = dict[str, Any]  # values that JSON can hold: numbers, text, lists and dictionaries
 Attention = Callable[..., Tensor]
@@ -163,7 +161,7 @@ class Claim:
         """Return the verdict of a run's numbers on the claim."""
         return judge_finite(self.module.verdict, numbers)
 
-    def draw(self, numbers: Numbers) -> "Figure":
+    def draw(self, numbers: Numbers) -> Figure:
         figure: Figure = self.module.draw(numbers)
         return figure
 

@@ -1,16 +1,12 @@
 """Keys drawn around means that stand at right angles, one of them of a length that varies."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.lab.drawing import COLOURS, make_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import COLOURS, Figure, make_figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +59,7 @@ class NoisyKeysSetup:
 
 def plot_histograms(
     filled: dict[str, list[float]], outlined: dict[str, list[float]], xlabel: str, title: str
-) -> "Figure":
+) -> Figure:
     """A histogram of weights, and another one over it."""
     made, (axes,) = make_figure()
     for number, (named, fill) in enumerate(((filled, True), (outlined, False))):

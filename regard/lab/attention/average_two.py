@@ -11,17 +11,13 @@ Source: 001 1b
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"q = s (k_a + k_b), \quad a_a = a_b = \frac{\exp(s)}{2 \exp(s) + n - 2}"
 
@@ -107,10 +103,10 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     plot_lines(axes, numbers["sizes"], {"weight of a": numbers["weight of a"]}, linestyle="none")
     axes.plot(numbers["sizes"], numbers["by formula"], color="#000000", linestyle="--", label="by formula")
     axes.legend(frameon=False)
     axes.set(xlabel="s", ylabel="weight", title=f"Half and half, from {numbers['keys']} orthonormal keys")
-    return made
+    return figure

@@ -11,7 +11,6 @@ Source: 000 1.1b, 002 1.1b
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,10 +19,7 @@ from regard.base.errors import ConfigError
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"a_j = \frac{\exp(\beta s_j)}{\sum_l \exp(\beta s_l)}"
 
@@ -117,9 +113,9 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     columns = zip(numbers["scores"], zip(*numbers["weights"], strict=True), strict=True)
     plot_lines(axes, numbers["betas"], {f"score {score:g}": weights for score, weights in columns})
     axes.set(xscale="log", xlabel="beta", ylabel="weight", title="Larger beta, sharper weights")
-    return made
+    return figure

@@ -13,7 +13,6 @@ Source: 000 1.1c, 001 1a
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,10 +20,7 @@ from torch import Tensor
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import COLOURS, MARKS, make_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure
 
 MATHS = (
     r"1 - a_1 \le \sum_{j \ge 2} \exp(s_j - s_1) \le \epsilon, \quad "
@@ -159,11 +155,11 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     lost = numbers["lost at the bound"]
     for at, (n, leads) in enumerate(zip(numbers["keys"], numbers["bounds"], strict=True)):
-        axes.plot(leads, lost[at], label=f"{n} keys", color=COLOURS[at % 7], marker=MARKS[at % 7])
+        axes.plot(leads, lost[at], label=f"{n} keys", color=COLOURS[at % 7], marker=MARKERS[at % 7])
     axes.legend(frameon=False)
     axes.set(yscale="log", xlabel="lead of the largest score", ylabel="weight lost", title="A lead copies a value")
-    return made
+    return figure

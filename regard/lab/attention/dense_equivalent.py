@@ -11,7 +11,6 @@ Source: 000 1.1c-d
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +18,7 @@ from torch import Tensor, nn
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_bars
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_bars
 
 MATHS = (
     r"H = V W, \quad W = I \to h_i = v_i; \quad "
@@ -106,8 +102,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     plot_bars(
         axes,
         {
@@ -116,4 +112,4 @@ def draw(numbers: Numbers) -> "Figure":
         },
     )
     axes.set(ylabel="change of the output", title="The same tokens at other positions")
-    return made
+    return figure

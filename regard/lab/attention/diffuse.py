@@ -11,7 +11,6 @@ Source: 000 1.1d
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,10 +18,7 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, \quad h \to \frac{1}{m} \sum_j v_j"
 
@@ -93,10 +89,10 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     plot_lines(axes, numbers["betas"][:-1], {"entropy of the weights": numbers["entropy"][:-1]})  # no 0 on a log axis
     axes.axhline(math.log(numbers["keys"]), color="#000000", linestyle="--", label=f"ln {numbers['keys']}: uniform")
     axes.legend(frameon=False)
     axes.set(xscale="log", xlabel="beta", ylabel="entropy (nats)", title="The smaller beta, the wider the spread")
-    return made
+    return figure

@@ -10,7 +10,6 @@ Source: 000 1.1a, 002 1.1a
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,10 +17,7 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.softargmax import softargmax
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_heatmap
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_heatmap
 
 MATHS = r"H = V A \in R^{t \times n}, \quad A = \mathrm{softargmax}_\beta(K^\top Q) \in R^{m \times n}"
 
@@ -75,11 +71,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(columns=2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(columns=2)
     plot_heatmap(left, numbers["A"], high=1.0)
     left.set(xlabel="query", ylabel="key", title=f"A, {' x '.join(map(str, numbers['size of A']))}: columns sum to 1")
     plot_heatmap(right, numbers["H"], low=min(map(min, numbers["H"])))
     right.set(yticks=range(len(numbers["H"])))
     right.set(xlabel="query", ylabel="entry", title=f"H = VA, {' x '.join(map(str, numbers['size of H']))}")
-    return made
+    return figure

@@ -12,7 +12,6 @@ Source: 000 1.1c-d
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,10 +19,7 @@ from torch import Tensor
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_heatmap
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_heatmap
 
 MATHS = r"h_i = \sum_j a_{ij} v_j, \quad a_{ij} = \frac{\exp(\beta q_i \cdot k_j)}{\sum_l \exp(\beta q_i \cdot k_l)}"
 KINDS = ("self soft", "self hard", "cross soft", "cross hard")
@@ -100,9 +96,9 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, panels = make_figure(columns=2, rows=2)
+def draw(numbers: Numbers) -> Figure:
+    figure, panels = make_figure(columns=2, rows=2)
     for axes, kind in zip(panels, numbers["kinds"], strict=True):
         plot_heatmap(axes, numbers[kind]["weights"], high=1.0)
         axes.set(xlabel="key", ylabel="query", title=f"{kind.split()[0]}, {kind.split()[1]}")
-    return made
+    return figure

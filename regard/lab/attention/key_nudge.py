@@ -11,18 +11,14 @@ Source: 000 1.1e, 002 1.1e
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.perturbations import PerturbationSetup, change_norm, first_order_error
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"k_1 \to k_1 + \epsilon: \Delta h_i = \beta a_{1i} (v_1 - h_i)(\epsilon \cdot q_i) + O(\epsilon^2)"
 
@@ -110,10 +106,10 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     plot_lines(axes, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
     axes.set(
         xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title="A nudged key: first order"
     )
-    return made
+    return figure

@@ -9,7 +9,6 @@ Source: 000 1.1f, 002 1.1g
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,10 +16,7 @@ from torch import Tensor
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = (
     r"a_1 = \frac{\exp(\alpha \beta s_1)}{\exp(\alpha \beta s_1) + \sum_{j \ge 2} \exp(\beta s_j)}, \quad "
@@ -90,8 +86,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     curves = {
         "k . q > 0": numbers["towards"],
         "k . q = 0": numbers["at a right angle"],
@@ -99,4 +95,4 @@ def draw(numbers: Numbers) -> "Figure":
     }
     plot_lines(axes, numbers["alphas"], curves)
     axes.set(xscale="log", xlabel="alpha", ylabel="weight of the stretched key", title="A longer key, by sign")
-    return made
+    return figure

@@ -11,7 +11,6 @@ Source: 001 1e
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,10 +18,7 @@ from torch import Tensor
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = (
     r"V = \frac{u_b u_b^\top - u_c u_c^\top}{\beta^2}, \quad K = I, \quad "
@@ -89,13 +85,13 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     curves = {"u_d added to x2": numbers["off u_b with u_d"], "u_c added to x2": numbers["off u_b with u_c"]}
-    plot_lines(axes, numbers["multiples"], curves, over=True)
+    plot_lines(axes, numbers["multiples"], curves, overlapping=True)
     axes.axhline(numbers["matrices: c2 off u_b"], color="#000000", linestyle="--", label="with Q, K and V")
     axes.legend(frameon=False)
     axes.set(
         xlabel="multiple added", ylabel="distance of c2 from u_b, in lengths", title="Tokens alone cannot reach u_b"
     )
-    return made
+    return figure

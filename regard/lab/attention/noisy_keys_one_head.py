@@ -12,17 +12,14 @@ Source: 001 1c
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import torch
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, decide
+from regard.lab.drawing import Figure
 from regard.lab.noisy_keys import NoisyKeysSetup, plot_histograms
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"k_a = \gamma \mu_a, \quad \gamma \sim N(1, \frac{1}{2}): a_a = \frac{1}{1 + \exp(-s (\gamma - 1))}"
 
@@ -74,7 +71,7 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
+def draw(numbers: Numbers) -> Figure:
     return plot_histograms(
         {"length of k_a varies": numbers["histogram"]},
         {"tiny noise": numbers["steady histogram"]},

@@ -14,7 +14,6 @@ Source: 001 1d
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,10 +21,8 @@ from torch import Tensor
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.drawing import Figure
 from regard.lab.noisy_keys import NoisyKeysSetup, plot_histograms
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"q_1 = s \mu_a, \quad q_2 = s \mu_b, \quad c = \frac{1}{2} (c_1 + c_2), \quad "
@@ -117,7 +114,7 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
+def draw(numbers: Numbers) -> Figure:
     return plot_histograms(
         {"two heads, a key each": numbers["histogram"]},
         {"one head, both keys": numbers["histogram of one head"]},

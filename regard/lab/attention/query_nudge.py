@@ -9,18 +9,14 @@ Source: 002 1.1f
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.perturbations import PerturbationSetup, first_order_error
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"q_i \to q_i + \epsilon: \Delta h_i = \beta \sum_j a_{ji} (v_j - h_i)(k_j \cdot \epsilon) + O(\epsilon^2)"
 
@@ -74,12 +70,12 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(columns=2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(columns=2)
     plot_lines(left, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
     left.set(xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title="First order")
     columns = list(range(numbers["columns"]))
     curves = {"a query nudged": numbers["change by column"], "a key nudged": numbers["change by column, a key"]}
     plot_lines(right, columns, curves, linestyle="none")
     right.set(xlabel="column of H", ylabel="change", title="Which columns move", xticks=columns)
-    return made
+    return figure

@@ -9,17 +9,13 @@ Source: 004 2a-b
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, decide, join_numbers
-from regard.lab.drawing import make_figure, plot_heatmap
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_heatmap
 
 MATHS = (
     r"A_{ij} = \frac{\exp(q_i \cdot k_j / \sqrt{d_k})}{\sum_l \exp(q_i \cdot k_l / \sqrt{d_k})}, \quad "
@@ -98,8 +94,8 @@ def _rows(changed: list[int]) -> str:
     return "no row" if not changed else f"row{'s' * (len(changed) > 1)} {join_numbers(changed)}"
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, middle, right) = make_figure(columns=3)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, middle, right) = make_figure(columns=3)
     plot_heatmap(left, numbers["scores"], low=min(map(min, numbers["scores"])))
     left.set(xlabel="key token j", ylabel="query token i", title="Scores: any sign, any sum")
     plot_heatmap(middle, numbers["weights"])
@@ -108,4 +104,4 @@ def draw(numbers: Numbers) -> "Figure":
     right.set(
         xlabel="key token j", ylabel="query token i", title=f"Made to look at {join_numbers(numbers['looks at'])}"
     )
-    return made
+    return figure

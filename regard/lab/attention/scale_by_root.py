@@ -13,7 +13,6 @@ Source: 001 review, 004 2a
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,10 +20,7 @@ from torch import Tensor
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \quad \mathrm{Var}(\frac{q \cdot k}{\sqrt{d_k}}) = 1"
 
@@ -141,11 +137,11 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(columns=2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(columns=2)
     forms = {"undivided": "plain", "divided by the root": "scaled"}
     plot_lines(left, numbers["widths"], {name: numbers[f"largest weight, {form}"] for name, form in forms.items()})
     left.set(xscale="log", xlabel="d_k", ylabel="largest weight", title="Saturation")
     plot_lines(right, numbers["widths"], {name: numbers[f"gradient, {form}"] for name, form in forms.items()})
     right.set(xscale="log", yscale="log", xlabel="d_k", ylabel="median gradient at the scores", title="Gradient")
-    return made
+    return figure

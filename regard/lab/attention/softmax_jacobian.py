@@ -11,17 +11,13 @@ Source: 003 12.4
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_heatmap
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_heatmap
 
 MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \quad \frac{\partial y_i}{\partial z_j} = -y_i y_j"
 
@@ -110,8 +106,8 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, panels = make_figure(columns=2)
+def draw(numbers: Numbers) -> Figure:
+    figure, panels = make_figure(columns=2)
     shown = ", ".join(f"{z:g}" for z in numbers["inputs"])
     for axes, matrix, title in (
         (panels[0], numbers["derivatives"], f"z = {shown}"),
@@ -122,4 +118,4 @@ def draw(numbers: Numbers) -> "Figure":
             axes, exponents, low=min(map(min, exponents)), high=max(map(max, exponents))
         )  # each its own shades
         axes.set(xlabel="input j", ylabel="output i", title=f"log10 of derivatives, {title}")
-    return made
+    return figure

@@ -10,7 +10,6 @@ Source: 000 1.3e, 002 1.3d
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -25,10 +24,7 @@ from regard.core.attend import attend
 from regard.core.positions import grid_positions
 from regard.core.scores import shaw
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_bars
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_bars
 
 MATHS = r"H_i = \sum_{t=-1}^{1} W_t \sum_j a^t_{ij} c_j, \quad a^t_{ij} = \delta_{j, i+t}"
 
@@ -126,8 +122,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure(width=5.4)
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure(width=5.4)
     line, grid = numbers["heads on a line"], numbers["heads on a grid"]
     plot_bars(
         axes,
@@ -139,4 +135,4 @@ def draw(numbers: Numbers) -> "Figure":
         },
     )
     axes.set(ylabel="largest difference", title="A head for each tap")
-    return made
+    return figure

@@ -12,7 +12,6 @@ Source: 003 12.9
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +21,10 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.channel import channel_attend
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_bars
+from regard.lab.drawing import Figure, make_figure, plot_bars
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.channel import ChannelAttention
 from regard.nn.windows import partition
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"N^2 D, \quad N D^2, \quad \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} = 1.2"
 
@@ -109,11 +105,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     plot_bars(left, {name: numbers[f"scores between {name}"] / 1e6 for name in ("patches", "channels")})
     left.set(ylabel="million multiply-adds", title="Scores alone")
     names = ("patches", "channels", "windows", "groups")
     plot_bars(right, {name: numbers[f"{name} with projections"] / 1e6 for name in names})
     right.set(ylabel="million multiply-adds", title="Whole layers")
-    return made
+    return figure

@@ -14,7 +14,6 @@ Source: 000 1.2b
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -25,11 +24,8 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_bars
+from regard.lab.drawing import Figure, make_figure, plot_bars
 from regard.nn.attention import check_heads, merge_heads, split_heads
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"h^g_i = \sum_t a^g_t W_v^g c^g_{i+t}, \quad \mathrm{kernel of group} g: w^g_t = a^g_t W_v^g"
 
@@ -139,12 +135,12 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2, width=4.6)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2, width=4.6)
     kinds = ("by a head", "with a group a head", "with a group a channel")
     plot_bars(left, {kind.replace(" a ", "\na ", 1): float(numbers[f"channels read {kind}"]) for kind in kinds})
     left.set(ylabel="channels read by one channel", title="Which channels meet")
     left_over = numbers["smallest error with a group a channel"]
     plot_bars(right, {"groups = heads": numbers["error before W_o"], "groups = channels": left_over})
     right.set(ylabel="difference from heads", title="How near a convolution comes")
-    return made
+    return figure

@@ -11,17 +11,14 @@ Source: 003 12.5
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from regard.base.counting import count_flops
 from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide, join_numbers
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"H \cdot \frac{D}{H} \cdot D = D^2, \quad \mathrm{cost} = 4 N D^2 + 2 N^2 D"
 
@@ -99,12 +96,12 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     for axes, what in ((left, "weights"), (right, "multiply-adds")):
         plot_lines(axes, numbers["heads"], {"width D/H": numbers[what], "width D": numbers[f"{what} at full width"]})
         axes.set(xscale="log", yscale="log", xlabel="heads H", ylabel=what)
         axes.set_xticks(numbers["heads"], [str(heads) for heads in numbers["heads"]])
     left.set_title("One projection")
     right.set_title("The whole layer")
-    return made
+    return figure

@@ -12,7 +12,6 @@ Source: 000 1.3c
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,10 +21,7 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_bars, plot_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_bars, plot_lines
 
 MATHS = (
     r"a_{ij} = \frac{\exp(\beta p_i \cdot p_j)}{\sum_l \exp(\beta p_i \cdot p_l)} "
@@ -135,8 +131,8 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     finite = [beta for beta in numbers["betas"] if not isinstance(beta, str)]
     # a zero has no place on a logarithmic axis
     plot_lines(left, finite, {"error": [max(error, 1e-17) for error in numbers["errors"][: len(finite)]]})
@@ -149,4 +145,4 @@ def draw(numbers: Numbers) -> "Figure":
         },
     )
     right.set(ylabel="weight given to oneself", title="At beta = d ** -0.5, and hard")
-    return made
+    return figure

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -28,10 +28,7 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.linear import Elementwise, FeatureMap, elu_plus_one, linear_attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"h_i = \frac{(\sum_j v_j g(k_j)^\top) g(q_i)}{(\sum_j g(k_j))^\top g(q_i)}"
 
@@ -200,12 +197,12 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     for axes, suffix, what in ((left, "{} by length", "multiply-adds"), (right, "seconds of {}", "seconds")):
         plot_lines(axes, numbers["lengths"], {name: numbers[suffix.format(name)] for name in ("softmax", "linear")})
         axes.set_xscale("log", base=2)
         axes.set(yscale="log", xlabel="tokens N", ylabel=what)
     left.set_title("Counted")
     right.set_title("On the clock")
-    return made
+    return figure

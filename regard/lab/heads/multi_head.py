@@ -10,7 +10,6 @@ Source: 000 1.2a, 001, 003 12.2
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,12 +17,9 @@ from torch import Tensor
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_bars
+from regard.lab.drawing import Figure, make_figure, plot_bars
 from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
 from regard.nn.init import fan_in, init_parameters, normal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"H = W_o [H^1; H^2; H^3], \quad \mathrm{head} h: "
@@ -116,9 +112,9 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     plot_bars(axes, {f"{when} W_o": float(numbers[f"channels moved {when} W_o"]) for when in ("before", "after")})
     axes.axhline(numbers["width"], color="#000000", linewidth=0.8, linestyle=":")
     axes.set(xlabel="where one looks", ylabel=f"channels moved, of {numbers['width']}", title="What one head reaches")
-    return made
+    return figure

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,11 +25,8 @@ from regard.core.attend import attend
 from regard.core.cache import DynamicCache
 from regard.core.masks import causal
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"h_{N+1} = \sum_{j=1}^{N+1} a_j v_j, \quad a = \mathrm{softmax}(\beta K^\top q_{N+1})"
 
@@ -148,8 +145,8 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     for axes, what in ((left, "multiply-adds"), (right, "seconds")):
         plot_lines(
             axes, numbers["lengths"], {"one step": numbers[f"{what} of a step"], "anew": numbers[f"{what} anew"]}
@@ -157,4 +154,4 @@ def draw(numbers: Numbers) -> "Figure":
         axes.set(xscale="log", yscale="log", xlabel="tokens before the new one", ylabel=what)
     left.set_title("Attention alone")
     right.set_title("The whole layer on the clock")
-    return made
+    return figure

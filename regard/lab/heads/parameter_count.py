@@ -11,18 +11,15 @@ Source: 003 12.1
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide, join_numbers
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer, split_heads
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"3 D^2 + 3 D, \quad N^2; \quad D^2 N^2 + D N"
 
@@ -116,8 +113,8 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure(width=5.0)
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure(width=5.0)
     names = [f"{d}, {n}" for d, n in zip(numbers["widths"], numbers["lengths"], strict=True)]
     at = list(range(len(names)))
     attention = [a + b for a, b in zip(numbers["weights"], numbers["biases"], strict=True)]
@@ -125,4 +122,4 @@ def draw(numbers: Numbers) -> "Figure":
     plot_lines(axes, at, {"queries, keys and values": attention, "dense": dense})
     axes.set_xticks(at, names)
     axes.set(yscale="log", xlabel="D, N", ylabel="parameters", title="Parameters by width and length")
-    return made
+    return figure

@@ -10,7 +10,6 @@ Source: 003 12.3
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,10 +18,7 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.positions import sinusoidal
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_bars
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_bars
 
 MATHS = (
     r"\mathrm{Sa}[X P] = V P \cdot \mathrm{softmax}[P^\top K^\top Q P] "
@@ -122,8 +118,8 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure(width=5.4)
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure(width=5.4)
     shown = {
         "columns": numbers["error"],
         "columns,\nwith positions": numbers["difference with positions"],
@@ -134,4 +130,4 @@ def draw(numbers: Numbers) -> "Figure":
     axes.set(
         yscale="log", xlabel="what changes places", ylabel="largest difference", title="Outputs change places alike"
     )
-    return made
+    return figure

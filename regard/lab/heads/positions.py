@@ -15,7 +15,7 @@ Source: 000 1.3b, 002 1.3b
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -30,16 +30,13 @@ from regard.core.masks import causal
 from regard.core.positions import Rotary
 from regard.core.scores import alibi
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import COLOURS, MARKS, make_figure
+from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from regard.nn.init import constant, fan_in, init_parameters, normal
 from regard.nn.learned_scores import LearnedBuckets
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"\mathrm{relative}: y_i = x_{i-3}, \quad \mathrm{absolute}: y_i = x_5"
 
@@ -244,16 +241,16 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, panels = make_figure(2, width=4.8)
+def draw(numbers: Numbers) -> Figure:
+    figure, panels = make_figure(2, width=4.8)
     for axes, task in zip(panels, TASKS, strict=True):
         for number, scheme in enumerate(SCHEMES):
             # moved a little sideways, so that schemes that do alike are all seen
             at = [n * (1 + 0.02 * (number - 2.5)) for n in numbers["lengths"]]
             right, spread = numbers["right"][task][scheme], numbers["interval"][task][scheme]
-            axes.errorbar(at, right, spread, label=scheme, color=COLOURS[number], marker=MARKS[number], capsize=2)
+            axes.errorbar(at, right, spread, label=scheme, color=COLOURS[number], marker=MARKERS[number], capsize=2)
         axes.axhline(numbers["chance"], color="#000000", linewidth=0.8, linestyle=":")
         axes.set(ylim=(0, 1.05), xlabel="length of input", ylabel="share right", title=f"A task of {task} places")
         axes.set_xticks(numbers["lengths"])
     panels[1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return made
+    return figure

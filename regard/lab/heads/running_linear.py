@@ -10,7 +10,6 @@ Source: 000 1.3d
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
@@ -18,10 +17,7 @@ from torch.nn import functional
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_bars
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_bars
 
 MATHS = r"A = I, \quad H = W_v C A = W_v C"
 
@@ -85,8 +81,8 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     plot_bars(axes, {"A = I": numbers["error"], "all scores 1": numbers["difference with biases of 1"]})
     axes.set(xlabel="weights", ylabel="largest difference from conv1d", title="A convolution of kernel 1")
-    return made
+    return figure

@@ -14,7 +14,6 @@ import math
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,10 +23,7 @@ from regard.core.attend import attend
 from regard.core.masks import blocks, dilated, full, global_tokens, window
 from regard.core.masks.algebra import Mask
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide, join_numbers
-from regard.lab.drawing import make_figure, plot_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"N^2 \to N (2 w + 1), \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
 
@@ -164,13 +160,13 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2, width=5.0, height=4.0)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2, width=5.0, height=4.0)
     for axes, what in ((left, "pairs"), (right, "seconds")):
-        plot_lines(axes, numbers["lengths"], numbers[what], over=True, legend=False)
+        plot_lines(axes, numbers["lengths"], numbers[what], overlapping=True, legend=False)
         axes.set_xscale("log", base=2)
         axes.set(yscale="log", xlabel="patches N", ylabel=what)
     left.set_title("Visible pairs, counted")
     right.set_title("Time of attention")
-    made.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
-    return made
+    figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
+    return figure

@@ -13,7 +13,6 @@ Source: 002 1.3e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -25,14 +24,11 @@ from regard.base.validation import check_integer
 from regard.core.masks import chunks, full, window
 from regard.core.masks.algebra import Mask
 from regard.lab.claim import Numbers, Verdict, decide, join_numbers
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.blocks import Block, BlockStream
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import constant, fan_in, init_parameters, normal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"\mathrm{chunks}: C + L, \quad \mathrm{sliding}: 1 + \mathrm{depth} \cdot L"
 
@@ -184,12 +180,12 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure(width=5.2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure(width=5.2)
     bounded = {name: waits for name, waits in numbers["waits"].items() if name != "everything"}
     plot_lines(axes, numbers["depths"], bounded)
     axes.set_xticks(numbers["depths"])
     axes.set(
         ylim=(0, None), xlabel="layers", ylabel="tokens a row waits for", title="Only a sliding look-ahead adds up"
     )
-    return made
+    return figure

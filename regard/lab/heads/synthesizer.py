@@ -13,7 +13,7 @@ Source: 001 2
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -28,15 +28,12 @@ from regard.core.kernels import observe_requests
 from regard.core.kernels.request import Request
 from regard.core.masks import window
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import COLOURS, make_figure
+from regard.lab.drawing import COLOURS, Figure, make_figure
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import estimates, interval_half_width
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.init import constant, fan_in, init_parameters, normal
 from regard.nn.synthesizer import Synthesizer
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"\mathrm{dot}: s_{ij} = \beta q_i \cdot k_j, \quad "
@@ -178,8 +175,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     drawn = axes.bar(
         list(PARTS),
         [numbers["right"][part] for part in PARTS],
@@ -191,4 +188,4 @@ def draw(numbers: Numbers) -> "Figure":
     axes.axhline(numbers["right by the commonest value"], color=COLOURS[1], linestyle="--", label="commonest value")
     axes.legend(frameon=False)
     axes.set(ylim=(0, 1.1), xlabel="where weights come from", ylabel="partners told right", title="Matching by content")
-    return made
+    return figure

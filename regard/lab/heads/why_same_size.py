@@ -10,7 +10,7 @@ Source: 003 12.2
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,9 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.lab.claim import Numbers, Verdict, decide, join_numbers
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.init import fan_in, init_parameters, normal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"x_{l+1} = x_l + f_l(x_l), \quad f_l: R^{N D} \to R^{N D}"
 
@@ -108,10 +105,10 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     plot_lines(
         axes, numbers["depths"], {"x + f(x)": numbers["gradient with sums"], "f(x)": numbers["gradient without"]}
     )
     axes.set(xscale="log", yscale="log", xlabel="layers", ylabel="gradient at the input", title="What the sum is for")
-    return made
+    return figure

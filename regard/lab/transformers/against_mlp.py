@@ -13,7 +13,7 @@ Source: 004 1c-d
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +22,9 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_bars, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_bars, plot_lines
 from regard.models.mlp import MLP, MLPConfig
 from regard.models.vit import ViT, ViTConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"n H + H \mathrm{against} 2 D H + H + D"
 
@@ -147,11 +144,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     kinds = {"perceptron": "perceptron", "Transformer": "transformer"}
     plot_lines(left, numbers["pixels"], {shown: numbers[f"parameters of {kind}"] for shown, kind in kinds.items()})
     left.set(xscale="log", yscale="log", xlabel="pixels", ylabel="parameters", title="Parameters by size of input")
     plot_bars(right, {shown: min(numbers[f"sizes taken by {kind}"]) for shown, kind in kinds.items()})
     right.set(ylabel=f"of {len(numbers['pixels'])} sizes of images", title="Sizes that one model takes")
-    return made
+    return figure

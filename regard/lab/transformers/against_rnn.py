@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +31,7 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import COLOURS, MARKS, make_figure, plot_lines
+from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure, plot_lines
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.models.rnn import LSTM, RNN, RNNConfig, RNNState
@@ -39,9 +39,6 @@ from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
 from regard.nn.init import fan_in, init_parameters, normal
 from regard.see.watch import watch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"\mathrm{attention}: y_n = \sum_j a_{nj} v_j, \quad "
@@ -376,8 +373,8 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, middle, right) = make_figure(3)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, middle, right) = make_figure(3)
     plot_lines(left, numbers["lengths"], numbers["shortest way"])
     left.set(xscale="log", yscale="log", xlabel="tokens", ylabel="operations", title="From last output to first token")
     plot_lines(middle, numbers["lengths"], numbers["seconds"])
@@ -389,7 +386,7 @@ def draw(numbers: Numbers) -> "Figure":
             numbers["interval"][kind],
             label=kind,
             color=COLOURS[number],
-            marker=MARKS[number],
+            marker=MARKERS[number],
             capsize=3,
         )
     right.axhline(numbers["chance"], color="grey", linestyle=":")
@@ -397,4 +394,4 @@ def draw(numbers: Numbers) -> "Figure":
     right.set(xscale="log", ylim=(0, 1.05), xlabel="tokens of noise", ylabel="told right", title="A token far back")
     right.set_xticks(numbers["distances"], [str(distance) for distance in numbers["distances"]])
     right.minorticks_off()
-    return made
+    return figure

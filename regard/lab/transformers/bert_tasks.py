@@ -15,7 +15,7 @@ Source: 003 12.6
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -25,14 +25,11 @@ from torch.nn import functional
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import COLOURS, make_figure
+from regard.lab.drawing import COLOURS, Figure, make_figure
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import Estimate, estimates, interval_half_width
 from regard.models.bert import BERT, BERTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"\mathrm{generative}: p(w_i | w_1 \dots M \dots w_n), \quad "
@@ -245,8 +242,8 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure(width=6.4)
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure(width=6.4)
     places = range(len(TASKS))
     axes.bar(
         places,
@@ -261,4 +258,4 @@ def draw(numbers: Numbers) -> "Figure":
     axes.set_xticks(list(places), [task.replace(" ", "\n", 1) for task in TASKS])
     axes.legend(frameon=False, ncols=2)
     axes.set(ylim=(0, 1.3), xlabel="task", ylabel="right on fresh text", title="What a text teaches by itself")
-    return made
+    return figure

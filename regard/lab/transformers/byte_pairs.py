@@ -14,17 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = (
     r"(a, b) = \mathrm{argmax}_{(x, y)} \sum_i [t_i = x, t_{i+1} = y], \quad a b \to c, \quad "
@@ -219,8 +215,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     plot_lines(left, numbers["vocabulary"], {"tokens": numbers["tokens"]}, markevery=10)
     left.axhline(numbers["words"], color="grey", linestyle="--", label="words")
     left.legend(frameon=False)
@@ -229,4 +225,4 @@ def draw(numbers: Numbers) -> "Figure":
     )
     plot_lines(right, range(1, len(numbers["pairs merged"]) + 1), {"pairs": numbers["pairs merged"]}, markevery=10)
     right.set(xlabel="merge", ylabel="pairs merged", title="The first merges save most")
-    return made
+    return figure

@@ -14,7 +14,7 @@ Source: 003, notebook 12.4
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -26,15 +26,12 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.positions import Rotary
 from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.drawing import COLOURS, make_figure, plot_lines
+from regard.lab.drawing import COLOURS, Figure, make_figure, plot_lines
 from regard.lab.fitting import fit
 from regard.models.generation import generate
 from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.sampling import BeamSearch, Greedy, KthLargest, Sample, Strategy
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"p(x_1 \dots x_n) = \prod_i p(x_i | x_1 \dots x_{i-1}), \quad "
@@ -288,8 +285,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     plot_lines(left, numbers["beam widths"], {"beam": numbers["likeliest found by beams"]})
     left.axhline(numbers["likeliest found by greedy"], color=COLOURS[1], linestyle="--", label="greedy")
     left.legend(frameon=False)
@@ -308,4 +305,4 @@ def draw(numbers: Numbers) -> "Figure":
     right.bar_label(drawn, fmt="%.1f")
     right.margins(x=0.15)
     right.set(xlabel="mean log-probability", ylabel="way of choosing", title="What is written")
-    return made
+    return figure

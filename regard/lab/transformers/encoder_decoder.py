@@ -13,7 +13,7 @@ Source: 004 2d
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,14 +23,11 @@ from torch.nn import functional
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_heatmap
+from regard.lab.drawing import Figure, make_figure, plot_heatmap
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.see.watch import watch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"\mathrm{encoder}: a_{ij} > 0, \quad \mathrm{decoder}: a_{ij} = 0 \mathrm{for} j > i, \quad "
@@ -191,10 +188,10 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, panels = make_figure(3)
+def draw(numbers: Numbers) -> Figure:
+    figure, panels = make_figure(3)
     axes_of = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("source", "target")}
     for axes, (name, (keys, queries)) in zip(panels, axes_of.items(), strict=True):
         plot_heatmap(axes, numbers["maps"][name], high=1.0)
         axes.set(xlabel=f"key, place in the {keys}", ylabel=f"query, place in the {queries}", title=name.capitalize())
-    return made
+    return figure

@@ -11,7 +11,7 @@ Source: 000 1.4d
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +21,9 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import fan_in, init_parameters, normal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"y_i = W_2 f(W_1 x_i + b_1) + b_2, \quad \frac{\partial y_i}{\partial x_j} = 0 \mathrm{for} i \neq j"
 
@@ -121,11 +118,11 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure(width=5.0)
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure(width=5.0)
     curves = {"feed-forward": numbers["changes"], "self-attention": numbers["changes in attention"]}
     plot_lines(axes, list(range(1, len(numbers["changes"]) + 1)), curves)
     # zeros have a place on this axis, next to changes that are small
     axes.set_yscale("symlog", linthresh=1e-4)
     axes.set(xlabel="token", ylabel="change of its output", title=f"What replacing token {numbers['token'] + 1} moves")
-    return made
+    return figure

@@ -13,7 +13,7 @@ Source: 000 1.4e
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,9 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, decide, join_numbers
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.init import constant, fan_in, init_parameters
 from regard.nn.norms import norm
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \quad \mu = \frac{1}{D} \sum_c x_c"
 
@@ -156,8 +153,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, panels = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, panels = make_figure(2)
     for axes, what in zip(panels, ("activations", "gradients"), strict=True):
         curves = {
             f"gain {gain:g} {how}": row
@@ -166,4 +163,4 @@ def draw(numbers: Numbers) -> "Figure":
         }
         plot_lines(axes, numbers["depths"], curves)
         axes.set(xscale="log", yscale="log", xlabel="layers", ylabel="root mean square", title=what.capitalize())
-    return made
+    return figure

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import exp
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regard.base.validation import check_integer
 from regard.data.span_corruption import PAD, encode_text, prompt
@@ -29,15 +29,12 @@ from regard.data.synthetic_biographies import (
     most_frequent_place,
 )
 from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.drawing import COLOURS, make_figure, plot_lines, plot_shares
+from regard.lab.drawing import COLOURS, Figure, make_figure, plot_lines, plot_shares
 from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.lab.transformers.pretraining_knowledge import Reader, Training
 from regard.models.generation import generate
 from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"\mathrm{confidence} = \prod_i p(x_i | \mathrm{question}, x_1 \dots x_{i-1}), \quad "
@@ -209,8 +206,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2, width=4.8)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2, width=4.8)
     names = {
         "right,\nread of": "known right",
         "right,\nstrangers": "strangers right",
@@ -227,4 +224,4 @@ def draw(numbers: Numbers) -> "Figure":
     plot_lines(right, numbers["coverages"], {"right": numbers["accuracy by coverage"]})
     right.set(ylim=(0, 1.05), xlabel="share of questions answered, the surest first", ylabel="right answers")
     right.set_title("Coverage against accuracy")
-    return made
+    return figure

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,14 +28,11 @@ from regard.core.positions import Rotary
 from regard.data.span_corruption import IGNORED, PHRASE, MaskedText, alphabet, batch, corrupt_spans, encode_question
 from regard.data.synthetic_biographies import Biographies, BiographyQuestion, biographies
 from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_shares
+from regard.lab.drawing import Figure, make_figure, plot_shares
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import estimates, interval_half_width
 from regard.models.gpt import GPT, GPTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"\mathrm{prefix} \cdot M \cdot \mathrm{suffix} \cdot M \cdot \mathrm{content}, \quad "
@@ -243,8 +240,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (axes,) = make_figure()
+def draw(numbers: Numbers) -> Figure:
+    figure, (axes,) = make_figure()
     names = {"read": "read", "not read": "not read", "strangers": "read,\nstrangers", "commonest": "commonest\nplace"}
     plot_shares(
         axes,
@@ -252,4 +249,4 @@ def draw(numbers: Numbers) -> "Figure":
         [numbers["interval"][name] for name in names],
     )
     axes.set(xlabel="biographies of those asked about", ylabel="right answers", title="Knowing by reading")
-    return made
+    return figure

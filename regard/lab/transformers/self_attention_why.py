@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,8 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer, split_heads
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"2 n^2 D = 2 n D^2 \mathrm{at} n = D, \quad 2 n^2 D = 4 n D^2 \mathrm{at} n = 2 D"
 PARTS = ("attention", "projections", "recurrent")
@@ -150,12 +147,12 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, panels = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, panels = make_figure(2)
     for axes, what in zip(panels, ("multiply-adds", "seconds"), strict=True):
         plot_lines(axes, numbers["lengths"], numbers[what])
         axes.axvline(numbers["width"], color="grey", linestyle=":")
         axes.set(xscale="log", yscale="log", xlabel="tokens; dotted: D", ylabel=what, title=f"{what.capitalize()} by n")
         axes.set_xticks(numbers["lengths"], [str(n) for n in numbers["lengths"]])
         axes.minorticks_off()
-    return made
+    return figure

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -27,7 +27,7 @@ from torch.nn import functional
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.drawing import COLOURS, make_figure, plot_lines
+from regard.lab.drawing import COLOURS, Figure, make_figure, plot_lines
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import Estimate, estimates, interval_half_width
 from regard.nn.attention import Attention
@@ -37,9 +37,6 @@ from regard.nn.feedforward import FeedForward
 from regard.nn.init import constant, init_parameters, normal, xavier
 from regard.nn.norms import norm
 from regard.see.watch import watch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"\mathrm{post}: x \to \mathrm{norm}(x + f(x)), \quad \mathrm{pre}: x \to x + f(\mathrm{norm}(x)), \quad "
@@ -274,11 +271,11 @@ def _span(logarithm: Estimate) -> str:
     return f"{low:.2g} to {high:.2g}"
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2, width=5.4)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2, width=5.4)
     plot_lines(left, list(range(1, numbers["deep"] + 1)), numbers["gradients"], legend=False)
     left.set(yscale="log", xlabel="block", ylabel="norm of its gradient", title="Gradients at the start")
-    made.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower left", ncols=3)
+    figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower left", ncols=3)
     names = list(numbers["loss"])
     right.barh(
         names,
@@ -293,4 +290,4 @@ def draw(numbers: Numbers) -> "Figure":
     right.set_xlim(left=0)
     title = f"What is left after {numbers['steps']} steps"
     right.set(xlabel="loss", ylabel="design", title=title)
-    return made
+    return figure

@@ -12,19 +12,16 @@ Source: 000 1.5b
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.base.seeds import make_generator
 from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import COLOURS, make_figure
+from regard.lab.drawing import COLOURS, Figure, make_figure
 from regard.models.transformer import PRESETS as TRANSFORMERS, Transformer, TransformerConfig
 from regard.models.vit import PRESETS as VITS, ViT, ViTConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"x_{l+1} = x_l + f(\mathrm{norm}(x_l)) \mathrm{against} x_{l+1} = \mathrm{norm}(x_l + f(x_l)), \quad "
@@ -196,8 +193,8 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2, width=5.6)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2, width=5.6)
     names = {name: name.replace("transformer-", "transformer\n") for name in PUBLISHED}
     counted = left.bar(list(names.values()), [numbers["millions"][name] for name in names], color=COLOURS[0])
     left.bar_label(counted, fmt="%.0f", label_type="center", color="white")
@@ -217,4 +214,4 @@ def draw(numbers: Numbers) -> "Figure":
     right.bar_label(drawn, fmt="%d")  # widths to the last digit
     right.margins(y=0.1)
     right.set(ylabel="width of the feed-forward part", title="Four times the tokens' width in all")
-    return made
+    return figure

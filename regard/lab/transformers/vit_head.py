@@ -13,20 +13,17 @@ Source: 000 1.5d, 002 1.5c
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.drawing import make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.models.vit import ViT, ViTConfig
 from regard.nn.blocks import run_blocks
 from regard.nn.init import constant, init_parameters, normal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = (
     r"y = W \mathrm{norm}(x_0) + b \mathrm{or} W \tanh(V \mathrm{norm}(x_0) + c) + b, \quad "
@@ -176,8 +173,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     gradients = numbers["gradients"]
     curves = {"class token": gradients["linear"], "mean pooling": [float("nan"), *gradients["mean"]]}
     plot_lines(left, list(range(len(gradients["linear"]))), curves)
@@ -185,4 +182,4 @@ def draw(numbers: Numbers) -> "Figure":
     moved = numbers["class token moved by each patch"]
     plot_lines(right, list(range(1, len(moved) + 1)), {"class token": moved})
     right.set(xlabel="patch that is changed", ylabel="change of the class token", title="What the class token gathers")
-    return made
+    return figure

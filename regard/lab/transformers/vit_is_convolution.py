@@ -11,7 +11,7 @@ Source: 000 1.5a, 002 1.5a
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +20,8 @@ from torch.nn import functional
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide
-from regard.lab.drawing import make_figure, plot_bars, plot_lines
+from regard.lab.drawing import Figure, make_figure, plot_bars, plot_lines
 from regard.nn.embeddings import PatchEmbedding
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"y_{rc} = b + \sum_{k u v} W_{k u v} x_{k, P r + u, P c + v}"
 
@@ -123,12 +120,12 @@ WRONG_ANSWERS = (
 )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     ways = numbers["features of a patch"]
-    plot_lines(left, range(len(ways["convolution"])), ways, over=True, legend=False)
-    made.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower left", ncols=3)
+    plot_lines(left, range(len(ways["convolution"])), ways, overlapping=True, legend=False)
+    figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower left", ncols=3)
     left.set(xlabel="feature of a patch", ylabel="value", title="Three names of one operation")
     plot_bars(right, {name: numbers[f"change if moved by {name}"] for name in ("a patch", "a pixel")})
     right.set(ylabel="distance to patches moved by one", title="An image moved by")
-    return made
+    return figure

@@ -13,7 +13,7 @@ Source: 002 1.5d
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,14 +22,11 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, decide
 from regard.lab.digits import CLASSES, SIDE, TRAIN_IMAGES, Digits, accuracy, load_digit_images, train_classifier
-from regard.lab.drawing import COLOURS, MARKS, make_figure
+from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure
 from regard.lab.seeds_interval import Estimate, interval_half_width
 from regard.models.cnn import CNN, CNNConfig
 from regard.models.vit import ViT, ViTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"\mathrm{right}_{\mathrm{cnn}}(n) - \mathrm{right}_{\mathrm{vit}}(n) \to 0 \mathrm{as} n \mathrm{grows}"
 
@@ -157,8 +154,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     for number, (kind, shown) in enumerate(KINDS.items()):
         left.errorbar(
             numbers["sizes"],
@@ -166,7 +163,7 @@ def draw(numbers: Numbers) -> "Figure":
             numbers["interval"][kind],
             label=shown,
             color=COLOURS[number],
-            marker=MARKS[number],
+            marker=MARKERS[number],
             capsize=3,
         )
     left.errorbar(
@@ -175,17 +172,17 @@ def draw(numbers: Numbers) -> "Figure":
         [numbers["interval, pixels scattered"]],
         label="the same, pixels scattered",
         color=COLOURS[2],
-        marker=MARKS[2],
+        marker=MARKERS[2],
         linestyle="",
         capsize=3,
     )
     left.legend(frameon=False, fontsize="small")
     left.set(xscale="log", ylim=(0, 1.02), xlabel="images to learn from", ylabel="others told right", title="Digits")
     right.errorbar(
-        numbers["sizes"], numbers["ahead"], numbers["interval of ahead"], color=COLOURS[3], marker=MARKS[3], capsize=3
+        numbers["sizes"], numbers["ahead"], numbers["interval of ahead"], color=COLOURS[3], marker=MARKERS[3], capsize=3
     )
     right.axhline(0, color="grey", linewidth=0.8)
     right.set(
         xscale="log", xlabel="images to learn from", ylabel="difference of shares", title="The convolution is ahead by"
     )
-    return made
+    return figure

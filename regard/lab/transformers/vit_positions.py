@@ -13,7 +13,7 @@ Source: 000 1.5c, 002 1.5b
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,13 +23,10 @@ from torch.nn import functional
 from regard.base.validation import check_integer
 from regard.lab.claim import Numbers, Verdict, decide
 from regard.lab.digits import CLASSES, SIDE, accuracy, load_digit_images, train_classifier
-from regard.lab.drawing import COLOURS, make_figure, plot_lines, plot_shares
+from regard.lab.drawing import COLOURS, Figure, make_figure, plot_lines, plot_shares
 from regard.lab.seeds_interval import Estimate, estimates, interval_half_width
 from regard.models.vit import ViT, ViTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MATHS = r"x_i = E p_i + t_i, \quad \cos(t_i - m, t_j - m) \mathrm{by} \| r_i - r_j \|, \quad m = \frac{1}{n} \sum_i t_i"
 
@@ -159,8 +156,8 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
-def draw(numbers: Numbers) -> "Figure":
-    made, (left, right) = make_figure(2)
+def draw(numbers: Numbers) -> Figure:
+    figure, (left, right) = make_figure(2)
     curves = {f"{when} training": numbers["cosines"][when] for when in ("before", "after")}
     plot_lines(left, numbers["distances"], curves)
     left.axhline(0, color="grey", linewidth=0.8)
@@ -174,4 +171,4 @@ def draw(numbers: Numbers) -> "Figure":
     right.axhline(numbers["chance"], color=COLOURS[1], linestyle="--", label="chance")
     right.legend(frameon=False)
     right.set(ylabel="images told right", title="With positions and without")
-    return made
+    return figure
