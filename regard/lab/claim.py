@@ -8,7 +8,7 @@ The file of a claim has
     SMOKE           a Setup that finishes in three seconds
     run             (setup, attention=attend) -> numbers by name
     verdict         numbers -> Verdict on the claim
-    WRONG_ANSWERS   optional: wrong answers of the course sheets, each with its verdict and the correct answer
+    @wrong_answer   optional: numbers -> Verdict on a wrong answer of a course sheet
     draw            numbers -> a matplotlib figure
 
 `attention` is the attention function under test: tests pass broken ones, and the verdict must become "refuted". A
@@ -101,12 +101,22 @@ class WrongAnswer:
 
     source: str
     says: str
-    verdict: Callable[[Numbers], Verdict]
     right: str
+    verdict: Callable[[Numbers], Verdict]
 
     def judge(self, numbers: Numbers) -> Verdict:
         """Return the verdict of a run's numbers on this answer."""
         return judge_finite(self.verdict, numbers)
+
+
+def wrong_answer(source: str, *, says: str, right: str) -> Callable[[Callable[[Numbers], Verdict]], WrongAnswer]:
+    """Decorate the function that computes the verdict on a wrong answer.
+
+    source  the sheet and the exercise, such as "000 1.1b"
+    says    the wrong answer
+    right   the correct answer
+    """
+    return lambda verdict: WrongAnswer(source, says, right, verdict)
 
 
 @dataclass(frozen=True)
@@ -134,7 +144,7 @@ class Claim:
 
     @property
     def wrong_answers(self) -> tuple[WrongAnswer, ...]:
-        return tuple(getattr(self.module, "WRONG_ANSWERS", ()))
+        return tuple(each for each in vars(self.module).values() if isinstance(each, WrongAnswer))
 
     def setup(self, settings: Mapping[str, Any] | None = None, *, seed: int | None = None, smoke: bool = False) -> Any:
         """Return the setup of a run.

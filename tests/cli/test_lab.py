@@ -34,7 +34,7 @@ Source: 009 9.{name}
 
 from dataclasses import dataclass
 
-from regard.lab.claim import Verdict, WrongAnswer, decide
+from regard.lab.claim import Verdict, decide, wrong_answer
 from regard.lab.drawing import make_figure, plot_bars
 
 MATHS = r"x = \\frac{{1}}{{2}}"
@@ -58,11 +58,9 @@ def verdict(numbers):
     return Verdict("{word}", f"The size is {{numbers['size']:g}}.")
 
 
+@wrong_answer("009 9.{name}", says="The size is 7.", right="It is 5.")
 def _seven(numbers):
     return decide(numbers["size"] == 7, f"It is {{numbers['size']:g}}.")
-
-
-WRONG_ANSWERS = (WrongAnswer("009 9.{name}", "The size is 7.", _seven, "It is 5."),)
 
 
 def draw(numbers):
@@ -397,7 +395,7 @@ def test_errata_use_runs_with_default_settings_only(four: Registry[Claim]) -> No
 
 
 def test_an_answer_that_is_not_refuted_is_reported(four: Registry[Claim], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(four["broken"].module, "WRONG_ANSWERS", ())
+    monkeypatch.delattr(four["broken"].module, "_seven")
     assert ran("errata").exit_code == 0
     module = four["holding"].module
     monkeypatch.setattr(module, "SMOKE", module.Setup(size=7))

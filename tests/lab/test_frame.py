@@ -18,7 +18,7 @@ from regard.base.errors import CheckpointError, ConfigError
 from regard.base.formulas import mathml
 from regard.cli.settings import parse_settings, parse_value
 from regard.lab import results
-from regard.lab.claim import Claim, Outcome, Verdict, WrongAnswer, claims, decide, join_numbers
+from regard.lab.claim import Claim, Outcome, Verdict, claims, decide, join_numbers, wrong_answer
 from regard.lab.drawing import make_figure, plot_shares
 from regard.lab.errata import errata
 from regard.lab.html_page import claims_page, errata_page, figure_svg, inline_svg, number_call, value_html
@@ -468,8 +468,10 @@ def test_errata_carry_the_counter_example_of_a_run(beta: Claim, result: Result) 
 def test_an_answer_that_is_right_is_not_an_erratum(
     beta: Claim, result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = WrongAnswer("000 9", "The width is 64.", lambda numbers: decide(numbers["width"] == 64, "It is 64."), "64.")
-    monkeypatch.setattr(beta.module, "WRONG_ANSWERS", (right,))
+    mark = wrong_answer("000 9", says="The width is 64.", right="64.")
+    monkeypatch.setattr(
+        beta.module, "_small_is_one_hot", mark(lambda numbers: decide(numbers["width"] == 64, "It is 64."))
+    )
     (found,) = errata([result])
     assert (found.verdict, found.refuted) == ("supported", False)
 

@@ -16,7 +16,7 @@ import torch
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"q = s (k_a + k_b), \quad a_a = a_b = \frac{\exp(s)}{2 \exp(s) + n - 2}"
@@ -79,6 +79,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "001 1b",
+    says="The query and the other keys are opposite.",
+    right="They are orthogonal: the others score 0, and lose only because the two score s.",
+)
 def _others_are_opposite(numbers: Numbers) -> Verdict:
     s, lowest, lead = (
         numbers["sizes"][-1],
@@ -91,16 +96,6 @@ def _others_are_opposite(numbers: Numbers) -> Verdict:
         f"smaller than that of the two: e^s times, as for a score of 0. Opposite keys would score -{s:g} and weigh "
         f"e^{2 * s:g} times less.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="001 1b",
-        says="The query and the other keys are opposite.",
-        verdict=_others_are_opposite,
-        right="They are orthogonal: the others score 0, and lose only because the two score s.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.base.errors import ConfigError
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"a_j = \frac{\exp(\beta s_j)}{\sum_l \exp(\beta s_l)}"
@@ -98,19 +98,14 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.1b",
+    says="A small beta makes the weights one-hot.",
+    right="A large beta makes them one-hot, at the largest score; a small one makes all of them 1/m.",
+)
 def _small_is_one_hot(numbers: Numbers) -> Verdict:
     largest = max(numbers["weights"][0])
     return decide(largest > 0.99, f"At beta={numbers['betas'][0]:g} the largest weight is {largest:.3f}, not 1.")
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.1b",
-        says="A small beta makes the weights one-hot.",
-        verdict=_small_is_one_hot,
-        right="A large beta makes them one-hot, at the largest score; a small one makes all of them 1/m.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure
 
 MATHS = (
@@ -122,6 +122,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "001 1a",
+    says="All keys but one must oppose the query.",
+    right="One score must lead the others by about ln((n - 1) / eps); their signs do not matter.",
+)
 def _others_must_oppose(numbers: Numbers) -> Verdict:
     least, copied, opposed = min(numbers["scores"]), numbers["copied"], numbers["copied when opposed"]
     needed = least < 0 or copied < 0.99
@@ -132,27 +137,16 @@ def _others_must_oppose(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.1c",
+    says="Weights that are one-hot make A the identity matrix.",
+    right="Each column is one-hot, at the key its own query scores highest; queries that agree share a key.",
+)
 def _large_beta_is_identity(numbers: Numbers) -> Verdict:
     off = numbers["equal queries off the identity"]
     return decide(
         off < 0.01, f"At beta={numbers['beta']:g} three equal queries have weights {off:.2f} off the identity matrix."
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="001 1a",
-        says="All keys but one must oppose the query.",
-        verdict=_others_must_oppose,
-        right="One score must lead the others by about ln((n - 1) / eps); their signs do not matter.",
-    ),
-    WrongAnswer(
-        source="000 1.1c",
-        says="Weights that are one-hot make A the identity matrix.",
-        verdict=_large_beta_is_identity,
-        right="Each column is one-hot, at the key its own query scores highest; queries that agree share a key.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

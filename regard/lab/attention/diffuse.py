@@ -17,7 +17,7 @@ import torch
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import causal
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, \quad h \to \frac{1}{m} \sum_j v_j"
@@ -71,22 +71,17 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.1d",
+    says="Attention spreads when beta is very big.",
+    right="It spreads when beta is small; a very big one puts all weight on one key.",
+)
 def _very_big_beta_spreads(numbers: Numbers) -> Verdict:
     beta, off, largest = numbers["betas"][0], numbers["off uniform"][0], numbers["largest weight"][0]
     return decide(
         off < 0.01,
         f"At beta={beta:g} the largest weight of a query is {largest:.3f} on average, not 1/{numbers['keys']}.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.1d",
-        says="Attention spreads when beta is very big.",
-        verdict=_very_big_beta_spreads,
-        right="It spreads when beta is small; a very big one puts all weight on one key.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.perturbations import PerturbationSetup, change_norm, first_order_error
 
@@ -73,6 +73,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.1e",
+    says="The output changes linearly with the perturbation.",
+    right="Only to first order; what is left grows with the square of eps.",
+)
 def _change_is_linear(numbers: Numbers) -> Verdict:
     off = numbers["off twice the change"]
     return decide(
@@ -81,6 +86,11 @@ def _change_is_linear(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.1e",
+    says="Softargmax is additive: the weights of k + eps are those of k plus those of eps.",
+    right="Weights sum to one before and after, so what one key gains the others lose.",
+)
 def _softargmax_is_additive(numbers: Numbers) -> Verdict:
     off, total = numbers["off the added weights"], numbers["sum of added weights"]
     return decide(
@@ -88,22 +98,6 @@ def _softargmax_is_additive(numbers: Numbers) -> Verdict:
         f"Weights of summed scores differ from summed weights by up to {off:.2f}: they sum to "
         f"{numbers['sum of weights']:.2f}, the others to {total:.2f}.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.1e",
-        says="The output changes linearly with the perturbation.",
-        verdict=_change_is_linear,
-        right="Only to first order; what is left grows with the square of eps.",
-    ),
-    WrongAnswer(
-        source="000 1.1e",
-        says="Softargmax is additive: the weights of k + eps are those of k plus those of eps.",
-        verdict=_softargmax_is_additive,
-        right="Weights sum to one before and after, so what one key gains the others lose.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

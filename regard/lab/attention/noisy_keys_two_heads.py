@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure
 from regard.lab.noisy_keys import NoisyKeysSetup, plot_histograms
 
@@ -95,6 +95,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "001 1d",
+    says="The output is steady because averaging the two heads evens out the length of the key.",
+    right="Each head is steady by itself: it asks for one key, which leads all others unless gamma is near 0.",
+)
 def _averaging_steadies(numbers: Numbers) -> Verdict:
     one, equal = numbers["spread of c, one head"], numbers["spread of c, two equal heads"]
     return decide(
@@ -102,16 +107,6 @@ def _averaging_steadies(numbers: Numbers) -> Verdict:
         f"Two heads that each ask for both keys, averaged, spread by {equal:.3f}, as much as one such head "
         f"({one:.3f}); and c1, averaged with nothing, spreads by {numbers['spread of c1 alone']:.3f} only.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="001 1d",
-        says="The output is steady because averaging the two heads evens out the length of the key.",
-        verdict=_averaging_steadies,
-        right="Each head is steady by itself: it asks for one key, which leads all others unless gamma is near 0.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

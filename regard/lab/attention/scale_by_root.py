@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \quad \mathrm{Var}(\frac{q \cdot k}{\sqrt{d_k}}) = 1"
@@ -99,6 +99,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "001 review",
+    says="Dividing clips the scores, so that gradients do not explode.",
+    right="Dividing keeps the variance at 1 and bounds nothing; without it, most gradients vanish.",
+)
 def _clips_against_explosion(numbers: Numbers) -> Verdict:
     plain, scaled, last = numbers["gradient, plain"], numbers["gradient, scaled"], numbers["widths"][-1]
     to_q, mean = numbers["gradient of q, plain"], numbers["mean gradient of q, plain"]
@@ -111,6 +116,11 @@ def _clips_against_explosion(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "004 2a",
+    says="Without dividing, the exponentials of the softmax grow too large for stable numbers.",
+    right="Overflow is met by subtracting the largest score; dividing keeps the softmax from saturating.",
+)
 def _prevents_overflow(numbers: Numbers) -> Verdict:
     largest, holds = numbers["overflow: largest score"], numbers["overflow: exp holds up to"]
     finite, off = numbers["overflow: share finite"], numbers["overflow: off float64"]
@@ -119,22 +129,6 @@ def _prevents_overflow(numbers: Numbers) -> Verdict:
         f"At undivided scores up to {largest:.0f}, where exp in float32 holds up to {holds:.0f}, {finite:.0%} of "
         f"outputs are finite and at most {off:.0g} from float64: the largest score is subtracted first.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="001 review",
-        says="Dividing clips the scores, so that gradients do not explode.",
-        verdict=_clips_against_explosion,
-        right="Dividing keeps the variance at 1 and bounds nothing; without it, most gradients vanish.",
-    ),
-    WrongAnswer(
-        source="004 2a",
-        says="Without dividing, the exponentials of the softmax grow too large for stable numbers.",
-        verdict=_prevents_overflow,
-        right="Overflow is met by subtracting the largest score; dividing keeps the softmax from saturating.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
 
 MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \quad \frac{\partial y_i}{\partial z_j} = -y_i y_j"
@@ -88,22 +88,17 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "003 12.4",
+    says="Since all derivatives are near zero, the softmax is very sensitive to its inputs.",
+    right="Derivatives near zero mean that nothing moves: a saturated softmax is insensitive, and does not learn.",
+)
 def _very_sensitive(numbers: Numbers) -> Verdict:
     change = numbers["largest change after a step"]
     return decide(
         change > 0.01,
         f"A step of {numbers['step']:g} in any input changes no output by more than {change:.0g}: that is insensitive.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="003 12.4",
-        says="Since all derivatives are near zero, the softmax is very sensitive to its inputs.",
-        verdict=_very_sensitive,
-        right="Derivatives near zero mean that nothing moves: a saturated softmax is insensitive, and does not learn.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -23,7 +23,7 @@ from torch.nn import functional
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_bars
 from regard.nn.attention import check_heads, merge_heads, split_heads
 
@@ -118,21 +118,16 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.2b",
+    says="Heads are like groups = in_channels.",
+    right="groups = number of heads, each of d/h channels that mix, and a 1 x 1 convolution after it for W_o.",
+)
 def _a_group_a_channel(numbers: Numbers) -> Verdict:
     left = numbers["smallest error with a group a channel"]
     return decide(
         left < 1e-9, f"The best convolution with groups={numbers['width']} misses {left:.0%} of the output of heads."
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.2b",
-        says="Heads are like groups = in_channels.",
-        verdict=_a_group_a_channel,
-        right="groups = number of heads, each of d/h channels that mix, and a 1 x 1 convolution after it for W_o.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from regard.base.counting import count_flops
-from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide, join_numbers
+from regard.lab.claim import Numbers, Verdict, decide, join_numbers, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer
 
@@ -77,6 +77,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "003 12.5",
+    says="H heads of width D/H have H (D/H)^2 = D^2/H weights.",
+    right="Every head reads all D channels, so a head has D (D/H) weights and all of them D^2, whatever H.",
+)
 def _fewer(numbers: Numbers) -> Verdict:
     said = [heads * (numbers["width"] // heads) ** 2 for heads in numbers["heads"]]
     return decide(
@@ -84,16 +89,6 @@ def _fewer(numbers: Numbers) -> Verdict:
         f"With {join_numbers(numbers['heads'])} heads that would be {join_numbers(said)} weights; there are "
         f"{join_numbers(numbers['weights'])}.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="003 12.5",
-        says="H heads of width D/H have H (D/H)^2 = D^2/H weights.",
-        verdict=_fewer,
-        right="Every head reads all D channels, so a head has D (D/H) weights and all of them D^2, whatever H.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -20,7 +20,7 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_bars, plot_lines
 
 MATHS = (
@@ -105,30 +105,24 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.3c",
+    says="With orthonormal X and Q = K = V = X the weights are the identity.",
+    right="The scores are the identity, the weights softmax of it; only a large beta makes them one-hot.",
+)
 def _orthonormal(numbers: Numbers) -> Verdict:
     own = numbers["own weight of orthonormal tokens"]
     return decide(own > 0.99, f"Each of {numbers['length']} orthonormal tokens gives itself {own:.3f}, not 1.")
 
 
+@wrong_answer(
+    "000 1.3c",
+    says="Scores that are all zero permute the tokens.",
+    right="They weigh all tokens alike: every output is the mean of the values.",
+)
 def _zero_permutes(numbers: Numbers) -> Verdict:
     rows, n = numbers["different rows at zero scores"], numbers["length"]
     return decide(rows == n, f"At zero scores {n} outputs have {rows} different value; a permutation has {n}.")
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.3c",
-        says="With orthonormal X and Q = K = V = X the weights are the identity.",
-        verdict=_orthonormal,
-        right="The scores are the identity, the weights softmax of it; only a large beta makes them one-hot.",
-    ),
-    WrongAnswer(
-        source="000 1.3c",
-        says="Scores that are all zero permute the tokens.",
-        verdict=_zero_permutes,
-        right="They weigh all tokens alike: every output is the mean of the values.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

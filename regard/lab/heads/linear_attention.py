@@ -27,7 +27,7 @@ from regard.base.counting import count_flops
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.linear import Elementwise, FeatureMap, elu_plus_one, linear_attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"h_i = \frac{(\sum_j v_j g(k_j)^\top) g(q_i)}{(\sum_j g(k_j))^\top g(q_i)}"
@@ -167,11 +167,21 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "003 12.10",
+    says="The cost falls from O(N^2 D) to O(N D).",
+    right="To O(N D D_g), with D_g features: the sum of g(k) v' is a matrix of D_g x D.",
+)
 def _linear_in_width(numbers: Numbers) -> Verdict:
     factor = numbers["linear at twice D"] / numbers["linear"]
     return decide(factor < 2.5, f"Twice the D makes it {factor:.2f} times as much; O(N D) would double.")
 
 
+@wrong_answer(
+    "003 12.10",
+    says="The attention weights become cheaper.",
+    right="The outputs do, because they need no weights. There are N^2 weights, and each costs D_g.",
+)
 def _weights_cheaper(numbers: Numbers) -> Verdict:
     asked, usual = numbers["weights by linear"], numbers["softmax"]
     return decide(
@@ -179,22 +189,6 @@ def _weights_cheaper(numbers: Numbers) -> Verdict:
         f"All {numbers['length'] ** 2:,} weights cost {asked / 1e6:.1f} M multiply-adds by features, and softmax with "
         f"its outputs {usual / 1e6:.1f} M; the outputs alone cost {numbers['linear'] / 1e6:.2f} M.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="003 12.10",
-        says="The cost falls from O(N^2 D) to O(N D).",
-        verdict=_linear_in_width,
-        right="To O(N D D_g), with D_g features: the sum of g(k) v' is a matrix of D_g x D.",
-    ),
-    WrongAnswer(
-        source="003 12.10",
-        says="The attention weights become cheaper.",
-        verdict=_weights_cheaper,
-        right="The outputs do, because they need no weights. There are N^2 weights, and each costs D_g.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

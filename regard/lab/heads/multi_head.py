@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_bars
 from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
 from regard.nn.init import fan_in, init_parameters, normal
@@ -86,30 +86,24 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.2a",
+    says="The heads put on top of each other are the output.",
+    right="One more projection, W_o, takes the heads put together to the output; it alone mixes them.",
+)
 def _no_projection(numbers: Numbers) -> Verdict:
     off = numbers["difference without W_o"]
     return decide(off < 1e-9, f"Without W_o the output is off by {off:.2f}, with it by {numbers['error']:.0g}.")
 
 
+@wrong_answer(
+    "001",
+    says="Heads are layers stacked one on the other.",
+    right="Heads are parallel: each reads the same input and none reads another head.",
+)
 def _stacked(numbers: Numbers) -> Verdict:
     moved, later = numbers["other heads moved"], numbers["heads"] - 1
     return decide(moved == later, f"A change of the first head moves {moved} of the {later} others.")
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.2a",
-        says="The heads put on top of each other are the output.",
-        verdict=_no_projection,
-        right="One more projection, W_o, takes the heads put together to the output; it alone mixes them.",
-    ),
-    WrongAnswer(
-        source="001",
-        says="Heads are layers stacked one on the other.",
-        verdict=_stacked,
-        right="Heads are parallel: each reads the same input and none reads another head.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

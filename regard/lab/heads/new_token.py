@@ -24,7 +24,7 @@ from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
 from regard.core.cache import DynamicCache
 from regard.core.masks import causal
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer
 
@@ -115,11 +115,21 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "003 12.7",
+    says="The new key meets the queries of all tokens.",
+    right="The mask hides it from every earlier query; the new query meets all keys.",
+)
 def _all_queries(numbers: Numbers) -> Verdict:
     moved = numbers["change of earlier rows"]
     return decide(moved > 0, f"Whatever the new token is, earlier outputs change by {moved:g}.")
 
 
+@wrong_answer(
+    "003 12.7",
+    says="Weights and outputs of all tokens have to be computed again.",
+    right="Only the new row is computed, from kept keys and values: O(N D).",
+)
 def _recompute(numbers: Numbers) -> Verdict:
     off, cost = numbers["error of the step"], numbers["multiply-adds of a step"][-1]
     return decide(
@@ -127,22 +137,6 @@ def _recompute(numbers: Numbers) -> Verdict:
         f"One query and {cost:,} multiply-adds give the new row to {off:.0g}; {numbers['multiply-adds anew'][-1]:,} "
         "would be needed to make all rows anew.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="003 12.7",
-        says="The new key meets the queries of all tokens.",
-        verdict=_all_queries,
-        right="The mask hides it from every earlier query; the new query meets all keys.",
-    ),
-    WrongAnswer(
-        source="003 12.7",
-        says="Weights and outputs of all tokens have to be computed again.",
-        verdict=_recompute,
-        right="Only the new row is computed, from kept keys and values: O(N D).",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

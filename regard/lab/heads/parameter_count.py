@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide, join_numbers
+from regard.lab.claim import Attention, Numbers, Verdict, decide, join_numbers, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.attention import Attention as AttentionLayer, split_heads
 
@@ -80,6 +80,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "003 12.1",
+    says="Queries, keys and values have 3 biases.",
+    right="Each of the three biases is a vector of D numbers: 3 D.",
+)
 def _three_biases(numbers: Numbers) -> Verdict:
     came, widths = numbers["biases"], numbers["widths"]
     return decide(
@@ -88,6 +93,11 @@ def _three_biases(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "003 12.1",
+    says="The fully connected network has N^2 biases.",
+    right="One bias for each of its D N outputs.",
+)
 def _square_biases(numbers: Numbers) -> Verdict:
     came, squares = numbers["dense biases"], [n * n for n in numbers["lengths"]]
     return decide(
@@ -95,22 +105,6 @@ def _square_biases(numbers: Numbers) -> Verdict:
         f"For N = {join_numbers(numbers['lengths'])} the dense layers have {join_numbers(came)} biases, not "
         f"{join_numbers(squares)}.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="003 12.1",
-        says="Queries, keys and values have 3 biases.",
-        verdict=_three_biases,
-        right="Each of the three biases is a vector of D numbers: 3 D.",
-    ),
-    WrongAnswer(
-        source="003 12.1",
-        says="The fully connected network has N^2 biases.",
-        verdict=_square_biases,
-        right="One bias for each of its D N outputs.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.positions import sinusoidal
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_bars
 
 MATHS = (
@@ -86,6 +86,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "003 12.3",
+    says="The two permutations inside the softmax cancel, so the weights of XP are those of X.",
+    right="They become P' softmax[S] P; it is the P of VP that meets P' and cancels, and one P is left.",
+)
 def _same_weights(numbers: Numbers) -> Verdict:
     off = numbers["difference of weights"]
     return decide(
@@ -95,27 +100,16 @@ def _same_weights(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "003 12.3",
+    says="Projections act on the rows of X, so it is rows that may change places.",
+    right="Tokens are columns, and XP exchanges columns; rows are channels, which the projections mix.",
+)
 def _rows(numbers: Numbers) -> Verdict:
     off = numbers["difference of rows"]
     return decide(
         off < 1e-9, f"When the rows of X change places the outputs differ by up to {off:.2f} from rows moved."
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="003 12.3",
-        says="The two permutations inside the softmax cancel, so the weights of XP are those of X.",
-        verdict=_same_weights,
-        right="They become P' softmax[S] P; it is the P of VP that meets P' and cancels, and one P is left.",
-    ),
-    WrongAnswer(
-        source="003 12.3",
-        says="Projections act on the rows of X, so it is rows that may change places.",
-        verdict=_rows,
-        right="Tokens are columns, and XP exchanges columns; rows are channels, which the projections mix.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

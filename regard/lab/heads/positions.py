@@ -29,7 +29,7 @@ from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.core.positions import Rotary
 from regard.core.scores import alibi
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import Estimate, interval_half_width
@@ -221,6 +221,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.3b",
+    says="Positions carry the long-range dependencies.",
+    right="Attention reaches every distance alike without them; they break that symmetry, so that order counts.",
+)
 def _long_range(numbers: Numbers) -> Verdict:
     near, far = numbers["weight near"], numbers["weight far"]
     faded = numbers["weight near with alibi"], numbers["weight far with alibi"]
@@ -229,16 +234,6 @@ def _long_range(numbers: Numbers) -> Verdict:
         f"Without any positions a matching key weighs {near:.3f} one place off and {far:.3f} 999 places off; alibi, a "
         f"position scheme, makes that {faded[0]:.3f} and {faded[1]:.3f}.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.3b",
-        says="Positions carry the long-range dependencies.",
-        verdict=_long_range,
-        right="Attention reaches every distance alike without them; they break that symmetry, so that order counts.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_bars
 
 MATHS = r"A = I, \quad H = W_v C A = W_v C"
@@ -66,19 +66,14 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.3d",
+    says="It is one when the biases of attention are all 1.",
+    right="Equal biases cancel in the softmax. Each token must weigh itself alone, A = I.",
+)
 def _biases(numbers: Numbers) -> Verdict:
     off = numbers["difference with biases of 1"]
     return decide(off < 1e-9, f"With every score 1 the outputs are off by up to {off:.0f}: they are all the mean.")
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.3d",
-        says="It is one when the biases of attention are all 1.",
-        verdict=_biases,
-        right="Equal biases cancel in the softmax. Each token must weigh itself alone, A = I.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

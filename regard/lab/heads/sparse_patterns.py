@@ -22,7 +22,7 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import blocks, dilated, full, global_tokens, window
 from regard.core.masks.algebra import Mask
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide, join_numbers
+from regard.lab.claim import Attention, Numbers, Verdict, decide, join_numbers, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"N^2 \to N (2 w + 1), \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
@@ -140,6 +140,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "003 12.8",
+    says="Patches that attend to global tokens first, and then to the other patches, make fewer pairs.",
+    right="The second stage has all N^2 pairs again, unless it is sparse too; global tokens have to replace it.",
+)
 def _second_stage(numbers: Numbers) -> Verdict:
     name = "global tokens, then all pairs"
     n, pairs, growth = numbers["lengths"][-1], numbers["pairs"][name][-1], _growth(numbers, name)
@@ -148,16 +153,6 @@ def _second_stage(numbers: Numbers) -> Verdict:
         f"Global tokens first and then all other patches make {pairs:,} pairs at N={n}, where all pairs are "
         f"{n * n:,}, and grow as N^{growth:.2f}.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="003 12.8",
-        says="Patches that attend to global tokens first, and then to the other patches, make fewer pairs.",
-        verdict=_second_stage,
-        right="The second stage has all N^2 pairs again, unless it is sparse too; global tokens have to replace it.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -30,7 +30,7 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure, plot_lines
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import Estimate, interval_half_width
@@ -334,6 +334,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.4a",
+    says="What sets the Transformer apart is that it has an encoder and a decoder.",
+    right="Recurrent networks had both before; new is that attention takes the place of recurrence within each.",
+)
 def _new_with_transformers(numbers: Numbers) -> Verdict:
     near, gap = _right(numbers, "recurrent", 0), numbers["difference once encodings are exchanged"]["recurrent"]
     sentence = (
@@ -344,6 +349,11 @@ def _new_with_transformers(numbers: Numbers) -> Verdict:
     return decide(True, sentence) if gap > 1e-6 else decide(True, sentence, [numbers["chance"] + 0.2 - near])
 
 
+@wrong_answer(
+    "004 1b",
+    says="Recurrent networks have no attention.",
+    right="Attention was made for recurrent decoders, in 2014; the Transformer keeps it and leaves recurrence out.",
+)
 def _without_attention(numbers: Numbers) -> Verdict:
     kind = "recurrent with attention"
     calls, weight = numbers["attention calls"][kind], numbers["weight of the token to tell"][kind]
@@ -355,22 +365,6 @@ def _without_attention(numbers: Numbers) -> Verdict:
         f"attention it is {without.share()}."
     )
     return decide(True, sentence) if calls == 0 else decide(True, sentence, [without + 0.1 - with_it])
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.4a",
-        says="What sets the Transformer apart is that it has an encoder and a decoder.",
-        verdict=_new_with_transformers,
-        right="Recurrent networks had both before; new is that attention takes the place of recurrence within each.",
-    ),
-    WrongAnswer(
-        source="004 1b",
-        says="Recurrent networks have no attention.",
-        verdict=_without_attention,
-        right="Attention was made for recurrent decoders, in 2014; the Transformer keeps it and leaves recurrence out.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import COLOURS, Figure, make_figure
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import Estimate, estimates, interval_half_width
@@ -222,6 +222,12 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "003 12.6",
+    says="Telling whether one sentence follows from another by logic is a task to pre-train on.",
+    right="Pre-training has text and no labels, and this needs somebody's. The order of sentences, or of words, is "
+    "in the text itself.",
+)
 def _logic_without_labels(numbers: Numbers) -> Verdict:
     right = Estimate(numbers["right"][UNLABELLED], numbers["interval"][UNLABELLED])
     return decide(
@@ -229,17 +235,6 @@ def _logic_without_labels(numbers: Numbers) -> Verdict:
         f"With the answers that a text without labels has, logic is told right in {right.share()} of pairs.",
         [right - 0.6],
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="003 12.6",
-        says="Telling whether one sentence follows from another by logic is a task to pre-train on.",
-        verdict=_logic_without_labels,
-        right="Pre-training has text and no labels, and this needs somebody's. The order of sentences, or of words, is "
-        "in the text itself.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -20,7 +20,7 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import fan_in, init_parameters, normal
@@ -99,6 +99,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.4d",
+    says="The feed-forward part captures local patterns between neighbouring tokens.",
+    right="It sees one token at a time; only attention carries anything from one token to another.",
+)
 def _neighbours(numbers: Numbers) -> Verdict:
     at = numbers["token"]
     near = [change for place, change in enumerate(numbers["changes"]) if abs(place - at) == 1]
@@ -106,16 +111,6 @@ def _neighbours(numbers: Numbers) -> Verdict:
         max(near) > 0,
         f"Token {_place(numbers)} replaced, the outputs of its neighbours move by {max(near):g}.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.4d",
-        says="The feed-forward part captures local patterns between neighbouring tokens.",
-        verdict=_neighbours,
-        right="It sees one token at a time; only attention carries anything from one token to another.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

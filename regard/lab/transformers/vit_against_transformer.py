@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.seeds import make_generator
-from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import COLOURS, Figure, make_figure
 from regard.models.transformer import PRESETS as TRANSFORMERS, Transformer, TransformerConfig
 from regard.models.vit import PRESETS as VITS, ViT, ViTConfig
@@ -172,6 +172,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.5b",
+    says="ViT has smaller feed-forward networks than the original Transformer.",
+    right="They are four times as wide as the tokens in both, and so larger in ViT: 3072 against 2048.",
+)
 def _smaller(numbers: Numbers) -> Verdict:
     hidden, widths = numbers["feed-forward widths"], numbers["widths"]
     ours, theirs = "vit-b/16", "transformer-base"
@@ -181,16 +186,6 @@ def _smaller(numbers: Numbers) -> Verdict:
         f"ViT-B has {hidden[ours]} for tokens of {widths[ours]}, the Transformer {hidden[theirs]} for {widths[theirs]}"
         f": {ratios[0]:g} and {ratios[1]:g} times as wide.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.5b",
-        says="ViT has smaller feed-forward networks than the original Transformer.",
-        verdict=_smaller,
-        right="They are four times as wide as the tokens in both, and so larger in ViT: 3072 against 2048.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:

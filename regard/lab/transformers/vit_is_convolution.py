@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, WrongAnswer, decide
+from regard.lab.claim import Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_bars, plot_lines
 from regard.nn.embeddings import PatchEmbedding
 
@@ -101,6 +101,11 @@ def verdict(numbers: Numbers) -> Verdict:
     )
 
 
+@wrong_answer(
+    "000 1.5a",
+    says="ViT has no convolution, only a linear projection of flattened patches.",
+    right="That projection is a convolution whose kernel and stride are the side of a patch.",
+)
 def _no_convolution(numbers: Numbers) -> Verdict:
     apart = numbers["convolution against matrix on whole numbers"]
     return decide(
@@ -108,16 +113,6 @@ def _no_convolution(numbers: Numbers) -> Verdict:
         f"A convolution of kernel and stride {numbers['patch']} and the projection of flattened patches are "
         f"{apart:g} apart: they are one and the same.",
     )
-
-
-WRONG_ANSWERS = (
-    WrongAnswer(
-        source="000 1.5a",
-        says="ViT has no convolution, only a linear projection of flattened patches.",
-        verdict=_no_convolution,
-        right="That projection is a convolution whose kernel and stride are the side of a patch.",
-    ),
-)
 
 
 def draw(numbers: Numbers) -> Figure:
