@@ -21,10 +21,10 @@ class Digits(NamedTuple):
     images: Float[Tensor, "n 1 8 8"]
     labels: Int[Tensor, "n"]
 
-    def some(self, rows: Int[Tensor, "m"]) -> "Digits":
+    def subset(self, rows: Int[Tensor, "m"]) -> "Digits":
         return Digits(self.images[rows], self.labels[rows])
 
-    def scattered(self, seed: int) -> "Digits":
+    def shuffle_pixels(self, seed: int) -> "Digits":
         """The images with their pixels in another order, one for all."""
         order = torch.randperm(SIDE * SIDE, generator=make_generator(seed))
         return Digits(self.images.flatten(2)[:, :, order].unflatten(2, (SIDE, SIDE)), self.labels)
@@ -37,7 +37,7 @@ def load_digit_images() -> tuple[Digits, Digits]:
     images = pixels[:, None] / 8 - 1
     both = Digits(images, labels)
     order = torch.randperm(len(images), generator=make_generator(0))  # writers follow one another in the file
-    return both.some(order[:TRAIN_IMAGES]), both.some(order[TRAIN_IMAGES:])
+    return both.subset(order[:TRAIN_IMAGES]), both.subset(order[TRAIN_IMAGES:])
 
 
 def train_classifier(model: Any, given: Digits, *, steps: int, batch: int, rate: float, seed: int) -> None:
@@ -45,7 +45,7 @@ def train_classifier(model: Any, given: Digits, *, steps: int, batch: int, rate:
     draws = make_generator(seed)
 
     def loss() -> Tensor:
-        images, labels = given.some(torch.randint(len(given.labels), (batch,), generator=draws))
+        images, labels = given.subset(torch.randint(len(given.labels), (batch,), generator=draws))
         return functional.cross_entropy(model(images), labels)
 
     fit(model.train().parameters(), loss, steps=steps, rate=rate)

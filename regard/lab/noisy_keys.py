@@ -31,12 +31,12 @@ class NoisyKeysSetup:
         """Values of which the outputs are the weights."""
         return torch.eye(self.keys, dtype=torch.float64).expand(self.draws, 1, -1, -1)
 
-    def drawn(self, draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
+    def sample_keys(self, draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
         """Keys with the noise that is alike in all directions."""
         noise = torch.randn(self.draws, 1, self.keys, self.width, generator=draws, dtype=torch.float64)
         return noise.mul_(self.noise**0.5).add_(self.means)
 
-    def lengths(self, draws: torch.Generator) -> Float[Tensor, "b"]:
+    def sample_lengths(self, draws: torch.Generator) -> Float[Tensor, "b"]:
         """gamma ~ N(1, variance), drawn evenly over its law.
 
         One draw comes from each of as many equally likely parts, so that shares have the digits that the law has.
@@ -45,9 +45,9 @@ class NoisyKeysSetup:
         gamma: Tensor = 1 + self.variance**0.5 * torch.special.ndtri(even / self.draws)
         return gamma
 
-    def varied(self, gamma: Float[Tensor, "b"], draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
+    def scale_first_key(self, gamma: Float[Tensor, "b"], draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
         """Keys of which the first has its mean times gamma."""
-        keys = self.drawn(draws)
+        keys = self.sample_keys(draws)
         keys[:, 0, 0] += (gamma - 1)[:, None] * self.means[0]
         return keys
 

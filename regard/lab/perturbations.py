@@ -25,7 +25,7 @@ class PerturbationSetup:
     inputs: int = 201
     seed: int = 0
 
-    def drawn(self) -> "Inputs":
+    def sample(self) -> "Inputs":
         draws = make_generator(self.seed)
 
         def normal(*sizes: int) -> Tensor:

@@ -109,9 +109,16 @@ def make_result(outcome: Outcome, figure: Path | None = None) -> Result:
     )
 
 
-def _changes(default: Any, setup: Any) -> dict[str, Any]:
-    pairs = {each.name: (getattr(default, each.name), getattr(setup, each.name)) for each in dataclasses.fields(setup)}
-    return {name: new for name, (old, new) in pairs.items() if old != new}
+def _changes(default: Any, setup: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the settings that differ, by name; those of a nested setup have dotted names."""
+    found: dict[str, Any] = {}
+    for name in (prefix + each.name for each in dataclasses.fields(setup)):
+        old, new = (getattr(each, name.removeprefix(prefix)) for each in (default, setup))
+        if dataclasses.is_dataclass(new):
+            found |= _changes(old, new, f"{name}.")
+        elif old != new:
+            found[name] = new
+    return found
 
 
 @cache  # once per process: the code that runs is the code that was imported
@@ -125,8 +132,8 @@ def fingerprint(claim: Claim) -> str:
 def hash_input(source: str) -> str:
     """Return the structure of `run`, `Setup` and everything in the file that they use.
 
-    Docstrings, comments, formatting, annotations and error messages are left out. Identifiers that are not names of
-    Python or torch are numbered in the order of their first use, so renaming them changes nothing.
+    Docstrings, comments, formatting, annotations, validation and error messages are left out. Identifiers that are not
+    names of Python or torch are numbered in the order of their first use, so renaming them changes nothing.
     """
     defined: dict[str, ast.AST] = {}
     for node in ast.parse(source).body:
@@ -158,6 +165,8 @@ def _structure(value: Any, numbers: dict[str, str]) -> Iterator[str]:
             yield from _structure(item, numbers)
     elif isinstance(value, ast.Expr) and isinstance(value.value, ast.Constant):
         return  # a docstring
+    elif isinstance(value, ast.FunctionDef) and value.name == "__post_init__":
+        return  # the validation of a setup
     elif isinstance(value, ast.AST):
         yield type(value).__name__
         for name, item in ast.iter_fields(value):

@@ -405,7 +405,8 @@ def test_an_answer_that_is_not_refuted_is_reported(four: Registry[Claim], monkey
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"), [("pairs=-1", "pairs is -1, but must be at least 2"), ("betas=", "betas are finite, above 0")]
+    ("setting", "words"),
+    [("pairs=-1", "pairs is -1, but must be at least 2"), ("betas=", "betas must be finite and above 0")],
 )
 def test_invalid_settings_are_one_line_errors(setting: str, words: str) -> None:
     done = ran("run", "beta", "--set", setting)

@@ -351,12 +351,12 @@ def test_every_sentence_of_the_claim_can_refute_it(name):
     ("settings", "words"),
     [
         ({"pairs": -1}, "pairs is -1, but must be at least 2"),
-        ({"betas": ()}, r"betas are finite, above 0 and two at least, but are \(\)"),
-        ({"scores": ()}, "scores are finite and one at least"),
+        ({"betas": ()}, r"betas must be finite and above 0, at least two: betas=\(\)"),
+        ({"scores": ()}, "scores must be finite, at least one"),
         ({"width": 0}, "width is 0, but must be at least 1"),
     ],
 )
-def test_settings_that_leave_nothing_to_measure_are_told(settings, words):
+def test_invalid_settings_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         claims()["beta"].setup(settings)
 

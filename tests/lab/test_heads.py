@@ -280,20 +280,20 @@ def test_only_a_sliding_look_ahead_grows_with_depth() -> None:
     ("name", "settings", "words"),
     [
         ("identity-layer", {"length": 2}, "length is 2, but must be at least 3"),
-        ("identity-layer", {"betas": (1.0, 2.0)}, "betas grow and end with inf"),
-        ("grouped-convolution", {"kernel": 4}, "kernel is odd and fits the ring of 11 tokens, but is 4"),
+        ("identity-layer", {"betas": (1.0, 2.0)}, "betas must grow and end with inf"),
+        ("grouped-convolution", {"kernel": 4}, "kernel must be odd and at most the length: kernel=4, length=11"),
         ("grouped-convolution", {"heads": 4}, "width must be a multiple of heads: width=15, heads=4"),
-        ("as-convolution", {"kernel": 4}, "kernel is odd, so that it has a middle, but is 4; try 5"),
-        ("sparse-patterns", {"lengths": (256, 500)}, "must be squares, for blocks of root N, but 500 is none"),
+        ("as-convolution", {"kernel": 4}, "kernel must be odd: kernel=4; try 5"),
+        ("sparse-patterns", {"lengths": (256, 500)}, "must be squares, but 500 is not"),
         ("streaming", {"look_ahead": 7}, "look_ahead=7, chunk=4; try look_ahead=4"),
         (
             "positions",
             {"repeats": 1},
-            "repeats is 1, but must be at least 2: it counts seeds, and an interval needs two",
+            "repeats is 1, but must be at least 2: it counts seeds; an interval needs two",
         ),
-        ("positions", {"lengths": (32, 48)}, "lengths begin with the trained one, 12"),
+        ("positions", {"lengths": (32, 48)}, "lengths must begin with the training length 12"),
         ("synthesizer", {"repeats": 1}, "an interval needs two"),
-        ("synthesizer", {"names": 3}, "4 pairs need a name each, but there are 3; raise names"),
+        ("synthesizer", {"names": 3}, "4 pairs need one name each, but names=3; raise names"),
     ],
 )
 def test_a_setup_that_cannot_be_is_refused(name: str, settings: dict[str, Any], words: str) -> None:

@@ -102,7 +102,7 @@ def test_a_sheet_that_were_right_would_be_supported() -> None:
 
 
 def test_pairs_are_merged_from_the_left_without_overlap() -> None:
-    assert byte_pairs.merged([7, 7, 7, 5, 7, 7], (7, 7), 300) == [300, 7, 5, 300]
+    assert byte_pairs.merge_pair([7, 7, 7, 5, 7, 7], (7, 7), 300) == [300, 7, 5, 300]
 
 
 def test_the_first_merge_of_the_rhyme_is_its_commonest_pair() -> None:
@@ -168,11 +168,11 @@ def test_accuracy_of_all_answers_is_the_end_of_the_curve() -> None:
         ("byte-pairs", {"merges": 0}, "merges is 0, but must be at least 1"),
         ("decoding", {"length": 1}, "length is 1, but must be at least 2"),
         ("decoding", {"letters": 30, "length": 6}, "30 letters make 729,000,000 texts of length 6, too many"),
-        ("decoding", {"sharpness": 0.0}, "sharpness is above 0, but is 0.0"),
+        ("decoding", {"sharpness": 0.0}, "sharpness must be above 0: sharpness=0.0"),
         ("bert-tasks", {"kinds": 1}, "kinds is 1, but must be at least 2"),
         ("bert-tasks", {"repeats": 1}, "repeats is 1, but must be at least 2"),
         ("pretraining-knowledge", {"repeats": 1}, "repeats is 1, but must be at least 2"),
-        ("pretraining-knowledge", {"training.questions": 1.0}, "questions is a share of what is read, between 0 and 1"),
+        ("pretraining-knowledge", {"training.questions": 1.0}, "questions must be between 0 and 1: questions=1.0"),
         ("made-up-answers", {"strangers": 1}, "strangers is 1, but must be at least 2"),
     ],
 )

@@ -1,8 +1,8 @@
-"""Which query gets the mean of two values from orthonormal keys?
+"""Which query returns the mean of two values if the keys are orthonormal?
 
-Claim: s (k_a + k_b) with a large s: it scores s on both and 0 on the n - 2 others, so that each of the two weighs
-    e^s / (2 e^s + n - 2), which is 0.49991 at s = 10 with n = 10 keys. The other keys stand at right angles to the
-    query; they do not oppose it.
+Claim: The query s (k_a + k_b) with a large s. Its score is s on both keys and 0 on the n - 2 others, so each of the two
+    has the weight e^s / (2 e^s + n - 2), which is 0.49991 for s = 10 and n = 10. The other keys are orthogonal to the
+    query, not opposite to it.
 Measures: The weights that `attend` gives to random orthonormal keys, the distance of the output from the mean of the
     two values, and the scores of the other keys, for growing s.
 Budget: 1 second
@@ -24,7 +24,7 @@ MATHS = r"q = s (k_a + k_b), \quad a_a = a_b = \frac{\exp(s)}{2 \exp(s) + n - 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How many keys, how wide, which two, and how large s."""
+    """Number and width of the keys, which two to average, and values of s."""
 
     keys: int = 10
     width: int = 13
@@ -46,7 +46,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     others = [j for j in range(setup.keys) if j not in setup.two]
     queries = torch.tensor(setup.sizes, dtype=torch.float64)[:, None] * (k[a] + k[b])
     one_hot = torch.eye(setup.keys, dtype=torch.float64)
-    # twice the query at half the beta: the same scores, unless beta is taken otherwise than it should be
+    # twice the query at half the beta gives the same scores, unless beta is used wrongly
     weights = attention(2 * queries[None, None], k[None, None], one_hot[None, None], beta=0.5)[0, 0]
     out = attention(2 * queries[None, None], k[None, None], v[None, None], beta=0.5)[0, 0]
     scores = queries @ k.mT
@@ -59,7 +59,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "off the mean of two": (out - (v[a] + v[b]) / 2).abs().amax(-1).tolist(),
         "scores of the two": scores[:, [a, b]].mean(1).tolist(),
         "lowest score of the others": scores[:, others].amin(1).tolist(),
-        # a weight tells its score: ln(w_j / w_a) is the score of j less that of a
+        # ln(w_a / w_j) is the score of a minus the score of j
         "lead over the others": (weights[:, a, None].log() - weights[:, others].log()).amax(1).tolist(),
     }
 
@@ -72,17 +72,17 @@ def verdict(numbers: Numbers) -> Verdict:
     at = numbers["sizes"].index(10.0) if 10.0 in numbers["sizes"] else -1
     return decide(
         formula and near,
-        f"With {numbers['keys']} keys and s={numbers['sizes'][at]:g} the two weigh {numbers['weight of a'][at]:.5f} "
-        f"and {numbers['weight of b'][at]:.5f}, and the output is {numbers['off the mean of two'][at]:.0g} from their "
-        f"mean; at s={numbers['sizes'][-1]:g} {numbers['off the mean of two'][-1]:.0g}. The formula says "
-        f"{numbers['by formula'][at]:.5f}.",
+        f"With {numbers['keys']} keys and s={numbers['sizes'][at]:g} the two weights are "
+        f"{numbers['weight of a'][at]:.5f} and {numbers['weight of b'][at]:.5f} and the distance of the output from "
+        f"the mean is {numbers['off the mean of two'][at]:.0g} (at s={numbers['sizes'][-1]:g} "
+        f"{numbers['off the mean of two'][-1]:.0g}). The formula gives {numbers['by formula'][at]:.5f}.",
     )
 
 
 @wrong_answer(
     "001 1b",
     says="The query and the other keys are opposite.",
-    right="They are orthogonal: the others score 0, and lose only because the two score s.",
+    right="They are orthogonal: their score is 0, and their weight is small only because the two scores are s.",
 )
 def _others_are_opposite(numbers: Numbers) -> Verdict:
     s, lowest, lead = (
@@ -92,9 +92,9 @@ def _others_are_opposite(numbers: Numbers) -> Verdict:
     )
     return decide(
         lowest < -0.5 * s and lead > 1.5 * s,
-        f"At s={s:g} the lowest score of another key is {abs(lowest):.0g}, and its weight is e^{lead:.1f} times "
-        f"smaller than that of the two: e^s times, as for a score of 0. Opposite keys would score -{s:g} and weigh "
-        f"e^{2 * s:g} times less.",
+        f"At s={s:g} the lowest score of another key is {abs(lowest):.0g}, and its weight is smaller than that of "
+        f"the two by a factor of e^{lead:.1f}, as for a score of 0. Opposite keys would have the score -{s:g} and a "
+        f"weight smaller by a factor of e^{2 * s:g}.",
     )
 
 
@@ -103,5 +103,5 @@ def draw(numbers: Numbers) -> Figure:
     plot_lines(axes, numbers["sizes"], {"weight of a": numbers["weight of a"]}, linestyle="none")
     axes.plot(numbers["sizes"], numbers["by formula"], color="#000000", linestyle="--", label="by formula")
     axes.legend(frameon=False)
-    axes.set(xlabel="s", ylabel="weight", title=f"Half and half, from {numbers['keys']} orthonormal keys")
+    axes.set(xlabel="s", ylabel="weight", title=f"Weight of each of the two, from {numbers['keys']} orthonormal keys")
     return figure

@@ -1,9 +1,10 @@
 """What does beta do to the weights?
 
-Claim: The larger beta, the sharper the weights: near 0 all keys weigh alike, 1/m each; far above, the key with the
-    largest score has it all. d ** -0.5 is convenient, because it keeps the variance of scores at 1 whatever the width.
-Measures: The weights that `attend` gives to scores 1, 2, 3, 4 at several betas, against the formula; the variance of
-    q . k for random vectors of width d, and that of the scores which weights at the usual beta tell of.
+Claim: A larger beta makes the weights sharper. Near 0 every key has the weight 1/m; for a very large beta the key with
+    the largest score has all the weight. d ** -0.5 is a convenient choice, because it keeps the variance of the scores
+    at 1 for every width d.
+Measures: The weights that `attend` gives to the scores 1, 2, 3, 4 for several betas, against the formula. The variance
+    of q . k for random vectors of width d, and of the scores recovered from the weights at the default beta.
 Budget: 5 seconds
 Source: 000 1.1b, 002 1.1b
 """
@@ -23,12 +24,12 @@ from regard.lab.drawing import Figure, make_figure, plot_lines
 
 MATHS = r"a_j = \frac{\exp(\beta s_j)}{\sum_l \exp(\beta s_l)}"
 
-MOST_READ = 100_000  # pairs whose scores are read off weights
+MOST_PAIRS = 100_000  # pairs whose scores are recovered from weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Scores to weigh, betas to weigh them with, and how many random pairs of what width to take variances over."""
+    """Scores, betas, and the width and number of random pairs for the variances."""
 
     scores: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
     betas: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0)
@@ -37,12 +38,12 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("pairs", self.pairs, 2, "pairs of vectors, and a variance needs two")
+        check_integer("pairs", self.pairs, 2, "pairs; a variance needs two")
         check_integer("width", self.width, 1)
         if not self.scores or not all(map(math.isfinite, self.scores)):
-            raise ConfigError(f"scores are finite and one at least, but are {self.scores}")
+            raise ConfigError(f"scores must be finite, at least one: scores={self.scores}")
         if len(self.betas) < 2 or not all(0 < beta < math.inf for beta in self.betas):
-            raise ConfigError(f"betas are finite, above 0 and two at least, but are {self.betas}")
+            raise ConfigError(f"betas must be finite and above 0, at least two: betas={self.betas}")
 
 
 SMOKE = Setup(pairs=20_000)
@@ -57,8 +58,8 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = torch.Generator().manual_seed(setup.seed)
     a, b = torch.randn(2, setup.pairs, setup.width, generator=draws, dtype=torch.float64)
     products = (a * b).sum(-1)
-    # as many pairs again would tell no further digit of 1.00, and all at once would take twice the memory
-    parts = zip(a[:MOST_READ].split(20_000), b[:MOST_READ].split(20_000), strict=True)
+    # enough pairs for two digits, in parts that need little memory
+    parts = zip(a[:MOST_PAIRS].split(20_000), b[:MOST_PAIRS].split(20_000), strict=True)
     return {
         "scores": list(setup.scores),
         "betas": betas,
@@ -71,12 +72,12 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _scores(attention: Attention, queries: Tensor, keys: Tensor) -> Tensor:
-    """The scores of pairs at the usual beta, as weights tell them: ln(w / w0), with w0 the weight of a key of zeros."""
+    """Recover scores at the default beta from weights: ln(w / w0), where w0 is the weight of a key of zeros."""
     k = torch.stack([keys, torch.zeros_like(keys)], 1)[:, None]
     one_hot = torch.eye(2, dtype=k.dtype).expand(len(k), 1, 2, 2)
     weights = attention(queries[:, None, None], k, one_hot)[:, 0, 0]
-    told: Tensor = (weights[:, 0] / weights[:, 1]).log()
-    return told
+    recovered: Tensor = (weights[:, 0] / weights[:, 1]).log()
+    return recovered
 
 
 def verdict(numbers: Numbers) -> Verdict:
@@ -92,16 +93,17 @@ def verdict(numbers: Numbers) -> Verdict:
     shown = ", ".join(f"{w:.3f}" for w in flat)
     return decide(
         holds,
-        f"At beta={numbers['betas'][0]:g} the weights are {shown}; at beta={numbers['betas'][-1]:g} the largest score "
-        f"has {sharp[best]:.3f}. All are within {off:.0g} of the formula. The variance of scores of width "
-        f"{numbers['width']} is {numbers['variance']:.1f}, and {numbers['scaled variance']:.2f} with d ** -0.5.",
+        f"At beta={numbers['betas'][0]:g} the weights are {shown}; at beta={numbers['betas'][-1]:g} the largest "
+        f"score has the weight {sharp[best]:.3f}. All differ from the formula by at most {off:.0g}. The variance of "
+        f"scores at width {numbers['width']} is {numbers['variance']:.1f}, or {numbers['scaled variance']:.2f} after "
+        "multiplying by d ** -0.5.",
     )
 
 
 @wrong_answer(
     "000 1.1b",
     says="A small beta makes the weights one-hot.",
-    right="A large beta makes them one-hot, at the largest score; a small one makes all of them 1/m.",
+    right="A large beta makes them one-hot at the largest score; a small one makes all of them 1/m.",
 )
 def _small_is_one_hot(numbers: Numbers) -> Verdict:
     largest = max(numbers["weights"][0])

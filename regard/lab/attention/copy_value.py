@@ -1,12 +1,12 @@
 """When does attention copy one value?
 
-Claim: When one score leads all others. Only differences count, so the others need not be negative: 60, 30, 30 copies
-    but for 2e-13. For an error of eps among n keys a lead of ln((n - 1) / eps) is enough, and little less will do if
-    the others are equal. A large beta copies the same value for every query that is the same, so it is not yet the
-    identity.
-Measures: The weight that does not go to the leading key, for the three scores and for leads at and a little below the
-    bound over many n and eps, with the others equal and not; the same after adding a constant to all scores; the
-    weights of three equal queries and of three different ones at a large beta.
+Claim: When one score is much larger than all others. Only differences of scores matter, so the other scores need not be
+    negative: 60, 30, 30 copies up to 2e-13. For an error of eps among n keys a lead of ln((n - 1) / eps) is enough, and
+    hardly less is enough if the other scores are equal. With a large beta, equal queries copy the same value, so the
+    weights are not the identity matrix.
+Measures: The weight lost to the other keys: for the three scores; for leads at the bound and slightly below it, over
+    many n and eps, with equal and with different other scores; and after adding a constant to all scores. The weights
+    of three equal queries and of three different queries at a large beta.
 Budget: 2 seconds
 Source: 000 1.1c, 001 1a
 """
@@ -30,14 +30,14 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Scores that copy, scores that oppose the query without a lead, and where to try the bound."""
+    """Scores that copy, scores opposed to the query without a lead, and where to test the bound."""
 
     scores: tuple[float, ...] = (60.0, 30.0, 30.0)
     opposed: tuple[float, ...] = (0.1, -0.1, -0.1)
     shifts: tuple[float, ...] = (-100.0, -60.0, -30.0, 40.0)
     keys: tuple[int, ...] = (2, 10, 100, 1000)
     errors: tuple[float, ...] = (1e-1, 1e-2, 1e-4, 1e-8)
-    short: float = 0.2  # how much less than the bound should fail
+    short: float = 0.2  # a lead this much below the bound must not be enough
     beta: float = 1000.0
     width: int = 5
     seed: int = 0
@@ -48,11 +48,11 @@ SMOKE = Setup()
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def weights(scores: Tensor) -> Tensor:
-        """What one query gives to keys of these scores: both lie along the first of several axes."""
+        """Return the weights for these scores; the query and the keys are parallel to the first axis."""
         keys = torch.nn.functional.pad(scores[:, None], (0, setup.width - 1))
         query = torch.eye(setup.width, dtype=torch.float64)[:1]
         one_hot = torch.eye(len(scores), dtype=torch.float64)
-        # twice the query at half the beta: the same scores, unless beta is taken otherwise than it should be
+        # twice the query at half the beta gives the same scores, unless beta is used wrongly
         return attention(2 * query[None, None], keys[None, None], one_hot[None, None], beta=0.5)[0, 0, 0]
 
     scores = torch.tensor(setup.scores, dtype=torch.float64)
@@ -61,7 +61,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
 
     def error(lead: float, n: int, uneven: bool = False) -> float:
-        """The weight lost when one score leads: all others equal, or some farther behind."""
+        """Return the weight lost when one score leads; the others are equal or random below it."""
         led = -torch.rand(n, generator=draws, dtype=torch.float64) * uneven
         led[0] = lead
         return weights(led)[1:].sum().item()
@@ -114,38 +114,39 @@ def verdict(numbers: Numbers) -> Verdict:
     shown = ", ".join(f"{score:g}" for score in numbers["scores"])
     return decide(
         bounded and copies and same and identity,
-        f"Scores {shown} copy but for {numbers['lost']:.1e}, with any constant added too. At a lead of ln((n - 1) / "
+        f"Scores {shown} copy up to {numbers['lost']:.1e}, also with any constant added. At a lead of ln((n - 1) / "
         f"eps) the error is {min(ratios):.2f} to {max(ratios):.2f} eps; {numbers['short']:g} below it, at least "
-        f"{min(missed):.2f} eps. At beta={numbers['beta']:g} three different queries give the identity within "
-        f"{numbers['different queries off the identity']:.0g}, three equal ones are "
-        f"{numbers['equal queries off the identity']:.0f} off it.",
+        f"{min(missed):.2f} eps. At beta={numbers['beta']:g} three different queries give the identity matrix up to "
+        f"{numbers['different queries off the identity']:.0g}, three equal queries differ from it by "
+        f"{numbers['equal queries off the identity']:.0f}.",
     )
 
 
 @wrong_answer(
     "001 1a",
     says="All keys but one must oppose the query.",
-    right="One score must lead the others by about ln((n - 1) / eps); their signs do not matter.",
+    right="One score must be larger than the others by about ln((n - 1) / eps); their signs do not matter.",
 )
 def _others_must_oppose(numbers: Numbers) -> Verdict:
     least, copied, opposed = min(numbers["scores"]), numbers["copied"], numbers["copied when opposed"]
     needed = least < 0 or copied < 0.99
     return decide(
         needed and opposed > 0.99,
-        f"With every score at least {least:g} the first value is copied with a weight of {copied:.6f}; with all others "
-        f"opposed but no lead it has only {opposed:.3f}.",
+        f"With every score at least {least:g} the first value is copied with a weight of {copied:.6f}; with all "
+        f"other keys opposed but no lead its weight is only {opposed:.3f}.",
     )
 
 
 @wrong_answer(
     "000 1.1c",
     says="Weights that are one-hot make A the identity matrix.",
-    right="Each column is one-hot, at the key its own query scores highest; queries that agree share a key.",
+    right="Each column is one-hot at the key with the highest score of its query; equal queries select the same key.",
 )
 def _large_beta_is_identity(numbers: Numbers) -> Verdict:
     off = numbers["equal queries off the identity"]
     return decide(
-        off < 0.01, f"At beta={numbers['beta']:g} three equal queries have weights {off:.2f} off the identity matrix."
+        off < 0.01,
+        f"At beta={numbers['beta']:g} the weights of three equal queries differ from the identity matrix by {off:.2f}.",
     )
 
 
@@ -155,5 +156,7 @@ def draw(numbers: Numbers) -> Figure:
     for at, (n, leads) in enumerate(zip(numbers["keys"], numbers["bounds"], strict=True)):
         axes.plot(leads, lost[at], label=f"{n} keys", color=COLOURS[at % 7], marker=MARKERS[at % 7])
     axes.legend(frameon=False)
-    axes.set(yscale="log", xlabel="lead of the largest score", ylabel="weight lost", title="A lead copies a value")
+    axes.set(
+        yscale="log", xlabel="lead of the largest score", ylabel="weight lost", title="A large lead copies a value"
+    )
     return figure

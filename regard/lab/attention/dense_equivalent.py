@@ -1,10 +1,12 @@
-"""Can a fully connected layer copy or average values as attention does?
+"""Can a fully connected layer copy or average values like attention?
 
-Claim: Yes, for one input: a layer over positions with identity weights copies every value, one with weights 1/m
-    averages them, and one with the weights of attention gives its output. But those weights stay when the input
-    changes, and their number is tied to the length; attention's follow the input and take any length.
-Measures: Linear layers over positions against `attend`: hard on orthogonal keys, at beta = 0, and in general; then the
-    same layer and `attend` after keys and values have moved to other positions; the layer's parameters.
+Claim: Yes, for one input. A layer over positions with identity weights copies every value, one with weights 1/m
+    averages them, and one with the weights of attention returns the output of attention. But its weights do not change
+    with the input, and their number depends on the length. The weights of attention depend on the input, and any length
+    works.
+Measures: Linear layers over positions against `attend`: hard attention on orthogonal keys, beta = 0, and the general
+    case. The same layer and `attend` after keys and values have moved to other positions. The number of parameters of
+    the layer.
 Budget: 1 second
 Source: 000 1.1c-d
 """
@@ -28,7 +30,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """As many queries as keys, since the layer that copies is square; a longer input to try both on."""
+    """The number of queries and keys, the widths, and a longer input to test."""
 
     tokens: int = 7
     longer: int = 11
@@ -41,7 +43,7 @@ SMOKE = Setup()
 
 
 def dense(weights: Tensor) -> nn.Linear:
-    """A fully connected layer over positions that gives the weighted values: weights are (i, j)."""
+    """Apply a fully connected layer over positions with weights (i, j)."""
     layer = nn.Linear(weights.shape[1], weights.shape[0], bias=False, dtype=weights.dtype)
     layer.weight = nn.Parameter(weights)
     return layer.requires_grad_(False)
@@ -61,11 +63,11 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     n = setup.tokens
     q, k, v = normal(n, setup.width), normal(n, setup.width), normal(n, setup.value_width)
     one_hot = torch.eye(n, dtype=torch.float64)
-    axes = one_hot[None, None]  # orthogonal keys, each asked for by its own query
+    axes = one_hot[None, None]  # orthogonal keys, each selected by its own query
     weights = attention(q, k, axes)[0, 0]
     layer = dense(weights)
     out = attention(q, k, v)
-    # the same tokens at other positions: what is asked for has moved, what should come back has not
+    # the same tokens at other positions: the correct output is the same
     order = torch.arange(n).roll(2)
     moved = attention(q, k[:, :, order], v[:, :, order])
     long_k, long_v = normal(setup.longer, setup.width), normal(setup.longer, setup.value_width)
@@ -94,11 +96,11 @@ def verdict(numbers: Numbers) -> Verdict:
     tied = numbers["dense parameters"] == n**2 and numbers["dense inputs"] == n
     return decide(
         equal and follows and tied and numbers["queries answered at the longer"] == n,
-        f"Identity weights copy within {numbers['copy off']:.0g}, 1/{n} averages within {numbers['average off']:.0g}. "
-        f"When tokens move, attention's output changes by {numbers['attention after the move off']:.0g} and that of "
-        f"the layer with the same weights by {numbers['dense after the move off']:.2f}. The layer has "
-        f"{numbers['dense parameters']} parameters and takes {numbers['dense inputs']} tokens; attention took "
-        f"{numbers['longer']} as well.",
+        f"Identity weights copy up to {numbers['copy off']:.0g}, 1/{n} averages up to {numbers['average off']:.0g}. "
+        f"When tokens move, attention's output changes by {numbers['attention after the move off']:.0g} and the "
+        f"output of the layer with the same weights by {numbers['dense after the move off']:.2f}. The layer has "
+        f"{numbers['dense parameters']} parameters and accepts {numbers['dense inputs']} tokens only; attention also "
+        f"accepts {numbers['longer']}.",
     )
 
 

@@ -1,8 +1,8 @@
-"""When does attention spread over all values?
+"""When does attention spread evenly over all values?
 
-Claim: As beta goes to 0: every weight becomes 1/m and the output the mean of the m values, whatever queries and keys
-    are. What is hidden stays out: it is the mean of the visible.
-Measures: How far the weights of random queries are from 1/m, from beta = 1000 down to 0; the output at 0 against the
+Claim: As beta goes to 0, every weight goes to 1/m and the output to the mean of the m values, for any queries and keys.
+    With a mask it is the mean of the visible values.
+Measures: How far the weights of random queries are from 1/m, from beta = 1000 down to 0. The output at 0 against the
     mean of the values, with and without a causal mask.
 Budget: 2 seconds
 Source: 000 1.1d
@@ -25,7 +25,7 @@ MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, \quad h \to \frac{1}{m} \sum_j v_j"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes, and betas to try besides 0."""
+    """Sizes, and betas besides 0."""
 
     betas: tuple[float, ...] = (1000.0, 10.0, 1.0, 1e-1, 1e-2, 1e-4)
     tokens: int = 7
@@ -64,19 +64,19 @@ def verdict(numbers: Numbers) -> Verdict:
     exact = at_zero < 1e-15 and numbers["off the mean"] < 1e-14 and numbers["off the mean so far"] < 1e-14
     return decide(
         falls and exact and nearly < 1e-2,
-        f"With {numbers['keys']} keys no weight is farther from 1/{numbers['keys']} than {nearly:.0g} at "
-        f"beta={small:g} and {at_zero:.0g} at 0, where the output is the mean of the values within "
-        f"{numbers['off the mean']:.0g}, and under a causal mask the mean so far within "
+        f"With {numbers['keys']} keys every weight differs from 1/{numbers['keys']} by at most {nearly:.0g} at "
+        f"beta={small:g} and {at_zero:.0g} at beta=0. At 0 the output is the mean of the values up to "
+        f"{numbers['off the mean']:.0g}, and with a causal mask the mean of the values so far up to "
         f"{numbers['off the mean so far']:.0g}.",
     )
 
 
 @wrong_answer(
     "000 1.1d",
-    says="Attention spreads when beta is very big.",
-    right="It spreads when beta is small; a very big one puts all weight on one key.",
+    says="Attention spreads when beta is very large.",
+    right="It spreads when beta is small; a very large beta puts all weight on one key.",
 )
-def _very_big_beta_spreads(numbers: Numbers) -> Verdict:
+def _large_beta_spreads(numbers: Numbers) -> Verdict:
     beta, off, largest = numbers["betas"][0], numbers["off uniform"][0], numbers["largest weight"][0]
     return decide(
         off < 0.01,
@@ -86,8 +86,8 @@ def _very_big_beta_spreads(numbers: Numbers) -> Verdict:
 
 def draw(numbers: Numbers) -> Figure:
     figure, (axes,) = make_figure()
-    plot_lines(axes, numbers["betas"][:-1], {"entropy of the weights": numbers["entropy"][:-1]})  # no 0 on a log axis
+    plot_lines(axes, numbers["betas"][:-1], {"entropy of the weights": numbers["entropy"][:-1]})  # a log axis has no 0
     axes.axhline(math.log(numbers["keys"]), color="#000000", linestyle="--", label=f"ln {numbers['keys']}: uniform")
     axes.legend(frameon=False)
-    axes.set(xscale="log", xlabel="beta", ylabel="entropy (nats)", title="The smaller beta, the wider the spread")
+    axes.set(xscale="log", xlabel="beta", ylabel="entropy (nats)", title="Smaller beta, larger entropy")
     return figure

@@ -1,10 +1,10 @@
-"""What is the output H of dot-product attention, and of what size is it?
+"""What is the output H of dot-product attention, and what is its size?
 
 Claim: With queries Q (d x n), keys K (d x m) and values V (t x m) as columns, A = softargmax(K' Q) over each column is
-    m x n and H = V A is t x n. With everything as rows, as `attend` has it, both come out transposed and nothing else
+    m x n and H = V A is t x n. With rows instead of columns, as in `attend`, both are transposed and nothing else
     changes.
 Measures: The weights and the output of `attend` on rows against the formula on columns, their sizes, and the sums of
-    the weights over keys.
+    the weights over the keys.
 Budget: 1 second
 Source: 000 1.1a, 002 1.1a
 """
@@ -43,7 +43,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     V = torch.randn(setup.value_width, setup.keys, generator=draws, dtype=torch.float64)
     A = softargmax(K.mT @ Q, setup.width**-0.5, axis=0)
     H = V @ A
-    one_hot = torch.eye(setup.keys, dtype=torch.float64)  # as values, they read the weights out
+    one_hot = torch.eye(setup.keys, dtype=torch.float64)  # one-hot values return the weights
     rows = attention(Q.mT[None, None], K.mT[None, None], V.mT[None, None])[0, 0]
     weights = attention(Q.mT[None, None], K.mT[None, None], one_hot[None, None])[0, 0]
     return {
@@ -64,9 +64,9 @@ def verdict(numbers: Numbers) -> Verdict:
     exact = all(numbers[name] < 1e-12 for name in ("difference of A", "difference of H", "column sums off one by"))
     return decide(
         sizes and exact,
-        f"With {n} queries, {m} keys and values {t} wide, A is {' x '.join(map(str, numbers['size of A']))} and H is "
-        f"{' x '.join(map(str, numbers['size of H']))}. Rows differ from transposed columns by "
-        f"{numbers['difference of H']:.0g}, and the columns of A sum to 1 within "
+        f"With {n} queries, {m} keys and values of width {t}, A is {' x '.join(map(str, numbers['size of A']))} and "
+        f"H is {' x '.join(map(str, numbers['size of H']))}. The output of `attend` differs from the transposed "
+        f"formula by {numbers['difference of H']:.0g}, and the columns of A sum to 1 up to "
         f"{numbers['column sums off one by']:.0g}.",
     )
 

@@ -1,11 +1,11 @@
-"""Self or cross, hard or soft: which kinds of attention are there?
+"""Which kinds of attention are there: self or cross, hard or soft?
 
-Claim: Four, and one function is all of them. Self or cross is a matter of where queries and keys come from: the same
-    tokens or two sets. Hard or soft is a matter of beta: at infinity each output is one of the values, at a finite
-    beta it mixes them all. Soft becomes hard as beta grows.
-Measures: For each kind: the size of the weights, how many of them are not zero in a row, the sums of rows, how far they
-    are from the formula and outputs from the nearest value; and the difference of soft attention at growing betas
-    from the hard one.
+Claim: Four, and one function computes all of them. Self or cross depends on whether queries and keys come from the same
+    tokens or from two sets. Hard or soft depends on beta: at infinity each output is one of the values, at a finite
+    beta a mixture of all. Soft attention becomes hard as beta grows.
+Measures: For each kind: the number of keys, the number of nonzero weights in a row, the sums of rows, the difference of
+    the weights from the formula, and the distance of outputs from the nearest value. The difference of soft from hard
+    attention for growing betas.
 Budget: 1 second
 Source: 000 1.1c-d
 """
@@ -27,7 +27,7 @@ KINDS = ("self soft", "self hard", "cross soft", "cross hard")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How many tokens attend, how many others they may ask, and the betas between soft and hard."""
+    """The number of tokens, the number of other tokens for cross attention, and betas from soft to hard."""
 
     tokens: int = 7
     others: int = 5
@@ -71,7 +71,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _formula(scores: Tensor, beta: float) -> Tensor:
-    """The weights by hand: softmax, or all of it to the largest score."""
+    """Compute the weights: softmax, or all weight on the largest score."""
     if math.isinf(beta):
         return torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)
     return (beta * scores).softmax(-1)
@@ -86,13 +86,15 @@ def verdict(numbers: Numbers) -> Verdict:
         holds &= seen["off the formula"] < 1e-12
         near = max(seen["nearest value"]) if kind.endswith("hard") else -min(seen["nearest value"])
         holds &= near < 1e-12 if kind.endswith("hard") else near < -1e-6
-    told = "; ".join(
-        f"{kind}: {numbers[kind]['fewest in use']} of {numbers[kind]['tokens asked']} weights in use, outputs "
-        f"{min(numbers[kind]['nearest value']):.2g} to {max(numbers[kind]['nearest value']):.2g} from the nearest value"
+    shown = "; ".join(
+        f"{kind}: {numbers[kind]['fewest in use']} of {numbers[kind]['tokens asked']} nonzero weights, outputs "
+        f"{min(numbers[kind]['nearest value']):.2g} to {max(numbers[kind]['nearest value']):.2g} from the nearest "
+        "value"
         for kind in numbers["kinds"]
     )
     return decide(
-        holds, f"{told}. At beta={numbers['betas'][-1]:g} soft is {numbers['soft off hard'][-1]:.0g} from hard."
+        holds,
+        f"{shown}. At beta={numbers['betas'][-1]:g} soft and hard differ by {numbers['soft off hard'][-1]:.0g}.",
     )
 
 

@@ -1,11 +1,11 @@
-"""What does a small change of one key do to the output?
+"""How does a small change of one key change the output?
 
-Claim: Key 1 moved by eps moves every column of H, to first order by beta a_1i (v_1 - h_i)(eps . q_i): towards v_1 where
-    eps agrees with the query, away from it where not. All weights of every column move, since they sum to one. What
-    the first order leaves out is quadratic in eps.
-Measures: The change of `attend` against the prediction, for eps of shrinking length; how its error grows with eps; how
-    many columns and weights move; whether twice the eps gives twice the change, and weights of summed scores the sum
-    of weights.
+Claim: If key 1 changes by eps, every column of H changes, to first order by beta a_1i (v_1 - h_i)(eps . q_i): towards
+    v_1 if eps . q_i > 0, away from it otherwise. All weights of every column change, because they sum to one. The error
+    of the first order is quadratic in eps.
+Measures: The change of the output of `attend` against the prediction, for smaller and smaller eps; how the error grows
+    with eps; how many columns and weights change; whether twice the eps gives twice the change; and whether the weights
+    of summed scores are the sum of weights.
 Budget: 2 seconds
 Source: 000 1.1e, 002 1.1e
 """
@@ -25,15 +25,15 @@ MATHS = r"k_1 \to k_1 + \epsilon: \Delta h_i = \beta a_{1i} (v_1 - h_i)(\epsilon
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(PerturbationSetup):
-    """Inputs and nudges; it is the first key that moves."""
+    """Random inputs; the first key changes."""
 
 
 SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    q, k, v, direction, one_hot = setup.drawn()
-    nudge = torch.cat([direction, torch.zeros_like(k[:, :, 1:])], 2)  # only the first key moves
+    q, k, v, direction, one_hot = setup.sample()
+    nudge = torch.cat([direction, torch.zeros_like(k[:, :, 1:])], 2)  # only the first key changes
     h, a = attention(q, k, v), attention(q, k, one_hot)
     beta = setup.width**-0.5
     slope = beta * a[..., :1] * (v[:, :, :1] - h) * (q @ direction.mT)
@@ -43,7 +43,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
     large, small = setup.sizes[0], setup.sizes[-1]
     shift = attention(q, k + small * nudge, one_hot) - a
-    # additive weights would be those of the keys plus those of a set of keys that holds the nudge alone
+    # if weights were additive, they would be those of the keys plus those of the change alone
     added = a + attention(q, large * nudge, one_hot)
     return {
         **first_order_error(setup.sizes, moved, slope),
@@ -67,36 +67,37 @@ def verdict(numbers: Numbers) -> Verdict:
     )
     return decide(
         error < 1e-4 and abs(order - 2) < 0.05 and everywhere,
-        f"With eps of size {numbers['sizes'][-1]:g} the prediction is off by {error:.0g} of the change, and its error "
-        f"grows as eps to the power {order:.2f}. {numbers['columns moved']} of {numbers['columns']} columns and "
-        f"{numbers['weights moved']} of {numbers['weights']} weights move.",
+        f"With eps of size {numbers['sizes'][-1]:g} the relative error of the prediction is {error:.0g}, and the "
+        f"error grows as eps to the power {order:.2f}. {numbers['columns moved']} of {numbers['columns']} columns "
+        f"and {numbers['weights moved']} of {numbers['weights']} weights change.",
     )
 
 
 @wrong_answer(
     "000 1.1e",
     says="The output changes linearly with the perturbation.",
-    right="Only to first order; what is left grows with the square of eps.",
+    right="Only to first order; the rest grows with the square of eps.",
 )
 def _change_is_linear(numbers: Numbers) -> Verdict:
     off = numbers["off twice the change"]
     return decide(
         off < 1e-6,
-        f"What twice an eps of size {numbers['sizes'][0]:g} changes is {off:.0%} away from twice what it changes once.",
+        f"The change for twice an eps of size {numbers['sizes'][0]:g} differs by {off:.0%} from twice the change for "
+        "eps.",
     )
 
 
 @wrong_answer(
     "000 1.1e",
     says="Softargmax is additive: the weights of k + eps are those of k plus those of eps.",
-    right="Weights sum to one before and after, so what one key gains the others lose.",
+    right="Weights sum to one before and after the change, so if one weight grows, others shrink.",
 )
 def _softargmax_is_additive(numbers: Numbers) -> Verdict:
     off, total = numbers["off the added weights"], numbers["sum of added weights"]
     return decide(
         off < 1e-6,
-        f"Weights of summed scores differ from summed weights by up to {off:.2f}: they sum to "
-        f"{numbers['sum of weights']:.2f}, the others to {total:.2f}.",
+        f"The weights of summed scores differ from the summed weights by up to {off:.2f}: the former sum to "
+        f"{numbers['sum of weights']:.2f}, the latter to {total:.2f}.",
     )
 
 
@@ -104,6 +105,10 @@ def draw(numbers: Numbers) -> Figure:
     figure, (axes,) = make_figure()
     plot_lines(axes, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
     axes.set(
-        xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title="A nudged key: first order"
+        xscale="log",
+        yscale="log",
+        xlabel="size of eps",
+        ylabel="error / change",
+        title="Changed key: first-order error",
     )
     return figure

@@ -1,9 +1,9 @@
-"""What happens when one key is made much longer?
+"""What happens if one key is multiplied by a large factor?
 
-Claim: Its weight goes to 1 for queries that point its way, to 0 for those that point against it, and does not change
-    for those at a right angle. Columns of the first kind become its value, those of the second forget it.
-Measures: The weight of a key times alpha, for queries with k . q of each sign and for random queries; how far outputs
-    are from that key's value, and from attention without that key.
+Claim: Its weight goes to 1 for queries with k . q > 0, to 0 for queries with k . q < 0, and does not change if k . q =
+    0. Outputs of the first kind become the value of that key; outputs of the second kind no longer depend on it.
+Measures: The weight of a key times alpha, for queries with each sign of k . q and for random queries. The distance of
+    the outputs from the value of that key, and from attention without that key.
 Budget: 1 second
 Source: 000 1.1f, 002 1.1g
 """
@@ -22,12 +22,12 @@ MATHS = (
     r"a_1 = \frac{\exp(\alpha \beta s_1)}{\exp(\alpha \beta s_1) + \sum_{j \ge 2} \exp(\beta s_j)}, \quad "
     r"s_j = k_j \cdot q"
 )
-SIDES = (1.0, 0.0, -1.0)  # towards the key, at a right angle, against it
+SIDES = (1.0, 0.0, -1.0)  # k . q for the three queries
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes, stretches, and how many random queries to sort by sign."""
+    """Sizes, factors alpha, and the number of random queries."""
 
     alphas: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 100.0, 1000.0)
     keys: int = 7
@@ -47,7 +47,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         return torch.randn(1, 1, *sizes, generator=draws, dtype=torch.float64)
 
     k, v = normal(setup.keys, setup.width), normal(setup.keys, setup.value_width)
-    k[:, :, 0] = torch.eye(setup.width, dtype=torch.float64)[0]  # along an axis, so that a right angle is exact
+    k[:, :, 0] = torch.eye(setup.width, dtype=torch.float64)[0]  # parallel to an axis, so that k . q = 0 is exact
     q = normal(len(SIDES), setup.width)
     q[..., 0] = torch.tensor(SIDES, dtype=torch.float64)
     many = normal(setup.queries, setup.width)
@@ -79,10 +79,10 @@ def verdict(numbers: Numbers) -> Verdict:
     outputs = numbers["towards: off its value"] < 1e-9 and numbers["against: off the others"] < 1e-9
     return decide(
         ends and outputs and numbers["share by sign"] > 0.97,
-        f"At alpha={numbers['alphas'][-1]:g} the weight goes from {towards[0]:.3f} to {towards[-1]:.3f} where k . q > "
-        f"0, from {against[0]:.3f} to {against[-1]:.3f} where it is negative, and stays {across[-1]:.3f} where it is "
-        f"0. Of {numbers['random queries']} random queries {numbers['share by sign']:.1%} are within 0.01 of what the "
-        f"sign says.",
+        f"At alpha={numbers['alphas'][-1]:g} the weight goes from {towards[0]:.3f} to {towards[-1]:.3f} where k . q "
+        f"> 0, from {against[0]:.3f} to {against[-1]:.3f} where k . q < 0, and stays {across[-1]:.3f} where k . q = "
+        f"0. Of {numbers['random queries']} random queries, {numbers['share by sign']:.1%} have a weight within 0.01 "
+        "of the limit for their sign.",
     )
 
 
@@ -94,5 +94,10 @@ def draw(numbers: Numbers) -> Figure:
         "k . q < 0": numbers["against"],
     }
     plot_lines(axes, numbers["alphas"], curves)
-    axes.set(xscale="log", xlabel="alpha", ylabel="weight of the stretched key", title="A longer key, by sign")
+    axes.set(
+        xscale="log",
+        xlabel="alpha",
+        ylabel="weight of the stretched key",
+        title="Weight of a longer key, by sign of k . q",
+    )
     return figure

@@ -1,11 +1,11 @@
-"""Why have keys, queries and values of their own instead of the tokens themselves?
+"""Why use separate keys, queries and values instead of the tokens themselves?
 
-Claim: They separate where a token looks from what it takes. Let u_a .. u_d be orthogonal and long, x1 = u_d + u_b,
-    x2 = u_a, x3 = u_c + u_b. With q = k = v = x, c2 is u_a, and no multiple of u_d or u_c added to x2 makes it u_b,
-    because a token agrees most with itself. With K = I, Q = (u_d u_a' + u_c u_d') / beta^2 and
-    V = (u_b u_b' - u_c u_c') / beta^2, beta the length, c2 is u_b and c1 is u_b - u_c.
-Measures: The outputs of `attend` against those vectors, as shares of the length, for both constructions; the distance
-    from u_b for x2 plus many multiples of u_d and u_c.
+Claim: They separate where a token looks from what it returns. Let u_a .. u_d be orthogonal vectors of a large length,
+    x1 = u_d + u_b, x2 = u_a, x3 = u_c + u_b. With q = k = v = x the output c2 is u_a, and no multiple of u_d or u_c
+    added to x2 makes it u_b, because the score of a token with itself is the largest. With K = I, Q = (u_d u_a' + u_c
+    u_d') / beta^2 and V = (u_b u_b' - u_c u_c') / beta^2, where beta is the length, c2 is u_b and c1 is u_b - u_c.
+Measures: The distance of the outputs of `attend` from those vectors, relative to the length, for both constructions.
+    The distance from u_b after adding many multiples of u_d and u_c to x2.
 Budget: 1 second
 Source: 001 1e
 """
@@ -28,7 +28,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The length of the u, the width they live in, and the multiples to add to x2."""
+    """The length and the width of the vectors u, and the multiples to add to x2."""
 
     length: float = 6.0
     width: int = 7
@@ -79,9 +79,9 @@ def verdict(numbers: Numbers) -> Verdict:
     second, first = numbers["matrices: c2 off u_b"], numbers["matrices: c1 off u_b - u_c"]
     return decide(
         itself < 1e-9 and numbers["tokens: c off x"] < 1e-9 and never > 1 and second < 1e-9 and first < 1e-9,
-        f"With the tokens themselves c2 is u_a within {itself:.0g} of its length, and never nearer to u_b than "
-        f"{never:.2f} lengths whatever is added. With the three matrices c2 is u_b within {second:.0g} and c1 is u_b - "
-        f"u_c within {first:.0g}.",
+        f"With the tokens themselves c2 is u_a (relative distance {itself:.0g}), and its distance from u_b is at "
+        f"least {never:.2f} lengths whatever is added. With the three matrices c2 is u_b (distance {second:.0g}) and "
+        f"c1 is u_b - u_c (distance {first:.0g}).",
     )
 
 

@@ -1,12 +1,12 @@
-"""Do two heads get the mean of two values when the length of one key varies?
+"""Do two heads return the mean of two values if the length of one key is random?
 
-Claim: Yes, steadily: with q1 = s mu_a and q2 = s mu_b, the heads' mean is near (v_a + v_b) / 2 for most draws. Leaving
-    out draws where k_a points away from q1, c1 is within 1 % of v_a in 89.5 % of them (s = 20, n = 10), and c2 is v_b
-    in all. The reason is that each head asks for one key alone, which leads by s gamma, and not that two outputs are
-    averaged: two heads that both ask for both keys jump as one does.
-Measures: The weights of the two heads over many draws of keys, whose lengths are drawn evenly over their law, and the
-    spread of the averaged output for this pair of queries, for one head that asks for both, and for two such heads
-    averaged.
+Claim: Yes, with little variance. With q1 = s mu_a and q2 = s mu_b the mean of the heads is near (v_a + v_b) / 2 in most
+    draws. Among the draws with gamma > 0, c1 is within 1 % of v_a in 89.5 % (s = 20, n = 10), and c2 is v_b in all. The
+    reason is that each head selects one key, which has a lead of s gamma. Averaging two outputs is not the reason: two
+    heads that both select both keys vary as much as one.
+Measures: The weights of the two heads over many random draws of keys (stratified over the distribution of the length).
+    The standard deviation of the averaged output for this pair of queries, for one head that selects both keys, and for
+    the average of two such heads.
 Budget: 5 seconds
 Source: 001 1d
 """
@@ -32,7 +32,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(NoisyKeysSetup):
-    """Keys, the scale s of the queries, and how many draws."""
+    """The keys, the scale s of the queries, and the number of draws."""
 
 
 SMOKE = Setup(draws=20_000)
@@ -41,23 +41,23 @@ SMOKE = Setup(draws=20_000)
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
     mu, one_hot = setup.means, setup.one_hot
-    gamma = setup.lengths(draws)
-    k = setup.varied(gamma, draws)
+    gamma = setup.sample_lengths(draws)
+    k = setup.scale_first_key(gamma, draws)
 
     def heads(*queries: Tensor) -> Tensor:
-        """The weights of each head: both share the keys, as grouped heads do."""
-        # twice the queries at half the beta: the same scores, unless beta is taken otherwise than it should be
+        """Return the weights of each head; the heads share the keys, as grouped heads do."""
+        # twice the queries at half the beta give the same scores, unless beta is used wrongly
         q = 2 * setup.size * torch.stack(queries)[:, None]
         return attention(q.expand(setup.draws, -1, -1, -1), k, one_hot, beta=0.5)[:, :, 0]
 
     apart = heads(mu[0], mu[1])
     alike = heads(mu[0] + mu[1], mu[0] + mu[1])
-    towards = gamma > 0  # the sheet leaves the other draws out
+    towards = gamma > 0  # the sheet excludes the other draws
     first, second = apart[towards, 0, 0], apart[towards, 1, 1]
     predicted = torch.sigmoid(setup.size * gamma - math.log(setup.keys - 1))
     mean = apart.mean(1)
     length = NormalDist(1, setup.variance**0.5)
-    least = math.log(99 * (setup.keys - 1)) / setup.size  # the gamma at which a weighs 0.99
+    least = math.log(99 * (setup.keys - 1)) / setup.size  # the gamma at which the weight of a is 0.99
     middle = (mean[:, :2] - 0.5).abs().amax(1) < 0.01
     return {
         "size": setup.size,
@@ -82,37 +82,37 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 def verdict(numbers: Numbers) -> Verdict:
     near, two, one = numbers["c1 near v_a"], numbers["spread of c, two heads"], numbers["spread of c, one head"]
     law = numbers["by the normal law"]
-    margin = 5 / numbers["draws"]  # lengths are drawn evenly: a share is off by few of them
+    margin = 5 / numbers["draws"]  # lengths are stratified, so a share is wrong by a few draws at most
     steady = numbers["c2 off v_b"] < 1e-6 and two < one / 4
-    alike = abs(numbers["spread of c, two equal heads"] - one) < 1e-9  # averaging by itself steadies nothing
+    alike = abs(numbers["spread of c, two equal heads"] - one) < 1e-9  # averaging alone does not reduce the variance
     return decide(
         steady and alike and abs(near - law) < margin and numbers["off the formula"] < 1e-3,
         f"With s={numbers['size']:g} and {numbers['keys']} keys, c1 is within 1 % of v_a in {near:.1%} of the draws "
-        f"where k_a points its way, {law:.1%} by the normal law ({numbers['c1 near v_a, all draws']:.1%} of all), and "
-        f"c2 is never more than {numbers['c2 off v_b']:.0g} off v_b. The weight of a in their mean has a standard "
-        f"deviation of {two:.3f}, in one head that asks for both {one:.3f}, and in "
-        f"two such heads {numbers['spread of c, two equal heads']:.3f}.",
+        f"with gamma > 0, expected {law:.1%} from the normal distribution ({numbers['c1 near v_a, all draws']:.1%} "
+        f"of all), and the weight of c2 on v_b differs from 1 by at most {numbers['c2 off v_b']:.0g}. The weight of "
+        f"a in their mean has a standard deviation of {two:.3f}; in one head that selects both keys it is {one:.3f}, "
+        f"and in the mean of two such heads {numbers['spread of c, two equal heads']:.3f}.",
     )
 
 
 @wrong_answer(
     "001 1d",
-    says="The output is steady because averaging the two heads evens out the length of the key.",
-    right="Each head is steady by itself: it asks for one key, which leads all others unless gamma is near 0.",
+    says="The output varies little because averaging the two heads cancels the variation of the length.",
+    right="Each head varies little by itself: it selects one key, whose score is the highest unless gamma is near 0.",
 )
-def _averaging_steadies(numbers: Numbers) -> Verdict:
+def _averaging_reduces_variance(numbers: Numbers) -> Verdict:
     one, equal = numbers["spread of c, one head"], numbers["spread of c, two equal heads"]
     return decide(
         equal < 0.75 * one,
-        f"Two heads that each ask for both keys, averaged, spread by {equal:.3f}, as much as one such head "
-        f"({one:.3f}); and c1, averaged with nothing, spreads by {numbers['spread of c1 alone']:.3f} only.",
+        f"The mean of two heads that each select both keys has a standard deviation of {equal:.3f}, as much as one "
+        f"such head ({one:.3f}). That of c1 alone is only {numbers['spread of c1 alone']:.3f}.",
     )
 
 
 def draw(numbers: Numbers) -> Figure:
     return plot_histograms(
-        {"two heads, a key each": numbers["histogram"]},
+        {"two heads, one key each": numbers["histogram"]},
         {"one head, both keys": numbers["histogram of one head"]},
         xlabel="weight of a in c",
-        title=f"Two heads hold still, s = {numbers['size']:g}",
+        title=f"Two heads, s = {numbers['size']:g}",
     )

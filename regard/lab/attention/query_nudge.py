@@ -1,9 +1,10 @@
-"""What does a small change of one query do, and how is that unlike a change of a key?
+"""How does a small change of one query change the output, compared with a change of a key?
 
-Claim: Only the column of that query moves, where a changed key moves all of them: to first order by beta Cov_a(v, k)
-    eps, the covariance of values and keys under the query's own weights. The rest is quadratic in eps.
-Measures: The change of `attend` against the prediction, for eps of shrinking length; how its error grows with eps; the
-    change of all other columns, and how many move when a key is changed instead.
+Claim: Only the column of that query changes, to first order by beta Cov_a(v, k) eps, where Cov_a is the covariance of
+    values and keys under the query's weights. A changed key changes all columns. The error of the first order is
+    quadratic in eps.
+Measures: The change of the output of `attend` against the prediction, for smaller and smaller eps; how the error grows
+    with eps; the change of all other columns; and how many columns change if a key changes instead.
 Budget: 2 seconds
 Source: 002 1.1f
 """
@@ -23,7 +24,7 @@ MATHS = r"q_i \to q_i + \epsilon: \Delta h_i = \beta \sum_j a_{ji} (v_j - h_i)(k
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(PerturbationSetup):
-    """Inputs and nudges, and which query moves."""
+    """Random inputs, and which query changes."""
 
     query: int = 2
 
@@ -32,7 +33,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    q, k, v, direction, one_hot = setup.drawn()
+    q, k, v, direction, one_hot = setup.sample()
     h, a = attention(q, k, v), attention(q, k, one_hot)
     own, beta = slice(setup.query, setup.query + 1), setup.width**-0.5
     spread = torch.einsum("bhj,bhje,bhjc->bhec", a[:, :, setup.query], v - h[:, :, own], k)  # Cov_a(v, k)
@@ -63,19 +64,19 @@ def verdict(numbers: Numbers) -> Verdict:
     alone = numbers["change of other columns"] < 1e-12 < numbers["own change"]
     return decide(
         error < 1e-4 and abs(order - 2) < 0.05 and alone and numbers["columns moved by a key"] == numbers["columns"],
-        f"A nudge of size {numbers['sizes'][0]:g} moves the query's own column by {numbers['own change']:.2f} and the "
-        f"others by {numbers['change of other columns']:.0g}; a key moves {numbers['columns moved by a key']} of "
-        f"{numbers['columns']} columns. At size {numbers['sizes'][-1]:g} the prediction is off by {error:.0g} of the "
-        f"change; its error grows as eps to the power {order:.2f}.",
+        f"A change of size {numbers['sizes'][0]:g} changes the column of the query by {numbers['own change']:.2f} "
+        f"and the others by {numbers['change of other columns']:.0g}; a changed key changes "
+        f"{numbers['columns moved by a key']} of {numbers['columns']} columns. At size {numbers['sizes'][-1]:g} the "
+        f"relative error of the prediction is {error:.0g}; the error grows as eps to the power {order:.2f}.",
     )
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, (left, right) = make_figure(columns=2)
     plot_lines(left, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
-    left.set(xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title="First order")
+    left.set(xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title="First-order error")
     columns = list(range(numbers["columns"]))
     curves = {"a query nudged": numbers["change by column"], "a key nudged": numbers["change by column, a key"]}
     plot_lines(right, columns, curves, linestyle="none")
-    right.set(xlabel="column of H", ylabel="change", title="Which columns move", xticks=columns)
+    right.set(xlabel="column of H", ylabel="change", title="Columns that change", xticks=columns)
     return figure

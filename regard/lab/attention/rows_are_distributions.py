@@ -1,9 +1,11 @@
-"""Is Q K' the attention matrix, and how does one read it?
+"""Is Q K' the attention matrix, and how is it read?
 
-Claim: Q K' holds scores of any sign and sum. Only after the softmax is every row a distribution: no negative entry, a
-    sum of one, in the order of the scores. Row i says where token i looks; columns are no distributions.
-Measures: Signs and sums of scores and of the weights that `attend` gives; whether rows keep their order; whether tokens
-    made to look at chosen others are seen to do so along rows; which rows change when one query does.
+Claim: Q K' holds scores of any sign and sum. Only after the softmax is every row a probability distribution: no
+    negative entry, a sum of one, and the order of the scores. Row i shows where token i looks. Columns are not
+    distributions.
+Measures: Signs and sums of the scores and of the weights that `attend` gives; whether rows keep the order of the
+    scores; whether tokens that are made to look at chosen tokens show it along their rows; which rows change if one
+    query changes.
 Budget: 1 second
 Source: 004 2a-b
 """
@@ -25,7 +27,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes, where each token is made to look, how strongly, and which query is changed."""
+    """Sizes, where each token is made to look and how strongly, and which query changes."""
 
     looks_at: tuple[int, ...] = (3, 3, 0, 6, 3, 1, 0)
     strength: float = 6.0
@@ -83,14 +85,14 @@ def verdict(numbers: Numbers) -> Verdict:
     return decide(
         raw and rows and read and alone,
         f"Rows of scores sum to between {lowest:.1f} and {highest:.1f}, with {numbers['negative scores']} negative "
-        f"entries; rows of weights to 1 within {numbers['rows off one by']:.0g}, with {numbers['negative weights']}. "
-        f"Columns of weights sum to between {low:.2f} and {high:.2f}. {found} of {n} tokens are seen along their row "
-        f"to look where they were made to, and query {numbers['changed']} changes "
-        f"{_rows(numbers['rows changed by a query'])}.",
+        f"entries. Rows of weights sum to 1 up to {numbers['rows off one by']:.0g}, with "
+        f"{numbers['negative weights']} negative entries. Columns of weights sum to between {low:.2f} and "
+        f"{high:.2f}. {found} of {n} tokens look along their row where they were made to look, and changing query "
+        f"{numbers['changed']} changes {_format_rows(numbers['rows changed by a query'])}.",
     )
 
 
-def _rows(changed: list[int]) -> str:
+def _format_rows(changed: list[int]) -> str:
     return "no row" if not changed else f"row{'s' * (len(changed) > 1)} {join_numbers(changed)}"
 
 

@@ -1,10 +1,10 @@
 """How sensitive is a softmax whose inputs are -3, 1, 100, 5, -1?
 
 Claim: Hardly at all: it is saturated. The derivatives are y_i (1 - y_i) on the diagonal and -y_i y_j off it, and the
-    largest that floats keep is e^-95 = 5.5e-42. y (1 - y) of the winning input comes out as exactly 0 in floats,
+    largest one in floating point is e^-95 = 5.5e-42. For the winning input y (1 - y) is exactly 0 in floating point,
     because 1 - y cancels; its true value is the sum of the other weights.
-Measures: The 25 derivatives by automatic differentiation through `attend`, against the formula; the same at scores of
-    ordinary size; how much outputs change when any one input moves by 1.
+Measures: The 25 derivatives by automatic differentiation through `attend`, against the formula; the same for scores of
+    ordinary size; how much the outputs change if any one input changes by 1.
 Budget: 1 second
 Source: 003 12.4
 """
@@ -24,7 +24,7 @@ MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \quad \frac{\partia
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The inputs of the softmax, what to divide them by for a softmax that is not saturated, and a step."""
+    """The inputs of the softmax, a divisor for an unsaturated softmax, and a step."""
 
     inputs: tuple[float, ...] = (-3.0, 1.0, 100.0, 5.0, -1.0)
     divided_by: float = 100.0
@@ -41,7 +41,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     query = torch.eye(setup.width, dtype=torch.float64)[:1]
 
     def softmax(z: Tensor) -> Tensor:
-        """Attention's weights for keys that score z, both along the first of several axes."""
+        """Return the weights of attention for the scores z; query and keys are parallel to the first axis."""
         keys = torch.nn.functional.pad(z[:, None], (0, setup.width - 1))
         return attention(query[None, None], keys[None, None], one_hot[None, None], beta=1.0)[0, 0, 0]
 
@@ -81,23 +81,24 @@ def verdict(numbers: Numbers) -> Verdict:
     return decide(
         formula and cancelled and awake and numbers["largest change after a step"] < 1e-40,
         f"The largest of the 25 derivatives is {largest:.1e}, e to the gap of the two largest inputs {gap:.1e}. For "
-        f"the winner floats give y (1 - y) = {numbers['y (1 - y) of the winner in floats']:g}, where the others sum to "
-        f"{numbers['derivative of the winner']:.1e}. A step of {numbers['step']:g} in any input changes no output by "
-        f"more than {numbers['largest change after a step']:.0g}. With inputs divided by {numbers['divided by']:g} the "
-        f"largest derivative is {numbers['largest derivative, divided']:.2f}.",
+        f"the winner floating point gives y (1 - y) = {numbers['y (1 - y) of the winner in floats']:g}, while the "
+        f"other weights sum to {numbers['derivative of the winner']:.1e}. A step of {numbers['step']:g} in any input "
+        f"changes no output by more than {numbers['largest change after a step']:.0g}. With inputs divided by "
+        f"{numbers['divided by']:g} the largest derivative is {numbers['largest derivative, divided']:.2f}.",
     )
 
 
 @wrong_answer(
     "003 12.4",
     says="Since all derivatives are near zero, the softmax is very sensitive to its inputs.",
-    right="Derivatives near zero mean that nothing moves: a saturated softmax is insensitive, and does not learn.",
+    right="With derivatives near zero outputs do not change: a saturated softmax is insensitive and cannot learn.",
 )
 def _very_sensitive(numbers: Numbers) -> Verdict:
     change = numbers["largest change after a step"]
     return decide(
         change > 0.01,
-        f"A step of {numbers['step']:g} in any input changes no output by more than {change:.0g}: that is insensitive.",
+        f"A step of {numbers['step']:g} in any input changes no output by more than {change:.0g}: the softmax is "
+        "insensitive.",
     )
 
 
@@ -109,8 +110,6 @@ def draw(numbers: Numbers) -> Figure:
         (panels[1], numbers["derivatives, divided"], f"z / {numbers['divided by']:g}"),
     ):
         exponents = [[math.log10(max(abs(entry), 1e-99)) for entry in row] for row in matrix]
-        plot_heatmap(
-            axes, exponents, low=min(map(min, exponents)), high=max(map(max, exponents))
-        )  # each its own shades
+        plot_heatmap(axes, exponents, low=min(map(min, exponents)), high=max(map(max, exponents)))
         axes.set(xlabel="input j", ylabel="output i", title=f"log10 of derivatives, {title}")
     return figure

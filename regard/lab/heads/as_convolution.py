@@ -1,9 +1,9 @@
 """When is self-attention a convolution with a kernel larger than 1?
 
-Claim: When there is a head for each offset of the kernel, its relative-position scores are one-hot at that offset, and
-    its value map is that tap of the kernel. Three heads are conv1d with kernel 3, nine are conv2d with 3 x 3.
-Measures: Attention with such scores, in whole numbers so that no sum is rounded, against torch's conv1d and conv2d
-    with zero padding; and how far off it is with one head less.
+Claim: When there is one head per offset of the kernel, its relative-position scores are one-hot at that offset, and its
+    value projection is that tap of the kernel. Three heads are conv1d with kernel 3, nine are conv2d with kernel 3 x 3.
+Measures: Attention with such scores, in whole numbers so that nothing is rounded, against torch's conv1d and conv2d
+    with zero padding; and the difference with one head less.
 Budget: 1 second
 Source: 000 1.3e, 002 1.3d
 """
@@ -31,7 +31,7 @@ MATHS = r"H_i = \sum_{t=-1}^{1} W_t \sum_j a^t_{ij} c_j, \quad a^t_{ij} = \delta
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A row of tokens and an image, their widths in and out, and the size of the kernels."""
+    """Sizes of the sequence and of the image, input and output widths, and the kernel size."""
 
     width: int = 8
     out: int = 6
@@ -43,7 +43,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         if check_integer("kernel", self.kernel, 3, "offsets") % 2 == 0:
-            raise ConfigError(f"kernel is odd, so that it has a middle, but is {self.kernel}; try {self.kernel + 1}")
+            raise ConfigError(f"kernel must be odd: kernel={self.kernel}; try {self.kernel + 1}")
 
 
 SMOKE = Setup(width=5, out=3, length=11, rows=5, columns=4)
@@ -55,38 +55,38 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     row = torch.randint(-9, 10, (1, setup.width, setup.length), generator=draws).double()
     taps = torch.randint(-9, 10, (setup.out, setup.width, size), generator=draws).double()
     line = functional.conv1d(row, taps, padding=ends)[0].T
-    heads = _along_a_line(row, size, attention)
+    heads = _heads_on_line(row, size, attention)
 
     image = torch.randint(-9, 10, (1, setup.width, setup.rows, setup.columns), generator=draws).double()
     squares = torch.randint(-9, 10, (setup.out, setup.width, size, size), generator=draws).double()
     plane = functional.conv2d(image, squares, padding=ends)[0].flatten(1).T
-    grid_heads = _over_a_grid(image, size, attention)
+    grid_heads = _heads_on_grid(image, size, attention)
     return {
         "kernel": size,
         "heads on a line": len(heads),
         "heads on a grid": len(grid_heads),
-        "error of conv1d": _off(_mixed(heads, taps), line),
-        "error of conv2d": _off(_mixed(grid_heads, squares.flatten(2)), plane),
-        "with one head less": _off(_mixed(heads[1:], taps[:, :, 1:]), line),
-        "with one head less on a grid": _off(_mixed(grid_heads[1:], squares.flatten(2)[:, :, 1:]), plane),
+        "error of conv1d": _off(_mix_heads(heads, taps), line),
+        "error of conv2d": _off(_mix_heads(grid_heads, squares.flatten(2)), plane),
+        "with one head less": _off(_mix_heads(heads[1:], taps[:, :, 1:]), line),
+        "with one head less on a grid": _off(_mix_heads(grid_heads[1:], squares.flatten(2)[:, :, 1:]), plane),
         "largest output": float(torch.cat([line, plane]).abs().max()),
     }
 
 
-def _along_a_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
-    """What each head sees: relative keys make the score of head o large where j - i is its offset, and nowhere else."""
+def _heads_on_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
+    """Return the output of each head; relative keys make the score of head o large where j - i is its offset."""
     ends, n = size // 2, row.shape[2]
-    # Shaw's keys are clipped to the last distance, so one more on each side says nothing
+    # relative keys are clipped to the last distance, so add one on each side
     keys = functional.pad(torch.eye(size, dtype=torch.float64), (0, 0, 1, 1))
     q = torch.eye(size, dtype=torch.float64)[None, :, None].expand(1, size, n, size)
     padded = functional.pad(row, (ends, ends)).mT[:, None].expand(1, size, n + 2 * ends, -1)
     k = torch.zeros(1, size, n + 2 * ends, size, dtype=torch.float64)
-    # exp(-1000) is 0 in floats, so the weights are one-hot to the bit
+    # exp(-1000) is 0 in floating point, so the weights are exactly one-hot
     return attention(q, k, padded, scores=shaw(keys), beta=1000.0, positions=Positions(ends))[0]
 
 
-def _over_a_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
-    """The same with two coordinates: a head asks for the row and the column that are its offset away."""
+def _heads_on_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
+    """The same on a grid: a head selects the row and the column at its offset."""
     ends, (rows, columns) = size // 2, image.shape[2:]
     high, wide = rows + 2 * ends, columns + 2 * ends
     inner, outer, offsets = grid_positions(rows, columns), grid_positions(high, wide), grid_positions(size, size)
@@ -101,8 +101,8 @@ def _over_a_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attentio
     return attention(q, k, padded, beta=math.inf)[0]
 
 
-def _mixed(heads: Float[Tensor, "h n d"], taps: Float[Tensor, "m d h"]) -> Float[Tensor, "n m"]:
-    """Each head through its own map, summed: the value maps and W_o in one."""
+def _mix_heads(heads: Float[Tensor, "h n d"], taps: Float[Tensor, "m d h"]) -> Float[Tensor, "n m"]:
+    """Apply one matrix per head and sum: the value projections and W_o in one."""
     return torch.einsum("hnd,mdh->nm", heads, taps)
 
 
@@ -116,8 +116,8 @@ def verdict(numbers: Numbers) -> Verdict:
     return decide(
         exact and needed,
         f"{numbers['heads on a line']} heads differ from conv1d by {numbers['error of conv1d']:g} and "
-        f"{numbers['heads on a grid']} heads from conv2d by {numbers['error of conv2d']:g}, over outputs up to "
-        f"{numbers['largest output']:g}; with one head less they differ by {numbers['with one head less']:g} and "
+        f"{numbers['heads on a grid']} heads from conv2d by {numbers['error of conv2d']:g}, for outputs up to "
+        f"{numbers['largest output']:g}. With one head less they differ by {numbers['with one head less']:g} and "
         f"{numbers['with one head less on a grid']:g}.",
     )
 
@@ -134,5 +134,5 @@ def draw(numbers: Numbers) -> Figure:
             f"conv2d,\n{grid - 1} heads": numbers["with one head less on a grid"],
         },
     )
-    axes.set(ylabel="largest difference", title="A head for each tap")
+    axes.set(ylabel="largest difference", title="One head per tap")
     return figure

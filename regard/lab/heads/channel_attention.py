@@ -1,11 +1,11 @@
-"""What costs more, attention between patches or between channels?
+"""Which costs more, attention between patches or between channels?
 
-Claim: For 16 x 16 patches of width 512 the scores between patches take N^2 D = 33,554,432 multiply-adds and those
-    between channels N D^2 = 67,108,864, exactly twice as many because D is twice N. With projections counted the
-    layers differ by 1.2 only. Windows of patches and groups of channels change both.
-Measures: Multiply-adds of real passes as torch counts them: scores alone (from how the count grows with the values),
-    whole layers with projections, windows of patches, groups of channels; and that attention between channels is
-    attention with the axes exchanged.
+Claim: For 16 x 16 patches of width 512 the scores between patches need N^2 D = 33,554,432 multiply-adds and the scores
+    between channels N D^2 = 67,108,864, exactly twice as many because D = 2 N. Including the projections the ratio is
+    only 1.2. Windows of patches and groups of channels reduce both.
+Measures: Multiply-adds of real passes as torch counts them: scores alone (the part that does not grow with the width of
+    the values), whole layers with projections, windows of patches, and groups of channels. Whether attention between
+    channels equals attention with the axes exchanged.
 Budget: 5 seconds
 Source: 003 12.9
 """
@@ -31,7 +31,7 @@ MATHS = r"N^2 D, \quad N D^2, \quad \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The grid of patches, the width, and the windows and groups that make both cheaper."""
+    """The grid of patches, the width, the window size and the number of groups."""
 
     side: int = 16
     width: int = 512
@@ -56,28 +56,28 @@ def run(
         "patches": n,
         "width": d,
         "error of channels": float((channels(*small) - by_hand).abs().max()),
-        "scores between patches": _scores(q, k, v, attention),
-        "scores between channels": _scores(q.mT, k.mT, v.mT, attention),
-        "patches with projections": _counted(AttentionLayer(d, 1), image.flatten(1, 2)),
-        "channels with projections": _counted(ChannelAttention(d, 1), image.flatten(1, 2)),
+        "scores between patches": _score_cost(q, k, v, attention),
+        "scores between channels": _score_cost(q.mT, k.mT, v.mT, attention),
+        "patches with projections": _count_multiply_adds(AttentionLayer(d, 1), image.flatten(1, 2)),
+        "channels with projections": _count_multiply_adds(ChannelAttention(d, 1), image.flatten(1, 2)),
         "windows": setup.window,
         "groups": setup.groups,
-        "windows with projections": _counted(AttentionLayer(d, 1), partition(image, setup.window)),
-        "groups with projections": _counted(ChannelAttention(d, setup.groups), image.flatten(1, 2)),
+        "windows with projections": _count_multiply_adds(AttentionLayer(d, 1), partition(image, setup.window)),
+        "groups with projections": _count_multiply_adds(ChannelAttention(d, setup.groups), image.flatten(1, 2)),
     }
 
 
-def _scores(q: Tensor, k: Tensor, v: Tensor, attention: Attention) -> int:
-    """Multiply-adds of the scores: what does not grow when the values get twice as wide."""
+def _score_cost(q: Tensor, k: Tensor, v: Tensor, attention: Attention) -> int:
+    """Count multiply-adds of the scores: the part that does not grow with the width of the values."""
 
     def cost(v: Tensor) -> int:
-        # the eager kernel makes two plain products; a fused one may fill narrow values up to the width of keys
+        # the eager kernel has two plain products; a fused kernel may pad narrow values
         return _cost(lambda: attention(q, k, v, kernel="eager"))
 
     return 2 * cost(v) - cost(torch.cat([v, v], -1))
 
 
-def _counted(layer: nn.Module, x: Tensor) -> int:
+def _count_multiply_adds(layer: nn.Module, x: Tensor) -> int:
     return _cost(lambda: layer(x))
 
 
@@ -93,15 +93,15 @@ def verdict(numbers: Numbers) -> Verdict:
     whole = numbers["patches with projections"], numbers["channels with projections"]
     less = numbers["windows with projections"], numbers["groups with projections"]
     exact = between == (n * n * d, n * d * d) and numbers["error of channels"] < 1e-12
-    # what attention itself costs inside a layer: two products, each by its share of tokens or channels
+    # the cost of attention inside a layer: two products
     windows = 2 * n * numbers["windows"] ** 2 * d
     grouped = less == (4 * n * d * d + windows, 4 * n * d * d + 2 * n * d * (d // numbers["groups"]))
     return decide(
         exact and grouped and whole == (4 * n * d * d + 2 * n * n * d, 6 * n * d * d),
-        f"Scores between {n} patches of width {d} take {between[0]:,} multiply-adds and between channels "
-        f"{between[1]:,}, {between[1] / max(between[0], 1):g} times as many; with projections it is {whole[0]:,} and "
-        f"{whole[1]:,}, {whole[1] / whole[0]:.3g} times. Windows of {numbers['windows']} x {numbers['windows']} make "
-        f"the first {less[0]:,}, {numbers['groups']} groups the second {less[1]:,}.",
+        f"Scores between {n} patches of width {d} need {between[0]:,} multiply-adds and between channels "
+        f"{between[1]:,}, {between[1] / max(between[0], 1):g} times as many. With projections the layers need "
+        f"{whole[0]:,} and {whole[1]:,}, {whole[1] / whole[0]:.3g} times. Windows of {numbers['windows']} x "
+        f"{numbers['windows']} reduce the first to {less[0]:,}, {numbers['groups']} groups the second to {less[1]:,}.",
     )
 
 

@@ -1,10 +1,9 @@
-"""Why is a head D/H wide?
+"""Why does a head have the width D/H?
 
-Claim: With heads of width D/H each of the projections of queries, keys and values has D^2 weights whatever the number
-    of heads, and a layer costs 4 N D^2 + 2 N^2 D multiply-adds. Heads that kept the full width D would multiply
-    both the weights and the cost of attention by H.
-Measures: Weights of real layers with 1, 2, 4, ... heads, of width D/H and of width D; multiply-adds of a real pass
-    through them, as torch counts matrix products and attention.
+Claim: With heads of width D/H each of the projections of queries, keys and values has D^2 weights for any number of
+    heads, and a layer needs 4 N D^2 + 2 N^2 D multiply-adds. Heads of the full width D would multiply both by H.
+Measures: Weights of real layers with 1, 2, 4, ... heads of width D/H and of width D. Multiply-adds of a real pass, as
+    torch counts matrix products and attention.
 Budget: 5 seconds
 Source: 003 12.5
 """
@@ -25,9 +24,9 @@ MATHS = r"H \cdot \frac{D}{H} \cdot D = D^2, \quad \mathrm{cost} = 4 N D^2 + 2 N
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The width D, the numbers of heads to split it among, and the tokens of the pass that is counted.
+    """The width D, numbers of heads, and the number of tokens.
 
-    seed  changes nothing: counts do not depend on numbers
+    seed  has no effect: counts do not depend on values
     """
 
     width: int = 512
@@ -40,9 +39,9 @@ SMOKE = Setup(heads=(1, 4, 8), length=8)
 
 
 def run(setup: Setup, layer: Callable[..., Any] = AttentionLayer) -> Numbers:
-    """layer  makes the attention layer: layer(width, heads), and with head_width= where heads keep their width"""
-    split = [_counted(layer(setup.width, heads), setup) for heads in setup.heads]
-    kept = [_counted(layer(setup.width, heads, head_width=setup.width), setup) for heads in setup.heads]
+    """layer  builds the attention layer: layer(width, heads), or with head_width= for heads of the full width"""
+    split = [_weights_and_cost(layer(setup.width, heads), setup) for heads in setup.heads]
+    kept = [_weights_and_cost(layer(setup.width, heads, head_width=setup.width), setup) for heads in setup.heads]
     return {
         "width": setup.width,
         "length": setup.length,
@@ -54,8 +53,8 @@ def run(setup: Setup, layer: Callable[..., Any] = AttentionLayer) -> Numbers:
     }
 
 
-def _counted(layer: Any, setup: Setup) -> tuple[int, int]:
-    """Weights of one of the projections of queries, keys and values, and multiply-adds of a pass."""
+def _weights_and_cost(layer: Any, setup: Setup) -> tuple[int, int]:
+    """Return the weights of one projection and the multiply-adds of a pass."""
     with torch.no_grad(), count_flops() as flops:
         layer(torch.zeros(1, setup.length, setup.width))
     return layer.query_key_value.weight.numel() // 3, flops.get_total_flops() // 2
@@ -80,13 +79,13 @@ def verdict(numbers: Numbers) -> Verdict:
 @wrong_answer(
     "003 12.5",
     says="H heads of width D/H have H (D/H)^2 = D^2/H weights.",
-    right="Every head reads all D channels, so a head has D (D/H) weights and all of them D^2, whatever H.",
+    right="Every head reads all D channels, so a head has D (D/H) weights and all heads have D^2, for any H.",
 )
-def _fewer(numbers: Numbers) -> Verdict:
+def _fewer_weights(numbers: Numbers) -> Verdict:
     said = [heads * (numbers["width"] // heads) ** 2 for heads in numbers["heads"]]
     return decide(
         numbers["weights"] == said,
-        f"With {join_numbers(numbers['heads'])} heads that would be {join_numbers(said)} weights; there are "
+        f"With {join_numbers(numbers['heads'])} heads this would be {join_numbers(said)} weights, but there are "
         f"{join_numbers(numbers['weights'])}.",
     )
 

@@ -1,10 +1,11 @@
-"""When is self-attention the identity, or a permutation?
+"""When is self-attention the identity or a permutation?
 
-Claim: When every query has one key whose score leads by far, and no two queries the same one: with one-hot positions
-    as queries and keys and beta to infinity the weights are the identity, and with the positions of the keys
-    exchanged a permutation. Orthonormal tokens at the usual beta are far from it, and equal scores average.
-Measures: Weights and outputs of attention in float64 for positions as keys, at growing beta; the weight that each of
-    four orthonormal tokens gives to itself at beta = d ** -0.5; the outputs for scores that are all zero.
+Claim: When the score of one key is far above all others for every query, and no two queries select the same key. With
+    one-hot positions as queries and keys and beta to infinity the weights are the identity; with the positions of the
+    keys permuted they are a permutation. Orthonormal tokens at the default beta are far from it, and equal scores give
+    the mean.
+Measures: Weights and outputs of attention in float64 with positions as keys, for growing beta. The weight that each of
+    four orthonormal tokens gives to itself at beta = d ** -0.5. The outputs if all scores are zero.
 Budget: 1 second
 Source: 000 1.3c
 """
@@ -31,7 +32,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How many tokens, and growing betas at which positions are looked up, the last of them infinite."""
+    """The number of tokens, and growing betas that end with inf."""
 
     length: int = 4
     width: int = 4
@@ -39,9 +40,9 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("length", self.length, 3, "tokens, of which two share a key and one does not")
+        check_integer("length", self.length, 3, "tokens: two share a key and one does not")
         if not self.betas or self.betas[-1] != math.inf:
-            raise ConfigError(f"betas grow and end with inf, where attention is hard, but are {self.betas}")
+            raise ConfigError(f"betas must grow and end with inf: betas={self.betas}")
 
 
 SMOKE = Setup()
@@ -55,7 +56,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     order = torch.randperm(n, generator=draws)
     while torch.equal(order, torch.arange(n)):
         order = torch.randperm(n, generator=draws)
-    # tokens that are orthonormal, each of the width that there are of them
+    # orthonormal tokens, as many as their width
     tokens = torch.linalg.qr(torch.randn(n, n, generator=draws, dtype=torch.float64))[0][None, None]
     own = attention(tokens, tokens, places)[0, 0]
     hard = attention(places, places, places, beta=math.inf)[0, 0]
@@ -74,7 +75,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "own weight of orthonormal tokens": own.diagonal().mean().item(),
         "own weight by formula": 1 / (1 + (n - 1) * math.exp(-(n**-0.5))),
         "own weight with positions": hard.diagonal().mean().item(),
-        "different rows at zero scores": _different(zero[0, 0]),
+        "different rows at zero scores": _count_different_rows(zero[0, 0]),
         "distance to the mean at zero scores": _off(zero, values.mean(2, keepdim=True)),
     }
 
@@ -83,8 +84,8 @@ def _off(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
 
 
-def _different(rows: Tensor) -> int:
-    """How many rows differ from all before them."""
+def _count_different_rows(rows: Tensor) -> int:
+    """Count the different rows."""
     return sum(all((row - other).abs().max() > 1e-9 for other in rows[:at]) for at, row in enumerate(rows))
 
 
@@ -97,10 +98,10 @@ def verdict(numbers: Numbers) -> Verdict:
     others = shared and own < 0.99 and abs(own - numbers["own weight by formula"]) < 1e-12
     return decide(
         holds and others and numbers["distance to the mean at zero scores"] < 1e-12,
-        f"With positions as keys the error is {errors[0]:.2f} at beta={numbers['betas'][0]} and {errors[-1]:g} at beta="
-        f"{numbers['betas'][-1]}, {numbers['error of permutation']:g} for a permutation, and "
+        f"With positions as keys the error is {errors[0]:.2f} at beta={numbers['betas'][0]} and {errors[-1]:g} at "
+        f"beta={numbers['betas'][-1]}, {numbers['error of permutation']:g} for a permutation, and "
         f"{numbers['difference if two share a key']:.2f} if two queries share a key. Orthonormal tokens give "
-        f"themselves {own:.3f}; zero scores leave the mean, to "
+        f"themselves the weight {own:.3f}; zero scores give the mean, up to "
         f"{numbers['distance to the mean at zero scores']:.0g}.",
     )
 
@@ -108,17 +109,19 @@ def verdict(numbers: Numbers) -> Verdict:
 @wrong_answer(
     "000 1.3c",
     says="With orthonormal X and Q = K = V = X the weights are the identity.",
-    right="The scores are the identity, the weights softmax of it; only a large beta makes them one-hot.",
+    right="The scores are the identity, and the weights are its softmax; only a large beta makes them one-hot.",
 )
 def _orthonormal(numbers: Numbers) -> Verdict:
     own = numbers["own weight of orthonormal tokens"]
-    return decide(own > 0.99, f"Each of {numbers['length']} orthonormal tokens gives itself {own:.3f}, not 1.")
+    return decide(
+        own > 0.99, f"Each of {numbers['length']} orthonormal tokens gives itself the weight {own:.3f}, not 1."
+    )
 
 
 @wrong_answer(
     "000 1.3c",
     says="Scores that are all zero permute the tokens.",
-    right="They weigh all tokens alike: every output is the mean of the values.",
+    right="They give all tokens the same weight: every output is the mean of the values.",
 )
 def _zero_permutes(numbers: Numbers) -> Verdict:
     rows, n = numbers["different rows at zero scores"], numbers["length"]
@@ -128,7 +131,7 @@ def _zero_permutes(numbers: Numbers) -> Verdict:
 def draw(numbers: Numbers) -> Figure:
     figure, (left, right) = make_figure(2)
     finite = [beta for beta in numbers["betas"] if not isinstance(beta, str)]
-    # a zero has no place on a logarithmic axis
+    # a log axis has no zero
     plot_lines(left, finite, {"error": [max(error, 1e-17) for error in numbers["errors"][: len(finite)]]})
     left.set(xscale="log", yscale="log", xlabel="beta", ylabel="distance to the identity", title="Positions as keys")
     plot_bars(
@@ -138,5 +141,5 @@ def draw(numbers: Numbers) -> Figure:
             "positions,\nbeta infinite": numbers["own weight with positions"],
         },
     )
-    right.set(ylabel="weight given to oneself", title="At beta = d ** -0.5, and hard")
+    right.set(ylabel="weight on itself", title="beta = d ** -0.5, and hard")
     return figure

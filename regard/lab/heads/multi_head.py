@@ -1,10 +1,10 @@
 """What does multi-head attention compute?
 
-Claim: Queries, keys and values are projected and split into h heads of width d/h; the heads attend side by side, each
-    blind to the others; their outputs are put together again and W_o mixes them. W_o is what lets one head reach
-    every channel of the output.
-Measures: The layer against its parts done one by one in float64; how many other heads move when one head's values
-    change, and how many channels, before W_o and after it.
+Claim: Queries, keys and values are projected and split into h heads of width d/h. The heads attend in parallel, and
+    none depends on another. Their outputs are concatenated and W_o mixes them. Because of W_o one head can reach every
+    channel of the output.
+Measures: The layer against its parts computed one by one in float64. How many other heads change if the values of one
+    head change, and how many channels, before and after W_o.
 Budget: 1 second
 Source: 000 1.2a, 001, 003 12.2
 """
@@ -30,7 +30,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The layer, and how many tokens go through it."""
+    """Width and heads of the layer, and the number of tokens."""
 
     width: int = 60
     heads: int = 5
@@ -51,7 +51,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         together = attention(q, k, v)
         alone = torch.cat([attention(q[:, [h]], k[:, [h]], v[:, [h]]) for h in range(setup.heads)], 1)
         joined, whole = merge_heads(together), layer(x)
-        # only the first head gets other values; whatever else moves has looked at it
+        # change the values of the first head only; another head that changes depends on it
         other = torch.cat([-v[:, :1], v[:, 1:]], 1)
         moved = attention(q, k, other)
         moved_out: Tensor = layer.out(merge_heads(moved))
@@ -61,14 +61,14 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
             "error": (layer.out(joined) - whole).abs().max().item(),
             "error of heads one by one": (together - alone).abs().max().item(),
             "difference without W_o": (joined - whole).abs().max().item(),
-            "other heads moved": _moved(together, moved, 1) - 1,
-            "channels moved before W_o": _moved(joined, merge_heads(moved), 2),
-            "channels moved after W_o": _moved(whole, moved_out, 2),
+            "other heads moved": _count_changed(together, moved, 1) - 1,
+            "channels moved before W_o": _count_changed(joined, merge_heads(moved), 2),
+            "channels moved after W_o": _count_changed(whole, moved_out, 2),
         }
 
 
-def _moved(old: Tensor, new: Tensor, axis: int) -> int:
-    """Along how many places of an axis anything changed by more than rounding."""
+def _count_changed(old: Tensor, new: Tensor, axis: int) -> int:
+    """Count the positions of an axis where something changed by more than rounding."""
     others = [other for other in range(old.ndim) if other != axis]
     return int(((new - old).abs().amax(others) > 1e-9).sum())
 
@@ -79,36 +79,40 @@ def verdict(numbers: Numbers) -> Verdict:
     parallel = numbers["other heads moved"] == 0 and numbers["channels moved before W_o"] == width // heads
     return decide(
         exact and parallel and numbers["channels moved after W_o"] == width,
-        f"Done part by part the layer comes out to {numbers['error']:.0g}, head by head to "
-        f"{numbers['error of heads one by one']:.0g}. Other values in one head move {numbers['other heads moved']} "
-        f"other heads; they move {numbers['channels moved before W_o']} of {width} channels before W_o and "
+        f"Computed part by part, the layer differs by {numbers['error']:.0g}; head by head by "
+        f"{numbers['error of heads one by one']:.0g}. Other values in one head change {numbers['other heads moved']} "
+        f"other heads. They change {numbers['channels moved before W_o']} of {width} channels before W_o and "
         f"{numbers['channels moved after W_o']} after it.",
     )
 
 
 @wrong_answer(
     "000 1.2a",
-    says="The heads put on top of each other are the output.",
-    right="One more projection, W_o, takes the heads put together to the output; it alone mixes them.",
+    says="The concatenated heads are the output.",
+    right="One more projection, W_o, maps the concatenated heads to the output; only it mixes them.",
 )
 def _no_projection(numbers: Numbers) -> Verdict:
     off = numbers["difference without W_o"]
-    return decide(off < 1e-9, f"Without W_o the output is off by {off:.2f}, with it by {numbers['error']:.0g}.")
+    return decide(off < 1e-9, f"Without W_o the output differs by {off:.2f}, with it by {numbers['error']:.0g}.")
 
 
 @wrong_answer(
     "001",
-    says="Heads are layers stacked one on the other.",
-    right="Heads are parallel: each reads the same input and none reads another head.",
+    says="Heads are layers stacked on top of each other.",
+    right="Heads are parallel: all read the same input and none reads another head.",
 )
-def _stacked(numbers: Numbers) -> Verdict:
+def _heads_are_stacked(numbers: Numbers) -> Verdict:
     moved, later = numbers["other heads moved"], numbers["heads"] - 1
-    return decide(moved == later, f"A change of the first head moves {moved} of the {later} others.")
+    return decide(moved == later, f"A change of the first head changes {moved} of the {later} others.")
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, (axes,) = make_figure()
     plot_bars(axes, {f"{when} W_o": float(numbers[f"channels moved {when} W_o"]) for when in ("before", "after")})
     axes.axhline(numbers["width"], color="#000000", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="where one looks", ylabel=f"channels moved, of {numbers['width']}", title="What one head reaches")
+    axes.set(
+        xlabel="before and after W_o",
+        ylabel=f"channels that change, of {numbers['width']}",
+        title="Channels that one head reaches",
+    )
     return figure

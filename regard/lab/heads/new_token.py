@@ -1,11 +1,11 @@
-"""What does one more token cost masked attention?
+"""What does one more token cost in causal attention?
 
-Claim: One query, key and value for the new token, and that query against N + 1 keys: 2 (N + 1) D multiply-adds beside
-    the projections, while anew it would be 2 (N + 1)^2 D. No earlier output changes, for no earlier query may see
-    the new key; so keys and values are all that needs to be kept.
-Measures: Causal attention over N + 1 tokens with one new token and with another: earlier rows bit for bit; the new
-    row by its one query against the whole pass; multiply-adds, cache bytes and seconds of a real layer at
-    growing N, one step against everything anew; the seconds are told and not judged.
+Claim: One query, key and value for the new token, and the attention of this query to N + 1 keys: 2 (N + 1) D
+    multiply-adds besides the projections. Recomputing everything would cost 2 (N + 1)^2 D. No earlier output changes,
+    because no earlier query may see the new key. So it is enough to cache keys and values.
+Measures: Causal attention over N + 1 tokens with two different new tokens: whether earlier rows are equal bit for bit.
+    The new row from its one query against the whole pass. Multiply-adds, cache bytes and seconds of a real layer for
+    growing N, one step against recomputing everything; the seconds are reported but do not decide.
 Budget: 10 seconds
 Source: 003 12.7
 """
@@ -33,7 +33,7 @@ MATHS = r"h_{N+1} = \sum_{j=1}^{N+1} a_j v_j, \quad a = \mathrm{softmax}(\beta K
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The layer, the numbers of tokens before the new one, and how often a step is timed."""
+    """The layer, numbers of earlier tokens, and the number of timings."""
 
     width: int = 64
     heads: int = 4
@@ -46,7 +46,7 @@ SMOKE = Setup(lengths=(31, 63, 127), repeats=1)
 
 
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
-    """layer  makes the attention layer that is counted and timed: layer(width, heads)"""
+    """layer  builds the attention layer: layer(width, heads)"""
     n, c = setup.lengths[0], setup.width // setup.heads
     draws = make_generator(setup.seed)
     q, k, v = torch.randn(3, 1, setup.heads, n + 1, c, generator=draws, dtype=torch.float64)
@@ -54,7 +54,7 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
     whole, changed = attention(q, k, v, mask=causal()), attention(*other, mask=causal())
     before = attention(q[:, :, :n], k[:, :, :n], v[:, :, :n], mask=causal())
     step = attention(q[:, :, n:], k, v, mask=causal(), positions=Positions(n))
-    costs = [_measured(layer, setup, length) for length in setup.lengths]
+    costs = [_measure_cost(layer, setup, length) for length in setup.lengths]
     return {
         "width": setup.width,
         "lengths": list(setup.lengths),
@@ -65,8 +65,8 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
     } | {name: [cost[name] for cost in costs] for name in costs[0]}
 
 
-def _measured(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dict[str, float]:
-    """What the token after n others costs, alone and with everything done anew."""
+def _measure_cost(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dict[str, float]:
+    """Measure the cost of the token after n others, with the cache and by recomputing everything."""
     made = layer(setup.width, setup.heads)
     x = torch.randn(1, n + 1, setup.width, generator=make_generator(setup.seed))
     held = DynamicCache()
@@ -87,7 +87,7 @@ def _measured(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dict[st
             made(x, mask=causal())
             seconds["step"].append(between - start)
             seconds["anew"].append(time.perf_counter() - between)
-    # three projections of the input and one of the output, for each token that goes through the layer
+    # three input projections and one output projection per token
     projections = 4 * setup.width**2
     return {
         "multiply-adds of a step": stepped.get_total_flops() // 2 - projections,
@@ -107,35 +107,35 @@ def verdict(numbers: Numbers) -> Verdict:
     felt = numbers["change of the new row"] > 1e-3 and numbers["error of the step"] < 1e-12
     return decide(
         steps and anew and kept and still and felt,
-        f"Another new token changes earlier rows by {numbers['change of earlier rows']:g}; its own row comes from one "
-        f"query to {numbers['error of the step']:.0g}. After {lengths[-1]} tokens a step takes "
+        f"Another new token changes earlier rows by {numbers['change of earlier rows']:g}; its own row follows from "
+        f"one query up to {numbers['error of the step']:.0g}. After {lengths[-1]} tokens a step needs "
         f"{numbers['multiply-adds of a step'][-1]:,} multiply-adds and {numbers['cache bytes'][-1]:,} bytes of keys "
-        f"and values, all anew {numbers['multiply-adds anew'][-1]:,}; on the clock "
-        f"{numbers['seconds of a step'][-1] * 1e3:.2f} ms against {numbers['seconds anew'][-1] * 1e3:.2f} ms.",
+        f"and values; recomputing everything needs {numbers['multiply-adds anew'][-1]:,} multiply-adds. In time this "
+        f"is {numbers['seconds of a step'][-1] * 1e3:.2f} ms against {numbers['seconds anew'][-1] * 1e3:.2f} ms.",
     )
 
 
 @wrong_answer(
     "003 12.7",
-    says="The new key meets the queries of all tokens.",
-    right="The mask hides it from every earlier query; the new query meets all keys.",
+    says="The new key is compared with the queries of all tokens.",
+    right="The mask hides it from every earlier query; the new query is compared with all keys.",
 )
 def _all_queries(numbers: Numbers) -> Verdict:
     moved = numbers["change of earlier rows"]
-    return decide(moved > 0, f"Whatever the new token is, earlier outputs change by {moved:g}.")
+    return decide(moved > 0, f"For any new token, earlier outputs change by {moved:g}.")
 
 
 @wrong_answer(
     "003 12.7",
     says="Weights and outputs of all tokens have to be computed again.",
-    right="Only the new row is computed, from kept keys and values: O(N D).",
+    right="Only the new row is computed, from cached keys and values: O(N D).",
 )
 def _recompute(numbers: Numbers) -> Verdict:
     off, cost = numbers["error of the step"], numbers["multiply-adds of a step"][-1]
     return decide(
         off > 1e-9,
-        f"One query and {cost:,} multiply-adds give the new row to {off:.0g}; {numbers['multiply-adds anew'][-1]:,} "
-        "would be needed to make all rows anew.",
+        f"One query and {cost:,} multiply-adds give the new row up to {off:.0g}; recomputing all rows would need "
+        f"{numbers['multiply-adds anew'][-1]:,}.",
     )
 
 
@@ -145,7 +145,7 @@ def draw(numbers: Numbers) -> Figure:
         plot_lines(
             axes, numbers["lengths"], {"one step": numbers[f"{what} of a step"], "anew": numbers[f"{what} anew"]}
         )
-        axes.set(xscale="log", yscale="log", xlabel="tokens before the new one", ylabel=what)
+        axes.set(xscale="log", yscale="log", xlabel="earlier tokens", ylabel=what)
     left.set_title("Attention alone")
-    right.set_title("The whole layer on the clock")
+    right.set_title("The whole layer in seconds")
     return figure

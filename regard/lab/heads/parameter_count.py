@@ -1,9 +1,9 @@
-"""How many parameters has self-attention, and how many a dense layer over all its inputs?
+"""How many parameters does self-attention have, and how many a dense layer over all its inputs?
 
-Claim: Queries, keys and values of width D take 3 D^2 weights and 3 D biases, whatever the number of tokens N, which
-    then have N^2 attention weights that are no parameters. A dense layer from all D N numbers to all of them
-    takes D^2 N^2 weights and D N biases.
-Measures: The parameters of real modules of several sizes, and the size of the weights that attention gives when its
+Claim: Queries, keys and values of width D need 3 D^2 weights and 3 D biases, for any number of tokens N. The N^2
+    attention weights are not parameters. A dense layer from all D N numbers to all D N numbers needs D^2 N^2 weights
+    and D N biases.
+Measures: The parameters of real modules of several sizes, and the size of the weights that attention gives if its
     values are the identity.
 Budget: 1 second
 Source: 003 12.1
@@ -28,7 +28,7 @@ MATHS = r"3 D^2 + 3 D, \quad N^2; \quad D^2 N^2 + D N"
 class Setup:
     """Widths D and numbers of tokens N, in pairs.
 
-    seed  changes nothing: counts do not depend on numbers
+    seed  has no effect: counts do not depend on values
     """
 
     widths: tuple[int, ...] = (4, 12, 32, 64, 512)
@@ -40,7 +40,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
-    """layer  makes the attention layer: layer(width, heads)"""
+    """layer  builds the attention layer: layer(width, heads)"""
     numbers: Numbers = {"widths": list(setup.widths), "lengths": list(setup.lengths)}
     counted: list[tuple[int, ...]] = []
     off: list[float] = []
@@ -51,7 +51,7 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
             q, k, _ = (split_heads(part, 1) for part in projections(torch.zeros(1, n, d)).chunk(3, -1))
             weights = attention(q, k, torch.eye(n)[None, None])
         off.append(float((weights.sum(-1) - 1).abs().max()))
-        with torch.device("meta"):  # the dense layer of D=512, N=64 would take 4 GB
+        with torch.device("meta"):  # on the meta device: the dense layer of D=512, N=64 would need 4 GB
             dense = nn.Linear(d * n, d * n)
         biases = 0 if projections.bias is None else projections.bias.numel()
         counted.append((projections.weight.numel(), biases, weights[0, 0].numel()))

@@ -1,10 +1,10 @@
-"""What does self-attention do when its inputs change places?
+"""What does self-attention do if its inputs are permuted?
 
-Claim: Its outputs change places alike, Sa[XP] = Sa[X]P, where X has a token in each column: the weights are moved
-    along both axes, softmax[P'SP] = P' softmax[S] P. With positions added to the tokens it is no longer so.
-Measures: Self-attention of width D over N tokens, in float64, before and after a permutation of its columns: outputs,
-    weights (whose columns must sum to 1), with and without sinusoidal positions; and after a permutation of its
-    rows, that is of channels.
+Claim: Its outputs are permuted in the same way, Sa[XP] = Sa[X]P, where X has one token per column. The weights are
+    permuted along both axes, softmax[P'SP] = P' softmax[S] P. With positions added to the tokens this no longer holds.
+Measures: Self-attention of width D over N tokens, in float64, before and after a permutation of its columns: outputs
+    and weights (whose columns must sum to 1), with and without sinusoidal positions; and after a permutation of its
+    rows, the channels.
 Budget: 1 second
 Source: 003 12.3
 """
@@ -28,7 +28,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Tokens and their width."""
+    """The number of tokens and their width."""
 
     width: int = 8
     length: int = 7
@@ -49,7 +49,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     places = sinusoidal(n, d).double().T
 
     def attended(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs D x N, weights N x N and values D x N, a token in each column, as the formula has them."""
+        """Return outputs D x N, weights N x N and values D x N, with one token per column."""
         q, k, v = ((omega @ x + beta).T[None, None] for omega, beta in zip(maps, shifts, strict=True))
         weights = attention(q, k, torch.eye(n, dtype=torch.float64)[None, None])
         return attention(q, k, v)[0, 0].T, weights[0, 0].T, v[0, 0].T
@@ -89,7 +89,7 @@ def verdict(numbers: Numbers) -> Verdict:
 @wrong_answer(
     "003 12.3",
     says="The two permutations inside the softmax cancel, so the weights of XP are those of X.",
-    right="They become P' softmax[S] P; it is the P of VP that meets P' and cancels, and one P is left.",
+    right="They become P' softmax[S] P; the P of VP and this P' cancel, and one P is left.",
 )
 def _same_weights(numbers: Numbers) -> Verdict:
     off = numbers["difference of weights"]
@@ -102,13 +102,13 @@ def _same_weights(numbers: Numbers) -> Verdict:
 
 @wrong_answer(
     "003 12.3",
-    says="Projections act on the rows of X, so it is rows that may change places.",
-    right="Tokens are columns, and XP exchanges columns; rows are channels, which the projections mix.",
+    says="Projections act on the rows of X, so the rows may be permuted.",
+    right="Tokens are columns, and XP permutes columns; rows are channels, which the projections mix.",
 )
-def _rows(numbers: Numbers) -> Verdict:
+def _rows_are_permuted(numbers: Numbers) -> Verdict:
     off = numbers["difference of rows"]
     return decide(
-        off < 1e-9, f"When the rows of X change places the outputs differ by up to {off:.2f} from rows moved."
+        off < 1e-9, f"If the rows of X are permuted, the outputs differ by up to {off:.2f} from permuted outputs."
     )
 
 
@@ -119,9 +119,9 @@ def draw(numbers: Numbers) -> Figure:
         "columns,\nwith positions": numbers["difference with positions"],
         "rows": numbers["difference of rows"],
     }
-    # a zero has no place on a logarithmic axis
+    # a log axis has no zero
     plot_bars(axes, {name: max(value, 1e-17) for name, value in shown.items()})
     axes.set(
-        yscale="log", xlabel="what changes places", ylabel="largest difference", title="Outputs change places alike"
+        yscale="log", xlabel="what is permuted", ylabel="largest difference", title="Outputs are permuted like inputs"
     )
     return figure

@@ -1,13 +1,14 @@
-"""What are positions for, and when absolute, when relative ones?
+"""What are positions for, and when should they be absolute or relative?
 
-Claim: They tell places apart, which attention alone cannot. Where a task names a distance, relative schemes that can
-    single one out (t5, rotary) carry over to inputs longer than any seen, a learned table of places does not and
-    sinusoids do in part; where it names a place, absolute ones (learned, sinusoidal) solve it and relative ones
-    cannot. Alibi only fades with distance and singles out none. Long range is not what they are for: without them
-    every distance is alike.
-Measures: One layer trained on sequences of one length, tried on longer ones, over seeds: each row has to tell the token
-    three before it (relative), or the token at place five (absolute); on longer inputs only rows at places never
-    trained count. And the weight of a matching key near by and far off, without positions and with alibi.
+Claim: They distinguish positions, which attention alone cannot do. If a task depends on a distance, relative schemes
+    that can select one distance (t5, rotary) generalise to inputs longer than those in training, a learned table of
+    positions does not, and sinusoids do in part. If a task depends on a position, absolute schemes (learned,
+    sinusoidal) solve it and relative ones cannot. Alibi only decays with the distance and cannot select one. Positions
+    are not needed for long range: without them all distances are treated alike.
+Measures: One layer trained on sequences of one length and tested on longer ones, over seeds. Each row has to predict
+    the token three positions before it (relative) or the token at position five (absolute). On longer inputs only rows
+    at positions beyond the training length count. The weight of a matching key nearby and far away, without positions
+    and with alibi.
 Budget: 60 seconds
 Source: 000 1.3b, 002 1.3b
 """
@@ -46,7 +47,7 @@ TASKS = ("relative", "absolute")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The layer, the two tasks, the length to train on and those to try, and how long and how often to train."""
+    """The layer, the two tasks, the training length and the test lengths, and the training steps and seeds."""
 
     vocab: int = 8
     width: int = 32
@@ -63,10 +64,10 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
         if self.lengths[:1] != (self.length,) or self.place >= self.length or self.distance >= self.length:
             raise ConfigError(
-                f"lengths begin with the trained one, {self.length}, and distance and place lie within it: "
+                f"lengths must begin with the training length {self.length}, and distance and place must be smaller: "
                 f"lengths={self.lengths}, distance={self.distance}, place={self.place}"
             )
 
@@ -79,7 +80,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     for task in TASKS:
         for scheme in SCHEMES:
             every = [
-                _tried(_trained(setup, task, scheme, number, attention), setup, task, number)
+                _evaluate(_train(setup, task, scheme, number, attention), setup, task, number)
                 for number in range(setup.repeats)
             ]
             shares.setdefault(task, {})[scheme] = [list(column) for column in zip(*every, strict=True)]
@@ -95,15 +96,15 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
             task: {name: [interval_half_width(at) for at in rows] for name, rows in shares[task].items()}
             for task in TASKS
         },
-        "weight near": _matching(1, attention),
-        "weight far": _matching(999, attention),
-        "weight near with alibi": _matching(1, attention, alibi(heads=1)),
-        "weight far with alibi": _matching(999, attention, alibi(heads=1)),
+        "weight near": _matching_weight(1, attention),
+        "weight far": _matching_weight(999, attention),
+        "weight near with alibi": _matching_weight(1, attention, alibi(heads=1)),
+        "weight far with alibi": _matching_weight(999, attention, alibi(heads=1)),
     }
 
 
-class _Through(AttentionLayer):
-    """The layer, asking the given function for attention."""
+class _AttentionThrough(AttentionLayer):
+    """The attention layer with a given attention function."""
 
     def __init__(self, attention: Attention, width: int, heads: int, **settings: Any) -> None:
         super().__init__(width, heads, **settings)
@@ -113,8 +114,8 @@ class _Through(AttentionLayer):
         return self.attention(q, k, v, mask=mask, scores=self.term(), beta=self.beta)
 
 
-class _Reader(nn.Module):
-    """Tokens and their places, one layer of causal attention, and a guess of a token for each row."""
+class _PositionModel(nn.Module):
+    """Token and position embeddings, one layer of causal attention, and a prediction for each row."""
 
     def __init__(self, setup: Setup, scheme: str, attention: Attention) -> None:
         super().__init__()
@@ -125,12 +126,12 @@ class _Reader(nn.Module):
         }
         terms: dict[str, Callable[[], Any]] = {
             "alibi": lambda: alibi(heads=heads),
-            # no bucket lies beyond the trained distances: farther ones share the last
+            # larger distances share the last bucket
             "t5": lambda: LearnedBuckets(heads, buckets=12, reach=12, both_ways=False),
         }
         self.tokens = TokenEmbedding(setup.vocab, width)
         self.places = places[scheme]() if scheme in places else None
-        self.layer = _Through(
+        self.layer = _AttentionThrough(
             attention,
             width,
             heads,
@@ -147,26 +148,26 @@ class _Reader(nn.Module):
         return guesses
 
 
-def _drawn(setup: Setup, task: str, batch: int, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor, int]:
-    """Tokens, what each row has to tell, and the first row that can."""
+def _sample_batch(setup: Setup, task: str, batch: int, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor, int]:
+    """Sample tokens and targets; also return the first row that has a target."""
     tokens = torch.randint(setup.vocab, (batch, n), generator=draws)
     if task == "relative":
         return tokens, tokens.roll(setup.distance, 1), setup.distance
     return tokens, tokens[:, [setup.place]].expand(-1, n), setup.place
 
 
-def _trained(setup: Setup, task: str, scheme: str, number: int, attention: Attention) -> _Reader:
+def _train(setup: Setup, task: str, scheme: str, number: int, attention: Attention) -> _PositionModel:
     seed = 1000 * setup.seed + number
-    model, draws = _Reader(setup, scheme, attention), make_generator(seed)
+    model, draws = _PositionModel(setup, scheme, attention), make_generator(seed)
     table = {"tokens.weight": normal(0.5), "places.weight": normal(0.5), "layer.scores.weight": constant(0.0)}
     init_parameters(model, {**table, "*.weight": fan_in(), "*.bias": constant(0.0)}, seed)
-    # a table of scores is read as it is, and has to grow to several units before it chooses
+    # a table of scores needs a larger learning rate: it must grow to several units
     biases = [value for name, value in model.named_parameters() if name == "layer.scores.weight"]
     others = [value for name, value in model.named_parameters() if name != "layer.scores.weight"]
     groups: list[dict[str, Any]] = [{"params": biases, "lr": 10 * setup.rate}, {"params": others}]
 
     def loss() -> Tensor:
-        tokens, wanted, first = _drawn(setup, task, setup.batch, setup.length, draws)
+        tokens, wanted, first = _sample_batch(setup, task, setup.batch, setup.length, draws)
         return functional.cross_entropy(model(tokens)[:, first:].flatten(0, 1), wanted[:, first:].flatten())
 
     fit([group for group in groups if group["params"]], loss, steps=setup.steps, rate=setup.rate)
@@ -174,18 +175,18 @@ def _trained(setup: Setup, task: str, scheme: str, number: int, attention: Atten
 
 
 @torch.no_grad()
-def _tried(model: _Reader, setup: Setup, task: str, number: int) -> list[float]:
-    """The share of right guesses at each length; on longer inputs, of rows at places never trained."""
+def _evaluate(model: _PositionModel, setup: Setup, task: str, number: int) -> list[float]:
+    """Return the accuracy at each length; on longer inputs, only for positions beyond the training length."""
     shares, draws = [], make_generator(1000 * setup.seed + number + 500)
     for n in setup.lengths:
-        tokens, wanted, first = _drawn(setup, task, setup.trials, n, draws)
+        tokens, wanted, first = _sample_batch(setup, task, setup.trials, n, draws)
         new = first if n <= setup.length else setup.length
         shares.append((model(tokens).argmax(-1) == wanted)[:, new:].double().mean().item())
     return shares
 
 
-def _matching(distance: int, attention: Attention, term: Any = None) -> float:
-    """The weight of the one key that matches the last query, that far before it, among 1,000."""
+def _matching_weight(distance: int, attention: Attention, term: Any = None) -> float:
+    """Return the weight of the one matching key among 1,000, at this distance before the last query."""
     k = torch.zeros(1, 1, 1000, 1, dtype=torch.float64)
     k[0, 0, -1 - distance] = 10.0
     q, v = torch.ones(1, 1, 1, 1, dtype=torch.float64), k / 10.0
@@ -213,26 +214,26 @@ def verdict(numbers: Numbers) -> Verdict:
     widest = max(max(rows) for task in TASKS for rows in numbers["interval"][task].values())
     return decide(
         alike,
-        f"Share of right guesses at the trained length {numbers['trained on']} and at new places up to {long} (chance "
+        f"Accuracy at the training length {numbers['trained on']} and at new positions up to {long} (chance "
         f"{numbers['chance']:.2f}, {numbers['repeats']} seeds, at most ± {widest:.2f}). {'; '.join(told)}. Without "
-        f"positions a matching key weighs {numbers['weight near']:.3f} next to the query and "
-        f"{numbers['weight far']:.3f} 999 places off.",
+        f"positions the weight of a matching key is {numbers['weight near']:.3f} next to the query and "
+        f"{numbers['weight far']:.3f} at distance 999.",
         [*blind, *carried, *lost, *partly, *named, *cannot],
     )
 
 
 @wrong_answer(
     "000 1.3b",
-    says="Positions carry the long-range dependencies.",
-    right="Attention reaches every distance alike without them; they break that symmetry, so that order counts.",
+    says="Positions provide the long-range dependencies.",
+    right="Without positions attention treats all distances alike; positions break this symmetry, so order matters.",
 )
 def _long_range(numbers: Numbers) -> Verdict:
     near, far = numbers["weight near"], numbers["weight far"]
     faded = numbers["weight near with alibi"], numbers["weight far with alibi"]
     return decide(
         far < 0.9 * near,
-        f"Without any positions a matching key weighs {near:.3f} one place off and {far:.3f} 999 places off; alibi, a "
-        f"position scheme, makes that {faded[0]:.3f} and {faded[1]:.3f}.",
+        f"Without positions the weight of a matching key is {near:.3f} at distance 1 and {far:.3f} at distance 999; "
+        f"with alibi it is {faded[0]:.3f} and {faded[1]:.3f}.",
     )
 
 
@@ -240,12 +241,12 @@ def draw(numbers: Numbers) -> Figure:
     figure, panels = make_figure(2, width=4.8)
     for axes, task in zip(panels, TASKS, strict=True):
         for number, scheme in enumerate(SCHEMES):
-            # moved a little sideways, so that schemes that do alike are all seen
+            # shifted slightly, so that equal curves are all visible
             at = [n * (1 + 0.02 * (number - 2.5)) for n in numbers["lengths"]]
             right, spread = numbers["right"][task][scheme], numbers["interval"][task][scheme]
             axes.errorbar(at, right, spread, label=scheme, color=COLOURS[number], marker=MARKERS[number], capsize=2)
         axes.axhline(numbers["chance"], color="#000000", linewidth=0.8, linestyle=":")
-        axes.set(ylim=(0, 1.05), xlabel="length of input", ylabel="share right", title=f"A task of {task} places")
+        axes.set(ylim=(0, 1.05), xlabel="length of input", ylabel="accuracy", title=f"Task with {task} positions")
         axes.set_xticks(numbers["lengths"])
     panels[1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

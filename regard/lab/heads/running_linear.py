@@ -1,9 +1,9 @@
-"""When is self-attention a linear layer that runs along the tokens?
+"""When is self-attention a linear layer applied to each token?
 
-Claim: When every token looks at itself alone, A = I: then H = W_v C, the same linear map at every place. Its name is a
-    convolution of kernel 1. To add one number to all scores does not do that, nor anything else.
-Measures: Attention with one-hot positions as queries and keys and hard weights, in whole numbers so that no sum is
-    rounded, against conv1d with a kernel of 1; and the weights before and after 1 is added to every score.
+Claim: When every token attends only to itself, A = I. Then H = W_v C, the same linear map at every position, which is a
+    convolution with kernel 1. Adding the same number to all scores does not do this; it changes nothing.
+Measures: Attention with one-hot positions as queries and keys and hard weights, in whole numbers so that nothing is
+    rounded, against conv1d with kernel 1. The weights before and after adding 1 to every score.
 Budget: 2 seconds
 Source: 000 1.3d
 """
@@ -24,7 +24,7 @@ MATHS = r"A = I, \quad H = W_v C A = W_v C"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Tokens, their width, and the width of what comes out."""
+    """The number of tokens, their width, and the output width."""
 
     width: int = 16
     out: int = 12
@@ -38,7 +38,7 @@ SMOKE = Setup(width=5, out=3, length=7)
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
     n = setup.length
-    c = torch.randint(-9, 10, (1, setup.width, n), generator=draws).double()  # e x n, as the sheet has it
+    c = torch.randint(-9, 10, (1, setup.width, n), generator=draws).double()  # e x n, as in the sheet
     w_v = torch.randint(-9, 10, (setup.out, setup.width), generator=draws).double()
     values = (w_v @ c).mT[:, None]
     places = torch.eye(n, dtype=torch.float64)[None, None]
@@ -60,7 +60,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 def verdict(numbers: Numbers) -> Verdict:
     return decide(
         numbers["error"] == 0 and numbers["largest output"] > 0 and numbers["change of weights by a bias of 1"] < 1e-12,
-        f"With A = I attention and conv1d of kernel 1 differ by {numbers['error']:g}, over outputs up to "
+        f"With A = I attention and conv1d of kernel 1 differ by {numbers['error']:g}, for outputs up to "
         f"{numbers['largest output']:g}. A bias of 1 on every score changes the weights by "
         f"{numbers['change of weights by a bias of 1']:.0g}.",
     )
@@ -68,12 +68,12 @@ def verdict(numbers: Numbers) -> Verdict:
 
 @wrong_answer(
     "000 1.3d",
-    says="It is one when the biases of attention are all 1.",
-    right="Equal biases cancel in the softmax. Each token must weigh itself alone, A = I.",
+    says="When the biases of attention are all 1.",
+    right="Equal biases cancel in the softmax. Each token must attend only to itself, A = I.",
 )
-def _biases(numbers: Numbers) -> Verdict:
+def _equal_biases(numbers: Numbers) -> Verdict:
     off = numbers["difference with biases of 1"]
-    return decide(off < 1e-9, f"With every score 1 the outputs are off by up to {off:.0f}: they are all the mean.")
+    return decide(off < 1e-9, f"If every score is 1, the outputs differ by up to {off:.0f}: they are all the mean.")
 
 
 def draw(numbers: Numbers) -> Figure:

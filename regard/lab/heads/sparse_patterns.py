@@ -1,11 +1,10 @@
 """How can attention among many patches cost less than N^2?
 
-Claim: By seeing fewer pairs. A window of w, a dilated window and g global tokens make pairs in proportion to N; blocks
-    and then strides of root N, two stages through which every patch reaches every other, 2 N root N. A second stage
-    in which all pairs meet would bring N^2 back.
-Measures: Visible pairs counted exactly from the masks at growing N, and read back from attention at a small N; which
-    pairs are reached within two stages; seconds of attention under each mask, which are told and not
-    judged.
+Claim: By seeing fewer pairs. With a window of w, a dilated window or g global tokens the number of pairs is
+    proportional to N. Blocks followed by strides of root N, two stages that connect every patch with every other, have
+    2 N root N pairs. A second stage with all pairs would have N^2 again.
+Measures: Visible pairs counted exactly from the masks for growing N, and measured from attention at a small N. Which
+    pairs are connected within two stages. Seconds of attention with each mask, which are reported but do not decide.
 Budget: 30 seconds
 Source: 003 12.8
 """
@@ -30,7 +29,7 @@ MATHS = r"N^2 \to N (2 w + 1), \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Lengths that are squares, the reach of windows and their stride, global tokens, the small N to read masks at."""
+    """Lengths (squares), window size and stride, global tokens, and the small N for the measurement."""
 
     lengths: tuple[int, ...] = (256, 1024, 4096)
     reach: int = 8
@@ -44,16 +43,18 @@ class Setup:
     def __post_init__(self) -> None:
         odd = [n for n in (*self.lengths, self.small) if math.isqrt(n) ** 2 != n]
         if odd:
-            raise ConfigError(f"lengths and small must be squares, for blocks of root N, but {odd[0]} is none")
+            raise ConfigError(f"lengths and small must be squares, but {odd[0]} is not")
 
 
 SMOKE = Setup(lengths=(256, 1024), small=36, reach=4, repeats=1)
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    curves = [_counted(setup, n, attention) for n in setup.lengths]
-    small = _patterns(setup, setup.small)
-    seen = {name: sum(_seen(setup.small, mask, attention) for mask in stages) for name, stages in small.items()}
+    curves = [_count_pairs(setup, n, attention) for n in setup.lengths]
+    small = _masks(setup, setup.small)
+    seen = {
+        name: sum(_attended_pairs(setup.small, mask, attention) for mask in stages) for name, stages in small.items()
+    }
     names = list(small)
     return {
         "lengths": list(setup.lengths),
@@ -65,12 +66,12 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "seconds": {name: [seconds[name] for _, seconds in curves] for name in names},
         "pairs at the small N": {name: sum(mask.count(setup.small) for mask in small[name]) for name in names},
         "pairs that attention sees there": seen,
-        "reached in two stages": {name: _reached(setup.small, stages) for name, stages in small.items()},
+        "reached in two stages": {name: _share_connected(setup.small, stages) for name, stages in small.items()},
     }
 
 
-def _patterns(setup: Setup, n: int) -> dict[str, tuple[Mask, ...]]:
-    """The masks by name, each a stage after the other."""
+def _masks(setup: Setup, n: int) -> dict[str, tuple[Mask, ...]]:
+    """Return the masks by name, each as a list of stages."""
     root, reach = math.isqrt(n), setup.reach
     near = window(before=reach, after=reach)
     spread = window(before=reach * setup.step, after=reach * setup.step) & dilated(setup.step)
@@ -84,13 +85,13 @@ def _patterns(setup: Setup, n: int) -> dict[str, tuple[Mask, ...]]:
     }
 
 
-def _counted(setup: Setup, n: int, attention: Attention) -> tuple[dict[str, int], dict[str, float]]:
+def _count_pairs(setup: Setup, n: int, attention: Attention) -> tuple[dict[str, int], dict[str, float]]:
     q, k, v = torch.randn(3, 1, 1, n, setup.width, generator=make_generator(setup.seed))
     pairs, seconds = {}, {}
-    for name, stages in _patterns(setup, n).items():
+    for name, stages in _masks(setup, n).items():
         pairs[name] = sum(mask.count(n) for mask in stages)
         taken = []
-        for _ in range(setup.repeats + 1):  # the first makes tables of blocks that later ones reuse
+        for _ in range(setup.repeats + 1):  # the first call builds block tables that later calls reuse
             start = time.perf_counter()
             for mask in stages:
                 attention(q, k, v, mask=mask)
@@ -99,29 +100,29 @@ def _counted(setup: Setup, n: int, attention: Attention) -> tuple[dict[str, int]
     return pairs, seconds
 
 
-def _seen(n: int, mask: Mask, attention: Attention) -> int:
-    """Pairs that attention gives weight to: with zero queries all visible keys weigh alike, and V = I shows them."""
+def _attended_pairs(n: int, mask: Mask, attention: Attention) -> int:
+    """Return the pairs with a nonzero weight: with zero queries all visible keys have equal weights."""
     q, k = torch.zeros(1, 1, n, 8, dtype=torch.float64), torch.ones(1, 1, n, 8, dtype=torch.float64)
     return int((attention(q, k, torch.eye(n, dtype=torch.float64)[None, None], mask=mask) > 0).sum())
 
 
-def _reached(n: int, stages: tuple[Mask, ...]) -> float:
-    """The share of pairs with a way through two stages; a single pattern is its own second stage."""
+def _share_connected(n: int, stages: tuple[Mask, ...]) -> float:
+    """Return the share of pairs connected through two stages; a single mask is used twice."""
     first, second = (stages * 2)[:2]
     return float((second.dense(n).double() @ first.dense(n).double() > 0).double().mean())
 
 
-def _growth(numbers: Numbers, name: str) -> float:
-    """The power of N with which the pairs of a pattern grow, between the two largest lengths."""
+def _growth_exponent(numbers: Numbers, name: str) -> float:
+    """Return the exponent of N with which the pairs of a mask grow between the two largest lengths."""
     (a, b), (before, after) = numbers["lengths"][-2:], numbers["pairs"][name][-2:]
     return math.log(after / before) / math.log(b / a)
 
 
 def verdict(numbers: Numbers) -> Verdict:
-    growth = {name: _growth(numbers, name) for name in numbers["pairs"]}
+    growth = {name: _growth_exponent(numbers, name) for name in numbers["pairs"]}
     n, w, g, pairs = numbers["lengths"][-1], numbers["reach"], numbers["tokens"], numbers["pairs"]
-    both = n * (2 * w + 1) - w * (w + 1)  # a window loses what lies beyond the two ends
-    # global rows and columns add what the windows do not show already
+    both = n * (2 * w + 1) - w * (w + 1)  # a window is cut at both ends
+    # global rows and columns add the pairs outside the windows
     joined = both + 2 * sum(n - 1 - row - w for row in range(g))
     expected = {"all pairs": n * n, "window": both, "window and global tokens": joined}
     expected["blocks, then strides"] = 2 * n * math.isqrt(n)
@@ -134,24 +135,24 @@ def verdict(numbers: Numbers) -> Verdict:
     clock = ", ".join(f"{name} {taken[-1] * 1e3:.1f}" for name, taken in numbers["seconds"].items())
     return decide(
         exact and linear and ways and same and abs(growth["blocks, then strides"] - 1.5) < 0.01,
-        f"Visible pairs at N={n}: {shown}. At N={numbers['small']} attention gives weight to "
-        f"{join_numbers(numbers['pairs that attention sees there'].values())} pairs, where the masks have "
+        f"Visible pairs at N={n}: {shown}. At N={numbers['small']} attention gives nonzero weights to "
+        f"{join_numbers(numbers['pairs that attention sees there'].values())} pairs; the masks have "
         f"{join_numbers(numbers['pairs at the small N'].values())}. Milliseconds: {clock}.",
     )
 
 
 @wrong_answer(
     "003 12.8",
-    says="Patches that attend to global tokens first, and then to the other patches, make fewer pairs.",
-    right="The second stage has all N^2 pairs again, unless it is sparse too; global tokens have to replace it.",
+    says="If patches attend to global tokens first and then to the other patches, there are fewer pairs.",
+    right="The second stage has all N^2 pairs again unless it is sparse too; global tokens must replace it.",
 )
 def _second_stage(numbers: Numbers) -> Verdict:
     name = "global tokens, then all pairs"
-    n, pairs, growth = numbers["lengths"][-1], numbers["pairs"][name][-1], _growth(numbers, name)
+    n, pairs, growth = numbers["lengths"][-1], numbers["pairs"][name][-1], _growth_exponent(numbers, name)
     return decide(
         growth < 1.9,
-        f"Global tokens first and then all other patches make {pairs:,} pairs at N={n}, where all pairs are "
-        f"{n * n:,}, and grow as N^{growth:.2f}.",
+        f"Global tokens first and then all other patches have {pairs:,} pairs at N={n}, where all pairs are "
+        f"{n * n:,}, and their number grows as N^{growth:.2f}.",
     )
 
 
@@ -162,6 +163,6 @@ def draw(numbers: Numbers) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set(yscale="log", xlabel="patches N", ylabel=what)
     left.set_title("Visible pairs, counted")
-    right.set_title("Time of attention")
+    right.set_title("Seconds of attention")
     figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
     return figure

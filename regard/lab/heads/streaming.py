@@ -1,12 +1,11 @@
-"""What must attention do for speech in real time?
+"""What does attention need for speech in real time?
 
-Claim: It must look ahead no further than a bound. With chunks a row waits for its chunk and the look-ahead and no
-    longer, however many layers there are; a window that slides with each row waits for its look-ahead once more in
-    every layer; without a bound nothing comes out before the end. Streamed rows are the rows of one pass over the
-    whole input.
-Measures: Stacks of blocks of depth 1, 2, ... fed token by token: how many tokens have come, its own included, when a
-    row is given out; how far ahead the gradient of a row in one pass reaches; the difference between streamed rows
-    and one pass in float64; what is kept after short and after long inputs.
+Claim: A bounded look-ahead. With chunks a row waits for its chunk and the look-ahead, for any number of layers. With a
+    sliding window the look-ahead adds up over the layers. Without a bound there is no output before the end. Streamed
+    rows equal the rows of one pass over the whole input.
+Measures: Stacks of 1, 2, ... blocks fed token by token: how many tokens, including its own, have arrived when a row is
+    returned; how far ahead the gradient of a row in one pass reaches; the difference between streamed rows and one pass
+    in float64; the size of the caches after short and long inputs.
 Budget: 20 seconds
 Source: 002 1.3e
 """
@@ -35,7 +34,7 @@ MATHS = r"\mathrm{chunks}: C + L, \quad \mathrm{sliding}: 1 + \mathrm{depth} \cd
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Blocks, the chunk C and the look-back in chunks, the look-ahead L in tokens (a multiple of C), and the input."""
+    """The blocks, the chunk C, the look-back in chunks, the look-ahead L in tokens (a multiple of C), and the input."""
 
     width: int = 24
     heads: int = 3
@@ -49,8 +48,8 @@ class Setup:
     def __post_init__(self) -> None:
         if check_integer("look_ahead", self.look_ahead, 0) % check_integer("chunk", self.chunk, 1):
             raise ConfigError(
-                f"look_ahead counts whole chunks: look_ahead={self.look_ahead}, chunk={self.chunk}; "
-                f"try look_ahead={self.look_ahead // self.chunk * self.chunk}"
+                f"look_ahead must be a multiple of chunk: look_ahead={self.look_ahead}, chunk={self.chunk}; try "
+                f"look_ahead={self.look_ahead // self.chunk * self.chunk}"
             )
 
 
@@ -58,19 +57,19 @@ SMOKE = Setup(width=8, heads=2, depths=(1, 3), length=32)
 
 
 def run(setup: Setup, layer: Callable[[int, int], AttentionLayer] = AttentionLayer) -> Numbers:
-    """layer  makes the attention of a block: layer(width, heads)"""
+    """layer  builds the attention of a block: layer(width, heads)"""
     x = torch.randn(1, setup.length, setup.width, generator=make_generator(setup.seed), dtype=torch.float64)
     waits: dict[str, list[int]] = {}
     reaches: dict[str, list[int]] = {}
     errors: list[float] = []
     for depth in setup.depths:
-        blocks = _blocks(setup, depth, layer)
+        blocks = _build_blocks(setup, depth, layer)
         for name, masks in _masks(setup, depth).items():
-            given, waited = _streamed(blocks, masks, x)
-            errors.append(float((given - _whole(blocks, masks, x)).abs().max()))
+            given, waited = _stream(blocks, masks, x)
+            errors.append(float((given - _one_pass(blocks, masks, x)).abs().max()))
             waits.setdefault(name, []).append(waited)
             reaches.setdefault(name, []).append(_reach(blocks, masks, x))
-    blocks, masks = _blocks(setup, setup.depths[-1], layer), _masks(setup, setup.depths[-1])["chunks"]
+    blocks, masks = _build_blocks(setup, setup.depths[-1], layer), _masks(setup, setup.depths[-1])["chunks"]
     return {
         "chunk": setup.chunk,
         "look-ahead": setup.look_ahead,
@@ -79,25 +78,25 @@ def run(setup: Setup, layer: Callable[[int, int], AttentionLayer] = AttentionLay
         "waits": waits,
         "reaches": reaches,
         "error": max(errors),
-        "kept after half": _kept(blocks, masks, x[:, : setup.length // 2 // setup.chunk * setup.chunk]),
-        "kept after all": _kept(blocks, masks, x[:, : setup.length // setup.chunk * setup.chunk]),
+        "kept after half": _cache_size(blocks, masks, x[:, : setup.length // 2 // setup.chunk * setup.chunk]),
+        "kept after all": _cache_size(blocks, masks, x[:, : setup.length // setup.chunk * setup.chunk]),
     }
 
 
 def _masks(setup: Setup, depth: int) -> dict[str, list[Mask]]:
-    """Who sees whom, in each block."""
+    """Return the mask of each block."""
     own = chunks(setup.chunk, before=setup.look_back)
     ahead = chunks(setup.chunk, before=setup.look_back, after=setup.look_ahead // setup.chunk)
     sliding = window(before=setup.look_back * setup.chunk, after=setup.look_ahead)
     return {
         "chunks": [own] * depth,
-        "chunks with look-ahead": [ahead, *[own] * (depth - 1)],  # later blocks stay inside what the first has seen
+        "chunks with look-ahead": [ahead, *[own] * (depth - 1)],  # later blocks see no more than the first
         "sliding look-ahead": [sliding] * depth,
         "everything": [full()] * depth,
     }
 
 
-def _blocks(setup: Setup, depth: int, layer: Callable[[int, int], AttentionLayer]) -> list[Block]:
+def _build_blocks(setup: Setup, depth: int, layer: Callable[[int, int], AttentionLayer]) -> list[Block]:
     made = []
     for number in range(depth):
         feedforward = FeedForward(setup.width, 2 * setup.width)
@@ -108,15 +107,15 @@ def _blocks(setup: Setup, depth: int, layer: Callable[[int, int], AttentionLayer
     return made
 
 
-def _whole(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+def _one_pass(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
     for block, mask in zip(blocks, masks, strict=True):
         x = block(x, mask=mask)
     return x.detach()
 
 
 @torch.no_grad()
-def _streamed(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> tuple[Tensor, int]:
-    """All rows, and the longest wait: tokens that came from a row's own token on until the row was given out."""
+def _stream(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> tuple[Tensor, int]:
+    """Return all rows and the longest wait: tokens from a row's own token until the row was returned."""
     streams = [block.stream(mask) for block, mask in zip(blocks, masks, strict=True)]
     rows, given, longest = [], 0, 0
     for received in range(1, x.shape[1] + 1):
@@ -130,12 +129,12 @@ def _streamed(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"])
     last = streams[0].finish()
     for stream in streams[1:]:
         last = torch.cat([stream.push(last), stream.finish()], 1)
-    # what only the end released has waited for all that came after it
+    # a row released at the end has waited for all later tokens
     return torch.cat([*rows, last], 1), max(longest, x.shape[1] - given)
 
 
 def _reach(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> int:
-    """How many tokens after its own the output of a row depends on, at most, by gradients of one pass."""
+    """Return how many later tokens a row depends on at most, by gradients of one pass."""
     farthest = 0
     for row in range(x.shape[1] // 2):
         start = x.clone().requires_grad_()
@@ -150,8 +149,8 @@ def _reach(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) ->
 
 
 @torch.no_grad()
-def _kept(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> int:
-    """Numbers that the streams hold after x."""
+def _cache_size(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> int:
+    """Count the numbers in the caches after x."""
     streams: list[BlockStream] = [block.stream(mask) for block, mask in zip(blocks, masks, strict=True)]
     for stream in streams:
         x = stream.push(x)
@@ -166,7 +165,7 @@ def verdict(numbers: Numbers) -> Verdict:
         "sliding look-ahead": [1 + depth * ahead for depth in depths],
         "everything": [numbers["length"] for _ in depths],
     }
-    # a row that is given out has seen all it depends on, and nothing was waited for in vain
+    # a returned row has seen all it depends on and has waited for nothing else
     needed = {name: [wait - 1 for wait in counts] for name, counts in waits.items()}
     reached = all(needed[name] == numbers["reaches"][name] for name in waits if name != "everything")
     bounded = numbers["kept after half"] == numbers["kept after all"]

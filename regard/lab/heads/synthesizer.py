@@ -1,11 +1,11 @@
-"""What can weights made from each token alone not do?
+"""What is impossible if weights depend on each token alone?
 
-Claim: Match by content. A synthesizer makes the weights of row i from x_i (dense) or from nothing (random), so they
-    cannot depend on where a matching token stands; in one layer dot-product attention finds it, and the synthesizer
-    does no better than guessing the commonest value. It is no cheaper in weights: there are N x N of them still.
-Measures: Sequences of tokens in pairs with one name: each has to tell its partner's value. One layer of each kind, of
-    the same class with other parts, trained over seeds, and the guess of the commonest value; how much the weights
-    of a row move when the other tokens change; how many weights a layer makes.
+Claim: Matching by content. A synthesizer computes the weights of row i from x_i (dense) or from nothing (random), so
+    they cannot depend on the position of a matching token. In one layer dot-product attention finds it, and the
+    synthesizer is no better than guessing the most common value. It does not need fewer weights: there are still N x N.
+Measures: Sequences with pairs of tokens that share a name: each token has to predict its partner's value. One layer of
+    each kind, trained over seeds, and the guess of the most common value. How much the weights of a row change if the
+    other tokens change. How many weights a layer computes.
 Budget: 60 seconds
 Source: 001 2
 """
@@ -45,7 +45,7 @@ PARTS = ("dot", "dense", "random")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The task (pairs in a sequence, names to choose from, values), the layer, and how long and how often to train."""
+    """The task (pairs in a sequence, names, values), the layer, and the training steps and seeds."""
 
     pairs: int = 6
     names: int = 12
@@ -59,9 +59,9 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
         if self.names < self.pairs:
-            raise ConfigError(f"{self.pairs} pairs need a name each, but there are {self.names}; raise names")
+            raise ConfigError(f"{self.pairs} pairs need one name each, but names={self.names}; raise names")
 
     @property
     def length(self) -> int:
@@ -72,16 +72,16 @@ SMOKE = Setup(pairs=4, names=8, steps=80, batch=16, repeats=3)
 
 
 def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] = Synthesizer) -> Numbers:
-    """mixer  makes the layer: mixer(width, heads, context, parts=(part,)); `attention` reads its weights out"""
+    """mixer  builds the layer: mixer(width, heads, context, parts=(part,)); `attention` returns its weights"""
     right: dict[str, list[float]] = {part: [] for part in PARTS}
     moved: dict[str, float] = {}
     made: dict[str, int] = {}
     commonest: list[float] = []
     for number in range(setup.repeats):
-        trial = _drawn(setup, setup.trials, make_generator(1000 * setup.seed + number + 500))
-        commonest.append(_commonest(*trial[1:]))
+        trial = _sample_batch(setup, setup.trials, make_generator(1000 * setup.seed + number + 500))
+        commonest.append(_most_common_accuracy(*trial[1:]))
         for part in PARTS:
-            model = _trained(setup, part, number, mixer)
+            model = _train(setup, part, number, mixer)
             with torch.no_grad():
                 right[part].append((model(*trial[:2]).argmax(-1) == trial[2]).double().mean().item())
             change, made[part] = _weights(model, setup, attention)
@@ -99,7 +99,7 @@ def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] =
 
 
 class _Matcher(nn.Module):
-    """Names and values, one layer that mixes all other tokens into each, and a guess of its partner's value."""
+    """Embeddings of names and values, one layer over all other tokens, and a prediction of the partner's value."""
 
     def __init__(self, setup: Setup, part: str, mixer: Callable[..., Any]) -> None:
         super().__init__()
@@ -108,13 +108,13 @@ class _Matcher(nn.Module):
         self.guess = nn.Linear(setup.width, setup.values)
 
     def forward(self, names: Int[Tensor, "b n"], values: Int[Tensor, "b n"]) -> Float[Tensor, "b n w"]:
-        # a token sees all but itself, or it would match itself
+        # a token sees all but itself; otherwise it would match itself
         guesses: Tensor = self.guess(self.layer(self.names(names) + self.values(values), mask=~window()))
         return guesses
 
 
-def _drawn(setup: Setup, batch: int, draws: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Names, each on two tokens, values, and for each token the value of the other with its name."""
+def _sample_batch(setup: Setup, batch: int, draws: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample names (two tokens each), values, and for each token the value of its partner."""
     chosen = torch.rand(batch, setup.names, generator=draws).argsort(1)[:, : setup.pairs].repeat(1, 2)
     names = chosen.gather(1, torch.rand(batch, setup.length, generator=draws).argsort(1))
     values = torch.randint(setup.values, (batch, setup.length), generator=draws)
@@ -122,22 +122,22 @@ def _drawn(setup: Setup, batch: int, draws: torch.Generator) -> tuple[Tensor, Te
     return names, values, values.gather(1, partner.int().argmax(-1))
 
 
-def _trained(setup: Setup, part: str, number: int, mixer: Callable[..., Any]) -> _Matcher:
+def _train(setup: Setup, part: str, number: int, mixer: Callable[..., Any]) -> _Matcher:
     seed = 1000 * setup.seed + number
     model, draws = _Matcher(setup, part, mixer), make_generator(seed)
     tables = {"names.weight": normal(1.0), "values.weight": normal(1.0), "layer.dense_keys": normal(0.3)}
     init_parameters(model, {**tables, "*.bias": constant(0.0), "*.weight": fan_in(), "*": constant(0.0)}, seed)
 
     def loss() -> Tensor:
-        names, values, wanted = _drawn(setup, setup.batch, draws)
+        names, values, wanted = _sample_batch(setup, setup.batch, draws)
         return functional.cross_entropy(model(names, values).flatten(0, 1), wanted.flatten())
 
     fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
     return model
 
 
-def _commonest(values: Int[Tensor, "b n"], wanted: Int[Tensor, "b n"]) -> float:
-    """How often the commonest value among the other tokens is the right one: the best guess that matches nothing."""
+def _most_common_accuracy(values: Int[Tensor, "b n"], wanted: Int[Tensor, "b n"]) -> float:
+    """Return how often the most common value among the other tokens is correct: the best guess without matching."""
     seen = functional.one_hot(values)
     others = seen.sum(1, keepdim=True) - seen
     return (others.argmax(-1) == wanted).double().mean().item()
@@ -145,9 +145,9 @@ def _commonest(values: Int[Tensor, "b n"], wanted: Int[Tensor, "b n"]) -> float:
 
 @torch.no_grad()
 def _weights(model: _Matcher, setup: Setup, attention: Attention) -> tuple[float, int]:
-    """How much the weights of the first row move when all other tokens change, and how many weights there are."""
-    names, values, _ = _drawn(setup, 1, make_generator(setup.seed))
-    others, other_values, _ = _drawn(setup, 1, make_generator(setup.seed + 1))
+    """Return how much the weights of the first row change if all other tokens change, and the number of weights."""
+    names, values, _ = _sample_batch(setup, 1, make_generator(setup.seed))
+    others, other_values, _ = _sample_batch(setup, 1, make_generator(setup.seed + 1))
     calls: list[Request] = []
     with observe_requests(lambda name, call, out: calls.append(call)):
         model(names, values)
@@ -167,10 +167,10 @@ def verdict(numbers: Numbers) -> Verdict:
     told = ", ".join(f"{part} {right[part].share()}" for part in PARTS)
     return decide(
         blind and square,
-        f"Partners told right: {told}, by the commonest value {guess:.0%} ({numbers['repeats']} seeds, chance "
-        f"{numbers['chance']:.0%}). Other tokens move a row's weights by {moved['dot']:.2f} (dot), {moved['dense']:g} "
-        f"(dense) and {moved['random']:g} (random); each makes {numbers['weights made']['dense']} weights for {n} "
-        "tokens.",
+        f"Accuracy: {told}, with the most common value {guess:.0%} ({numbers['repeats']} seeds, chance "
+        f"{numbers['chance']:.0%}). Other tokens change the weights of a row by {moved['dot']:.2f} (dot), "
+        f"{moved['dense']:g} (dense) and {moved['random']:g} (random); each computes "
+        f"{numbers['weights made']['dense']} weights for {n} tokens.",
         [*cannot, right["dot"] - 0.9],
     )
 
@@ -187,5 +187,5 @@ def draw(numbers: Numbers) -> Figure:
     axes.bar_label(drawn, fmt="%.2f", label_type="center", color="white")
     axes.axhline(numbers["right by the commonest value"], color=COLOURS[1], linestyle="--", label="commonest value")
     axes.legend(frameon=False)
-    axes.set(ylim=(0, 1.1), xlabel="where weights come from", ylabel="partners told right", title="Matching by content")
+    axes.set(ylim=(0, 1.1), xlabel="source of the weights", ylabel="accuracy", title="Matching by content")
     return figure

@@ -1,9 +1,9 @@
-"""Why should self-attention give out what it takes in, in size?
+"""Why should self-attention have equal input and output sizes?
 
-Claim: Layers of equal input and output can be stacked, one kind of layer for any depth; and the residual sum x + f(x)
-    needs it, without which the gradient is lost on the way down a deep stack.
-Measures: Which output widths a next layer and a residual sum take, tried with real layers; the size of the gradient
-    that reaches the input of a stack of layers with a norm before each, with residual sums and without.
+Claim: Layers with equal input and output sizes can be stacked to any depth. The residual sum x + f(x) needs equal
+    sizes, and without residual sums the gradient vanishes in a deep stack.
+Measures: Which output widths a next layer and a residual sum accept, tested with real layers. The gradient at the input
+    of a stack of pre-norm layers, with and without residual sums.
 Budget: 5 seconds
 Source: 003 12.2
 """
@@ -27,7 +27,7 @@ MATHS = r"x_{l+1} = x_l + f_l(x_l), \quad f_l: R^{N D} \to R^{N D}"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The layer, the output widths to try and the depths to send a gradient through."""
+    """The layer, output widths to test, and depths of the stacks."""
 
     width: int = 24
     heads: int = 3
@@ -41,16 +41,16 @@ SMOKE = Setup(depths=(1, 4, 16))
 
 
 def run(setup: Setup, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
-    """layer  makes the attention layer: layer(width, heads)"""
+    """layer  builds the attention layer: layer(width, heads)"""
     x = torch.randn(1, setup.length, setup.width, generator=make_generator(setup.seed), dtype=torch.float64)
-    attended = _made(layer, setup, 0)(x).detach()
+    attended = _build_layer(layer, setup, 0)(x).detach()
     own = attended.shape[-1]
     adds, stacks = [], []
     for width in setup.outputs:
         out = attended if width == own else nn.Linear(own, width).double()(attended)
-        adds.append(_takes(x.add, out))
-        stacks.append(_takes(_made(layer, setup, 2), out))
-    depths = setup.depths if own == setup.width else ()  # layers of another size make no stack
+        adds.append(_accepts(x.add, out))
+        stacks.append(_accepts(_build_layer(layer, setup, 2), out))
+    depths = setup.depths if own == setup.width else ()  # layers of different sizes cannot be stacked
     return {
         "width": setup.width,
         "own output": own,
@@ -63,27 +63,27 @@ def run(setup: Setup, layer: Callable[[int, int], Any] = AttentionLayer) -> Numb
     }
 
 
-def _made(layer: Callable[[int, int], Any], setup: Setup, number: int) -> Any:
+def _build_layer(layer: Callable[[int, int], Any], setup: Setup, number: int) -> Any:
     made = layer(setup.width, setup.heads).double()
     init_parameters(made, {"*.weight": fan_in(), "*.bias": normal(0.1)}, 1000 * setup.seed + number)
     return made
 
 
-def _takes(taker: Callable[[Tensor], Any], x: Tensor) -> bool:
+def _accepts(taker: Callable[[Tensor], Any], x: Tensor) -> bool:
     try:
         taker(x)
-    except (RuntimeError, ValueError):  # torch's own refusal of a sum, and ours of an input
+    except (RuntimeError, ValueError):  # torch refuses the sum, our layer the input
         return False
     return True
 
 
 def _gradient(layer: Callable[[int, int], Any], setup: Setup, x: Tensor, depth: int, kept: float) -> float:
-    """The size of the gradient at all inputs of the difference between two rows of the output."""
+    """Return the norm of the gradient, at all inputs, of the difference between two output rows."""
     start = x.clone().requires_grad_()
     out = start
     for number in range(depth):
-        out = kept * out + _made(layer, setup, number)(functional.layer_norm(out, (setup.width,)))
-    # what differs from row to row is what a stack must not lose
+        out = kept * out + _build_layer(layer, setup, number)(functional.layer_norm(out, (setup.width,)))
+    # the stack must not lose the differences between rows
     (out[0, 0] - out[0, -1]).sum().backward()
     return float(start.grad.norm()) if start.grad is not None else 0.0
 
@@ -92,7 +92,9 @@ def verdict(numbers: Numbers) -> Verdict:
     width, outputs = numbers["width"], numbers["outputs"]
     fits = [output == width for output in outputs]
     if numbers["own output"] != width:
-        return decide(False, f"A layer of width {width} gives out {numbers['own output']}: it cannot be stacked.")
+        return decide(
+            False, f"A layer of width {width} has outputs of width {numbers['own output']}: it cannot be stacked."
+        )
     only = numbers["adds"] == fits and numbers["stacks"] == fits and any(fits)
     kept, lost = numbers["gradient with sums"], numbers["gradient without"]
     added, taken = ([at for at, fit in zip(outputs, numbers[by], strict=True) if fit] for by in ("adds", "stacks"))
@@ -110,5 +112,7 @@ def draw(numbers: Numbers) -> Figure:
     plot_lines(
         axes, numbers["depths"], {"x + f(x)": numbers["gradient with sums"], "f(x)": numbers["gradient without"]}
     )
-    axes.set(xscale="log", yscale="log", xlabel="layers", ylabel="gradient at the input", title="What the sum is for")
+    axes.set(
+        xscale="log", yscale="log", xlabel="layers", ylabel="gradient at the input", title="Effect of residual sums"
+    )
     return figure

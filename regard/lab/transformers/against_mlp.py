@@ -1,12 +1,12 @@
 """How does a Transformer differ from a multi-layer perceptron?
 
-Claim: A perceptron over a whole input has weights for each of its n places, so that its parameters grow with n and it
-    takes no other n. A Transformer has the same parameters for any n and takes any: its feed-forward part is a
-    perceptron that all tokens share, one at a time, and what it weighs other tokens by is made from the tokens, where
-    a perceptron's first layer weighs places by numbers that are fixed.
-Measures: Parameters of both kinds of real models at growing images; which of them take images of another size; a
-    feed-forward part on a sequence against each of its tokens alone; how far attention weights, and what a pixel
-    counts for in a perceptron's first layer, differ between two inputs.
+Claim: A perceptron over a whole input has weights for each of its n positions, so its number of parameters grows with n
+    and it accepts no other n. A Transformer has the same parameters for any n and accepts any n: its feed-forward part
+    is a perceptron applied to each token, and its attention weights are computed from the tokens, while the first layer
+    of a perceptron has fixed weights per position.
+Measures: Parameters of real models of both kinds for growing images; which of them accept images of another size; a
+    feed-forward part on a sequence against each token alone; how much the attention weights, and the derivatives of a
+    perceptron's first layer, differ between two inputs.
 Budget: 1 second
 Source: 004 1c-d
 """
@@ -31,7 +31,7 @@ MATHS = r"n H + H \mathrm{against} 2 D H + H + D"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Both models, and the sides of the images that they are built for, in patches."""
+    """Both models, and the image sides they are built for, in patches."""
 
     width: int = 24
     heads: int = 3
@@ -43,7 +43,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         if len(set(self.sides)) < 2:
-            raise ConfigError(f"sides are two different ones at least, to compare: sides={self.sides}")
+            raise ConfigError(f"sides must be at least two different ones: sides={self.sides}")
 
 
 SMOKE = Setup()
@@ -55,7 +55,7 @@ def run(
     vit: Callable[[ViTConfig], Any] = ViT,
     mlp: Callable[[MLPConfig], Any] = MLP,
 ) -> Numbers:
-    """vit, mlp  make the models: vit(config), mlp(config)"""
+    """vit, mlp  build the models: vit(config), mlp(config)"""
     transformers, perceptrons = [], []
     for side in setup.sides:
         image = setup.patch * side
@@ -68,7 +68,7 @@ def run(
             depth=setup.depth,
             heads=setup.heads,
             pool="mean",
-            positions="none",  # learned ones would be numbers for each place
+            positions="none",  # learned positions would be parameters for each position
         )
         transformers.append(vit(looking))
         perceptrons.append(mlp(MLPConfig(image=image, channels=1, classes=5, widths=(setup.hidden,))))
@@ -88,26 +88,26 @@ def run(
     q = tokens[:, None]
     places = torch.eye(q.shape[2], dtype=q.dtype).expand(2, 1, -1, -1)
     weights = attention(q, q, places)
-    slopes = _slopes(perceptrons[-1].layers[0], images[-1].flatten(1))
+    slopes = _first_layer_derivatives(perceptrons[-1].layers[0], images[-1].flatten(1))
     return {
         "tokens": [side**2 for side in setup.sides],
         "pixels": [(setup.patch * side) ** 2 for side in setup.sides],
         "hidden": setup.hidden,
-        "parameters of transformer": [_count(model) for model in transformers],
-        "parameters of perceptron": [_count(model) for model in perceptrons],
-        "sizes taken by transformer": [sum(_takes(model, image) for image in images) for model in transformers],
-        "sizes taken by perceptron": [sum(_takes(model, image) for image in images) for model in perceptrons],
+        "parameters of transformer": [_count_parameters(model) for model in transformers],
+        "parameters of perceptron": [_count_parameters(model) for model in perceptrons],
+        "sizes taken by transformer": [sum(_accepts(model, image) for image in images) for model in transformers],
+        "sizes taken by perceptron": [sum(_accepts(model, image) for image in images) for model in perceptrons],
         "difference of tokens alone": shared,
         "attention weights between inputs": float((weights[0] - weights[1]).abs().max()),
         "slopes of perceptron between inputs": float((slopes[0] - slopes[1]).abs().max()),
     }
 
 
-def _count(model: Any) -> int:
+def _count_parameters(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _takes(model: Any, image: Tensor) -> bool:
+def _accepts(model: Any, image: Tensor) -> bool:
     try:
         model(image)
     except ShapeError:
@@ -115,8 +115,8 @@ def _takes(model: Any, image: Tensor) -> bool:
     return True
 
 
-def _slopes(layer: Any, inputs: Tensor) -> list[Tensor]:
-    """What each place counts for in the first layer's outputs, at each of the inputs."""
+def _first_layer_derivatives(layer: Any, inputs: Tensor) -> list[Tensor]:
+    """Return the derivatives of the first layer's outputs by each position, for each input."""
     return [torch.autograd.functional.jacobian(layer, row) for row in inputs]
 
 
@@ -136,11 +136,11 @@ def verdict(numbers: Numbers) -> Verdict:
         and numbers["difference of tokens alone"] < 1e-12
         and moved > 1e-3
         and fixed == 0,
-        f"From {pixels[0]} to {pixels[-1]} pixels the perceptron goes from {theirs[0]:,} to {theirs[-1]:,} parameters "
-        f"and the Transformer from {ours[0]:,} to {ours[-1]:,}; of {sizes} sizes of images each perceptron takes "
-        f"{max(taken[1])} and each Transformer {min(taken[0])}. Tokens alone come out of the feed-forward part as "
-        f"together, to {numbers['difference of tokens alone']:.0g}. Between two inputs attention weights differ by "
-        f"{moved:.2f}, what the perceptron's first layer weighs pixels by differs by {fixed:g}.",
+        f"From {pixels[0]} to {pixels[-1]} pixels the perceptron goes from {theirs[0]:,} to {theirs[-1]:,} "
+        f"parameters and the Transformer from {ours[0]:,} to {ours[-1]:,}. Of {sizes} image sizes each perceptron "
+        f"accepts {max(taken[1])} and each Transformer {min(taken[0])}. The feed-forward part gives the same outputs "
+        f"for tokens alone and together, up to {numbers['difference of tokens alone']:.0g}. Between two inputs "
+        f"attention weights differ by {moved:.2f}, and the derivatives of the perceptron's first layer by {fixed:g}.",
     )
 
 
@@ -150,5 +150,5 @@ def draw(numbers: Numbers) -> Figure:
     plot_lines(left, numbers["pixels"], {shown: numbers[f"parameters of {kind}"] for shown, kind in kinds.items()})
     left.set(xscale="log", yscale="log", xlabel="pixels", ylabel="parameters", title="Parameters by size of input")
     plot_bars(right, {shown: min(numbers[f"sizes taken by {kind}"]) for shown, kind in kinds.items()})
-    right.set(ylabel=f"of {len(numbers['pixels'])} sizes of images", title="Sizes that one model takes")
+    right.set(ylabel=f"of {len(numbers['pixels'])} image sizes", title="Sizes that one model accepts")
     return figure

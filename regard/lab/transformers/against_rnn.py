@@ -50,13 +50,13 @@ KINDS = ("recurrent", "recurrent with attention", "transformer")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Layers to follow and to time, and the task: a token to tell, so much noise after it, and how long to train.
+    """The layers to measure, and the task: predict the first token of a source followed by noise.
 
-    lengths    tokens that layers are followed and timed over, up to their width
+    lengths    numbers of tokens for the layers, at most their width
     layer      the width of those layers
-    distances  tokens of noise between the one to tell and the end of the source
-    values     different tokens to tell
-    noise      different tokens of noise
+    distances  numbers of noise tokens after the first token
+    values     different first tokens
+    noise      different noise tokens
     """
 
     lengths: tuple[int, ...] = (8, 32, 128)
@@ -73,20 +73,19 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
         for name in ("lengths", "distances"):
             several = getattr(self, name)
             if len(several) < 2 or list(several) != sorted(set(several)) or several[0] < 1:
-                raise ConfigError(f"{name} are two or more numbers of tokens that grow, but are {several}")
+                raise ConfigError(f"{name} must be two or more growing numbers of tokens: {name}={several}")
         if self.lengths[-1] > self.layer:
             raise ConfigError(
-                f"lengths end at the width of the layers at most, beyond which attention takes longer: "
-                f"lengths={self.lengths}, layer={self.layer}"
+                f"lengths must not exceed the width of the layers: lengths={self.lengths}, layer={self.layer}"
             )
 
     @property
     def vocab(self) -> int:
-        return self.values + self.noise + 1  # and one that says start
+        return self.values + self.noise + 1  # and the start token
 
 
 SMOKE = Setup(lengths=(8, 64), distances=(1, 10), values=6, batch=16, steps=50, rate=0.03, repeats=3)
@@ -98,9 +97,11 @@ def run(
     rnn: Callable[[RNNConfig], Any] = RNN,
     transformer: Callable[[TransformerConfig], Any] = Transformer,
 ) -> Numbers:
-    """rnn, transformer  make the encoders and decoders: rnn(config), transformer(config)"""
-    ways = {kind: [_way(setup, kind, n, attention) for n in setup.lengths] for kind in ("attention", "recurrent")}
-    layers: dict[str, Any] = {kind: [_layer(setup, kind, n, attention) for n in setup.lengths] for kind in ways}
+    """rnn, transformer  build the encoder-decoders: rnn(config), transformer(config)"""
+    ways = {
+        kind: [_path_lengths(setup, kind, n, attention) for n in setup.lengths] for kind in ("attention", "recurrent")
+    }
+    layers: dict[str, Any] = {kind: [_measure_layer(setup, kind, n, attention) for n in setup.lengths] for kind in ways}
     right: dict[str, list[list[float]]] = {kind: [[] for _ in setup.distances] for kind in KINDS}
     looked: dict[str, list[tuple[int, float]]] = {kind: [] for kind in KINDS}
     exchanged: dict[str, float] = {}
@@ -109,10 +110,10 @@ def run(
         seed = 1000 * setup.seed + number
         for kind in KINDS:
             for at, distance in enumerate(setup.distances):
-                model = _trained(setup, kind, distance, seed, rnn, transformer)
-                right[kind][at].append(_tried(model, setup, distance, seed + 500))
-            looked[kind].append(_looked(model, setup, setup.distances[-1], seed + 500))
-            exchanged[kind] = max(_exchanged(model, setup, seed + 500), exchanged.get(kind, 0.0))
+                model = _train(setup, kind, distance, seed, rnn, transformer)
+                right[kind][at].append(_evaluate(model, setup, distance, seed + 500))
+            looked[kind].append(_record_attention(model, setup, setup.distances[-1], seed + 500))
+            exchanged[kind] = max(_exchange_encodings(model, setup, seed + 500), exchanged.get(kind, 0.0))
             parameters[kind] = sum(each.numel() for each in model.parameters())
     return {
         "lengths": list(setup.lengths),
@@ -138,20 +139,20 @@ def run(
     }
 
 
-def _layers(setup: Setup) -> tuple[AttentionLayer, LSTM]:
+def _build_layers(setup: Setup) -> tuple[AttentionLayer, LSTM]:
     made = AttentionLayer(setup.layer, 1), LSTM(setup.layer)
     for layer in made:
         init_parameters(layer, {"*.bias": normal(0.1), "*": fan_in()}, setup.seed)
     return made
 
 
-def _way(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, int, float]:
-    """Operations from the last output back to the first of n tokens, the shortest and the longest way; its gradient."""
-    layer, cell = _layers(setup)
+def _path_lengths(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, int, float]:
+    """Return the shortest and longest path from the last output to the first of n tokens, and the gradient."""
+    layer, cell = _build_layers(setup)
     draws = make_generator(setup.seed)
     tokens = [torch.randn(1, 1, setup.layer, generator=draws).requires_grad_() for _ in range(n)]
     if kind == "attention":
-        # every token is projected by itself, so that no operation but attention joins two of them
+        # every token is projected by itself, so that only attention connects two tokens
         heads = [split_heads(layer.query_key_value(token), 3).chunk(3, 1) for token in tokens]
         k, v = (torch.cat([each[part] for each in heads], 2) for part in (1, 2))
         out = layer.out(merge_heads(attention(heads[-1][0], k, v)))
@@ -159,15 +160,15 @@ def _way(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, in
         state = RNNState(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
         for token in tokens:
             out, state = cell.step_by_step(token, state)
-    shortest, longest = _ways_back(out, tokens[0])
+    shortest, longest = _count_operations(out, tokens[0])
     (gradient,) = torch.autograd.grad(out.sum(), tokens[0], allow_unused=True)
     return shortest, longest, 0.0 if gradient is None else float(gradient.norm())
 
 
-def _ways_back(out: Tensor, leaf: Tensor) -> tuple[int, int]:
-    """The fewest and the most operations between a result and what it was made of; 0 where there is no way."""
+def _count_operations(out: Tensor, leaf: Tensor) -> tuple[int, int]:
+    """Return the fewest and the most operations between an output and an input; 0 if there is no path."""
     below: dict[Any, list[Any]] = {}
-    order: list[Any] = []  # what an operation stands on comes before it
+    order: list[Any] = []  # the inputs of an operation come before it
     waiting: list[tuple[Any, bool]] = [(out.grad_fn, False)]
     while waiting:
         node, done = waiting.pop()
@@ -187,9 +188,9 @@ def _ways_back(out: Tensor, leaf: Tensor) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def _layer(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, float]:
-    """Multiply-adds of a layer over n tokens, and the seconds it takes."""
-    layer, cell = _layers(setup)
+def _measure_layer(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, float]:
+    """Measure the multiply-adds and the seconds of a layer over n tokens."""
+    layer, cell = _build_layers(setup)
     x = torch.randn(1, n, setup.layer, generator=make_generator(setup.seed))
     state = RNNState(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
 
@@ -199,7 +200,9 @@ def _layer(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, 
         return out
 
     with count_flops() as flops:
-        attended() if kind == "attention" else cell.step_by_step(x, state)  # counters do not see into the fused form
+        attended() if kind == "attention" else cell.step_by_step(
+            x, state
+        )  # the counter does not see inside the fused kernel
     taken = []
     for _ in range(20):
         start = time.perf_counter()
@@ -208,7 +211,7 @@ def _layer(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, 
     return int(flops.get_total_flops()) // 2, min(taken)
 
 
-def _made(
+def _build_models(
     setup: Setup,
     kind: str,
     distance: int,
@@ -233,21 +236,21 @@ def _made(
         return model
     looking = "dot" if kind == "recurrent with attention" else None
     model = rnn(RNNConfig(vocab=setup.vocab, width=setup.width, depth=1, attention=looking, dropout=0.0))
-    # tokens of the size that the Transformer begins with
+    # embeddings of the same size as those of the Transformer
     init_parameters(model, {"source.weight": normal(1.0), "target.weight": normal(1.0), **model.initializers()}, seed)
     return model
 
 
-def _drawn(
+def _sample_batch(
     setup: Setup, distance: int, batch: int, draws: torch.Generator
 ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b 1"], Int[Tensor, "b"]]:
-    """Sources, targets that only start, and the tokens to tell."""
+    """Sample sources, targets that hold the start token, and the tokens to predict."""
     wanted = torch.randint(setup.values, (batch, 1), generator=draws)
     noise = setup.values + torch.randint(setup.noise, (batch, distance), generator=draws)
     return torch.cat([wanted, noise], 1), torch.full((batch, 1), setup.vocab - 1), wanted[:, 0]
 
 
-def _trained(
+def _train(
     setup: Setup,
     kind: str,
     distance: int,
@@ -255,10 +258,10 @@ def _trained(
     rnn: Callable[[RNNConfig], Any],
     transformer: Callable[[TransformerConfig], Any],
 ) -> Any:
-    model, draws = _made(setup, kind, distance, seed, rnn, transformer), make_generator(seed)
+    model, draws = _build_models(setup, kind, distance, seed, rnn, transformer), make_generator(seed)
 
     def loss() -> Tensor:
-        source, target, wanted = _drawn(setup, distance, setup.batch, draws)
+        source, target, wanted = _sample_batch(setup, distance, setup.batch, draws)
         return functional.cross_entropy(model(source, target)[:, 0], wanted)
 
     fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
@@ -266,15 +269,15 @@ def _trained(
 
 
 @torch.no_grad()
-def _tried(model: Any, setup: Setup, distance: int, seed: int) -> float:
-    source, target, wanted = _drawn(setup, distance, setup.trials, make_generator(seed))
+def _evaluate(model: Any, setup: Setup, distance: int, seed: int) -> float:
+    source, target, wanted = _sample_batch(setup, distance, setup.trials, make_generator(seed))
     return float((model(source, target)[:, 0].argmax(-1) == wanted).double().mean())
 
 
 @torch.no_grad()
-def _looked(model: Any, setup: Setup, distance: int, seed: int) -> tuple[int, float]:
-    """How many times the model asks for attention, and how much the token to tell gets of the last."""
-    source, target, _ = _drawn(setup, distance, setup.trials, make_generator(seed))
+def _record_attention(model: Any, setup: Setup, distance: int, seed: int) -> tuple[int, float]:
+    """Count the attention calls of the model, and return the weight of the first token in the last call."""
+    source, target, _ = _sample_batch(setup, distance, setup.trials, make_generator(seed))
     with watch(model) as seen:
         model(source, target)
     if not len(seen):
@@ -284,18 +287,18 @@ def _looked(model: Any, setup: Setup, distance: int, seed: int) -> tuple[int, fl
 
 
 @torch.no_grad()
-def _exchanged(model: Any, setup: Setup, seed: int) -> float:
-    """How far logits from another source's encoding are from those of that source: 0 if encodings are all there is."""
+def _exchange_encodings(model: Any, setup: Setup, seed: int) -> float:
+    """Return the difference between logits from an exchanged encoding and from its own source."""
     draws = make_generator(seed)
-    source, target, _ = _drawn(setup, setup.distances[-1], setup.trials, draws)
-    other, other_target, _ = _drawn(setup, setup.distances[-1], setup.trials, draws)
-    model(source, target)  # nothing of the source before may stay behind
+    source, target, _ = _sample_batch(setup, setup.distances[-1], setup.trials, draws)
+    other, other_target, _ = _sample_batch(setup, setup.distances[-1], setup.trials, draws)
+    model(source, target)  # the model must not keep anything of the earlier source
     decoded = model.decode(target, model.encode(other))
     logits = decoded if isinstance(decoded, Tensor) else decoded[0]
     return float((logits - model(other, other_target)).abs().max())
 
 
-def _right(numbers: Numbers, kind: str, at: int) -> Estimate:
+def _accuracy(numbers: Numbers, kind: str, at: int) -> Estimate:
     return Estimate(numbers["right"][kind][at], numbers["interval"][kind][at])
 
 
@@ -303,7 +306,7 @@ def verdict(numbers: Numbers) -> Verdict:
     lengths, distances = numbers["lengths"], numbers["distances"]
     short, long = numbers["shortest way"], numbers["longest way"]
     same = all(len(set(ways["attention"])) == 1 and ways["attention"][0] > 0 for ways in (short, long))
-    # at least one operation for each token between
+    # at least one operation per token in between
     grows = all(
         ways["recurrent"][at + 1] - ways["recurrent"][at] >= lengths[at + 1] - lengths[at]
         for ways in (short, long)
@@ -316,7 +319,7 @@ def verdict(numbers: Numbers) -> Verdict:
         8 * n * d * d for n in lengths
     ]
     alike = max(numbers["parameters"].values()) < 1.25 * min(numbers["parameters"].values())
-    near, far = ({kind: _right(numbers, kind, at) for kind in KINDS} for at in (0, -1))
+    near, far = ({kind: _accuracy(numbers, kind, at) for kind in KINDS} for at in (0, -1))
     chance = numbers["chance"]
     learned = [share - 0.8 for share in (*near.values(), far["transformer"])]
     forgot = chance + 0.2 - far["recurrent"]
@@ -325,26 +328,26 @@ def verdict(numbers: Numbers) -> Verdict:
     ways = {kind: f"{several[0]} and {several[-1]}" for kind, several in short.items()}
     return decide(
         same and grows and reached and costs and alike,
-        f"Between the first token and the last output of {lengths[0]} and {lengths[-1]} tokens stand "
-        f"{ways['attention']} operations with attention, {ways['recurrent']} in a recurrent layer; of width {d} they "
-        f"take {taken['attention'] * 1e3:.2f} and {taken['recurrent'] * 1e3:.2f} ms for all lengths. A token told "
-        f"after {distances[0]} and after {distances[-1]} others (chance {chance:.0%}, {numbers['repeats']} seeds): "
-        f"{told}.",
+        f"For {lengths[0]} and {lengths[-1]} tokens the path from the last output to the first token has "
+        f"{ways['attention']} operations with attention and {ways['recurrent']} in a recurrent layer. At width {d} "
+        f"they take {taken['attention'] * 1e3:.2f} and {taken['recurrent'] * 1e3:.2f} ms for all lengths. Accuracy "
+        f"for the first token after {distances[0]} and {distances[-1]} noise tokens (chance {chance:.0%}, "
+        f"{numbers['repeats']} seeds): {told}.",
         [*learned, forgot, bridged],
     )
 
 
 @wrong_answer(
     "000 1.4a",
-    says="What sets the Transformer apart is that it has an encoder and a decoder.",
-    right="Recurrent networks had both before; new is that attention takes the place of recurrence within each.",
+    says="The Transformer differs by having an encoder and a decoder.",
+    right="Recurrent networks had both before; the new idea is attention instead of recurrence within each.",
 )
 def _new_with_transformers(numbers: Numbers) -> Verdict:
-    near, gap = _right(numbers, "recurrent", 0), numbers["difference once encodings are exchanged"]["recurrent"]
+    near, gap = _accuracy(numbers, "recurrent", 0), numbers["difference once encodings are exchanged"]["recurrent"]
     sentence = (
-        f"A recurrent encoder and decoder tell {near.share()} right after noise of length {numbers['distances'][0]}, "
-        f"and all that decoder knows of the source is its encoding: given another source's, it is {gap:g} off what it "
-        "says of that one."
+        f"A recurrent encoder-decoder predicts {near.share()} correctly with noise of length "
+        f"{numbers['distances'][0]}, and its decoder depends on the encoding only: with the encoding of another "
+        f"source its logits differ by {gap:g} from those for that source."
     )
     return decide(True, sentence) if gap > 1e-6 else decide(True, sentence, [numbers["chance"] + 0.2 - near])
 
@@ -352,12 +355,12 @@ def _new_with_transformers(numbers: Numbers) -> Verdict:
 @wrong_answer(
     "004 1b",
     says="Recurrent networks have no attention.",
-    right="Attention was made for recurrent decoders, in 2014; the Transformer keeps it and leaves recurrence out.",
+    right="Attention was introduced for recurrent decoders in 2014; the Transformer drops the recurrence.",
 )
 def _without_attention(numbers: Numbers) -> Verdict:
     kind = "recurrent with attention"
     calls, weight = numbers["attention calls"][kind], numbers["weight of the token to tell"][kind]
-    with_it, without = (_right(numbers, each, -1) for each in (kind, "recurrent"))
+    with_it, without = (_accuracy(numbers, each, -1) for each in (kind, "recurrent"))
     asked = "once" if calls == 1 else f"{calls} times"
     sentence = (
         f"A recurrent decoder that attends {asked} for each token it writes gives the token to tell a weight of "
@@ -370,9 +373,11 @@ def _without_attention(numbers: Numbers) -> Verdict:
 def draw(numbers: Numbers) -> Figure:
     figure, (left, middle, right) = make_figure(3)
     plot_lines(left, numbers["lengths"], numbers["shortest way"])
-    left.set(xscale="log", yscale="log", xlabel="tokens", ylabel="operations", title="From last output to first token")
+    left.set(
+        xscale="log", yscale="log", xlabel="tokens", ylabel="operations", title="Path from last output to first token"
+    )
     plot_lines(middle, numbers["lengths"], numbers["seconds"])
-    middle.set(xscale="log", yscale="log", xlabel="tokens", ylabel="seconds", title="One layer on the clock")
+    middle.set(xscale="log", yscale="log", xlabel="tokens", ylabel="seconds", title="Seconds of one layer")
     for number, kind in enumerate(KINDS):
         right.errorbar(
             numbers["distances"],
@@ -385,7 +390,7 @@ def draw(numbers: Numbers) -> Figure:
         )
     right.axhline(numbers["chance"], color="grey", linestyle=":")
     right.legend(frameon=False, fontsize="small")
-    right.set(xscale="log", ylim=(0, 1.05), xlabel="tokens of noise", ylabel="told right", title="A token far back")
+    right.set(xscale="log", ylim=(0, 1.05), xlabel="noise tokens", ylabel="accuracy", title="A distant token")
     right.set_xticks(numbers["distances"], [str(distance) for distance in numbers["distances"]])
     right.minorticks_off()
     return figure

@@ -1,13 +1,13 @@
-"""Which tasks teach BERT, and which of them need no labels?
+"""Which tasks is BERT pre-trained on, and which of them need no labels?
 
-Claim: Telling hidden words is generative: a word is chosen out of all words. Whether a sentence follows another is
-    contrastive: a true pair against a false one. Whether two sentences that follow each other stand in their order, and
-    whether their words do, are contrastive too. The text itself has the answers to these four, so nobody has to give
-    labels, and a small BERT learns each far better than chance. Whether a sentence follows from another by logic can be
-    learned as well, but only from labels: the text does not say it.
-Measures: A generated text of sentences that hang together. One small BERT for all tasks at once, over seeds, whose
-    first token says which is asked; accuracy on fresh text against that of the best constant answer. Logic with labels,
-    and with such as a text without labels has: none, so that they are drawn at random.
+Claim: Predicting masked words is generative: a word is chosen among all words. Predicting whether a sentence follows
+    another is contrastive: a true pair against a false one. Whether two consecutive sentences are in the right order,
+    and whether their words are, are contrastive too. The text itself contains the answers to these four, so no labels
+    are needed, and a small BERT learns each far better than chance. Whether a sentence follows from another by logic
+    can be learned too, but only from labels: the text does not contain it.
+Measures: A generated text of consecutive sentences. One small BERT for all tasks at once, over seeds, whose first token
+    names the task; accuracy on new text against the best constant answer. Logic with labels, and with random labels,
+    since a text has none.
 Budget: 90 seconds
 Source: 003 12.6
 """
@@ -37,21 +37,21 @@ MATHS = (
 )
 
 WORDS, LABELLED, UNLABELLED = "masked words", "logic, labelled", "logic"
-FREE = (WORDS, "next sentence", "sentence order", "word order")  # whose answers the text itself has
+FREE = (WORDS, "next sentence", "sentence order", "word order")  # the text contains their answers
 TASKS = (*FREE, LABELLED, UNLABELLED)
-MASK, BETWEEN = len(TASKS), len(TASKS) + 1  # the tokens before these ask for the tasks
+MASK, BETWEEN = len(TASKS), len(TASKS) + 1  # the tokens before these name the tasks
 SPECIAL = len(TASKS) + 2
 IGNORED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The language, the model, its training, and how many fresh examples it is asked about.
+    """The language, the model, its training, and the number of test examples.
 
-    kinds   of nouns, each with a pronoun of its own
-    nouns   in each kind
-    verbs   each with an object of its own
-    hidden  the share of words that are hidden
+    kinds   kinds of nouns, each with its own pronoun
+    nouns   nouns of each kind
+    verbs   verbs, each with its own object
+    hidden  the share of words that are masked
     batch   pairs of sentences for each task
     """
 
@@ -70,14 +70,14 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("kinds", self.kinds, 2, "kinds of nouns, and pronouns have to tell them apart")
+        check_integer("kinds", self.kinds, 2, "kinds of nouns, which pronouns distinguish")
         check_integer("nouns", self.nouns, 1)
         check_integer("verbs", self.verbs, 2)
-        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
 
     @property
     def words(self) -> int:
-        """Nouns by kind, then pronouns, verbs and objects."""
+        """The number of words: nouns by kind, then pronouns, verbs and objects."""
         return self.kinds * (self.nouns + 1) + 2 * self.verbs
 
 
@@ -85,7 +85,7 @@ SMOKE = Setup(kinds=2, nouns=1, verbs=2, batch=6, steps=120, rate=0.007, trials=
 
 
 class Examples(NamedTuple):
-    """What BERT reads, and what it has to say: of each word, or of the pair; IGNORED where nothing is asked."""
+    """Input tokens, and targets for each word or for the pair; IGNORED where there is no target."""
 
     tokens: Int[Tensor, "b n"]
     segments: Int[Tensor, "b n"]
@@ -94,14 +94,14 @@ class Examples(NamedTuple):
 
 
 def run(setup: Setup, bert: Callable[[BERTConfig], Any] = BERT) -> Numbers:
-    """bert  makes the model: bert(config)"""
+    """bert  builds the model: bert(config)"""
     right: dict[str, list[float]] = {task: [] for task in TASKS}
     same: dict[str, list[float]] = {task: [] for task in TASKS}
     for number in range(setup.repeats):
         seed = 1000 * setup.seed + number
-        model = _trained(setup, seed, bert)
+        model = _train(setup, seed, bert)
         for task in TASKS:
-            told, wanted = _told(model, examples(setup, task, setup.trials, make_generator(seed + 500)))
+            told, wanted = _predict_task(model, examples(setup, task, setup.trials, make_generator(seed + 500)))
             right[task].append((told.argmax(-1) == wanted).double().mean().item())
             same[task].append(wanted.bincount().max().item() / len(wanted))
     return {
@@ -117,10 +117,10 @@ def run(setup: Setup, bert: Callable[[BERTConfig], Any] = BERT) -> Numbers:
 def sentences(
     setup: Setup, count: int, draws: torch.Generator
 ) -> tuple[Int[Tensor, "b 3"], Int[Tensor, "b 3"], Int[Tensor, "b"]]:
-    """Two sentences that follow each other, as "Ann sold apples" and "she met friends", and whether logic joins them.
+    """Sample two consecutive sentences, such as "Ann sold apples" and "she met friends", and the logic label.
 
-    The second speaks of the first one's subject by its pronoun. What it says of it is free, and what may be concluded
-    from what is a matter of the verbs: whoever learned the language from its text alone has never seen it.
+    The second sentence starts with the pronoun of the first one's subject; the rest is random. The logic label depends
+    on the two verbs and cannot be learned from the text.
     """
 
     def chosen(below: int) -> Tensor:
@@ -136,21 +136,21 @@ def sentences(
 
 
 def examples(setup: Setup, task: str, count: int, draws: torch.Generator) -> Examples:
-    """Pairs of sentences as the task has them; 0 is the answer for a true pair, 1 for a false one."""
+    """Sample examples of a task; the answer is 0 for a true pair and 1 for a false one."""
     first, second, follows = sentences(setup, count, draws)
     false = torch.randint(2, (count,), generator=draws)
     pair = false if task != WORDS else torch.full((count,), IGNORED)
     if task == "next sentence":
-        # the pronoun of another kind: such a sentence stands elsewhere in the text
+        # the pronoun of another kind: a sentence from elsewhere in the text
         other = second.clone()
         start = SPECIAL + setup.kinds * setup.nouns
         away = 1 + torch.randint(setup.kinds - 1, (count,), generator=draws)
         other[:, 0] = start + (second[:, 0] - start + away) % setup.kinds
-        second = _where(false, other, second)
+        second = _select(false, other, second)
     elif task == "sentence order":
-        first, second = _where(false, second, first), _where(false, first, second)
+        first, second = _select(false, second, first), _select(false, first, second)
     elif task == "word order":
-        first, second = _where(false, first.flip(1), first), _where(false, second.flip(1), second)
+        first, second = _select(false, first.flip(1), first), _select(false, second.flip(1), second)
     elif task == LABELLED:
         pair = follows
     marks = torch.ones(count, 1, dtype=torch.long)
@@ -165,11 +165,11 @@ def examples(setup: Setup, task: str, count: int, draws: torch.Generator) -> Exa
     return Examples(tokens, segments, words, pair)
 
 
-def _where(flags: Int[Tensor, "b"], one: Int[Tensor, "b n"], other: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+def _select(flags: Int[Tensor, "b"], one: Int[Tensor, "b n"], other: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
     return torch.where(flags[:, None] == 1, one, other)
 
 
-def _trained(setup: Setup, seed: int, bert: Callable[[BERTConfig], Any]) -> Any:
+def _train(setup: Setup, seed: int, bert: Callable[[BERTConfig], Any]) -> Any:
     draws = make_generator(seed)
     model = bert(
         BERTConfig(
@@ -182,29 +182,29 @@ def _trained(setup: Setup, seed: int, bert: Callable[[BERTConfig], Any]) -> Any:
             attention_dropout=0.0,
         )
     )
-    # wider than for large models: so few steps would not make words differ
+    # a larger init than for large models, since there are few training steps
     table = {"tokens.weight": normal(0.3), "*norm.weight": constant(1.0), "*.bias": constant(0.0)}
     init_parameters(model, {**table, "*norm.bias": constant(0.0), "*.weight": fan_in()}, seed)
 
     def loss() -> Tensor:
         parts = zip(*(examples(setup, task, setup.batch, draws) for task in TASKS), strict=True)
-        (words, hidden), (pairs, truth) = _said(model, Examples(*map(torch.cat, parts)))
+        (words, hidden), (pairs, truth) = _predict(model, Examples(*map(torch.cat, parts)))
         return functional.cross_entropy(words, hidden) + functional.cross_entropy(pairs, truth)
 
     fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
     return model.eval()
 
 
-def _said(model: Any, given: Examples) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """What the model says of words and of pairs where it was asked, each with what it should say."""
+def _predict(model: Any, given: Examples) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return predictions and targets for words and for pairs, where there is a target."""
     out = model(given.tokens, segments=given.segments)
     words, pairs = given.words != IGNORED, given.pair != IGNORED
     return (out.logits[words], given.words[words]), (out.pair_logits[pairs], given.pair[pairs])
 
 
 @torch.no_grad()
-def _told(model: Any, given: Examples) -> tuple[Tensor, Tensor]:
-    words, pairs = _said(model, given)
+def _predict_task(model: Any, given: Examples) -> tuple[Tensor, Tensor]:
+    words, pairs = _predict(model, given)
     return words if len(words[1]) else pairs
 
 
@@ -216,23 +216,22 @@ def verdict(numbers: Numbers) -> Verdict:
     told = ", ".join(f"{task} {right[task].share()} against {same[task]:.0%}" for task in TASKS)
     return decide(
         generative == [WORDS],
-        f"Right on fresh text, and with one answer for all: {told}; {numbers['repeats']} seeds. Hidden words are "
-        f"chosen out of {numbers['words']}, the other answers out of 2.",
+        f"Accuracy on new text, and of the best constant answer: {told}; {numbers['repeats']} seeds. Masked words "
+        f"are chosen among {numbers['words']} words, the other answers among 2.",
         [*learned, *nothing],
     )
 
 
 @wrong_answer(
     "003 12.6",
-    says="Telling whether one sentence follows from another by logic is a task to pre-train on.",
-    right="Pre-training has text and no labels, and this needs somebody's. The order of sentences, or of words, is "
-    "in the text itself.",
+    says="Predicting whether one sentence follows from another by logic is a pre-training task.",
+    right="Pre-training uses text without labels, which this task needs. The order of sentences is in the text.",
 )
 def _logic_without_labels(numbers: Numbers) -> Verdict:
     right = Estimate(numbers["right"][UNLABELLED], numbers["interval"][UNLABELLED])
     return decide(
         True,
-        f"With the answers that a text without labels has, logic is told right in {right.share()} of pairs.",
+        f"Without labels, logic is predicted correctly for {right.share()} of the pairs.",
         [right - 0.6],
     )
 
@@ -252,5 +251,5 @@ def draw(numbers: Numbers) -> Figure:
     axes.scatter(places, chance, color=COLOURS[1], marker="D", zorder=3, label="one answer for all")
     axes.set_xticks(list(places), [task.replace(" ", "\n", 1) for task in TASKS])
     axes.legend(frameon=False, ncols=2)
-    axes.set(ylim=(0, 1.3), xlabel="task", ylabel="right on fresh text", title="What a text teaches by itself")
+    axes.set(ylim=(0, 1.3), xlabel="task", ylabel="accuracy on new text", title="Tasks without labels, and logic")
     return figure

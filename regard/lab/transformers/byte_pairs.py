@@ -1,10 +1,11 @@
-"""What do byte pairs make of a text?
+"""What does byte-pair encoding do to a text?
 
-Claim: Ever fewer tokens of an ever larger vocabulary. Each merge adds one token and shortens the text by as many as
-    there were pairs to merge, the first ones most; it ends when no pair stands there twice. No text loses anything.
-    Merges counted by hand are those of the `tokenizers` library, token for token.
-Measures: A nursery rhyme of 1755 as bytes, cut into words; the commonest pair of neighbours merged again and again, by
-    hand and by the library; tokens after each merge; this rhyme, another one and random texts coded and decoded.
+Claim: It gives fewer tokens with a larger vocabulary. Each merge adds one token to the vocabulary and shortens the text
+    by the number of pairs it merges; the first merges save most, and merging ends when no pair occurs twice. Encoding
+    is lossless. Merges computed step by step equal those of the `tokenizers` library.
+Measures: A nursery rhyme of 1755 as bytes, split into words. The most common pair of neighbours is merged again and
+    again, by our own code and by the library. The number of tokens after each merge. This rhyme, another one and random
+    texts, encoded and decoded.
 Budget: 3 seconds
 Source: 003, notebook 12.3
 """
@@ -33,7 +34,7 @@ This is the rat that ate the malt that lay in the house that Jack built.
 This is the cat that killed the rat that ate the malt that lay in the house that Jack built.
 This is the dog that worried the cat that killed the rat that ate the malt that lay in the house that Jack built."""
 MARY = "Mary had a little lamb, its fleece was white as snow, and everywhere that Mary went the lamb was sure to go."
-WORD = r"[ \n]*[^ \n]+|[ \n]+"  # with the blanks before it
+WORD = r"[ \n]*[^ \n]+|[ \n]+"  # with the spaces before it
 
 Word = list[int]
 Pair = tuple[int, int]
@@ -42,7 +43,7 @@ Merge = Callable[[Word, Pair, int], Word]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The text to learn from, another one, how often to merge at most, and random texts to code."""
+    """The training text, another text, the maximum number of merges, and the number of random texts."""
 
     text: str = JACK
     other: str = MARY
@@ -58,8 +59,8 @@ class Setup:
 SMOKE = Setup(texts=20)
 
 
-def merged(word: Word, pair: Pair, token: int) -> Word:
-    """The word with every occurrence of the pair replaced, from the left, so that none overlap."""
+def merge_pair(word: Word, pair: Pair, token: int) -> Word:
+    """Replace every occurrence of the pair in a word, from left to right."""
     found: Word = []
     at = 0
     while at < len(word):
@@ -72,26 +73,26 @@ def merged(word: Word, pair: Pair, token: int) -> Word:
     return found
 
 
-def run(setup: Setup, merge: Merge = merged) -> Numbers:
-    """merge  replaces a pair in a word by a token"""
-    words = Counter(tuple(word) for word in _words(setup.text))
+def run(setup: Setup, merge: Merge = merge_pair) -> Numbers:
+    """merge  the function that replaces a pair in a word by a token"""
+    words = Counter(tuple(word) for word in _split_words(setup.text))
     table: dict[Pair, int] = {}
-    lengths, saved = [_length(words)], []
+    lengths, saved = [_count_tokens(words)], []
     for _ in range(setup.merges):
-        pair, count = _commonest(words)
+        pair, count = _most_common_pair(words)
         if count < 2:
             break
         saved.append(count)
         table[pair] = 256 + len(table)
-        words = _merged(words, pair, table[pair], merge)
-        lengths.append(_length(words))
-    library = _Library(setup.text, 256 + len(table))
-    spelled = _spelled(table)
+        words = _merge_all(words, pair, table[pair], merge)
+        lengths.append(_count_tokens(words))
+    library = _LibraryEncoder(setup.text, 256 + len(table))
+    spelled = _token_bytes(table)
     texts = [setup.text, setup.other, *_random_texts(setup)]
-    coded = [_coded(text, table, merge) for text in texts]
+    coded = [_encode(text, table, merge) for text in texts]
     return {
         "bytes": len(setup.text.encode()),
-        "words": len(_words(setup.text)),
+        "words": len(_split_words(setup.text)),
         "merges": len(table),
         "merges as the library": sum(
             (spelled[a], spelled[b]) == theirs for (a, b), theirs in zip(table, library.merges, strict=False)
@@ -118,16 +119,16 @@ def run(setup: Setup, merge: Merge = merged) -> Numbers:
     }
 
 
-def _words(text: str) -> list[bytes]:
+def _split_words(text: str) -> list[bytes]:
     return re.findall(WORD.encode(), text.encode())
 
 
-def _length(words: Counter[tuple[int, ...]]) -> int:
+def _count_tokens(words: Counter[tuple[int, ...]]) -> int:
     return sum(len(word) * count for word, count in words.items())
 
 
-def _commonest(words: Counter[tuple[int, ...]]) -> tuple[Pair, int]:
-    """The commonest pair of neighbours and how often it is there; of equally common ones that of the lowest tokens."""
+def _most_common_pair(words: Counter[tuple[int, ...]]) -> tuple[Pair, int]:
+    """Return the most common pair and its count; ties go to the lowest tokens."""
     pairs: Counter[Pair] = Counter()
     for word, count in words.items():
         for pair in pairwise(word):
@@ -135,17 +136,17 @@ def _commonest(words: Counter[tuple[int, ...]]) -> tuple[Pair, int]:
     return min(pairs.items(), key=lambda item: (-item[1], item[0]), default=((0, 0), 0))
 
 
-def _merged(words: Counter[tuple[int, ...]], pair: Pair, token: int, merge: Merge) -> Counter[tuple[int, ...]]:
+def _merge_all(words: Counter[tuple[int, ...]], pair: Pair, token: int, merge: Merge) -> Counter[tuple[int, ...]]:
     found: Counter[tuple[int, ...]] = Counter()
     for word, count in words.items():
         found[tuple(merge(list(word), pair, token))] += count
     return found
 
 
-def _coded(text: str, table: dict[Pair, int], merge: Merge) -> Word:
-    """The tokens of a text: merges in the order in which they were learned."""
+def _encode(text: str, table: dict[Pair, int], merge: Merge) -> Word:
+    """Encode a text: apply the merges in the order in which they were learned."""
     found: Word = []
-    for each in _words(text):
+    for each in _split_words(text):
         word = list(each)
         for pair, token in table.items():
             word = merge(word, pair, token)
@@ -153,16 +154,16 @@ def _coded(text: str, table: dict[Pair, int], merge: Merge) -> Word:
     return found
 
 
-def _spelled(table: dict[Pair, int]) -> dict[int, bytes]:
-    """The bytes of every token."""
+def _token_bytes(table: dict[Pair, int]) -> dict[int, bytes]:
+    """Return the bytes of every token."""
     found = {byte: bytes([byte]) for byte in range(256)}
     for (a, b), token in table.items():
         found[token] = found[a] + found[b]
     return found
 
 
-class _Library:
-    """Byte pairs of the `tokenizers` library, which is handed each byte as one of the first 256 characters."""
+class _LibraryEncoder:
+    """Byte-pair encoding of the `tokenizers` library; each byte is one of the first 256 characters."""
 
     def __init__(self, text: str, vocab: int) -> None:
         import json
@@ -174,20 +175,20 @@ class _Library:
         trainer = trainers.BpeTrainer(
             vocab_size=vocab, min_frequency=2, initial_alphabet=list(map(chr, range(256))), show_progress=False
         )
-        self.tokenizer.train_from_iterator([_as_characters(text)], trainer)
+        self.tokenizer.train_from_iterator([_to_characters(text)], trainer)
         found: Sequence[Sequence[str]] = json.loads(self.tokenizer.to_str())["model"]["merges"]
         self.merges = [(a.encode("latin-1"), b.encode("latin-1")) for a, b in found]
 
     def code(self, text: str) -> Word:
-        return list(self.tokenizer.encode(_as_characters(text)).ids)
+        return list(self.tokenizer.encode(_to_characters(text)).ids)
 
 
-def _as_characters(text: str) -> str:
+def _to_characters(text: str) -> str:
     return text.encode().decode("latin-1")
 
 
 def _random_texts(setup: Setup) -> list[str]:
-    """Letters of the text in any order, and characters from everywhere, most of which it never saw."""
+    """Sample texts: letters of the training text in random order, and random Unicode characters."""
     draws = make_generator(setup.seed)
     letters = sorted(set(setup.text))
     found = []
@@ -208,10 +209,10 @@ def verdict(numbers: Numbers) -> Verdict:
     rate = numbers["bytes a token"]
     return decide(
         same and coded == kept == texts and exact and falling and rate["learned from"] > rate["another rhyme"] > 1,
-        f"{merges} merges, of which the library makes {numbers['merges as the library']} too, take {tokens[0]} tokens "
-        f"to {tokens[-1]} ({numbers['words']} words): {saved[0]} fewer with the first and {saved[-1]} with the last. "
-        f"{kept} of {texts} texts come back without loss, and {coded} are coded as by the library. A token has "
-        f"{rate['learned from']:.2f} bytes of this rhyme and {rate['another rhyme']:.2f} of another.",
+        f"{merges} merges ({numbers['merges as the library']} equal those of the library) reduce {tokens[0]} tokens "
+        f"to {tokens[-1]} ({numbers['words']} words): the first merge saves {saved[0]}, the last {saved[-1]}. {kept} "
+        f"of {texts} texts are decoded without loss, and {coded} are encoded as by the library. A token has "
+        f"{rate['learned from']:.2f} bytes on average in this rhyme and {rate['another rhyme']:.2f} in another.",
     )
 
 

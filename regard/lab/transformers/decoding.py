@@ -1,12 +1,12 @@
-"""Which text does each way of choosing tokens write?
+"""Which text does each decoding strategy write?
 
-Claim: A beam as wide as there are texts finds the likeliest one; the likeliest token at every step often does not, and
-    a beam of one is just that. Sampling draws each text as often as the model says; top-k and nucleus draw from the
-    likeliest tokens alone, each as often as its share among them; always the k-th likeliest token leads to ever less
-    likely texts.
-Measures: A small GPT trained here on a language whose next letter hangs on the last two. For several prompts, the
-    probability of every text of a given length by brute force, beside those that `generate` writes; how often each next
-    letter is drawn, against its probability.
+Claim: A beam as wide as the number of texts finds the most likely text. Greedy decoding often does not, and a beam of
+    width 1 is greedy decoding. Sampling draws each text with the probability of the model. Top-k and nucleus sampling
+    draw only from the most likely tokens, with their renormalised probabilities. Always choosing the k-th most likely
+    token gives less and less likely texts for larger k.
+Measures: A small GPT trained here on a language whose next letter depends on the last two. For several prompts, the
+    probability of every text of a given length by brute force, compared with the texts that `generate` writes. How
+    often each next letter is drawn, against its probability.
 Budget: 60 seconds
 Source: 003, notebook 12.4
 """
@@ -43,10 +43,10 @@ Writer = Callable[..., list[GeneratedText]]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The language, the model and its training, and the texts that are written.
+    """The language, the model and its training, and the texts to generate.
 
-    sharpness  of the language: the lower, the fewer letters may follow two others
-    length     of the texts after their prompts
+    sharpness  of the language: the lower, the fewer letters are likely after two others
+    length     letters of a text after its prompt
     draws      texts sampled for each prompt
     """
 
@@ -67,20 +67,20 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_integer("letters", self.letters, 3)
-        check_integer("length", self.length, 2, "letters, and with one alone nothing is searched")
+        check_integer("length", self.length, 2, "letters; one letter needs no search")
         check_integer("prompts", self.prompts, 2)
         check_integer("draws", self.draws, 1)
         if not self.sharpness > 0:
-            raise ConfigError(f"sharpness is above 0, but is {self.sharpness}")
+            raise ConfigError(f"sharpness must be above 0: sharpness={self.sharpness}")
         if self.letters**self.length > 1_000_000:
             raise ConfigError(
-                f"{self.letters} letters make {self.letters**self.length:,} texts of length {self.length}, too many to "
-                "try all; lower one of the two"
+                f"{self.letters} letters make {self.letters**self.length:,} texts of length {self.length}, too many "
+                "to enumerate; lower letters or length"
             )
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of beams: from one text to all that there are before the last letter."""
+        """Beam widths, from 1 to the number of texts without the last letter."""
         return (1, 2, 4, self.letters ** (self.length - 1))
 
 
@@ -88,11 +88,12 @@ SMOKE = Setup(letters=5, length=4, prompts=12, draws=160, width=24, depth=1, bat
 
 
 def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
-    """writer  writes texts: writer(model, prompts, strategy=..., max_new_tokens=...); gpt makes the model"""
+    """writer  generates texts: writer(model, prompts, strategy=..., max_new_tokens=...)
+    gpt     builds the model: gpt(config)"""
     language = _language(setup)
-    model = _trained(setup, language, gpt)
-    prompts = _spoken(language, setup.prompts, 4, make_generator(setup.seed + 2)).tolist()
-    everything = [_every_text(model, prompt, setup) for prompt in prompts]
+    model = _train(setup, language, gpt)
+    prompts = _sample_texts(language, setup.prompts, 4, make_generator(setup.seed + 2)).tolist()
+    everything = [_all_log_probabilities(model, prompt, setup) for prompt in prompts]
     best = [float(each.max()) for each in everything]
 
     def written(
@@ -103,12 +104,12 @@ def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any]
     beams = {width: written(BeamSearch(width)) for width in setup.widths}
     likeliest = written(Greedy())
     ranks = {k: written(KthLargest(k)) for k in range(1, setup.letters + 1)}
-    drawn = {name: _drawn(written, strategy, prompts, setup) for name, strategy in _samplers(setup).items()}
-    truth = [_shares(model, prompt) for prompt in prompts]
+    drawn = {name: _sample(written, strategy, prompts, setup) for name, strategy in _samplers(setup).items()}
+    truth = [_next_probabilities(model, prompt) for prompt in prompts]
     wanted = {
         "sampling": truth,
-        "top-k": [_leading(shares, count=setup.top_k) for shares in truth],
-        "nucleus": [_leading(shares, reach=setup.top_p) for shares in truth],
+        "top-k": [_truncate(shares, count=setup.top_k) for shares in truth],
+        "nucleus": [_truncate(shares, reach=setup.top_p) for shares in truth],
     }
     return {
         "letters": setup.letters,
@@ -119,22 +120,23 @@ def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any]
         "probability of all texts": fmean(float(each.exp().sum()) for each in everything),
         "likeliest": fmean(best),
         "beam widths": list(setup.widths),
-        "likeliest found by beams": [_found(beams[width], best) for width in setup.widths],
-        "likeliest found by greedy": _found(likeliest, best),
-        "log-probability by beams": [_mean(beams[width]) for width in setup.widths],
-        "log-probability by greedy": _mean(likeliest),
-        "log-probability by rank": [_mean(texts) for texts in ranks.values()],
-        "log-probability by sampling": {name: _mean(texts) for name, texts in drawn.items()},
+        "likeliest found by beams": [_share_found(beams[width], best) for width in setup.widths],
+        "likeliest found by greedy": _share_found(likeliest, best),
+        "log-probability by beams": [_mean_log_probability(beams[width]) for width in setup.widths],
+        "log-probability by greedy": _mean_log_probability(likeliest),
+        "log-probability by rank": [_mean_log_probability(texts) for texts in ranks.values()],
+        "log-probability by sampling": {name: _mean_log_probability(texts) for name, texts in drawn.items()},
         "a beam of one is greedy": all(
             one.tokens == other.tokens for one, other in zip(beams[1], likeliest, strict=True)
         ),
         "expected log-probability": fmean(float((each.exp() * each).sum()) for each in everything),
-        "its standard error": (fmean(map(_variance, everything)) / (setup.prompts * setup.draws)) ** 0.5,
+        "its standard error": (fmean(map(_log_probability_variance, everything)) / (setup.prompts * setup.draws))
+        ** 0.5,
         "distance of draws": {name: _distance(drawn[name], wanted[name], setup) for name in drawn},
         "distance from the model's shares": {name: _distance(drawn[name], truth, setup) for name in drawn},
-        "distance by chance": {name: _by_chance(shares, setup.draws) for name, shares in wanted.items()},
+        "distance by chance": {name: _expected_distance(shares, setup.draws) for name, shares in wanted.items()},
         "tokens left": {name: fmean(float((each > 0).sum()) for each in shares) for name, shares in wanted.items()},
-        "draws outside": {name: _outside(drawn[name], wanted[name], setup) for name in drawn},
+        "draws outside": {name: _count_outside(drawn[name], wanted[name], setup) for name in drawn},
     }
 
 
@@ -148,15 +150,17 @@ def _samplers(setup: Setup) -> dict[str, Strategy]:
 
 
 def _language(setup: Setup) -> Float[Tensor, "w w w"]:
-    """How likely each letter is after each two."""
+    """Return the probability of each letter after each two letters."""
     draws = make_generator(setup.seed)
-    # powers of even numbers: as uneven as sharpness asks for
+    # a lower sharpness makes the probabilities more uneven
     raw = torch.rand(setup.letters, setup.letters, setup.letters, generator=draws, dtype=torch.float64)
     return functional.normalize(raw ** (1 / setup.sharpness), p=1.0, dim=-1)
 
 
-def _spoken(language: Float[Tensor, "w w w"], count: int, length: int, draws: torch.Generator) -> Int[Tensor, "b n"]:
-    """Texts of the language."""
+def _sample_texts(
+    language: Float[Tensor, "w w w"], count: int, length: int, draws: torch.Generator
+) -> Int[Tensor, "b n"]:
+    """Sample texts of the language."""
     texts = torch.randint(len(language), (count, 2), generator=draws)
     while texts.shape[1] < length:
         after = torch.multinomial(language[texts[:, -2], texts[:, -1]], 1, generator=draws)
@@ -164,7 +168,7 @@ def _spoken(language: Float[Tensor, "w w w"], count: int, length: int, draws: to
     return texts
 
 
-def _trained(setup: Setup, language: Float[Tensor, "w w w"], gpt: Callable[[GPTConfig], Any]) -> Any:
+def _train(setup: Setup, language: Float[Tensor, "w w w"], gpt: Callable[[GPTConfig], Any]) -> Any:
     longest = max(setup.training_length, 4 + setup.length)
     model = gpt(
         GPTConfig(
@@ -182,7 +186,7 @@ def _trained(setup: Setup, language: Float[Tensor, "w w w"], gpt: Callable[[GPTC
     draws = make_generator(setup.seed + 1)
 
     def loss() -> Tensor:
-        tokens = _spoken(language, setup.batch, setup.training_length, draws)
+        tokens = _sample_texts(language, setup.batch, setup.training_length, draws)
         return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
@@ -190,8 +194,8 @@ def _trained(setup: Setup, language: Float[Tensor, "w w w"], gpt: Callable[[GPTC
 
 
 @torch.no_grad()
-def _every_text(model: Any, prompt: Sequence[int], setup: Setup) -> Float[Tensor, "t"]:
-    """Log-probabilities of all texts after a prompt, in the order of their letters."""
+def _all_log_probabilities(model: Any, prompt: Sequence[int], setup: Setup) -> Float[Tensor, "t"]:
+    """Return the log-probabilities of all texts after a prompt, in lexicographic order."""
     texts = torch.tensor([prompt])
     totals = torch.zeros(1, dtype=torch.float64)
     for _ in range(setup.length):
@@ -203,14 +207,14 @@ def _every_text(model: Any, prompt: Sequence[int], setup: Setup) -> Float[Tensor
 
 
 @torch.no_grad()
-def _shares(model: Any, prompt: Sequence[int]) -> Float[Tensor, "w"]:
-    """How likely each letter is after a prompt."""
+def _next_probabilities(model: Any, prompt: Sequence[int]) -> Float[Tensor, "w"]:
+    """Return the probability of each letter after a prompt."""
     shares: Tensor = model(torch.tensor([prompt]))[0, -1].double().softmax(-1)
     return shares
 
 
-def _leading(shares: Float[Tensor, "w"], *, count: int | None = None, reach: float = 1.0) -> Float[Tensor, "w"]:
-    """The shares of the likeliest letters, so many or as many as it takes, of a whole that is theirs."""
+def _truncate(shares: Float[Tensor, "w"], *, count: int | None = None, reach: float = 1.0) -> Float[Tensor, "w"]:
+    """Return the renormalised probabilities of the top-k letters or of the nucleus."""
     kept: list[int] = []
     for letter in sorted(range(len(shares)), key=lambda letter: -float(shares[letter])):
         if len(kept) == count or (count is None and float(shares[kept].sum()) >= reach):
@@ -221,45 +225,47 @@ def _leading(shares: Float[Tensor, "w"], *, count: int | None = None, reach: flo
     return left
 
 
-def _drawn(
+def _sample(
     written: Callable[..., list[GeneratedText]], strategy: Strategy, prompts: Sequence[Sequence[int]], setup: Setup
 ) -> list[GeneratedText]:
     return written(strategy, [prompt for prompt in prompts for _ in range(setup.draws)])
 
 
-def _firsts(texts: Sequence[GeneratedText], setup: Setup) -> Float[Tensor, "p w"]:
-    """How often each letter came first after each prompt."""
+def _first_letter_frequencies(texts: Sequence[GeneratedText], setup: Setup) -> Float[Tensor, "p w"]:
+    """Count how often each letter comes first after each prompt."""
     firsts = torch.tensor([text.tokens[0] for text in texts]).view(setup.prompts, setup.draws)
     return functional.one_hot(firsts, setup.letters).double().mean(1)
 
 
 def _distance(texts: Sequence[GeneratedText], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> float:
-    """Half of the sum of differences between how often letters came and should have, on average over prompts."""
-    return float((_firsts(texts, setup) - torch.stack(list(wanted))).abs().sum(-1).mean() / 2)
+    """Return the total variation distance between drawn and expected letters, averaged over prompts."""
+    return float((_first_letter_frequencies(texts, setup) - torch.stack(list(wanted))).abs().sum(-1).mean() / 2)
 
 
-def _by_chance(shares: Sequence[Float[Tensor, "w"]], draws: int) -> float:
-    """That distance for draws that follow the shares: a binomial's mean deviation, sqrt(2 p (1 - p) / pi n)."""
+def _expected_distance(shares: Sequence[Float[Tensor, "w"]], draws: int) -> float:
+    """Return the expected distance of exact draws: the mean deviation of a binomial, sqrt(2 p (1 - p) / pi n)."""
     each = torch.stack(list(shares))
     return float((2 * each * (1 - each) / (torch.pi * draws)).sqrt().sum(-1).mean() / 2)
 
 
-def _outside(texts: Sequence[GeneratedText], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> int:
-    """Draws of letters that should never come."""
-    return round(float((_firsts(texts, setup) * (torch.stack(list(wanted)) == 0)).sum()) * setup.draws)
+def _count_outside(texts: Sequence[GeneratedText], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> int:
+    """Count draws of letters that have probability 0."""
+    return round(
+        float((_first_letter_frequencies(texts, setup) * (torch.stack(list(wanted)) == 0)).sum()) * setup.draws
+    )
 
 
-def _variance(totals: Float[Tensor, "t"]) -> float:
-    """Of the log-probability of a text that is drawn."""
+def _log_probability_variance(totals: Float[Tensor, "t"]) -> float:
+    """Return the variance of the log-probability of a drawn text."""
     shares = totals.exp()
     return float((shares * totals**2).sum() - (shares * totals).sum() ** 2)
 
 
-def _found(texts: Sequence[GeneratedText], best: Sequence[float]) -> float:
+def _share_found(texts: Sequence[GeneratedText], best: Sequence[float]) -> float:
     return fmean(abs(text.log_probability - most) < 1e-4 for text, most in zip(texts, best, strict=True))
 
 
-def _mean(texts: Sequence[GeneratedText]) -> float:
+def _mean_log_probability(texts: Sequence[GeneratedText]) -> float:
     return fmean(text.log_probability for text in texts)
 
 
@@ -275,13 +281,14 @@ def verdict(numbers: Numbers) -> Verdict:
     biased = all(numbers["distance from the model's shares"][name] > 2 * chance[name] for name in ("top-k", "nucleus"))
     return decide(
         searched and better and fair and steady and biased,
-        f"Of {numbers['prompts']} prompts with {numbers['texts']:,} texts each, the likeliest text is found for "
-        f"{by_greedy:.0%} by greedy and for {', '.join(f'{share:.0%}' for share in found)} by beams of "
+        f"Of {numbers['prompts']} prompts with {numbers['texts']:,} texts each, the most likely text is found for "
+        f"{by_greedy:.0%} by greedy decoding and for {', '.join(f'{share:.0%}' for share in found)} by beams of "
         f"{', '.join(map(str, numbers['beam widths']))}. Mean log-probability: {beams[-1]:.2f} by the widest beam, "
-        f"{numbers['log-probability by greedy']:.2f} greedy, {mean['top-k']:.2f} top-k, {mean['nucleus']:.2f} nucleus, "
-        f"{mean['sampling']:.2f} sampling ({expected:.2f} expected), {ranks[1]:.2f} always the second. Draws are "
-        f"{drawn['sampling']:.3f} from the model's shares, {chance['sampling']:.3f} by chance; outside top-k or "
-        f"nucleus fall {outside['top-k'] + outside['nucleus']}.",
+        f"{numbers['log-probability by greedy']:.2f} greedy, {mean['top-k']:.2f} top-k, {mean['nucleus']:.2f} "
+        f"nucleus, {mean['sampling']:.2f} sampling ({expected:.2f} expected), {ranks[1]:.2f} always the second "
+        f"token. The distance of the draws from the probabilities of the model is {drawn['sampling']:.3f}, expected "
+        f"by chance {chance['sampling']:.3f}; draws outside top-k or nucleus: "
+        f"{outside['top-k'] + outside['nucleus']}.",
     )
 
 
@@ -290,8 +297,8 @@ def draw(numbers: Numbers) -> Figure:
     plot_lines(left, numbers["beam widths"], {"beam": numbers["likeliest found by beams"]})
     left.axhline(numbers["likeliest found by greedy"], color=COLOURS[1], linestyle="--", label="greedy")
     left.legend(frameon=False)
-    left.set(xscale="log", ylim=(0, 1.05), xlabel="beam width", ylabel="likeliest text found")
-    left.set_title("Searching")
+    left.set(xscale="log", ylim=(0, 1.05), xlabel="beam width", ylabel="most likely text found")
+    left.set_title("Search")
     sampled = numbers["log-probability by sampling"]
     values = {
         "widest beam": numbers["log-probability by beams"][-1],
@@ -304,5 +311,5 @@ def draw(numbers: Numbers) -> Figure:
     drawn = right.barh(list(values)[::-1], list(values.values())[::-1], color=COLOURS[0])
     right.bar_label(drawn, fmt="%.1f")
     right.margins(x=0.15)
-    right.set(xlabel="mean log-probability", ylabel="way of choosing", title="What is written")
+    right.set(xlabel="mean log-probability", ylabel="strategy", title="Probability of the texts")
     return figure

@@ -1,11 +1,12 @@
-"""What does the encoder see, what does the decoder, and where do they meet?
+"""What do the encoder and the decoder see, and how are they connected?
 
-Claim: Every token of the encoder sees every token of the source. A token of the decoder sees the target up to itself
-    and none after, and the whole source through cross attention, which after training looks where the task says: on
-    sequences to be reversed, at the last place first.
-Measures: A small encoder-decoder trained to reverse sequences, over seeds. Its maps, read from the running model: the
-    pairs in use, the mass above the diagonal, and how much of the cross attention lies on the reversed order, before
-    training and after. And how far outputs move when the last token of the source, or of the target, is another one.
+Claim: Every token of the encoder sees every token of the source. A token of the decoder sees the target up to itself,
+    and the whole source through cross attention. After training, cross attention looks where the task requires: for
+    reversing sequences, at the last position first.
+Measures: A small encoder-decoder trained to reverse sequences, over seeds. Its attention maps, recorded from the
+    running model: the pairs in use, the mass above the diagonal, and the share of the cross attention on the reversed
+    order, before and after training. How much the outputs change if the last token of the source or of the target
+    changes.
 Budget: 30 seconds
 Source: 004 2d
 """
@@ -43,7 +44,7 @@ MAPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sequences to reverse, the model, how long and how often to train, and how many sequences to look at."""
+    """The sequences, the model, the training steps and seeds, and the number of test sequences."""
 
     letters: int = 9
     length: int = 9
@@ -56,8 +57,8 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
-        check_integer("length", self.length, 3, "tokens; of fewer, the reversed order is hardly another")
+        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
+        check_integer("length", self.length, 3, "tokens; shorter sequences hardly change when reversed")
         check_integer("letters", self.letters, 2, "different tokens")
 
 
@@ -65,14 +66,14 @@ SMOKE = Setup(letters=6, length=5, width=16, steps=160, rate=0.02, repeats=3, tr
 
 
 def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transformer) -> Numbers:
-    """transformer  makes the model: transformer(config)"""
+    """transformer  builds the model: transformer(config)"""
     before, after = [], []
     for number in range(setup.repeats):
         seed = 1000 * setup.seed + number
-        model = _made(setup, transformer, seed)
-        before.append(_looked_at(model, setup, seed + 500))
+        model = _build_model(setup, transformer, seed)
+        before.append(_measure_maps(model, setup, seed + 500))
         _train(model, setup, seed)
-        after.append(_looked_at(model, setup, seed + 500))
+        after.append(_measure_maps(model, setup, seed + 500))
     order = "cross mass on the reversed order"
     reversed_mass = [each[order] for each in after]
     gained = [late[order] - early[order] for early, late in zip(before, after, strict=True)]
@@ -80,7 +81,7 @@ def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transfor
         "length": setup.length,
         "repeats": setup.repeats,
         "right": fmean(each["right"] for each in after),
-        # of any run the worst: what is masked is masked in all, what is seen is seen in all
+        # the worst of all runs
         "pairs in use": {
             name: sorted({each["pairs in use"][name] for each in before + after}) for name in ("encoder", "decoder")
         },
@@ -103,10 +104,10 @@ def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transfor
     }
 
 
-def _made(setup: Setup, transformer: Callable[[TransformerConfig], Any], seed: int) -> Any:
+def _build_model(setup: Setup, transformer: Callable[[TransformerConfig], Any], seed: int) -> Any:
     model = transformer(
         TransformerConfig(
-            vocab=setup.letters + 1,  # and one that says start
+            vocab=setup.letters + 1,  # and the start token
             context=setup.length,
             width=setup.width,
             depth=1,
@@ -119,10 +120,10 @@ def _made(setup: Setup, transformer: Callable[[TransformerConfig], Any], seed: i
     return model
 
 
-def _drawn(
+def _sample_batch(
     setup: Setup, batch: int, draws: torch.Generator
 ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"], Int[Tensor, "b n"]]:
-    """Sources, what the decoder is given, and what it has to tell: the source from its end."""
+    """Sample sources, decoder inputs, and targets: the reversed sources."""
     source = torch.randint(setup.letters, (batch, setup.length), generator=draws)
     wanted = source.flip(1)
     return source, functional.pad(wanted[:, :-1], (1, 0), value=setup.letters), wanted
@@ -132,15 +133,15 @@ def _train(model: Any, setup: Setup, seed: int) -> None:
     draws = make_generator(seed)
 
     def loss() -> Tensor:
-        source, target, wanted = _drawn(setup, setup.batch, draws)
+        source, target, wanted = _sample_batch(setup, setup.batch, draws)
         return functional.cross_entropy(model(source, target).flatten(0, 1), wanted.flatten())
 
     fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
 
 
 @torch.no_grad()
-def _looked_at(model: Any, setup: Setup, seed: int) -> dict[str, Any]:
-    source, target, wanted = _drawn(setup, setup.trials, make_generator(seed))
+def _measure_maps(model: Any, setup: Setup, seed: int) -> dict[str, Any]:
+    source, target, wanted = _sample_batch(setup, setup.trials, make_generator(seed))
     with watch(model) as seen:
         logits = model(source, target)
     maps: dict[str, Float[Tensor, "b n n"]] = {name: seen[layer].weights()[:, 0] for name, layer in MAPS.items()}
@@ -178,12 +179,12 @@ def verdict(numbers: Numbers) -> Verdict:
     shown = {name: " or ".join(map(str, found)) for name, found in pairs.items()}
     return decide(
         all_seen and reached and masked,
-        f"Of {n * n} pairs the encoder uses {shown['encoder']} and the decoder {shown['decoder']}; at least "
-        f"{above['encoder'][0]:.2f} of the encoder's mass lies above the diagonal and at most {above['decoder'][1]:g} "
-        f"of the decoder's. The last source token moves the encoder's first row by {moved:.2g} or more, the last "
-        f"target token earlier logits by {later:g}. The reversed order has {first:.0%} of the cross attention before "
-        f"training and {mass.share()} after ({numbers['repeats']} seeds), the largest weight in {rows.share()} of "
-        f"rows, and {right.share()} of tokens are right.",
+        f"Of {n * n} pairs the encoder uses {shown['encoder']} and the decoder {shown['decoder']}. At least "
+        f"{above['encoder'][0]:.2f} of the encoder's attention is above the diagonal and at most "
+        f"{above['decoder'][1]:g} of the decoder's. The last source token changes the encoder's first row by "
+        f"{moved:.2g} or more; the last target token changes earlier logits by {later:g}. The reversed order has "
+        f"{first:.0%} of the cross attention before training and {mass.share()} after ({numbers['repeats']} seeds), "
+        f"and the largest weight in {rows.share()} of rows; {right.share()} of tokens are correct.",
         [gained - 0.2, mass - 0.5, rows - 0.9, right - 0.95],
     )
 
@@ -193,5 +194,7 @@ def draw(numbers: Numbers) -> Figure:
     axes_of = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("source", "target")}
     for axes, (name, (keys, queries)) in zip(panels, axes_of.items(), strict=True):
         plot_heatmap(axes, numbers["maps"][name], high=1.0)
-        axes.set(xlabel=f"key, place in the {keys}", ylabel=f"query, place in the {queries}", title=name.capitalize())
+        axes.set(
+            xlabel=f"key position in the {keys}", ylabel=f"query position in the {queries}", title=name.capitalize()
+        )
     return figure

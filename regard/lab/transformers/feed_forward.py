@@ -1,10 +1,9 @@
-"""Does the feed-forward part of a block look at neighbours?
+"""Does the feed-forward part of a block use neighbouring tokens?
 
-Claim: No. It treats every token by itself, with the same weights: a token that changes leaves every other output as
-    it was, to the bit, and a token alone comes out as it does among others. What tokens learn of each other they
-    learn in attention.
-Measures: How far each output of a real feed-forward layer in float64 moves when one token is replaced, and how far
-    each moves in self-attention; the outputs of tokens sent in one by one, and in another order.
+Claim: No. It processes every token by itself with the same weights. If one token changes, every other output stays the
+    same, bit for bit, and a token alone gives the same output as among others. Only attention connects tokens.
+Measures: How much each output of a real feed-forward layer in float64 changes if one token is replaced, and how much
+    each changes in self-attention. The outputs of tokens passed one by one and in another order.
 Budget: 1 second
 Source: 000 1.4d
 """
@@ -30,7 +29,7 @@ MATHS = r"y_i = W_2 f(W_1 x_i + b_1) + b_2, \quad \frac{\partial y_i}{\partial x
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The sizes of the layer, how many tokens there are, and which of them is replaced, counted from 0."""
+    """Sizes of the layer, the number of tokens, and the index of the token to replace."""
 
     width: int = 24
     hidden: int = 96
@@ -39,16 +38,16 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("length", self.length, 2, "tokens, of which one changes and the others may")
+        check_integer("length", self.length, 2, "tokens, of which one is replaced")
         if not 0 <= self.token < self.length:
-            raise ConfigError(f"token is one of 0 to {self.length - 1}, but is {self.token}")
+            raise ConfigError(f"token must be between 0 and {self.length - 1}: token={self.token}")
 
 
 SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = FeedForward) -> Numbers:
-    """layer  makes the feed-forward layer: layer(width, hidden)"""
+    """layer  builds the feed-forward layer: layer(width, hidden)"""
     draws = make_generator(setup.seed)
     made = layer(setup.width, setup.hidden).double()
     init_parameters(made, {"*.weight": fan_in(), "*.bias": normal(0.1)}, setup.seed)
@@ -61,55 +60,57 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
         alone = torch.cat([made(token) for token in x.split(1, 1)], 1)
         return {
             "token": setup.token,
-            "changes": _moved(made(replaced), out),
-            "changes in attention": _moved(_attended(attention, replaced), _attended(attention, x)),
+            "changes": _change_per_token(made(replaced), out),
+            "changes in attention": _change_per_token(
+                _self_attention(attention, replaced), _self_attention(attention, x)
+            ),
             "difference alone": float((alone - out).abs().max()),
             "difference in another order": float((made(x[:, order]) - out[:, order]).abs().max()),
         }
 
 
-def _attended(attention: Attention, x: Tensor) -> Tensor:
-    """Self-attention of one head whose projections are the identity."""
+def _self_attention(attention: Attention, x: Tensor) -> Tensor:
+    """Apply self-attention with one head and identity projections."""
     return attention(x[:, None], x[:, None], x[:, None])[:, 0]
 
 
-def _moved(after: Tensor, before: Tensor) -> list[float]:
+def _change_per_token(after: Tensor, before: Tensor) -> list[float]:
     moved: list[float] = (after - before)[0].abs().amax(-1).tolist()
     return moved
 
 
-def _others(numbers: Numbers, name: str) -> list[float]:
+def _without_token(numbers: Numbers, name: str) -> list[float]:
     return [change for at, change in enumerate(numbers[name]) if at != numbers["token"]]
 
 
-def _place(numbers: Numbers) -> str:
-    """The token that was replaced, counted from 1 as readers do."""
+def _token_number(numbers: Numbers) -> str:
+    """Return the position of the replaced token, counted from 1."""
     return f"{numbers['token'] + 1} of {len(numbers['changes'])}"
 
 
 def verdict(numbers: Numbers) -> Verdict:
-    own, others = numbers["changes"][numbers["token"]], max(_others(numbers, "changes"))
-    attended = min(_others(numbers, "changes in attention"))
+    own, others = numbers["changes"][numbers["token"]], max(_without_token(numbers, "changes"))
+    attended = min(_without_token(numbers, "changes in attention"))
     alike = max(numbers["difference alone"], numbers["difference in another order"])
     return decide(
         own > 1e-3 and others == 0 and attended > 1e-6 and alike < 1e-12,
-        f"Token {_place(numbers)} replaced, its own output moves by {own:.2f} and the others by {others:g} at most; in "
-        f"self-attention every other one moves, by {attended:.1e} at least. Alone or in another order tokens come out "
-        f"the same, to {alike:.0g}.",
+        f"If token {_token_number(numbers)} is replaced, its own output changes by {own:.2f} and the others by at most "
+        f"{others:g}; in self-attention every other output changes, by at least {attended:.1e}. Alone or in another "
+        f"order the outputs are the same up to {alike:.0g}.",
     )
 
 
 @wrong_answer(
     "000 1.4d",
     says="The feed-forward part captures local patterns between neighbouring tokens.",
-    right="It sees one token at a time; only attention carries anything from one token to another.",
+    right="It sees one token at a time; only attention passes information between tokens.",
 )
-def _neighbours(numbers: Numbers) -> Verdict:
+def _uses_neighbours(numbers: Numbers) -> Verdict:
     at = numbers["token"]
     near = [change for place, change in enumerate(numbers["changes"]) if abs(place - at) == 1]
     return decide(
         max(near) > 0,
-        f"Token {_place(numbers)} replaced, the outputs of its neighbours move by {max(near):g}.",
+        f"If token {_token_number(numbers)} is replaced, the outputs of its neighbours change by {max(near):g}.",
     )
 
 
@@ -117,7 +118,7 @@ def draw(numbers: Numbers) -> Figure:
     figure, (axes,) = make_figure(width=5.0)
     curves = {"feed-forward": numbers["changes"], "self-attention": numbers["changes in attention"]}
     plot_lines(axes, list(range(1, len(numbers["changes"]) + 1)), curves)
-    # zeros have a place on this axis, next to changes that are small
+    # a linear axis near 0, which shows zeros
     axes.set_yscale("symlog", linthresh=1e-4)
-    axes.set(xlabel="token", ylabel="change of its output", title=f"What replacing token {numbers['token'] + 1} moves")
+    axes.set(xlabel="token", ylabel="change of its output", title=f"Effect of replacing token {numbers['token'] + 1}")
     return figure

@@ -1,11 +1,11 @@
 """What does layer normalisation do?
 
-Claim: It brings the features of each token, by itself, to mean 0 and variance 1, then applies a learned gain and bias,
-    2 D numbers. Input scaled or shifted comes out the same, and its gradient is divided by the scale; so activations
-    and gradients keep their size through a stack whose weights are too small or too large.
-Measures: Mean and variance of each token after a real norm in float64, and what it does to other tokens, to scale and
-    shift; the parts of the gradient along the ones and along the output; the size of activations and of the gradient
-    of the input at growing depth of linear layers, with a norm before each and without.
+Claim: It normalises the features of each token to mean 0 and variance 1, then applies a learned gain and bias, 2 D
+    parameters. Scaling or shifting the input does not change the output, and scaling divides the gradient by the scale.
+    So activations and gradients keep their size through a stack whose weights are too small or too large.
+Measures: Mean and variance of each token after a real norm in float64, and its effect on other tokens, on scale and on
+    shift. The components of the gradient along the vector of ones and along the output. The size of activations and of
+    the input gradient for growing depth of linear layers, with and without a norm before each.
 Budget: 2 seconds
 Source: 000 1.4e
 """
@@ -30,15 +30,15 @@ MATHS = r"y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \quad \
 
 
 def layer_norm(width: int) -> nn.Module:
-    """The norm that the models of 2017 and after have."""
+    """Build the layer norm of the models of this package."""
     return norm("layer", width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How many tokens of what width, what their input is multiplied by, and the stacks: depths and gains of weights.
+    """Number and width of the tokens, the scale of the input, and the depths and gains of the stacks.
 
-    gains  how much each layer's weights stretch: below 1 they are too small, above too large
+    gains  the gain of each layer's weights: below 1 they are too small, above 1 too large
     """
 
     width: int = 64
@@ -49,20 +49,20 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("length", self.length, 2, "tokens, of which one changes and the others may")
+        check_integer("length", self.length, 2, "tokens, of which one is replaced")
         if any(gain <= 0 or gain == 1 for gain in self.gains):
-            raise ConfigError(f"gains are above 0, and not 1, at which nothing grows or fades: gains={self.gains}")
+            raise ConfigError(f"gains must be above 0 and not 1: gains={self.gains}")
 
 
 SMOKE = Setup()
 
 
 def run(setup: Setup, layer: Callable[[int], Any] = layer_norm) -> Numbers:
-    """layer  makes the norm: layer(width)"""
+    """layer  builds the norm: layer(width)"""
     draws = make_generator(setup.seed)
     made = layer(setup.width).double()
     shape = (2, setup.length, setup.width)
-    # every token of another size and around another mean
+    # every token has its own scale and mean
     sizes, means = 1 + 4 * torch.rand(2, *shape[:2], 1, generator=draws, dtype=torch.float64)
     x = means + sizes * torch.randn(shape, generator=draws, dtype=torch.float64)
     replaced = x.clone()
@@ -82,12 +82,14 @@ def run(setup: Setup, layer: Callable[[int], Any] = layer_norm) -> Numbers:
         "factor": setup.factor,
         "difference if scaled and shifted": float((other - out).abs().max()),
         "gradient divided by": float(gradient.norm() / stretched.norm()),
-        "gradient along the ones": _along(gradient, torch.ones_like(x)),
-        "gradient along the output": _along(gradient, out),
+        "gradient along the ones": _largest_cosine(gradient, torch.ones_like(x)),
+        "gradient along the output": _largest_cosine(gradient, out),
         "depths": list(setup.depths),
         "gains": list(setup.gains),
     } | {
-        f"{what} {how}": [[_through(setup, kind, depth, gain)[at] for depth in setup.depths] for gain in setup.gains]
+        f"{what} {how}": [
+            [_measure_stack(setup, kind, depth, gain)[at] for depth in setup.depths] for gain in setup.gains
+        ]
         for how, kind in (("with norms", layer), ("without", None))
         for at, what in enumerate(("activations", "gradients"))
     }
@@ -98,13 +100,13 @@ def _gradient(made: Any, x: Tensor, towards: Tensor) -> Tensor:
     return torch.autograd.grad((made(at) * towards).sum(), at)[0]
 
 
-def _along(gradient: Tensor, direction: Tensor) -> float:
-    """The largest cosine of a token's gradient with a direction."""
+def _largest_cosine(gradient: Tensor, direction: Tensor) -> float:
+    """Return the largest cosine between a token's gradient and a direction."""
     return float(torch.cosine_similarity(gradient, direction, dim=-1).abs().max())
 
 
-def _through(setup: Setup, layer: Callable[[int], Any] | None, depth: int, gain: float) -> tuple[float, float]:
-    """Root mean squares of what leaves a stack, and of the gradient that reaches its input, both 1 at the start."""
+def _measure_stack(setup: Setup, layer: Callable[[int], Any] | None, depth: int, gain: float) -> tuple[float, float]:
+    """Return the root mean square of the output of a stack and of its input gradient; both start at 1."""
     d = setup.width
     parts = [
         nn.Sequential(nn.Identity() if layer is None else layer(d), nn.Linear(d, d, bias=False)) for _ in range(depth)
@@ -116,10 +118,10 @@ def _through(setup: Setup, layer: Callable[[int], Any] | None, depth: int, gain:
     x.requires_grad_()
     out = stack(x)
     (gradient,) = torch.autograd.grad((out * towards).sum(), x)
-    return _size(out), _size(gradient)
+    return _root_mean_square(out), _root_mean_square(gradient)
 
 
-def _size(x: Tensor) -> float:
+def _root_mean_square(x: Tensor) -> float:
     return math.sqrt(float(x.detach().square().mean()))
 
 
@@ -127,7 +129,7 @@ def verdict(numbers: Numbers) -> Verdict:
     d, factor, gains = numbers["width"], numbers["factor"], numbers["gains"]
     per_token = numbers["largest mean"] < 1e-12 and numbers["largest error of variance"] < 1e-4
     alone = numbers["change of other tokens"] == 0 and numbers["parameters"] == 2 * d
-    # eps, small beside the variances, is all that a change of scale leaves to see
+    # only eps, which is small compared with the variances, depends on the scale
     same = numbers["difference if scaled and shifted"] < 1e-4
     divided = abs(numbers["gradient divided by"] / factor - 1) < 1e-3
     across = numbers["gradient along the ones"] < 1e-9 and numbers["gradient along the output"] < 1e-3
@@ -145,11 +147,12 @@ def verdict(numbers: Numbers) -> Verdict:
     shown = [f"{row[-1]:.1e}" for row in lost[1]], [f"{row[-1]:.2f}" for row in kept[1]]
     return decide(
         per_token and alone and same and divided and across and held and gone,
-        f"Every token has mean 0 to {numbers['largest mean']:.0g} and variance 1 to "
-        f"{numbers['largest error of variance']:.0g}, others move by {numbers['change of other tokens']:g} when one is "
-        f"replaced, and there are {numbers['parameters']} parameters for width {d}. Input times {factor:g} divides the "
-        f"gradient by {numbers['gradient divided by']:.3f}. Through {depth} layers of gains {join_numbers(gains)} the "
-        f"gradient comes to {', '.join(shown[0])} without norms and to {', '.join(shown[1])} with them.",
+        f"Every token has mean 0 up to {numbers['largest mean']:.0g} and variance 1 up to "
+        f"{numbers['largest error of variance']:.0g}. Others change by {numbers['change of other tokens']:g} if one "
+        f"is replaced. There are {numbers['parameters']} parameters for width {d}. Multiplying the input by "
+        f"{factor:g} divides the gradient by {numbers['gradient divided by']:.3f}. Through {depth} layers of gains "
+        f"{join_numbers(gains)} the gradient becomes {', '.join(shown[0])} without norms and {', '.join(shown[1])} "
+        "with norms.",
     )
 
 

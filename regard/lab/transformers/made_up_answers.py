@@ -1,11 +1,11 @@
-"""What does a model answer about people it has never heard of?
+"""What does a model answer about people it has never read about?
 
-Claim: A place all the same, spelled as well as a right one. It guesses from the form of the name, where names have
-    customs, and is surer than it should be: most of what it says is wrong. Its confidence is lower than with people it
-    has read of, so it can be made to keep silent: the fewer questions it answers, the surest first, the more are right.
-Measures: Biographies of people whose surnames mostly end as is the custom of their birth place; a small GPT that has
-    read them, asked about people it has read of and about strangers, over seeds: answers written out, the probability
-    of each, how many are places, how many fit the surname's ending; accuracy against coverage.
+Claim: It still answers with a place, spelled like a correct one. It guesses from the form of the name, if names have
+    customs, and it is overconfident: most of its answers are wrong. Its confidence is lower than for people it has read
+    about, so it can abstain: the fewer questions it answers, most confident first, the more answers are correct.
+Measures: Biographies of people whose surnames mostly end according to their birth place. A small GPT that has read them
+    answers questions about people it has read about and about unknown people, over seeds: the answers, the probability
+    of each, how many are places, how many fit the ending of the surname, and accuracy against coverage.
 Budget: 90 seconds
 Source: 001 3b, 3c
 """
@@ -41,12 +41,12 @@ MATHS = (
     r"\mathrm{accuracy}(c) = \frac{\mathrm{right}}{\mathrm{answered}}, \quad \mathrm{confidence} \ge c"
 )
 COVERAGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-FEW = 2  # the coverage that all answers are compared with
+FEW = 2  # the coverage compared with answering everything
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How many people, strangers and places there are, how telling surnames are, the training, and its repeats."""
+    """Numbers of people, unknown people and places, how informative surnames are, and the training."""
 
     people: int = 24
     strangers: int = 60
@@ -58,8 +58,8 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
-        check_integer("strangers", self.strangers, 2, "people to make answers up about")
+        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
+        check_integer("strangers", self.strangers, 2, "unknown people")
 
 
 SMOKE = Setup(
@@ -75,7 +75,7 @@ SMOKE = Setup(
 
 @dataclass(frozen=True)
 class Answer:
-    """What was said to a question, and how likely the model held it."""
+    """An answer and its probability under the model."""
 
     question: BiographyQuestion
     said: str
@@ -89,7 +89,8 @@ class Answer:
 def run(
     setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT, writer: Callable[..., list[GeneratedText]] = generate
 ) -> Numbers:
-    """gpt makes the model: gpt(config); writer generates: writer(model, prompts, max_new_tokens=..., stop=...)"""
+    """gpt     builds the model: gpt(config)
+    writer  generates the answers: writer(model, prompts, max_new_tokens=..., stop=...)"""
     rows: list[dict[str, float]] = []
     curves: list[list[float]] = []
     for number in range(setup.repeats):
@@ -106,8 +107,8 @@ def run(
         reader = Reader.trained(world, setup.training, seed, gpt)
         known = _answers(reader, world.evaluation, writer)
         strange = _answers(reader, world.strangers, writer)
-        curves.append(_curve(known, strange))
-        rows.append(_told(known, strange, world) | {"gained by silence": curves[-1][FEW] - curves[-1][-1]})
+        curves.append(_accuracy_by_coverage(known, strange))
+        rows.append(_measure_seed(known, strange, world) | {"gained by silence": curves[-1][FEW] - curves[-1][-1]})
     return {
         "repeats": setup.repeats,
         "telling": setup.telling,
@@ -131,8 +132,8 @@ def _answers(
     ]
 
 
-def _told(known: Sequence[Answer], strange: Sequence[Answer], world: Biographies) -> dict[str, float]:
-    """One repeat in numbers."""
+def _measure_seed(known: Sequence[Answer], strange: Sequence[Answer], world: Biographies) -> dict[str, float]:
+    """Return the numbers of one seed."""
     named = [answer for answer in strange if answer.said in PLACES]
     commonest, _ = Counter(person.place for person in world.people[: len(world.training) * 2]).most_common(1)[0]
     right = [answer for answer in (*known, *strange) if answer.right]
@@ -142,32 +143,32 @@ def _told(known: Sequence[Answer], strange: Sequence[Answer], world: Biographies
         "known right": fmean(answer.right for answer in known),
         "strangers right": fmean(answer.right for answer in strange),
         "strangers given a place": len(named) / len(strange),
-        "strangers given what their ending says": fmean(_by_custom(answer, world) for answer in strange),
+        "strangers given what their ending says": fmean(_fits_custom(answer, world) for answer in strange),
         "by chance": 1 / len(ENDINGS),
         "strangers given the commonest place": fmean(answer.said == commonest for answer in strange),
         "confidence with known": sure,
         "confidence with strangers": unsure,
-        # differences seed by seed, which vary less than what they are between
+        # paired differences per seed, which vary less
         "surer with known": sure - unsure,
         "surer than right with strangers": unsure - fmean(answer.right for answer in strange),
-        "right is surer than wrong": _separated(right, wrong),
+        "right is surer than wrong": _roc_area(right, wrong),
     }
 
 
-def _by_custom(answer: Answer, world: Biographies) -> bool:
+def _fits_custom(answer: Answer, world: Biographies) -> bool:
     name = answer.question.text.removesuffix(" born?")
     return answer.said in world.places and name.endswith(most_frequent_place(answer.said, world.places))
 
 
-def _separated(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:
-    """How often a right answer is surer than a wrong one: the area under the ROC curve, 0.5 by chance."""
+def _roc_area(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:
+    """Return the area under the ROC curve: how often a correct answer is more confident than a wrong one."""
     if not right or not wrong:
         return 0.5
     return fmean((a.confidence > b.confidence) + (a.confidence == b.confidence) / 2 for a in right for b in wrong)
 
 
-def _curve(known: Sequence[Answer], strange: Sequence[Answer]) -> list[float]:
-    """The share of right answers among the surest, for every coverage, as if as many strangers as others were asked."""
+def _accuracy_by_coverage(known: Sequence[Answer], strange: Sequence[Answer]) -> list[float]:
+    """Return the accuracy among the most confident answers for every coverage, with both groups weighted equally."""
     counted = [(answer, 0.5 / len(group)) for group in (known, strange) for answer in group]
     counted.sort(key=lambda each: -each[0].confidence)
     covered = list(accumulate(share for _, share in counted))
@@ -187,12 +188,13 @@ def verdict(numbers: Numbers) -> Verdict:
     few, every = numbers["accuracy by coverage"][FEW], numbers["accuracy by coverage"][-1]
     return decide(
         True,
-        f"Strangers get a place in {answered.share()} of answers, right in {strange.share()}, and people read of in "
-        f"{known.share()}; {by_form.share()} fit the ending of the name ({chance:.0%} by chance), "
-        f"{numbers['strangers given the commonest place']:.0%} are the commonest place. Confidence is "
-        f"{unsure.share()} with strangers and {sure.share()} with the others; a right answer is surer than a wrong one "
-        f"in {surer.share()}. All answered, {every:.0%} are right; of the surest {numbers['coverages'][FEW]:.0%}, "
-        f"{few:.0%} ({numbers['repeats']} seeds).",
+        f"For unknown people {answered.share()} of the answers are places and {strange.share()} are correct; for "
+        f"people in the texts {known.share()} are correct. {by_form.share()} fit the ending of the name "
+        f"({chance:.0%} by chance), and {numbers['strangers given the commonest place']:.0%} are the most common "
+        f"place. The confidence is {unsure.share()} for unknown and {sure.share()} for known people; a correct "
+        f"answer is more confident than a wrong one in {surer.share()} of pairs. If all questions are answered, "
+        f"{every:.0%} are correct; of the {numbers['coverages'][FEW]:.0%} most confident, {few:.0%} "
+        f"({numbers['repeats']} seeds).",
         [
             answered - 0.5,
             by_form - chance,
@@ -220,8 +222,8 @@ def draw(numbers: Numbers) -> Figure:
         [numbers["interval"][name] for name in names.values()],
         colours=(COLOURS[0], COLOURS[0], COLOURS[1], COLOURS[1]),
     )
-    left.set(xlabel="people", ylabel="share", title="Surer than right")
+    left.set(xlabel="people", ylabel="share", title="Confidence and accuracy")
     plot_lines(right, numbers["coverages"], {"right": numbers["accuracy by coverage"]})
-    right.set(ylim=(0, 1.05), xlabel="share of questions answered, the surest first", ylabel="right answers")
-    right.set_title("Coverage against accuracy")
+    right.set(ylim=(0, 1.05), xlabel="share of questions answered, most confident first", ylabel="accuracy")
+    right.set_title("Accuracy against coverage")
     return figure

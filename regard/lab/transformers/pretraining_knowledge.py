@@ -1,11 +1,11 @@
-"""What does a model know of people whom nobody asked it about in training?
+"""What does a model know about people it was not asked about in training?
 
-Claim: What it has read, and nothing else. Trained on questions about some people alone, it answers no better about
-    others than one who always names the commonest place; having read the biographies of all, it answers most questions
-    about people it was never asked about. Of people in no text it knows nothing still.
+Claim: Only what it has read. A model trained on questions about some people only answers questions about others no
+    better than always naming the most common place. After reading the biographies of all people it answers most
+    questions about people it was never asked about. About people in no text it still knows nothing.
 Measures: Generated biographies and questions (`regard.data.synthetic_biographies`). One small character-level GPT fills
-    gaps in the texts and answers questions about one half of the people; another sees the questions alone. Exact
-    answers about the other half, about people in no text, and the commonest place, over seeds.
+    gaps in the texts and answers questions about one half of the people; another sees the questions only. Exact answers
+    about the other half, about people in no text, and with the most common place, over seeds.
 Budget: 60 seconds
 Source: 001 3a
 """
@@ -42,11 +42,11 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The model, and how it is trained.
+    """The model and its training.
 
-    questions  the share of questions among what it reads; the rest are texts with gaps
+    questions  the share of questions in a batch; the rest are texts with gaps
     phrases    the share of gaps that are whole capitalised phrases
-    salient    whether these are places alone, and no names
+    salient    whether these are places only, and not names
     """
 
     width: int = 64
@@ -63,12 +63,12 @@ class Training:
         check_integer("batch", self.batch, 1)
         check_integer("steps", self.steps, 1)
         if not 0.0 < check_number("questions", self.questions, "a share of what is read") < 1.0:
-            raise ConfigError(f"questions is a share of what is read, between 0 and 1, not {self.questions}")
+            raise ConfigError(f"questions must be between 0 and 1: questions={self.questions}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How many people and places there are, the training, and how often to repeat it."""
+    """Numbers of people and places, the training, and the number of seeds."""
 
     people: int = 40
     strangers: int = 40
@@ -79,7 +79,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
         check_integer("strangers", self.strangers, 1)
 
 
@@ -93,7 +93,7 @@ SMOKE = Setup(
 
 
 def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
-    """gpt  makes the model: gpt(config)"""
+    """gpt  builds the model: gpt(config)"""
     right: dict[str, list[float]] = {name: [] for name in ("read", "not read", "strangers", "commonest")}
     trained_on: dict[str, list[float]] = {"read": [], "not read": []}
     only_in_texts: list[float] = []
@@ -110,13 +110,13 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
         reader = Reader.trained(world, setup.training, seed, gpt)
         other = Reader.trained(world, setup.training, seed, gpt, reading=False)
         right["read"].append(reader.right(world.evaluation))
-        # to one who has read nothing, all that were not asked about in training are strangers
-        right["not read"].append(other.right(_others(world)))
+        # for a model that has read nothing, everyone outside the training questions is unknown
+        right["not read"].append(other.right(_other_people(world)))
         right["strangers"].append(reader.right(world.strangers))
-        right["commonest"].append(_commonest(world))
+        right["commonest"].append(_most_common_accuracy(world))
         trained_on["read"].append(reader.right(world.training))
         trained_on["not read"].append(other.right(world.training))
-        only_in_texts.append(_only_in_texts(world))
+        only_in_texts.append(_share_only_in_texts(world))
     return {
         "people": setup.people,
         "repeats": setup.repeats,
@@ -130,7 +130,7 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
 
 @dataclass(frozen=True)
 class Reader:
-    """A model that answers questions, and the characters and length that it knows."""
+    """A model that answers questions, with its characters and its context length."""
 
     model: Any
     letters: str
@@ -146,10 +146,10 @@ class Reader:
         *,
         reading: bool = True,
     ) -> "Reader":
-        """A model taught the questions of training; `reading` mixes them with the texts."""
+        """Train a model on the questions; `reading` mixes them with the texts."""
         questions = [*world.training, *world.evaluation, *world.strangers]
         everything = [*world.texts, *(question.text + question.answer for question in questions)]
-        letters, length = alphabet(everything), max(map(len, everything)) + 3  # two masks and the end
+        letters, length = alphabet(everything), max(map(len, everything)) + 3  # two masks and the end token
         config = GPTConfig(
             vocab=len(letters),
             context=length,
@@ -162,7 +162,7 @@ class Reader:
             attention_dropout=0.0,
         )
         model, draws = gpt(config), make_generator(seed)
-        # wider than for large models: so few steps would not make characters differ
+        # a larger init than for large models, since there are few training steps
         table = {"tokens.weight": normal(0.3), "*norm.weight": constant(1.0), "*.bias": constant(0.0)}
         init_parameters(model, {**table, "*.weight": fan_in()}, seed)
         reader = cls(model, letters, length)
@@ -183,7 +183,7 @@ class Reader:
             tokens, targets = batch([drawn() for _ in range(training.batch)], letters)
             return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
-        # questions alone are known by heart in a fraction of the steps
+        # questions alone are memorised in a fraction of the steps
         fit(
             model.parameters(),
             loss,
@@ -194,27 +194,27 @@ class Reader:
 
     @torch.no_grad()
     def right(self, questions: Sequence[BiographyQuestion]) -> float:
-        """The share of questions that are answered exactly, to the end.
+        """Return the share of questions that are answered exactly.
 
-        Greedy text is right if every character of it is the likeliest after the right ones before: one pass tells.
+        Greedy decoding is exact if every correct character is the most likely one: one pass is enough.
         """
         tokens, targets = batch([encode_question(*question, self.length) for question in questions], self.letters)
         told = self.model(tokens).argmax(-1)
         return float(((told == targets) | (targets == IGNORED)).all(1).double().mean())
 
 
-def _commonest(world: Biographies) -> float:
-    """How many questions the commonest answer of training gets right."""
+def _most_common_accuracy(world: Biographies) -> float:
+    """Return the accuracy of the most common answer of training."""
     guess, _ = Counter(question.answer for question in world.training).most_common(1)[0]
-    return fmean(question.answer == guess for question in _others(world))
+    return fmean(question.answer == guess for question in _other_people(world))
 
 
-def _others(world: Biographies) -> list[BiographyQuestion]:
+def _other_people(world: Biographies) -> list[BiographyQuestion]:
     return [*world.evaluation, *world.strangers]
 
 
-def _only_in_texts(world: Biographies) -> float:
-    """The share of people asked about at last whose place stands with their name in texts, and in no other question."""
+def _share_only_in_texts(world: Biographies) -> float:
+    """Return the share of tested people whose place is in the texts with their name, and in no other question."""
     people = [person for person in world.people if person.question in world.evaluation]
     return fmean(
         any(person.name in text and person.place in text for text in world.texts)
@@ -232,10 +232,10 @@ def verdict(numbers: Numbers) -> Verdict:
     told = {name: share.share() for name, share in right.items()}
     return decide(
         numbers["facts in texts alone"] == 1.0,
-        f"Questions about people never asked about in training are answered right for {told['read']} after reading and "
-        f"{told['not read']} without ({numbers['repeats']} seeds), though those of training are for "
-        f"{by_heart['read'].mean:.0%} and {by_heart['not read'].mean:.0%}; the commonest place is right for "
-        f"{told['commonest']}. About strangers the reader is right for {told['strangers']}.",
+        f"Questions about people who were not in the training questions are answered correctly in {told['read']} "
+        f"after reading and {told['not read']} without ({numbers['repeats']} seeds); training questions in "
+        f"{by_heart['read'].mean:.0%} and {by_heart['not read'].mean:.0%}. The most common place is correct in "
+        f"{told['commonest']}. About people in no text the reader is correct in {told['strangers']}.",
         [*known, guessed, unknown, *(share - 0.8 for share in by_heart.values())],
     )
 
@@ -248,5 +248,5 @@ def draw(numbers: Numbers) -> Figure:
         {shown: numbers["right"][name] for name, shown in names.items()},
         [numbers["interval"][name] for name in names],
     )
-    axes.set(xlabel="biographies of those asked about", ylabel="right answers", title="Knowing by reading")
+    axes.set(xlabel="biographies of the tested people", ylabel="accuracy", title="Knowledge from reading")
     return figure

@@ -1,4 +1,4 @@
-"""Why self-attention, and for which lengths is it cheap?
+"""Why use self-attention, and for which lengths is it cheap?
 
 Claim: One layer connects any two of n tokens directly, while a recurrent layer needs a step for every token in
     between. Attention costs 2 n^2 D multiply-adds, a recurrent layer 2 n D^2: attention is cheaper while n < D, and the
@@ -36,7 +36,7 @@ PARTS = ("attention", "projections", "recurrent")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The width, growing lengths from below it to above twice as much, and how often the clock is asked."""
+    """The width, growing lengths from below the width to above twice the width, and the number of timings."""
 
     width: int = 256
     lengths: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048)
@@ -44,13 +44,13 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 1, "runs, of which the fastest counts")
+        check_integer("repeats", self.repeats, 1, "runs; the fastest counts")
         if list(self.lengths) != sorted(set(self.lengths)):
-            raise ConfigError(f"lengths grow, but are {self.lengths}")
+            raise ConfigError(f"lengths must grow: lengths={self.lengths}")
         if not self.lengths or self.lengths[0] >= self.width or self.lengths[-1] <= 2 * self.width:
             raise ConfigError(
-                f"lengths begin below the width and end above twice the width, so that lines cross: "
-                f"lengths={self.lengths}, width={self.width}"
+                f"lengths must begin below the width and end above twice the width: lengths={self.lengths}, "
+                f"width={self.width}"
             )
 
 
@@ -66,8 +66,8 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         for n in setup.lengths:
             x = torch.randn(1, n, setup.width, generator=draws)
             for part, call in _calls(x, attention, layer, cell).items():
-                counts[part].append(_counted(call))
-                seconds[part].append(min(_timed(call) for _ in range(setup.repeats)))
+                counts[part].append(_count_multiply_adds(call))
+                seconds[part].append(min(_measure_seconds(call) for _ in range(setup.repeats)))
         x = torch.randn(1, 1, setup.lengths[0], setup.width, generator=draws, dtype=torch.float64)
         other = x.clone()
         other[:, :, 0] = -x[:, :, 0]
@@ -77,10 +77,10 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "width": setup.width,
         "lengths": list(setup.lengths),
         "multiply-adds": counts,
-        "crossings": {part: _crossing(setup.lengths, counts["attention"], counts[part]) for part in others},
+        "crossings": {part: _crossing_length(setup.lengths, counts["attention"], counts[part]) for part in others},
         "seconds": seconds,
         "crossings in seconds": {
-            part: _crossing(setup.lengths, seconds["attention"], seconds[part]) for part in others
+            part: _crossing_length(setup.lengths, seconds["attention"], seconds[part]) for part in others
         },
         "last moved by first": float(moved),
     }
@@ -101,20 +101,20 @@ def _calls(x: Tensor, attention: Attention, layer: Any, cell: nn.RNNCell) -> dic
     }
 
 
-def _counted(call: Callable[[], Any]) -> int:
+def _count_multiply_adds(call: Callable[[], Any]) -> int:
     with count_flops() as flops:
         call()
     return int(flops.get_total_flops()) // 2
 
 
-def _timed(call: Callable[[], Any]) -> float:
+def _measure_seconds(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
-def _crossing(lengths: tuple[int, ...], rising: list[Any], other: list[Any]) -> float | None:
-    """The length at which the one begins to cost more than the other, on straight lines between logarithms."""
+def _crossing_length(lengths: tuple[int, ...], rising: list[Any], other: list[Any]) -> float | None:
+    """Return the length where one cost exceeds the other, interpolated on a log-log scale."""
     apart = [math.log(a / b) for a, b in zip(rising, other, strict=True)]
     for (n, below), (m, above) in pairwise(zip(lengths, apart, strict=True)):
         if below <= 0 < above:

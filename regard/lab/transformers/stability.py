@@ -1,13 +1,13 @@
-"""What keeps a deep Transformer trainable?
+"""What makes a deep Transformer trainable?
 
-Claim: Residual sums, layer norms, scaled scores and a warm-up of the learning rate, all four of them in the design of
-    2017, which normalises after each sum: without norms gradients grow from block to block towards the input, without
-    norms and sums they fade, without sums all tokens become alike, without scale one key has most of a query's
-    weight, and without any one of the four the stack has learned less after as many steps, with every seed. With the
-    norm before each part gradients are smaller at the start, and no warm-up is needed.
-Measures: Deep stacks of real blocks that have to tell sequences in reverse, with each of the four taken away, over
-    seeds: at the start the norm of each block's gradient, how alike the tokens at the top are, and the largest
-    attention weight of a row; and the loss at the end of training.
+Claim: Residual sums, layer norms, scaled scores and a learning-rate warm-up. The post-norm design of 2017 needs all
+    four: without norms gradients grow from block to block towards the input; without norms and sums they vanish;
+    without sums all tokens become alike; without scaling one key has most of the weight of a query; and without any one
+    of the four the loss after the same number of steps is higher for every seed. With pre-norm the gradients are
+    smaller at the start, and no warm-up is needed.
+Measures: Deep stacks of real blocks trained to reverse sequences, with each of the four removed, over seeds: at the
+    start the norm of each block's gradient, the similarity of the tokens at the top and the largest attention weight of
+    a row; and the loss at the end of training.
 Budget: 90 seconds
 Source: 002 1.4e
 """
@@ -46,7 +46,7 @@ MATHS = (
 
 @dataclass(frozen=True)
 class Design:
-    """What a stack has."""
+    """Which of the four parts a stack has."""
 
     order: str = "post"
     sums: bool = True
@@ -65,7 +65,7 @@ TRAINED = {
 }
 LACKING = ("no sums", "no norms", "no scale", "no warm-up")
 WHOLE = ("all four", "norm first, no warm-up")
-# the learning rate is nothing that the start could show
+# the learning rate has no effect on the start
 AT_THE_START = {
     "all four": Design(),
     "no sums": Design(sums=False),
@@ -78,9 +78,9 @@ AT_THE_START = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sequences to tell in reverse, the stack, and how long and how often to train.
+    """The sequences to reverse, the stack, and the training steps and seeds.
 
-    deep  blocks of the stacks that are only looked at, at the start
+    deep  blocks of the stacks that are measured at the start and not trained
     """
 
     letters: int = 6
@@ -96,23 +96,29 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds, and an interval needs two")
+        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
         for name in ("depth", "deep"):
-            check_integer(name, getattr(self, name), 4, "blocks, and few of them train in any design")
-        check_integer("length", self.length, 2, "tokens, which are compared")
+            check_integer(name, getattr(self, name), 4, "blocks; fewer train with any design")
+        check_integer("length", self.length, 2, "tokens to compare")
 
 
 SMOKE = Setup(letters=4, length=3, depth=5, deep=10, batch=8, steps=40, rate=0.007, warm_up=20, repeats=3)
 
 
 def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[..., Any] = Block) -> Numbers:
-    """Parts are made by layer(width, heads, beta=beta) and block(width, attention, feedforward, order=order)."""
+    """Run the claim.
+
+    layer  builds the attention: layer(width, heads, beta=beta)
+    block  builds a block: block(width, attention, feedforward, order=order)
+    """
     seeds = [1000 * setup.seed + number for number in range(setup.repeats)]
     starts = {
-        name: [_start(_made(setup, setup.deep, design, layer, block, seed), setup, seed) for seed in seeds]
+        name: [
+            _measure_start(_build_stack(setup, setup.deep, design, layer, block, seed), setup, seed) for seed in seeds
+        ]
         for name, design in AT_THE_START.items()
     }
-    losses = {name: [_trained(setup, design, layer, block, seed) for seed in seeds] for name, design in TRAINED.items()}
+    losses = {name: [_train(setup, design, layer, block, seed) for seed in seeds] for name, design in TRAINED.items()}
     times = {
         whole: {
             name: [math.log(loss / least) for loss, least in zip(losses[name], losses[whole], strict=True)]
@@ -134,14 +140,14 @@ def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[...
         "largest weight": {name: fmean(start["largest"] for start in several) for name, several in starts.items()},
         "loss": {name: fmean(several) for name, several in losses.items()},
         "interval": {name: interval_half_width(several) for name, several in losses.items()},
-        # seed by seed: how many times that of a whole design, of which losses differ by orders of magnitude
+        # per seed, as a ratio, because losses differ by orders of magnitude
         "logarithm of times the loss": {
             whole: {name: fmean(several) for name, several in times[whole].items()} for whole in WHOLE
         },
         "interval of logarithm": {
             whole: {name: interval_half_width(several) for name, several in times[whole].items()} for whole in WHOLE
         },
-        # seed by seed: how much worse than with all four, at the least
+        # per seed: the smallest increase over all four
         "loss added, at least": {
             name: min(loss - best for loss, best in zip(losses[name], losses["all four"], strict=True))
             for name in LACKING
@@ -149,8 +155,8 @@ def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[...
     }
 
 
-class _Alone(Block):
-    """A block that passes on what its parts give, and nothing of what went in."""
+class _BlockWithoutSums(Block):
+    """A block without residual sums."""
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         out: Tensor = norm(part(x))
@@ -158,7 +164,7 @@ class _Alone(Block):
 
 
 class _Stack(nn.Module):
-    """Tokens and their places, blocks, and a guess of a token for each place."""
+    """Token and position embeddings, blocks, and a prediction for each position."""
 
     def __init__(
         self, setup: Setup, depth: int, design: Design, layer: Callable[..., Any], block: Callable[..., Any]
@@ -166,7 +172,7 @@ class _Stack(nn.Module):
         super().__init__()
         width = setup.width
         self.tokens, self.places = TokenEmbedding(setup.letters, width), LearnedPositions(setup.length, width)
-        make = block if design.sums else _Alone
+        make = block if design.sums else _BlockWithoutSums
         beta = None if design.scale else 1.0
         self.blocks = nn.ModuleList(
             make(width, layer(width, 1, beta=beta), FeedForward(width, 2 * width), order=design.order)
@@ -188,7 +194,7 @@ class _Stack(nn.Module):
         return guesses
 
 
-def _made(
+def _build_stack(
     setup: Setup, depth: int, design: Design, layer: Callable[..., Any], block: Callable[..., Any], seed: int
 ) -> _Stack:
     model = _Stack(setup, depth, design, layer, block)
@@ -202,8 +208,8 @@ def _loss(model: _Stack, setup: Setup, draws: torch.Generator) -> Tensor:
     return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flip(1).flatten())
 
 
-def _start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
-    """What there is to see before the first step."""
+def _measure_start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
+    """Measure gradients, similarity and the largest weight before the first step."""
     _loss(model, setup, make_generator(seed)).backward()
     squares = [
         [float(each.grad.square().sum()) for each in block.parameters() if each.grad is not None]
@@ -220,9 +226,9 @@ def _start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
     }
 
 
-def _trained(setup: Setup, design: Design, layer: Callable[..., Any], block: Callable[..., Any], seed: int) -> float:
-    """The mean loss of the last steps, a tenth of all."""
-    model, draws = _made(setup, setup.depth, design, layer, block, seed), make_generator(seed)
+def _train(setup: Setup, design: Design, layer: Callable[..., Any], block: Callable[..., Any], seed: int) -> float:
+    """Train, and return the mean loss of the last tenth of the steps."""
+    model, draws = _build_stack(setup, setup.depth, design, layer, block, seed), make_generator(seed)
     warm_up = setup.warm_up if design.warm_up else 0
     losses = fit(
         model.parameters(), lambda: _loss(model, setup, draws), steps=setup.steps, rate=setup.rate, warm_up=warm_up
@@ -249,24 +255,25 @@ def verdict(numbers: Numbers) -> Verdict:
         for whole in WHOLE
     }
     told = ", ".join(
-        f"{name} {numbers['loss'][name]:.2f}" + (f" ({_span(times['all four'][name])})" if name in LACKING else "")
+        f"{name} {numbers['loss'][name]:.2f}"
+        + (f" ({_format_range(times['all four'][name])})" if name in LACKING else "")
         for name in TRAINED
     )
     return decide(
         start and worse,
-        f"Loss after {numbers['steps']} steps of {numbers['depth']} blocks ({numbers['repeats']} seeds, a guess has "
-        f"{numbers['loss of a guess']:.2f}; in brackets how many times that with all four): {told}. At the "
-        f"start of {numbers['deep']} blocks the largest gradient of one is {usual:.1f} with all four and {grown:.0f} "
-        "without norms; without norms and sums the first block has "
-        f"{faded:.0g} of the last one's. Tokens at the top have a cosine of {alike['all four']:.2f}, without sums "
-        f"{alike['no sums']:.3f}; the largest weight of a row is {largest['all four']:.2f}, without scale "
-        f"{largest['no scale']:.2f}. With the norm first the mean gradient of a block is "
-        f"{fmean(gradients['norm first']):.1f}, after each sum {fmean(gradients['all four']):.1f}.",
+        f"Loss after {numbers['steps']} steps of {numbers['depth']} blocks ({numbers['repeats']} seeds; a guess has "
+        f"{numbers['loss of a guess']:.2f}; in brackets the ratio to the loss with all four): {told}. At the start "
+        f"of {numbers['deep']} blocks the largest gradient of a block is {usual:.1f} with all four and {grown:.0f} "
+        f"without norms; without norms and sums the gradient of the first block is {faded:.0g} of that of the last. "
+        f"Tokens at the top have a cosine of {alike['all four']:.2f}, without sums {alike['no sums']:.3f}; the "
+        f"largest weight of a row is {largest['all four']:.2f}, without scaling {largest['no scale']:.2f}. With "
+        f"pre-norm the mean gradient of a block is {fmean(gradients['norm first']):.1f}, with post-norm "
+        f"{fmean(gradients['all four']):.1f}.",
         [many for whole in WHOLE for many in times[whole].values()],
     )
 
 
-def _span(logarithm: Estimate) -> str:
+def _format_range(logarithm: Estimate) -> str:
     low, high = (math.exp(logarithm.mean + half) for half in (-logarithm.half, logarithm.half))
     return f"{low:.2g} to {high:.2g}"
 

@@ -1,12 +1,12 @@
-"""How does the Vision Transformer come to a class?
+"""How does the Vision Transformer predict a class?
 
-Claim: It reads one token, which is learned, is the same for every image and gathers from all patches in attention; the
-    last block's output of it is normalised and goes to a layer of its own: with one hidden layer and tanh while
-    pre-training, linear when fine-tuning, where only that layer is replaced. Mean pooling has no such token and reads
-    all patches alike.
-Measures: Logits of small real models in float64 against the same taken by hand from the blocks' output; gradients of
-    the logits at each normalised token; how far the class token's input and output differ between images, and move
-    when one patch changes; parameters of the heads, and of what stands before them.
+Claim: It reads one learned token, which is the same for every image and collects information from all patches in
+    attention. Its output of the last block is normalised and passed to a head: a hidden layer with tanh for
+    pre-training, a linear layer for fine-tuning, where only the head is replaced. Mean pooling has no such token and
+    reads all patches equally.
+Measures: Logits of small real models in float64 against the same computed from the output of the blocks. Gradients of
+    the logits at each normalised token. How much the class token's input and output differ between images, and change
+    if one patch changes. Parameters of the heads and of the rest.
 Budget: 1 second
 Source: 000 1.5d, 002 1.5c
 """
@@ -33,7 +33,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The model, and the classes it is pre-trained on and fine-tuned to."""
+    """The model, and the numbers of classes for pre-training and fine-tuning."""
 
     width: int = 24
     heads: int = 3
@@ -49,18 +49,18 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
-    """vit  makes the model: vit(config)"""
+    """vit  builds the model: vit(config)"""
     side = setup.patch * setup.side
     images = torch.randn(2, 3, side, side, generator=make_generator(setup.seed), dtype=torch.float64)
-    pretrained = _made(setup, vit, head="mlp-tanh", classes=setup.classes)
-    tuned = _made(setup, vit, head="linear", classes=setup.fewer)
-    pooled = _made(setup, vit, head="linear", classes=setup.fewer, pool="mean")
+    pretrained = _build_model(setup, vit, head="mlp-tanh", classes=setup.classes)
+    tuned = _build_model(setup, vit, head="linear", classes=setup.fewer)
+    pooled = _build_model(setup, vit, head="linear", classes=setup.fewer, pool="mean")
     with torch.no_grad():
         inputs = tuned.embed(images)[:, 0]
         first = tuned.hidden(images)[:, 0]
-        moved = [float((tuned.hidden(other)[:, 0] - first).abs().max()) for other in _changed(images, setup)]
-        x = {name: run_blocks(model.blocks, model.embed(images)) for name, model in _named(pretrained, tuned, pooled)}
-        tokens = {name: model.norm(x[name]) for name, model in _named(pretrained, tuned, pooled)}
+        moved = [float((tuned.hidden(other)[:, 0] - first).abs().max()) for other in _negate_patches(images, setup)]
+        x = {name: run_blocks(model.blocks, model.embed(images)) for name, model in _by_name(pretrained, tuned, pooled)}
+        tokens = {name: model.norm(x[name]) for name, model in _by_name(pretrained, tuned, pooled)}
         expected = {
             "tanh": pretrained.head(torch.tanh(pretrained.head_hidden(tokens["tanh"][:, 0]))),
             "linear": tuned.head(tokens["linear"][:, 0]),
@@ -68,30 +68,32 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
         }
         errors = {
             name: float((model(images) - expected[name]).abs().max())
-            for name, model in _named(pretrained, tuned, pooled)
+            for name, model in _by_name(pretrained, tuned, pooled)
         }
         unnormalised = float((tuned(images) - tuned.head(x["linear"][:, 0])).abs().max())
-    trunk, other = _trunk(pretrained), _trunk(tuned)
+    trunk, other = _trunk_sizes(pretrained), _trunk_sizes(tuned)
     return {
         "width": setup.width,
         "classes": [setup.classes, setup.fewer],
         "errors": errors,
         "difference without the norm": unnormalised,
-        "gradients": {name: _read(model, images) for name, model in _named(pretrained, tuned, pooled)},
+        "gradients": {name: _gradient_norms(model, images) for name, model in _by_name(pretrained, tuned, pooled)},
         "class token between images, going in": float((inputs[0] - inputs[1]).abs().max()),
         "class token between images, coming out": float((first[0] - first[1]).abs().max()),
         "class token moved by each patch": moved,
-        "head parameters": [_count(model) - sum(_trunk(model).values()) for model in (pretrained, tuned)],
+        "head parameters": [
+            _count_parameters(model) - sum(_trunk_sizes(model).values()) for model in (pretrained, tuned)
+        ],
         "parts that differ before the head": sum(trunk.get(name) != other.get(name) for name in {*trunk, *other}),
         "tokens": [tokens[name].shape[1] for name in ("linear", "mean")],
     }
 
 
-def _named(pretrained: Any, tuned: Any, pooled: Any) -> tuple[tuple[str, Any], ...]:
+def _by_name(pretrained: Any, tuned: Any, pooled: Any) -> tuple[tuple[str, Any], ...]:
     return ("tanh", pretrained), ("linear", tuned), ("mean", pooled)
 
 
-def _made(setup: Setup, vit: Callable[[ViTConfig], Any], *, head: str, classes: int, pool: str = "class") -> Any:
+def _build_model(setup: Setup, vit: Callable[[ViTConfig], Any], *, head: str, classes: int, pool: str = "class") -> Any:
     config = ViTConfig(
         image=setup.patch * setup.side,
         patch=setup.patch,
@@ -103,14 +105,14 @@ def _made(setup: Setup, vit: Callable[[ViTConfig], Any], *, head: str, classes: 
         pool=pool,
     )
     model = vit(config).double().eval()
-    # larger than at the start of training, where hardly anything moves anything: as if it had been trained
+    # larger than the usual init, so that tokens affect each other as after training
     table = {"*norm.weight": constant(1.0), "*.weight": normal(0.3), "*.bias": normal(0.3), "class_token": normal(1.0)}
     init_parameters(model, table, setup.seed)
     return model
 
 
-def _changed(images: Tensor, setup: Setup) -> list[Tensor]:
-    """The images with each patch in turn replaced by its opposite."""
+def _negate_patches(images: Tensor, setup: Setup) -> list[Tensor]:
+    """Return the images with each patch in turn negated."""
     changed = []
     for at in range(setup.side**2):
         row, column = (setup.patch * place for place in divmod(at, setup.side))
@@ -120,8 +122,8 @@ def _changed(images: Tensor, setup: Setup) -> list[Tensor]:
     return changed
 
 
-def _read(model: Any, images: Tensor) -> list[float]:
-    """How much each normalised token counts for the logits: the size of the gradient there."""
+def _gradient_norms(model: Any, images: Tensor) -> list[float]:
+    """Return the norm of the gradient of the logits at each normalised token."""
     seen: list[Tensor] = []
 
     def keep(module: Any, inputs: Any, out: Tensor) -> None:
@@ -136,12 +138,12 @@ def _read(model: Any, images: Tensor) -> list[float]:
     return sizes
 
 
-def _count(model: Any) -> int:
+def _count_parameters(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _trunk(model: Any) -> dict[str, int]:
-    """Sizes of the parameters before the head, by name."""
+def _trunk_sizes(model: Any) -> dict[str, int]:
+    """Return the sizes of the parameters before the head, by name."""
     return {name: each.numel() for name, each in model.named_parameters() if not name.startswith("head")}
 
 
@@ -164,12 +166,13 @@ def verdict(numbers: Numbers) -> Verdict:
         and heads
         and trunk == 0
         and tokens[0] == tokens[1] + 1,
-        f"Logits are those of the normalised class token, or of the mean, to {error:.0g}; without the norm they are "
-        f"{numbers['difference without the norm']:.2f} off. Patches count {max(gradients['linear'][1:]):g} beside the "
-        f"class token and {min(gradients['mean']):.2f} each when averaged. Between two images that token differs by "
-        f"{inside:g} going in and {outside:.2f} coming out, and every patch moves it by {moved:.2f} at least. The head "
-        f"has {numbers['head parameters'][0]} parameters for {many} classes in pre-training and "
-        f"{numbers['head parameters'][1]} for {few} afterwards; {trunk} parts before it differ in size.",
+        f"Logits equal those of the normalised class token, or of the mean, up to {error:.0g}; without the norm they "
+        f"differ by {numbers['difference without the norm']:.2f}. The gradient at the patches is "
+        f"{max(gradients['linear'][1:]):g} with the class token and at least {min(gradients['mean']):.2f} with mean "
+        f"pooling. Between two images the class token differs by {inside:g} at the input and {outside:.2f} at the "
+        f"output, and every patch changes it by at least {moved:.2f}. The head has {numbers['head parameters'][0]} "
+        f"parameters for {many} classes for pre-training and {numbers['head parameters'][1]} for {few} for "
+        f"fine-tuning; {trunk} parts before it differ in size.",
     )
 
 
@@ -178,8 +181,8 @@ def draw(numbers: Numbers) -> Figure:
     gradients = numbers["gradients"]
     curves = {"class token": gradients["linear"], "mean pooling": [float("nan"), *gradients["mean"]]}
     plot_lines(left, list(range(len(gradients["linear"]))), curves)
-    left.set(xlabel="token; 0 is the class token", ylabel="gradient of the logits", title="What the head reads")
+    left.set(xlabel="token; 0 is the class token", ylabel="gradient of the logits", title="Gradient at each token")
     moved = numbers["class token moved by each patch"]
     plot_lines(right, list(range(1, len(moved) + 1)), {"class token": moved})
-    right.set(xlabel="patch that is changed", ylabel="change of the class token", title="What the class token gathers")
+    right.set(xlabel="changed patch", ylabel="change of the class token", title="Effect of each patch")
     return figure

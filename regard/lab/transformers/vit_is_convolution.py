@@ -1,10 +1,10 @@
 """Is there a convolution in the Vision Transformer?
 
-Claim: Yes, at its entrance: cutting an image into P x P patches, flattening each and projecting all with one matrix is
-    a convolution whose kernel and stride are both P, with the same weights.
-Measures: A real patch embedding against patches that are cut out, flattened and multiplied, and against a convolution
-    of torch, on whole numbers, which sums in any order leave exact, and on random ones; what an image moved by one
-    patch or by one pixel does to what comes out; the parameters of both.
+Claim: Yes, in the patch embedding: cutting an image into P x P patches, flattening each and projecting all with one
+    matrix is a convolution whose kernel size and stride are P, with the same weights.
+Measures: A real patch embedding against patches that are cut out, flattened and multiplied, and against torch's
+    convolution, on whole numbers, where sums are exact, and on random numbers. The change of the output if the image is
+    shifted by one patch or by one pixel. The parameters of both.
 Budget: 1 second
 Source: 000 1.5a, 002 1.5a
 """
@@ -25,12 +25,12 @@ from regard.nn.embeddings import PatchEmbedding
 
 MATHS = r"y_{rc} = b + \sum_{k u v} W_{k u v} x_{k, P r + u, P c + v}"
 
-FEATURES = 12  # of one patch, to be drawn
+FEATURES = 12  # of one patch, to draw
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The patch and how many rows and columns of patches an image has."""
+    """The patch size and the rows and columns of patches."""
 
     width: int = 48
     patch: int = 16
@@ -40,15 +40,15 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("patch", self.patch, 2, "pixels of a side, so that an image can move by less than a patch")
-        check_integer("columns", self.columns, 2, "patches in a row, so that an image can move by one")
+        check_integer("patch", self.patch, 2, "pixels, so that an image can shift by less than a patch")
+        check_integer("columns", self.columns, 2, "patches in a row, so that an image can shift by one")
 
 
 SMOKE = Setup(width=19, patch=7)
 
 
 def run(setup: Setup, patches: Callable[[int, int, int], Any] = PatchEmbedding) -> Numbers:
-    """patches  makes the entrance: patches(width, patch, channels), whose weights are in its `projection`"""
+    """patches  builds the patch embedding: patches(width, patch, channels), with its weights in `projection`"""
     draws = make_generator(setup.seed)
     made = patches(setup.width, setup.patch, setup.channels).double()
     shape = (2, setup.channels, setup.patch * setup.rows, setup.patch * setup.columns)
@@ -65,7 +65,7 @@ def run(setup: Setup, patches: Callable[[int, int, int], Any] = PatchEmbedding) 
             weight, bias = made.projection.weight, made.projection.bias
             matrix = weight.flatten(1)
             out = made(image)
-            cut = functional.linear(_cut(image, setup.patch), matrix, bias)
+            cut = functional.linear(_cut_patches(image, setup.patch), matrix, bias)
             convolved = functional.conv2d(image, weight, bias, stride=setup.patch).permute(0, 2, 3, 1)
             ways = {"patch embedding": out, "matrix on flattened patches": cut, "convolution": convolved}
             numbers["features of a patch"] = {way: each[0, 0, 0, :FEATURES].tolist() for way, each in ways.items()}
@@ -79,8 +79,8 @@ def run(setup: Setup, patches: Callable[[int, int, int], Any] = PatchEmbedding) 
     return numbers
 
 
-def _cut(image: Tensor, patch: int) -> Tensor:
-    """Patches by row and column, each as one vector: channel by channel, row by row."""
+def _cut_patches(image: Tensor, patch: int) -> Tensor:
+    """Cut an image into patches by row and column, each flattened by channel and row."""
     b, channels, height, width = image.shape
     squares = image.reshape(b, channels, height // patch, patch, width // patch, patch)
     return squares.permute(0, 2, 4, 1, 3, 5).flatten(3)
@@ -94,10 +94,10 @@ def verdict(numbers: Numbers) -> Verdict:
     p = numbers["patch"]
     return decide(
         errors == [0.0, 0.0] and rounding < 1e-10 and same and by_patch < 1e-10 and by_pixel > 1e-3,
-        f"On whole numbers the patch embedding differs from a matrix on flattened patches by {errors[0]:g} and from a "
-        f"convolution of kernel and stride {p} by {errors[1]:g}, on random ones by {rounding:.0g}; each has "
-        f"{numbers['parameters']:,} parameters. An image moved by a patch moves the patches, to {by_patch:.0g}; moved "
-        f"by a pixel it changes them by {by_pixel:.1f}.",
+        f"On whole numbers the patch embedding differs from a matrix on flattened patches by {errors[0]:g} and from "
+        f"a convolution of kernel and stride {p} by {errors[1]:g}, on random numbers by {rounding:.0g}; each has "
+        f"{numbers['parameters']:,} parameters. Shifting the image by a patch shifts the outputs, up to "
+        f"{by_patch:.0g}; shifting it by a pixel changes them by {by_pixel:.1f}.",
     )
 
 
@@ -110,8 +110,8 @@ def _no_convolution(numbers: Numbers) -> Verdict:
     apart = numbers["convolution against matrix on whole numbers"]
     return decide(
         apart > 0,
-        f"A convolution of kernel and stride {numbers['patch']} and the projection of flattened patches are "
-        f"{apart:g} apart: they are one and the same.",
+        f"A convolution of kernel and stride {numbers['patch']} and the projection of flattened patches differ by "
+        f"{apart:g}: they are the same operation.",
     )
 
 
@@ -120,7 +120,7 @@ def draw(numbers: Numbers) -> Figure:
     ways = numbers["features of a patch"]
     plot_lines(left, range(len(ways["convolution"])), ways, overlapping=True, legend=False)
     figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower left", ncols=3)
-    left.set(xlabel="feature of a patch", ylabel="value", title="Three names of one operation")
+    left.set(xlabel="feature of a patch", ylabel="value", title="Three forms of one operation")
     plot_bars(right, {name: numbers[f"change if moved by {name}"] for name in ("a patch", "a pixel")})
-    right.set(ylabel="distance to patches moved by one", title="An image moved by")
+    right.set(ylabel="difference from shifted patches", title="Image shifted by")
     return figure
