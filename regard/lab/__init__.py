@@ -1,1 +1,1 @@
-"""The lab: one question a file, answered by a run that can come out either way."""
+"""The lab: one question per file, answered by a run whose numbers decide."""

@@ -1,4 +1,4 @@
-"""Handwritten digits as the lab trains on them: 8 x 8 pixels, 1,397 to learn from and 400 to test on."""
+"""Handwritten digits of 8 x 8 pixels: 1,397 training images, 400 test images, training and accuracy."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ SIDE, CLASSES, TRAIN_IMAGES = 8, 10, 1397
 
 
 class Digits(NamedTuple):
-    """Images with what they show."""
+    """Images and their labels."""
 
     images: Float[Tensor, "n 1 8 8"]
     labels: Int[Tensor, "n"]
@@ -25,23 +25,23 @@ class Digits(NamedTuple):
         return Digits(self.images[rows], self.labels[rows])
 
     def shuffle_pixels(self, seed: int) -> "Digits":
-        """The images with their pixels in another order, one for all."""
+        """Shuffle the pixels of all images in the same way."""
         order = torch.randperm(SIDE * SIDE, generator=make_generator(seed))
         return Digits(self.images.flatten(2)[:, :, order].unflatten(2, (SIDE, SIDE)), self.labels)
 
 
 @cache
 def load_digit_images() -> tuple[Digits, Digits]:
-    """Those to train on and those to test on, the same ones always: pixels go from -1 to 1."""
+    """Return the training and the test images, always the same split; pixels are between -1 and 1."""
     pixels, labels = read_digits()
     images = pixels[:, None] / 8 - 1
     both = Digits(images, labels)
-    order = torch.randperm(len(images), generator=make_generator(0))  # writers follow one another in the file
+    order = torch.randperm(len(images), generator=make_generator(0))  # the file is sorted by writer
     return both.subset(order[:TRAIN_IMAGES]), both.subset(order[TRAIN_IMAGES:])
 
 
 def train_classifier(model: Any, given: Digits, *, steps: int, batch: int, rate: float, seed: int) -> None:
-    """Train a classifier on these images, in batches drawn at random."""
+    """Train a classifier on random batches of these images."""
     draws = make_generator(seed)
 
     def loss() -> Tensor:
@@ -54,5 +54,5 @@ def train_classifier(model: Any, given: Digits, *, steps: int, batch: int, rate:
 
 @torch.no_grad()
 def accuracy(model: Any, given: Digits) -> float:
-    """How many of these images a classifier tells right."""
+    """Return the accuracy of a classifier on these images."""
     return float((model(given.images).argmax(-1) == given.labels).double().mean())

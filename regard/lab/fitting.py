@@ -1,4 +1,4 @@
-"""How the lab trains its small models: Adam, a short warm-up, then evenly down to nothing."""
+"""Training of the lab's small models: Adam with a short warm-up and a linear decay."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,24 +17,24 @@ def fit(
     rate: float,
     warm_up: int = 20,
 ) -> list[float]:
-    """Train parameters in place; the loss at each step comes back.
+    """Train parameters in place and return the loss of each step.
 
-    parameters  those of a model, or groups of them with rates of their own: {"params": [...], "lr": 0.3}
-    loss        draws a batch and gives the loss on it
-    rate        the largest learning rate, reached within `warm_up` steps; with none it is there from the first
+    parameters  those of a model, or parameter groups: {"params": [...], "lr": 0.3}
+    loss        samples a batch and returns its loss
+    rate        the largest learning rate, reached after `warm_up` steps
     """
     check_integer("steps", steps, 1)
     check_integer("warm_up", warm_up, 0)
     optimiser = torch.optim.Adam(parameters, lr=rate, fused=True)
-    fading = torch.optim.lr_scheduler.LambdaLR(
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min(1.0, (step + 1) / max(warm_up, 1)) * (1 - step / steps)
     )
     losses = []
     for _ in range(steps):
-        now = loss()
+        current = loss()
         optimiser.zero_grad()
-        now.backward()
+        current.backward()
         optimiser.step()
-        fading.step()
-        losses.append(now.item())
+        scheduler.step()
+        losses.append(current.item())
     return losses

@@ -1,4 +1,4 @@
-"""Keys drawn around means that stand at right angles, one of them of a length that varies."""
+"""Random keys around orthogonal means, one of them with a random length."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from regard.lab.drawing import COLOURS, Figure, make_figure
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyKeysSetup:
-    """How many keys, the scale s of queries, the variances of the noise and of the length, and how many draws."""
+    """Number of keys, scale s of the queries, variances of the noise and of the length, and number of draws."""
 
     keys: int = 10
     width: int = 11
@@ -28,31 +28,31 @@ class NoisyKeysSetup:
 
     @property
     def one_hot(self) -> Float[Tensor, "b 1 j j"]:
-        """Values of which the outputs are the weights."""
+        """One-hot values, for which the outputs are the weights."""
         return torch.eye(self.keys, dtype=torch.float64).expand(self.draws, 1, -1, -1)
 
     def sample_keys(self, draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
-        """Keys with the noise that is alike in all directions."""
+        """Sample keys with isotropic noise."""
         noise = torch.randn(self.draws, 1, self.keys, self.width, generator=draws, dtype=torch.float64)
         return noise.mul_(self.noise**0.5).add_(self.means)
 
     def sample_lengths(self, draws: torch.Generator) -> Float[Tensor, "b"]:
-        """gamma ~ N(1, variance), drawn evenly over its law.
+        """Sample gamma ~ N(1, variance), stratified.
 
-        One draw comes from each of as many equally likely parts, so that shares have the digits that the law has.
+        There is one draw from each of `draws` equally likely intervals, so shares have a small error.
         """
         even = torch.arange(self.draws) + torch.rand(self.draws, generator=draws, dtype=torch.float64)
         gamma: Tensor = 1 + self.variance**0.5 * torch.special.ndtri(even / self.draws)
         return gamma
 
     def scale_first_key(self, gamma: Float[Tensor, "b"], draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
-        """Keys of which the first has its mean times gamma."""
+        """Sample keys whose first mean is multiplied by gamma."""
         keys = self.sample_keys(draws)
         keys[:, 0, 0] += (gamma - 1)[:, None] * self.means[0]
         return keys
 
     def histogram(self, weights: Float[Tensor, "m"]) -> list[float]:
-        """The share of weights in each of `bins` parts from 0 to 1."""
+        """Return the share of weights in each of `bins` intervals from 0 to 1."""
         shares: list[float] = torch.histc(weights, self.bins, 0, 1).div(len(weights)).tolist()
         return shares
 
@@ -60,12 +60,12 @@ class NoisyKeysSetup:
 def plot_histograms(
     filled: dict[str, list[float]], outlined: dict[str, list[float]], xlabel: str, title: str
 ) -> Figure:
-    """A histogram of weights, and another one over it."""
-    made, (axes,) = make_figure()
+    """Draw filled histograms of weights, and outlined ones on top."""
+    figure, (axes,) = make_figure()
     for number, (named, fill) in enumerate(((filled, True), (outlined, False))):
         for name, shares in named.items():
             edges = [at / len(shares) for at in range(len(shares) + 1)]
             axes.stairs(shares, edges, fill=fill, color=COLOURS[number], linewidth=2, label=name)
-    made.legend(frameon=False, loc="outside lower center", ncols=2)
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
     axes.set(xlabel=xlabel, ylabel="share of draws", title=title)
-    return made
+    return figure

@@ -1,4 +1,4 @@
-"""Small changes of what attention is given, and how far a prediction to first order is off what they do."""
+"""Small changes of the inputs of attention, and the error of a first-order prediction."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from regard.lab.claim import Numbers
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbationSetup:
-    """Sizes, standard deviations of the entries of eps from large to small, and how many inputs to take medians of."""
+    """Sizes of the inputs, standard deviations of eps from large to small, and the number of random inputs."""
 
     queries: int = 5
     keys: int = 11
@@ -41,7 +41,7 @@ class PerturbationSetup:
 
 
 class Inputs(NamedTuple):
-    """What attention is given, the direction of the nudge, and values of which the outputs are the weights."""
+    """Inputs of attention, the direction of the change, and one-hot values."""
 
     q: Float[Tensor, "b 1 i c"]
     k: Float[Tensor, "b 1 j c"]
@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
 
 
 def change_norm(change: Float[Tensor, "b 1 i e"]) -> Float[Tensor, "b"]:
-    """The length of each input's change."""
+    """Return the norm of the change for each input."""
     return change.square().flatten(1).sum(1).sqrt()
 
 
@@ -60,7 +60,7 @@ def first_order_error(
     moved: Callable[[float], Float[Tensor, "b 1 i e"]],
     slope: Float[Tensor, "b 1 i e"],
 ) -> Numbers:
-    """How far size times slope is off the change that moved(size) makes, in medians, and how that grows with size."""
+    """Return the median relative error of size * slope against moved(size), and how the error grows with size."""
     errors = {size: change_norm(moved(size) - size * slope) for size in sizes}
     smaller, smallest = sizes[-2:]
     order = (errors[smaller] / errors[smallest]).log() / math.log(smaller / smallest)

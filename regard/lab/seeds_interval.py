@@ -1,4 +1,4 @@
-"""Results over several seeds: how far their mean may be from the truth, and what follows from it."""
+"""Confidence intervals of means over several seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ from regard.base.confidence import student_t_quantile
 
 
 def interval_half_width(values: Sequence[float]) -> float:
-    """Half of a 95 % interval of the mean, by Student's t."""
+    """Return half the width of the 95 % confidence interval of the mean (Student's t)."""
     return student_t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, and half of its interval. What is added or taken away is as uncertain as both are."""
+    """A mean over seeds and half the width of its confidence interval; sums combine the uncertainties."""
 
     mean: float
     half: float = 0.0
@@ -38,20 +38,20 @@ class Estimate:
 
     @property
     def above(self) -> bool:
-        """Whether all of the interval lies above 0."""
+        """Whether the whole interval is above 0."""
         return self.mean > self.half
 
     @property
     def below(self) -> bool:
-        """Whether nothing of the interval lies above 0."""
+        """Whether the whole interval is at or below 0."""
         return self.mean <= -self.half
 
-    def share(self) -> str:
-        """The mean and its interval in percent, of which a share has none below 0 and none above 100."""
+    def percent(self) -> str:
+        """Write the mean and its interval in percent, cut at 0 % and 100 %."""
         low, high = max(self.mean - self.half, 0.0), min(self.mean + self.half, 1.0)
         return f"{self.mean:.0%} ({low:.0%} to {high:.0%})"
 
 
 def estimates(means: Mapping[str, float], halves: Mapping[str, float]) -> dict[str, Estimate]:
-    """Means by name with their intervals."""
+    """Combine means and half-widths by name."""
     return {name: Estimate(mean, halves[name]) for name, mean in means.items()}

@@ -23,8 +23,8 @@ def test_means_and_intervals_are_joined_by_name() -> None:
 
 
 def test_a_share_is_never_told_below_0_or_above_100_percent() -> None:
-    assert Estimate(0.33, 1.69).share() == "33% (0% to 100%)"
-    assert Estimate(0.33, 0.21).share() == "33% (12% to 54%)"
+    assert Estimate(0.33, 1.69).percent() == "33% (0% to 100%)"
+    assert Estimate(0.33, 0.21).percent() == "33% (12% to 54%)"
 
 
 @pytest.mark.parametrize(

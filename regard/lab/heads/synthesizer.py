@@ -164,7 +164,7 @@ def verdict(numbers: Numbers) -> Verdict:
     blind = moved["dense"] == moved["random"] == 0 and moved["dot"] > 0.01
     cannot = [guess + 0.1 - right[part] for part in ("dense", "random")]
     square = all(count == n * n for count in numbers["weights made"].values())
-    told = ", ".join(f"{part} {right[part].share()}" for part in PARTS)
+    told = ", ".join(f"{part} {right[part].percent()}" for part in PARTS)
     return decide(
         blind and square,
         f"Accuracy: {told}, with the most common value {guess:.0%} ({numbers['repeats']} seeds, chance "

@@ -324,7 +324,7 @@ def verdict(numbers: Numbers) -> Verdict:
     learned = [share - 0.8 for share in (*near.values(), far["transformer"])]
     forgot = chance + 0.2 - far["recurrent"]
     bridged = far["recurrent with attention"] - far["recurrent"] - 0.2
-    told = "; ".join(f"{kind} {near[kind].share()} and {far[kind].share()}" for kind in KINDS)
+    told = "; ".join(f"{kind} {near[kind].percent()} and {far[kind].percent()}" for kind in KINDS)
     ways = {kind: f"{several[0]} and {several[-1]}" for kind, several in short.items()}
     return decide(
         same and grows and reached and costs and alike,
@@ -345,7 +345,7 @@ def verdict(numbers: Numbers) -> Verdict:
 def _new_with_transformers(numbers: Numbers) -> Verdict:
     near, gap = _accuracy(numbers, "recurrent", 0), numbers["difference once encodings are exchanged"]["recurrent"]
     sentence = (
-        f"A recurrent encoder-decoder predicts {near.share()} correctly with noise of length "
+        f"A recurrent encoder-decoder predicts {near.percent()} correctly with noise of length "
         f"{numbers['distances'][0]}, and its decoder depends on the encoding only: with the encoding of another "
         f"source its logits differ by {gap:g} from those for that source."
     )
@@ -364,8 +364,8 @@ def _without_attention(numbers: Numbers) -> Verdict:
     asked = "once" if calls == 1 else f"{calls} times"
     sentence = (
         f"A recurrent decoder that attends {asked} for each token it writes gives the token to tell a weight of "
-        f"{weight:.2f}, and tells {with_it.share()} right after {numbers['distances'][-1]} tokens of noise; without "
-        f"attention it is {without.share()}."
+        f"{weight:.2f}, and tells {with_it.percent()} right after {numbers['distances'][-1]} tokens of noise; without "
+        f"attention it is {without.percent()}."
     )
     return decide(True, sentence) if calls == 0 else decide(True, sentence, [without + 0.1 - with_it])
 

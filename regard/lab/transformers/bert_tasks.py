@@ -213,7 +213,7 @@ def verdict(numbers: Numbers) -> Verdict:
     learned = [right[task] - same[task] - 0.2 for task in (*FREE, LABELLED)]
     nothing = [right[UNLABELLED] - 0.4, 0.6 - right[UNLABELLED]]
     generative = [task for task in TASKS if numbers["choices"][task] == numbers["words"]]
-    told = ", ".join(f"{task} {right[task].share()} against {same[task]:.0%}" for task in TASKS)
+    told = ", ".join(f"{task} {right[task].percent()} against {same[task]:.0%}" for task in TASKS)
     return decide(
         generative == [WORDS],
         f"Accuracy on new text, and of the best constant answer: {told}; {numbers['repeats']} seeds. Masked words "
@@ -231,7 +231,7 @@ def _logic_without_labels(numbers: Numbers) -> Verdict:
     right = Estimate(numbers["right"][UNLABELLED], numbers["interval"][UNLABELLED])
     return decide(
         True,
-        f"Without labels, logic is predicted correctly for {right.share()} of the pairs.",
+        f"Without labels, logic is predicted correctly for {right.percent()} of the pairs.",
         [right - 0.6],
     )
 

@@ -183,8 +183,8 @@ def verdict(numbers: Numbers) -> Verdict:
         f"{above['encoder'][0]:.2f} of the encoder's attention is above the diagonal and at most "
         f"{above['decoder'][1]:g} of the decoder's. The last source token changes the encoder's first row by "
         f"{moved:.2g} or more; the last target token changes earlier logits by {later:g}. The reversed order has "
-        f"{first:.0%} of the cross attention before training and {mass.share()} after ({numbers['repeats']} seeds), "
-        f"and the largest weight in {rows.share()} of rows; {right.share()} of tokens are correct.",
+        f"{first:.0%} of the cross attention before training and {mass.percent()} after ({numbers['repeats']} seeds), "
+        f"and the largest weight in {rows.percent()} of rows; {right.percent()} of tokens are correct.",
         [gained - 0.2, mass - 0.5, rows - 0.9, right - 0.95],
     )
 

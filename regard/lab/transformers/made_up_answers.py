@@ -188,11 +188,11 @@ def verdict(numbers: Numbers) -> Verdict:
     few, every = numbers["accuracy by coverage"][FEW], numbers["accuracy by coverage"][-1]
     return decide(
         True,
-        f"For unknown people {answered.share()} of the answers are places and {strange.share()} are correct; for "
-        f"people in the texts {known.share()} are correct. {by_form.share()} fit the ending of the name "
+        f"For unknown people {answered.percent()} of the answers are places and {strange.percent()} are correct; for "
+        f"people in the texts {known.percent()} are correct. {by_form.percent()} fit the ending of the name "
         f"({chance:.0%} by chance), and {numbers['strangers given the commonest place']:.0%} are the most common "
-        f"place. The confidence is {unsure.share()} for unknown and {sure.share()} for known people; a correct "
-        f"answer is more confident than a wrong one in {surer.share()} of pairs. If all questions are answered, "
+        f"place. The confidence is {unsure.percent()} for unknown and {sure.percent()} for known people; a correct "
+        f"answer is more confident than a wrong one in {surer.percent()} of pairs. If all questions are answered, "
         f"{every:.0%} are correct; of the {numbers['coverages'][FEW]:.0%} most confident, {few:.0%} "
         f"({numbers['repeats']} seeds).",
         [

@@ -229,7 +229,7 @@ def verdict(numbers: Numbers) -> Verdict:
     known = [right["read"] - 0.5, right["read"] - right["not read"] - 0.2]
     guessed = right["commonest"] + 0.2 - right["not read"]
     unknown = right["read"] - right["strangers"] - 0.2
-    told = {name: share.share() for name, share in right.items()}
+    told = {name: share.percent() for name, share in right.items()}
     return decide(
         numbers["facts in texts alone"] == 1.0,
         f"Questions about people who were not in the training questions are answered correctly in {told['read']} "

@@ -149,8 +149,8 @@ def verdict(numbers: Numbers) -> Verdict:
         f"Rows of neighbours have a cosine of {near['before'][0]:.2f} before training and {near['after'][0]:.2f} "
         f"after, {lead['before'].mean:.2f} ± {lead['before'].half:.2f} and {lead['after'].mean:.2f} ± "
         f"{lead['after'].half:.2f} above those at distance {FAR} or more ({numbers['repeats']} seeds). With "
-        f"positions {right['learned'].share()} of images are classified correctly, "
-        f"{numbers['right when shuffled']:.0%} with shuffled patches, and without positions {right['none'].share()}. "
+        f"positions {right['learned'].percent()} of images are classified correctly, "
+        f"{numbers['right when shuffled']:.0%} with shuffled patches, and without positions {right['none'].percent()}. "
         f"Shuffling changes logits by {moved['learned']:.2g} with positions and by {moved['none']:.0g} without.",
         [*ordered, *needed],
     )
