@@ -17,7 +17,7 @@ from regard.lab.transformers.against_rnn import KINDS
 from regard.lab.transformers.stability import LACKING
 from regard.models.cnn import CNN
 from regard.models.mlp import MLP
-from regard.models.rnn import RNN, Encoded
+from regard.models.rnn import RNN, EncodedSource
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vit import ViT, ViTConfig
 from regard.nn.attention import Attention
@@ -193,8 +193,8 @@ class OfTheEnd(Transformer):
 class Unheard(RNN):
     """Attention that is computed and thrown away."""
 
-    def _looked_up(self, x: Tensor, encoded: Encoded) -> Tensor:
-        return torch.zeros_like(super()._looked_up(x, encoded))
+    def _attend(self, x: Tensor, encoded: EncodedSource) -> Tensor:
+        return torch.zeros_like(super()._attend(x, encoded))
 
 
 class SeesAhead(Transformer):
