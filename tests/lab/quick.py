@@ -1,4 +1,4 @@
-"""Quick runs of claims, each made once for all tests that look at it."""
+"""Quick runs of claims, shared by all tests of a process, and faults that must refute claims."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from regard.lab.claim import Numbers, Outcome, claims
+from regard.lab.claim import Claim, Numbers, Outcome, claims
 
-Fault = tuple[str, dict[str, Callable[..., Any]]]  # a claim, and the part that is broken
+Fault = tuple[str, dict[str, Callable[..., Any]]]  # a claim, and its broken part
 
-# claims that train for seconds: once in the quick tests is enough
+# claims that train for seconds: one quick run is enough
 TRAINING = {
     "positions",
     "against-rnn",
@@ -25,26 +25,30 @@ TRAINING = {
 }
 
 
+def claim(name: str) -> Claim:
+    return claims()[name]
+
+
 @cache
 def outcome(name: str) -> Outcome:
-    claim = claims()[name]
-    return claim.run(claim.setup(smoke=True))
+    return claim(name).run(claim(name).setup(smoke=True))
 
 
 def numbers(name: str) -> Numbers:
     return outcome(name).numbers
 
 
-def cases(faults: Sequence[Fault]) -> list[Any]:
-    """Claims, faults and settings to run them with; of those of a claim that trains, all but the first are slow.
+def fault_cases(faults: Sequence[Fault]) -> list[Any]:
+    """Return the pytest cases of faults: claim, fault, settings.
 
-    The first fault of a claim that repeats over seeds shows with two of them.
+    For a claim that trains, only the first fault is quick. The first fault of a claim over seeds runs with two seeds.
     """
-    made = []
+    cases = []
     for at, (name, fault) in enumerate(faults):
         again = name in [other for other, _ in faults[:at]]
-        settings = {} if again or not hasattr(claims()[name].module.SMOKE, "repeats") else {"repeats": 2}
-        label = f"{name}-{next(iter(fault.values())).__name__}"
+        settings = {} if again or not hasattr(claim(name).module.SMOKE, "repeats") else {"repeats": 2}
         marks = [pytest.mark.slow] * (again and name in TRAINING)
-        made.append(pytest.param(name, fault, settings, id=label, marks=marks))
-    return made
+        cases.append(
+            pytest.param(name, fault, settings, id=f"{name}-{next(iter(fault.values())).__name__}", marks=marks)
+        )
+    return cases

@@ -122,9 +122,8 @@ FAULTS = {
 NAMES = sorted(FAULTS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_the_verdict_does_not_hang_on_the_seed(name):
+def test_the_verdict_is_the_same_for_other_seeds(name):
     claim = claims()[name]
     for seed in (1, 2):
         came = claim.run(claim.setup(seed=seed, smoke=True))
@@ -132,19 +131,9 @@ def test_the_verdict_does_not_hang_on_the_seed(name):
         assert all(verdict.word == REFUTED for _, verdict in came.wrong_answers)
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [pytest.param(name, fault, id=f"{name}-{fault.__name__}") for name in FAULTS for fault in FAULTS[name]],
-)
-def test_a_faulty_attention_is_refuted(name, fault):
-    claim = claims()[name]
-    assert claim.run(claim.setup(smoke=True), attention=fault).verdict.word == REFUTED
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_another_right_attention_is_supported(name):
-    """So that faults are refuted for their fault, not for being another implementation."""
+def test_another_correct_attention_is_supported(name):
+    """Faults must be refuted for their fault, not for being another implementation."""
     claim = claims()[name]
     came = claim.run(claim.setup(smoke=True), attention=naive)
     assert came.verdict.word == SUPPORTED, came.verdict.sentence
@@ -166,13 +155,13 @@ IF_RIGHT: dict[str, tuple[Numbers, ...]] = {
 }
 
 
-def test_every_wrong_answer_of_a_sheet_is_asked():
+def test_every_wrong_answer_has_numbers_that_agree_with_it():
     asked = {name: len(claims()[name].wrong_answers) for name in NAMES if claims()[name].wrong_answers}
     assert asked == {name: len(patches) for name, patches in IF_RIGHT.items()}
 
 
 @pytest.mark.parametrize(("name", "at"), [(name, at) for name in IF_RIGHT for at in range(len(IF_RIGHT[name]))])
-def test_what_a_sheet_says_could_have_been_right(name, at):
+def test_numbers_that_agree_with_a_wrong_answer_support_it(name, at):
     sheet, _ = outcome(name).wrong_answers[at]
     assert sheet.verdict(numbers(name) | IF_RIGHT[name][at]).word == SUPPORTED
 
@@ -203,7 +192,7 @@ def shares_among_positive_scores(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -
         ("scale-by-root", 1, mutants.exponentiates_without_the_maximum),
     ],
 )
-def test_an_attention_of_which_the_sheet_is_right_supports_it(name, at, attention):
+def test_an_attention_that_agrees_with_a_wrong_answer_supports_it(name, at, attention):
     claim = claims()[name]
     _, verdict = claim.run(claim.setup(smoke=True), attention=attention).wrong_answers[at]
     assert verdict.word == SUPPORTED, verdict.sentence
@@ -217,7 +206,7 @@ def test_the_numbers_of_beta():
     assert measured["scaled variance"] == pytest.approx(1.0, abs=0.02)
 
 
-def test_60_30_30_copies_but_for_two_e_to_the_minus_30():
+def test_60_30_30_copies_up_to_two_e_to_the_minus_30():
     measured = numbers("copy-value")
     assert measured["lost"] == pytest.approx(2 * exp(-30), rel=1e-9)
     assert f"{measured['lost']:.0e}" == "2e-13"
@@ -250,19 +239,19 @@ def test_hard_attention_uses_one_key_and_soft_attention_all():
 
 
 @pytest.mark.parametrize("name", ["key-nudge", "query-nudge"])
-def test_the_first_order_is_off_by_4e_5_at_small_eps_and_quadratically(name):
+def test_the_first_order_error_is_4e_5_at_small_eps_and_quadratic(name):
     measured = numbers(name)
     assert measured["sizes"][-1] == 1e-4
     assert f"{measured['relative error'][-1]:.0e}" == "4e-05"
     assert measured["order of the error"] == pytest.approx(2, abs=0.01)
 
 
-def test_a_nudged_query_moves_its_own_column_alone():
+def test_a_changed_query_changes_only_its_own_column():
     assert numbers("query-nudge")["change of other columns"] == 0
     assert numbers("query-nudge")["columns moved by a key"] == 5
 
 
-def test_a_key_a_thousand_times_longer_wins_or_loses_by_sign():
+def test_the_weight_of_a_key_a_thousand_times_longer_depends_on_the_sign():
     measured = numbers("key-stretch")
     assert measured["alphas"][-1] == 1000
     assert measured["towards"][-1] == pytest.approx(1, abs=1e-12)
@@ -270,14 +259,14 @@ def test_a_key_a_thousand_times_longer_wins_or_loses_by_sign():
     assert measured["at a right angle"] == pytest.approx([measured["at a right angle"][0]] * 6, abs=1e-15)
 
 
-def test_two_keys_weigh_0_49991_at_s_10_of_10_keys():
+def test_two_of_10_keys_have_the_weight_0_49991_at_s_10():
     measured = numbers("average-two")
     at = measured["sizes"].index(10.0)
     assert measured["keys"] == 10
     assert f"{measured['weight of a'][at]:.5f}" == f"{measured['weight of b'][at]:.5f}" == "0.49991"
 
 
-def test_one_head_jumps_37_to_37():
+def test_one_head_is_near_each_value_in_37_percent_of_draws():
     measured = numbers("noisy-keys-one-head")
     assert measured["size"] == 20
     assert f"{measured['near a']:.0%}" == f"{measured['near b']:.0%}" == "37%"
@@ -285,14 +274,14 @@ def test_one_head_jumps_37_to_37():
     assert measured["near a"] + measured["near b"] + measured["between"] == pytest.approx(1)
 
 
-def test_two_heads_hold_still_in_89_5_percent():
+def test_two_heads_are_near_the_mean_in_89_5_percent_of_draws():
     measured = numbers("noisy-keys-two-heads")
     assert f"{measured['c1 near v_a']:.1%}" == f"{measured['by the normal law']:.1%}" == "89.5%"
     assert measured["c near the mean"] > measured["c1 near v_a"]
 
 
 @pytest.mark.slow
-def test_many_draws_give_the_shares_to_their_digits():
+def test_the_full_setup_gives_the_shares_to_four_digits():
     for name, at, share in (
         ("noisy-keys-one-head", "near a", 0.3726),
         ("noisy-keys-one-head", "near b", 0.3726),
@@ -302,7 +291,7 @@ def test_many_draws_give_the_shares_to_their_digits():
         assert claim.run(claim.setup()).numbers[at] == pytest.approx(share, abs=0.0001)
 
 
-def test_the_three_matrices_give_u_b_and_u_b_less_u_c():
+def test_the_three_matrices_give_u_b_and_u_b_minus_u_c():
     first, second = numbers("keys-queries-values")["outputs along u"]
     assert first == pytest.approx([0, 1, -1, 0], abs=1e-12)
     assert second == pytest.approx([0, 1, 0, 0], abs=1e-12)

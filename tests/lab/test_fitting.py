@@ -25,7 +25,7 @@ def moves(steps: int, warm_up: int, rate: float = 0.1) -> list[float]:
     return [before - after for before, after in zip(seen, [*seen[1:], number.item()], strict=True)]
 
 
-def test_the_rate_rises_to_its_largest_and_falls_to_nothing() -> None:
+def test_the_learning_rate_warms_up_and_decays_to_zero() -> None:
     assert moves(5, 2) == pytest.approx([0.1 * 0.5, 0.1 * 0.8, 0.1 * 0.6, 0.1 * 0.4, 0.1 * 0.2], rel=1e-5)
 
 
@@ -33,13 +33,13 @@ def test_without_a_warm_up_the_first_step_is_the_largest() -> None:
     assert moves(4, 0) == pytest.approx([0.1, 0.075, 0.05, 0.025], rel=1e-5)
 
 
-def test_a_group_may_have_a_rate_of_its_own() -> None:
+def test_a_parameter_group_may_have_its_own_learning_rate() -> None:
     slow, fast = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(5))
     fit([{"params": [fast], "lr": 0.5}, {"params": [slow]}], lambda: slow.sum() + fast.sum(), steps=1, rate=0.1)
     assert (slow / fast[:3]).tolist() == pytest.approx([0.2] * 3)
 
 
-def test_losses_come_back_in_order() -> None:
+def test_losses_are_returned_in_order() -> None:
     number = nn.Parameter(torch.tensor(2.0))
     losses = fit([number], lambda: number.square(), steps=70, rate=0.1)
     assert len(losses) == 70
@@ -54,7 +54,7 @@ def test_losses_come_back_in_order() -> None:
         ({"steps": 3, "warm_up": -1}, "warm_up is -1, but must be at least 0"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(settings: dict[str, int], words: str) -> None:
+def test_invalid_steps_and_warm_up_are_refused(settings: dict[str, int], words: str) -> None:
     number = nn.Parameter(torch.zeros(1))
     with pytest.raises(ConfigError, match=re.escape(words)):
         fit([number], lambda: number.sum(), rate=0.1, **settings)

@@ -1,4 +1,4 @@
-"""The frame of the lab: formulas, kept results, pages and errata, whatever claims there are."""
+"""Results, HTML pages, errata and drawing of the lab."""
 
 import json
 import math
@@ -33,6 +33,7 @@ from regard.lab.results import (
     save_shipped_results,
     verdict_word,
 )
+from tests.lab.quick import outcome
 
 EVERY = list(claims())
 
@@ -115,12 +116,12 @@ def test_settings_in_commands_and_calls_can_be_read_again(beta: Claim) -> None:
         ("many", int, "many"),
     ],
 )
-def test_a_setting_is_read_as_its_type_wants_it(text: str, hint: Any, value: Any) -> None:
+def test_a_setting_is_parsed_by_its_type(text: str, hint: Any, value: Any) -> None:
     assert parse_value(text, hint) == value
     assert type(parse_value(text, hint)) is type(value)
 
 
-def test_a_result_comes_back_as_it_was_kept(tmp_path: Path, beta: Claim, result: Result) -> None:
+def test_a_saved_result_can_be_loaded(tmp_path: Path, beta: Claim, result: Result) -> None:
     odd = {**result.numbers, "odd": [math.inf, -math.inf, {"a": True, "b": None}], "text": "ä <b>"}
     result = replace(result, numbers=odd, figure="f.svg")
     path = save_result(result, tmp_path / "new" / "folder")
@@ -130,7 +131,7 @@ def test_a_result_comes_back_as_it_was_kept(tmp_path: Path, beta: Claim, result:
     assert math.isnan(results.decode_floats(results.encode_floats(math.nan)))
 
 
-def test_a_result_tells_the_run_that_made_it(beta: Claim, result: Result) -> None:
+def test_a_result_reproduces_its_run(beta: Claim, result: Result) -> None:
     assert result.command == "regard lab run beta --set pairs=301 --seed 5"
     assert result.setup.pairs == 301
     assert (result.threads, result.current) == (1, True)
@@ -139,7 +140,7 @@ def test_a_result_tells_the_run_that_made_it(beta: Claim, result: Result) -> Non
     assert again.numbers == result.numbers
 
 
-def test_a_write_that_fails_leaves_what_was_there(
+def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, beta: Claim, result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_result(result, tmp_path)
@@ -183,7 +184,7 @@ def test_numbers_that_json_cannot_hold_are_named(beta: Claim, numbers: dict[str,
         make_result(Outcome(beta, beta.module.SMOKE, numbers, Verdict("supported", "."), 0.1))
 
 
-def test_the_latest_result_is_the_last_run_here_unless_only_the_packages_is_of_this_claim(
+def test_the_latest_result_is_the_local_one_unless_only_the_shipped_one_is_up_to_date(
     tmp_path: Path, beta: Claim, result: Result
 ) -> None:
     here, there = replace(result, seconds=1.0), replace(result, seconds=2.0)
@@ -204,9 +205,7 @@ def test_the_verdict_word_says_why_there_is_no_verdict(beta: Claim, result: Resu
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_refutes_claim_and_sheet_and_is_named(
-    beta: Claim, result: Result, odd: float
-) -> None:
+def test_inf_or_nan_refutes_a_claim_and_its_wrong_answers(beta: Claim, result: Result, odd: float) -> None:
     """Though the verdict by itself compares it with nothing."""
     numbers = result.numbers | {"more": {"tables": [[1.0, 2.0], [3.0, odd]]}}
     sentence = f'The number "more", tables[1][1] is {odd}, but every number of a run must be finite.'
@@ -290,7 +289,7 @@ def test_saving_shipped_results_keeps_others_and_removes_unknown_claims(
     assert results.shipped_results() == {"beta": result, "diffuse": diffuse}
 
 
-def test_shipped_results_if_there_are_any_are_of_claims_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_results_use_the_default_setup_of_existing_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for name, result in results.shipped_results().items():
         assert name in EVERY
@@ -301,7 +300,7 @@ def test_shipped_results_if_there_are_any_are_of_claims_that_exist(monkeypatch: 
     ("told", "folder"),
     [("/a/b", "/a/b/regard/lab"), ("", "HOME/.cache/regard/lab"), ("no/root", "HOME/.cache/regard/lab")],
 )
-def test_results_are_kept_in_the_users_cache(told: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_saved_in_the_users_cache(told: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", told)
     assert str(results.default_folder()) == folder.replace("HOME", str(Path.home()))
 
@@ -341,7 +340,7 @@ class Reader(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def test_a_page_needs_nothing_else(beta: Claim, result: Result) -> None:
+def test_a_page_loads_nothing(beta: Claim, result: Result) -> None:
     text = claims_page([(beta, result), (claims()["diffuse"], None)])
     read = Reader(text)
     assert "://" not in text, "neither a remote address nor the name of one"
@@ -355,7 +354,7 @@ def test_a_page_needs_nothing_else(beta: Claim, result: Result) -> None:
             assert address.startswith(("#", "data:")), address
 
 
-def test_links_and_references_of_a_page_lead_to_one_place(beta: Claim, result: Result) -> None:
+def test_every_link_of_a_page_has_one_target(beta: Claim, result: Result) -> None:
     maps = claims()["four-kinds"]  # whose scales of colours are one picture, four times
     text = claims_page([(beta, result), (maps, make_result(maps.run(maps.module.SMOKE)))])
     read = Reader(text)
@@ -367,7 +366,7 @@ def test_links_and_references_of_a_page_lead_to_one_place(beta: Claim, result: R
     assert set(wanted) <= set(names)
 
 
-def test_a_page_shows_a_claim_with_all_that_came_of_it(beta: Claim, result: Result) -> None:
+def test_a_page_shows_a_claim_and_its_result(beta: Claim, result: Result) -> None:
     text = claims_page([(beta, result)])
     read = Reader(text)
     words = " ".join(read.words)
@@ -383,7 +382,7 @@ def test_a_page_shows_a_claim_with_all_that_came_of_it(beta: Claim, result: Resu
     assert result.command in read.codes
 
 
-def test_every_number_of_a_page_is_made_by_the_python_beside_it(beta: Claim, result: Result) -> None:
+def test_the_python_next_to_a_number_computes_it(beta: Claim, result: Result) -> None:
     codes = [code for code in Reader(claims_page([(beta, result)])).codes if ".numbers[" in code]
     assert len(codes) == len(result.numbers)
     for code, (name, value) in zip(codes, result.numbers.items(), strict=True):
@@ -394,7 +393,7 @@ def test_every_number_of_a_page_is_made_by_the_python_beside_it(beta: Claim, res
         assert space["found"] == value
 
 
-def test_a_page_says_what_was_not_run_and_what_is_old(beta: Claim, result: Result) -> None:
+def test_a_page_says_what_was_not_run_and_what_is_out_of_date(beta: Claim, result: Result) -> None:
     unrun = " ".join(Reader(claims_page([(beta, None)])).words)
     assert "1 claims: 1 not run yet." in unrun
     assert "Not run yet: regard lab run beta" in unrun
@@ -404,12 +403,11 @@ def test_a_page_says_what_was_not_run_and_what_is_old(beta: Claim, result: Resul
     assert "<svg" not in old
 
 
-@pytest.mark.slow
 def test_every_claim_can_be_saved_and_shown_on_a_page(tmp_path: Path) -> None:
     found = []
     for name in EVERY:
         claim = claims()[name]
-        result = make_result(claim.run(claim.module.SMOKE))
+        result = make_result(outcome(name))
         save_result(result, tmp_path)
         assert load_result(claim, tmp_path) == result
         found.append((claim, result))
@@ -421,7 +419,7 @@ def test_every_claim_can_be_saved_and_shown_on_a_page(tmp_path: Path) -> None:
 HOSTILE = "<script>alert('1 & \"2\"')</script>"
 
 
-def test_no_text_of_a_claim_is_taken_for_markup(beta: Claim, result: Result) -> None:
+def test_texts_of_a_claim_are_escaped(beta: Claim, result: Result) -> None:
     claim = replace(beta, question=HOSTILE + "?", claim=HOSTILE, measures=HOSTILE, source=HOSTILE)
     hostile = replace(
         result,
@@ -434,7 +432,7 @@ def test_no_text_of_a_claim_is_taken_for_markup(beta: Claim, result: Result) -> 
     assert number_call(hostile, 'a "b" \\').endswith('.numbers["a \\"b\\" \\\\"]')
 
 
-def test_numbers_are_written_short_with_all_digits_at_hand() -> None:
+def test_numbers_are_rounded_with_all_digits_in_the_tooltip() -> None:
     assert value_html(1234567) == "1,234,567"
     assert value_html(True) == "True"
     assert value_html(0.1) == "<span>0.1</span>"
@@ -453,7 +451,7 @@ def test_a_figure_is_the_same_text_for_the_same_numbers(beta: Claim, result: Res
     assert "<style" not in inline_svg(beta, result.numbers), "a figure's style would reach the whole page"
 
 
-def test_errata_carry_the_counter_example_of_a_run(beta: Claim, result: Result) -> None:
+def test_errata_have_the_counter_example_of_a_run(beta: Claim, result: Result) -> None:
     (found,) = errata([result])
     assert found.refuted
     assert (found.id, found.source, found.command) == ("beta", "000 1.1b", result.command)
@@ -476,7 +474,7 @@ def test_an_answer_that_is_right_is_not_an_erratum(
     assert (found.verdict, found.refuted) == ("supported", False)
 
 
-def test_intervals_of_shares_end_where_shares_do() -> None:
+def test_error_bars_of_shares_are_cut_at_0_and_1() -> None:
     _, (axes,) = make_figure()
     plot_shares(axes, {"sure": 0.97, "seldom": 0.01}, [0.2, 0.2])
     (whiskers,) = (each for each in axes.collections if isinstance(each, LineCollection))
@@ -486,7 +484,7 @@ def test_intervals_of_shares_end_where_shares_do() -> None:
     assert above == pytest.approx([1.0, 0.21]), "numbers stand above the whiskers"
 
 
-def test_panels_of_a_heat_map_use_all_of_their_shades() -> None:
+def test_panels_of_a_heat_map_use_the_full_colour_range() -> None:
     claim = claims()["softmax-jacobian"]
     made = claim.draw(claim.run(claim.setup(smoke=True)).numbers)
     for axes in made.axes[:2]:

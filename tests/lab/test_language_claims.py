@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
-from regard.lab.claim import REFUTED, SUPPORTED, Claim, claims
+from regard.lab.claim import SUPPORTED
 from regard.lab.transformers import bert_tasks, byte_pairs
 from regard.models.bert import BERT, BERTConfig
 from regard.models.generation import generate
@@ -20,11 +19,7 @@ from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.sampling import BeamSearch, Greedy, Sample
 from regard.nn.attention import Attention
-from tests.lab.quick import Fault, cases, outcome
-
-
-def claim(name: str) -> Claim:
-    return claims()[name]
+from tests.lab.quick import Fault, claim, outcome
 
 
 def overlapping(word: list[int], pair: tuple[int, int], token: int) -> list[int]:
@@ -89,23 +84,17 @@ FAULTS: list[Fault] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "fault", "settings"), cases(FAULTS))
-def test_a_fault_refutes_the_claim(name: str, fault: dict[str, Callable[..., Any]], settings: dict[str, Any]) -> None:
-    came = claim(name).run(claim(name).setup(settings, smoke=True), **fault)
-    assert came.verdict.word == REFUTED, came.verdict.sentence
-
-
-def test_a_sheet_that_were_right_would_be_supported() -> None:
+def test_numbers_that_agree_with_a_wrong_answer_support_it() -> None:
     numbers = outcome("bert-tasks").numbers
     changed = numbers | {"right": numbers["right"] | {"logic": 0.9}}
-    assert [sheet.verdict(changed).word for sheet in claim("bert-tasks").wrong_answers] == [SUPPORTED]
+    assert [answer.verdict(changed).word for answer in claim("bert-tasks").wrong_answers] == [SUPPORTED]
 
 
 def test_pairs_are_merged_from_the_left_without_overlap() -> None:
     assert byte_pairs.merge_pair([7, 7, 7, 5, 7, 7], (7, 7), 300) == [300, 7, 5, 300]
 
 
-def test_the_first_merge_of_the_rhyme_is_its_commonest_pair() -> None:
+def test_the_first_merge_of_the_rhyme_is_its_most_common_pair() -> None:
     numbers = outcome("byte-pairs").numbers
     text = byte_pairs.JACK
     most = max(text.count(text[at : at + 2]) for at in range(len(text) - 1))
@@ -114,12 +103,12 @@ def test_the_first_merge_of_the_rhyme_is_its_commonest_pair() -> None:
     assert numbers["tokens"][0] - sum(numbers["pairs merged"]) == numbers["tokens"][-1]
 
 
-def test_no_merges_leave_bytes() -> None:
+def test_one_merge_leaves_340_tokens() -> None:
     came = claim("byte-pairs").run(claim("byte-pairs").setup({"merges": 1}))
     assert came.numbers["tokens"] == [370, 340]
 
 
-def test_all_texts_together_are_certain_and_the_beam_of_all_finds_the_likeliest() -> None:
+def test_all_probabilities_sum_to_1_and_the_widest_beam_finds_the_most_likely_text() -> None:
     numbers = outcome("decoding").numbers
     assert numbers["texts"] == 5**4
     assert numbers["probability of all texts"] == pytest.approx(1.0)
@@ -146,12 +135,12 @@ def test_true_and_false_pairs_differ_as_their_task_says() -> None:
     assert torch.equal((order.tokens[:, 1] >= pronouns).long(), order.pair)
 
 
-def test_hidden_words_are_the_only_ones_asked_for() -> None:
+def test_only_masked_words_have_targets() -> None:
     made = bert_tasks.examples(bert_tasks.SMOKE, bert_tasks.WORDS, 200, make_generator(1))
     assert torch.equal(made.tokens == bert_tasks.MASK, made.words != bert_tasks.IGNORED)
 
 
-def test_facts_about_those_asked_at_last_stand_in_texts_alone() -> None:
+def test_facts_about_tested_people_are_only_in_texts() -> None:
     assert outcome("pretraining-knowledge").numbers["facts in texts alone"] == 1.0
 
 
@@ -176,6 +165,6 @@ def test_accuracy_of_all_answers_is_the_end_of_the_curve() -> None:
         ("made-up-answers", {"strangers": 1}, "strangers is 1, but must be at least 2"),
     ],
 )
-def test_a_setup_that_cannot_be_is_refused(name: str, settings: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         claim(name).setup(settings)

@@ -12,7 +12,7 @@ def test_the_interval_of_three_values_is_that_of_students_t() -> None:
     assert interval_half_width([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / 3**0.5)
 
 
-def test_a_difference_is_as_uncertain_as_both_sides_are() -> None:
+def test_a_difference_combines_both_uncertainties() -> None:
     assert astuple(Estimate(0.9, 0.03) - Estimate(0.5, 0.04) - 0.1) == pytest.approx((0.3, 0.05))
     assert astuple(0.6 - Estimate(0.5, 0.04)) == pytest.approx((0.1, 0.04))
     assert astuple(3 * Estimate(0.5, 0.04)) == pytest.approx((1.5, 0.12))
@@ -22,7 +22,7 @@ def test_means_and_intervals_are_joined_by_name() -> None:
     assert estimates({"a": 1.0}, {"a": 0.5, "b": 2.0}) == {"a": Estimate(1.0, 0.5)}
 
 
-def test_a_share_is_never_told_below_0_or_above_100_percent() -> None:
+def test_percentages_are_cut_at_0_and_100() -> None:
     assert Estimate(0.33, 1.69).percent() == "33% (0% to 100%)"
     assert Estimate(0.33, 0.21).percent() == "33% (12% to 54%)"
 
