@@ -273,7 +273,7 @@ class _Box:
     lines: tuple[str, ...]
     middle: int = 0
 
-    def beside(self, other: "_Box") -> "_Box":
+    def join(self, other: "_Box") -> "_Box":
         above = max(self.middle, other.middle)
         below = max(len(self.lines) - self.middle, len(other.lines) - other.middle)
         pieces = []
@@ -287,7 +287,7 @@ class _Box:
 def _join_boxes(parts: "Sequence[_Box | str]") -> _Box:
     whole = _Box(("",))
     for part in parts:
-        whole = whole.beside(_Box((part,)) if isinstance(part, str) else part)
+        whole = whole.join(_Box((part,)) if isinstance(part, str) else part)
     return whole
 
 

@@ -63,9 +63,9 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
             # the logarithm of a weight is its score plus a constant per row
             numbers[f"variance, {form}"].append(weights.log().var(-1).mean().item())
             numbers[f"largest weight, {form}"].append(weights.amax(-1).mean().item())
-            asked, added = q.clone().requires_grad_(), torch.zeros_like(products, requires_grad=True)
-            loss = (attention(asked, k, v, beta=beta, scores=added) * wanted).sum()
-            to_scores, to_q = torch.autograd.grad(loss, (added, asked), materialize_grads=True)
+            q_leaf, added = q.clone().requires_grad_(), torch.zeros_like(products, requires_grad=True)
+            loss = (attention(q_leaf, k, v, beta=beta, scores=added) * wanted).sum()
+            to_scores, to_q = torch.autograd.grad(loss, (added, q_leaf), materialize_grads=True)
             numbers[f"gradient, {form}"].append(to_scores.norm(dim=-1).median().item())
             numbers[f"gradient of q, {form}"].append(to_q.norm(dim=-1).median().item())
             numbers[f"mean gradient of q, {form}"].append(to_q.norm(dim=-1).mean().item())

@@ -184,10 +184,10 @@ def _linear_in_width(numbers: Numbers) -> Verdict:
     right="The outputs become cheaper, because they need no weights. There are N^2 weights, and each costs D_g.",
 )
 def _weights_cheaper(numbers: Numbers) -> Verdict:
-    asked, usual = numbers["weights by linear"], numbers["softmax"]
+    all_weights, usual = numbers["weights by linear"], numbers["softmax"]
     return decide(
-        asked < usual / 2,
-        f"All {numbers['length'] ** 2:,} weights cost {asked / 1e6:.1f} M multiply-adds with features, and softmax "
+        all_weights < usual / 2,
+        f"All {numbers['length'] ** 2:,} weights cost {all_weights / 1e6:.1f} M multiply-adds with features, and softmax "
         f"attention with its outputs {usual / 1e6:.1f} M; the outputs alone cost {numbers['linear'] / 1e6:.2f} M.",
     )
 

@@ -75,7 +75,7 @@ def _measure_cost(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dic
         kept = held.nbytes
         with count_flops() as stepped:
             made(x[:, n:], mask=causal(), cache=held)
-        with count_flops() as anew:
+        with count_flops() as recomputed:
             made(x, mask=causal())
         seconds: dict[str, list[float]] = {"step": [], "anew": []}
         for _ in range(setup.repeats):
@@ -91,7 +91,7 @@ def _measure_cost(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dic
     projections = 4 * setup.width**2
     return {
         "multiply-adds of a step": stepped.get_total_flops() // 2 - projections,
-        "multiply-adds anew": anew.get_total_flops() // 2 - projections * (n + 1),
+        "multiply-adds anew": recomputed.get_total_flops() // 2 - projections * (n + 1),
         "cache bytes": kept,
         "seconds of a step": median(seconds["step"]),
         "seconds anew": median(seconds["anew"]),
@@ -101,12 +101,12 @@ def _measure_cost(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dic
 def verdict(numbers: Numbers) -> Verdict:
     d, lengths = numbers["width"], numbers["lengths"]
     steps = numbers["multiply-adds of a step"] == [2 * (n + 1) * d for n in lengths]
-    anew = numbers["multiply-adds anew"] == [2 * (n + 1) ** 2 * d for n in lengths]
+    recomputed = numbers["multiply-adds anew"] == [2 * (n + 1) ** 2 * d for n in lengths]
     kept = numbers["cache bytes"] == [2 * n * d * 4 for n in lengths]
     still = numbers["change of earlier rows"] == 0 and numbers["difference to N tokens alone"] < 1e-12
     felt = numbers["change of the new row"] > 1e-3 and numbers["error of the step"] < 1e-12
     return decide(
-        steps and anew and kept and still and felt,
+        steps and recomputed and kept and still and felt,
         f"Another new token changes earlier rows by {numbers['change of earlier rows']:g}; its own row follows from "
         f"one query up to {numbers['error of the step']:.0g}. After {lengths[-1]} tokens a step needs "
         f"{numbers['multiply-adds of a step'][-1]:,} multiply-adds and {numbers['cache bytes'][-1]:,} bytes of keys "

@@ -206,7 +206,7 @@ def verdict(numbers: Numbers) -> Verdict:
     cannot = [0.6 - absolute[name][0] for name in ("alibi", "t5", "rotary")]
     long = numbers["lengths"][-1]
     alike = abs(numbers["weight near"] - numbers["weight far"]) < 1e-12
-    told = [
+    accuracies = [
         f"{task}: "
         + ", ".join(f"{name} {rows[0]:.2f} and {rows[-1]:.2f}" for name, rows in numbers["right"][task].items())
         for task in TASKS
@@ -215,8 +215,8 @@ def verdict(numbers: Numbers) -> Verdict:
     return decide(
         alike,
         f"Accuracy at the training length {numbers['trained on']} and at new positions up to {long} (chance "
-        f"{numbers['chance']:.2f}, {numbers['repeats']} seeds, at most ± {widest:.2f}). {'; '.join(told)}. Without "
-        f"positions the weight of a matching key is {numbers['weight near']:.3f} next to the query and "
+        f"{numbers['chance']:.2f}, {numbers['repeats']} seeds, at most ± {widest:.2f}). {'; '.join(accuracies)}. "
+        f"Without positions the weight of a matching key is {numbers['weight near']:.3f} next to the query and "
         f"{numbers['weight far']:.3f} at distance 999.",
         [*blind, *carried, *lost, *partly, *named, *cannot],
     )

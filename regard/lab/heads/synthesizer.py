@@ -164,10 +164,10 @@ def verdict(numbers: Numbers) -> Verdict:
     blind = moved["dense"] == moved["random"] == 0 and moved["dot"] > 0.01
     cannot = [guess + 0.1 - right[part] for part in ("dense", "random")]
     square = all(count == n * n for count in numbers["weights made"].values())
-    told = ", ".join(f"{part} {right[part].percent()}" for part in PARTS)
+    accuracies = ", ".join(f"{part} {right[part].percent()}" for part in PARTS)
     return decide(
         blind and square,
-        f"Accuracy: {told}, with the most common value {guess:.0%} ({numbers['repeats']} seeds, chance "
+        f"Accuracy: {accuracies}, with the most common value {guess:.0%} ({numbers['repeats']} seeds, chance "
         f"{numbers['chance']:.0%}). Other tokens change the weights of a row by {moved['dot']:.2f} (dot), "
         f"{moved['dense']:g} (dense) and {moved['random']:g} (random); each computes "
         f"{numbers['weights made']['dense']} weights for {n} tokens.",

@@ -324,7 +324,7 @@ def verdict(numbers: Numbers) -> Verdict:
     learned = [share - 0.8 for share in (*near.values(), far["transformer"])]
     forgot = chance + 0.2 - far["recurrent"]
     bridged = far["recurrent with attention"] - far["recurrent"] - 0.2
-    told = "; ".join(f"{kind} {near[kind].percent()} and {far[kind].percent()}" for kind in KINDS)
+    accuracies = "; ".join(f"{kind} {near[kind].percent()} and {far[kind].percent()}" for kind in KINDS)
     ways = {kind: f"{several[0]} and {several[-1]}" for kind, several in short.items()}
     return decide(
         same and grows and reached and costs and alike,
@@ -332,7 +332,7 @@ def verdict(numbers: Numbers) -> Verdict:
         f"{ways['attention']} operations with attention and {ways['recurrent']} in a recurrent layer. At width {d} "
         f"they take {taken['attention'] * 1e3:.2f} and {taken['recurrent'] * 1e3:.2f} ms for all lengths. Accuracy "
         f"for the first token after {distances[0]} and {distances[-1]} noise tokens (chance {chance:.0%}, "
-        f"{numbers['repeats']} seeds): {told}.",
+        f"{numbers['repeats']} seeds): {accuracies}.",
         [*learned, forgot, bridged],
     )
 
@@ -361,11 +361,11 @@ def _without_attention(numbers: Numbers) -> Verdict:
     kind = "recurrent with attention"
     calls, weight = numbers["attention calls"][kind], numbers["weight of the token to tell"][kind]
     with_it, without = (_accuracy(numbers, each, -1) for each in (kind, "recurrent"))
-    asked = "once" if calls == 1 else f"{calls} times"
+    count = "once" if calls == 1 else f"{calls} times"
     sentence = (
-        f"A recurrent decoder that attends {asked} for each token it writes gives the token to tell a weight of "
-        f"{weight:.2f}, and tells {with_it.percent()} right after {numbers['distances'][-1]} tokens of noise; without "
-        f"attention it is {without.percent()}."
+        f"A recurrent decoder that attends {count} per generated token gives the first token a weight of {weight:.2f} "
+        f"and predicts {with_it.percent()} correctly after {numbers['distances'][-1]} noise tokens; without attention "
+        f"it is {without.percent()}."
     )
     return decide(True, sentence) if calls == 0 else decide(True, sentence, [without + 0.1 - with_it])
 

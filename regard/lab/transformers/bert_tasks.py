@@ -101,8 +101,8 @@ def run(setup: Setup, bert: Callable[[BERTConfig], Any] = BERT) -> Numbers:
         seed = 1000 * setup.seed + number
         model = _train(setup, seed, bert)
         for task in TASKS:
-            told, wanted = _predict_task(model, examples(setup, task, setup.trials, make_generator(seed + 500)))
-            right[task].append((told.argmax(-1) == wanted).double().mean().item())
+            predicted, wanted = _predict_task(model, examples(setup, task, setup.trials, make_generator(seed + 500)))
+            right[task].append((predicted.argmax(-1) == wanted).double().mean().item())
             same[task].append(wanted.bincount().max().item() / len(wanted))
     return {
         "words": setup.words,
@@ -213,11 +213,11 @@ def verdict(numbers: Numbers) -> Verdict:
     learned = [right[task] - same[task] - 0.2 for task in (*FREE, LABELLED)]
     nothing = [right[UNLABELLED] - 0.4, 0.6 - right[UNLABELLED]]
     generative = [task for task in TASKS if numbers["choices"][task] == numbers["words"]]
-    told = ", ".join(f"{task} {right[task].percent()} against {same[task]:.0%}" for task in TASKS)
+    accuracies = ", ".join(f"{task} {right[task].percent()} against {same[task]:.0%}" for task in TASKS)
     return decide(
         generative == [WORDS],
-        f"Accuracy on new text, and of the best constant answer: {told}; {numbers['repeats']} seeds. Masked words "
-        f"are chosen among {numbers['words']} words, the other answers among 2.",
+        f"Accuracy on new text, and of the best constant answer: {accuracies}; {numbers['repeats']} seeds. Masked "
+        f"words are chosen among {numbers['words']} words, the other answers among 2.",
         [*learned, *nothing],
     )
 

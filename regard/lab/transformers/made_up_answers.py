@@ -178,13 +178,13 @@ def _accuracy_by_coverage(known: Sequence[Answer], strange: Sequence[Answer]) ->
 
 
 def verdict(numbers: Numbers) -> Verdict:
-    def told(name: str) -> Estimate:
+    def estimate(name: str) -> Estimate:
         return Estimate(numbers[name], numbers["interval"][name])
 
-    answered, by_form = told("strangers given a place"), told("strangers given what their ending says")
-    known, strange, chance = told("known right"), told("strangers right"), numbers["by chance"]
-    sure, unsure = told("confidence with known"), told("confidence with strangers")
-    surer, gained = told("right is surer than wrong"), told("gained by silence")
+    answered, by_form = estimate("strangers given a place"), estimate("strangers given what their ending says")
+    known, strange, chance = estimate("known right"), estimate("strangers right"), numbers["by chance"]
+    sure, unsure = estimate("confidence with known"), estimate("confidence with strangers")
+    surer, gained = estimate("right is surer than wrong"), estimate("gained by silence")
     few, every = numbers["accuracy by coverage"][FEW], numbers["accuracy by coverage"][-1]
     return decide(
         True,
@@ -200,8 +200,8 @@ def verdict(numbers: Numbers) -> Verdict:
             by_form - chance,
             known - strange - 0.3,
             0.5 - strange,
-            told("surer with known"),
-            told("surer than right with strangers"),
+            estimate("surer with known"),
+            estimate("surer than right with strangers"),
             surer - 0.5,
             gained,
         ],

@@ -2,7 +2,7 @@
 
 Claim: Only what it has read. A model trained on questions about some people only answers questions about others no
     better than always naming the most common place. After reading the biographies of all people it answers most
-    questions about people it was never asked about. About people in no text it still knows nothing.
+    questions about people who were in no training question. About people in no text it still knows nothing.
 Measures: Generated biographies and questions (`regard.data.synthetic_biographies`). One small character-level GPT fills
     gaps in the texts and answers questions about one half of the people; another sees the questions only. Exact answers
     about the other half, about people in no text, and with the most common place, over seeds.
@@ -199,8 +199,8 @@ class Reader:
         Greedy decoding is exact if every correct character is the most likely one: one pass is enough.
         """
         tokens, targets = batch([encode_question(*question, self.length) for question in questions], self.letters)
-        told = self.model(tokens).argmax(-1)
-        return float(((told == targets) | (targets == IGNORED)).all(1).double().mean())
+        predicted = self.model(tokens).argmax(-1)
+        return float(((predicted == targets) | (targets == IGNORED)).all(1).double().mean())
 
 
 def _most_common_accuracy(world: Biographies) -> float:
@@ -229,13 +229,13 @@ def verdict(numbers: Numbers) -> Verdict:
     known = [right["read"] - 0.5, right["read"] - right["not read"] - 0.2]
     guessed = right["commonest"] + 0.2 - right["not read"]
     unknown = right["read"] - right["strangers"] - 0.2
-    told = {name: share.percent() for name, share in right.items()}
+    percents = {name: share.percent() for name, share in right.items()}
     return decide(
         numbers["facts in texts alone"] == 1.0,
-        f"Questions about people who were not in the training questions are answered correctly in {told['read']} "
-        f"after reading and {told['not read']} without ({numbers['repeats']} seeds); training questions in "
+        f"Questions about people who were not in the training questions are answered correctly in {percents['read']} "
+        f"after reading and {percents['not read']} without ({numbers['repeats']} seeds); training questions in "
         f"{by_heart['read'].mean:.0%} and {by_heart['not read'].mean:.0%}. The most common place is correct in "
-        f"{told['commonest']}. About people in no text the reader is correct in {told['strangers']}.",
+        f"{percents['commonest']}. About people in no text the reader is correct in {percents['strangers']}.",
         [*known, guessed, unknown, *(share - 0.8 for share in by_heart.values())],
     )
 

@@ -254,7 +254,7 @@ def verdict(numbers: Numbers) -> Verdict:
         whole: estimates(numbers["logarithm of times the loss"][whole], numbers["interval of logarithm"][whole])
         for whole in WHOLE
     }
-    told = ", ".join(
+    summary = ", ".join(
         f"{name} {numbers['loss'][name]:.2f}"
         + (f" ({_format_range(times['all four'][name])})" if name in LACKING else "")
         for name in TRAINED
@@ -262,7 +262,7 @@ def verdict(numbers: Numbers) -> Verdict:
     return decide(
         start and worse,
         f"Loss after {numbers['steps']} steps of {numbers['depth']} blocks ({numbers['repeats']} seeds; a guess has "
-        f"{numbers['loss of a guess']:.2f}; in brackets the ratio to the loss with all four): {told}. At the start "
+        f"{numbers['loss of a guess']:.2f}; in brackets the ratio to the loss with all four): {summary}. At the start "
         f"of {numbers['deep']} blocks the largest gradient of a block is {usual:.1f} with all four and {grown:.0f} "
         f"without norms; without norms and sums the gradient of the first block is {faded:.0g} of that of the last. "
         f"Tokens at the top have a cosine of {alike['all four']:.2f}, without sums {alike['no sums']:.3f}; the "
