@@ -187,8 +187,9 @@ def _weights_cheaper(numbers: Numbers) -> Verdict:
     all_weights, usual = numbers["weights by linear"], numbers["softmax"]
     return decide(
         all_weights < usual / 2,
-        f"All {numbers['length'] ** 2:,} weights cost {all_weights / 1e6:.1f} M multiply-adds with features, and softmax "
-        f"attention with its outputs {usual / 1e6:.1f} M; the outputs alone cost {numbers['linear'] / 1e6:.2f} M.",
+        f"All {numbers['length'] ** 2:,} weights cost {all_weights / 1e6:.1f} M multiply-adds with features, and "
+        f"softmax attention with its outputs {usual / 1e6:.1f} M; the outputs alone cost "
+        f"{numbers['linear'] / 1e6:.2f} M.",
     )
 
 
