@@ -8,13 +8,13 @@ SLOW: set[str] = {
     "tests/conform/test_examples.py::test_the_example_of_a_mutant_runs_and_gives_what_it_says",
     "tests/lab/test_attention.py::test_the_full_setup_gives_the_shares_to_four_digits",
     "tests/lab/test_every_claim.py::test_the_full_run_supports_the_claim_and_refutes_its_wrong_answers",
-    "tests/recipes/test_birthplaces.py::test_the_built_in_run_reaches_its_figures_and_does_not_know_strangers",
-    "tests/recipes/test_language.py::test_the_built_in_bert_answers_every_question_better_than_chance",
-    "tests/recipes/test_language.py::test_the_built_in_gpt_tells_characters_far_better_than_trigrams",
-    "tests/recipes/test_speech.py::test_the_built_in_default_hears_tones_with_at_most_one_error_in_a_hundred_and_nothing_in_silence",
-    "tests/recipes/test_translation.py::test_the_built_in_default_translates_numbers_it_has_never_seen",
-    "tests/recipes/test_vision.py::test_other_networks_learn_digits_too",
-    "tests/recipes/test_vision.py::test_the_built_in_run_reaches_what_it_is_expected_to",
+    "tests/recipes/test_birthplaces.py::test_the_built_in_run_reaches_its_accuracy_and_abstains_on_unknown_people",
+    "tests/recipes/test_language.py::test_the_built_in_bert_is_better_than_chance_on_every_objective",
+    "tests/recipes/test_language.py::test_the_built_in_gpt_is_far_better_than_trigrams",
+    "tests/recipes/test_speech.py::test_the_built_in_run_reaches_its_error_rate_and_outputs_nothing_in_silence",
+    "tests/recipes/test_translation.py::test_the_built_in_run_translates_numbers_that_are_not_in_training",
+    "tests/recipes/test_vision.py::test_the_other_architectures_reach_the_accuracy",
+    "tests/recipes/test_vision.py::test_the_built_in_run_reaches_its_accuracy",
 }
 
 

@@ -1,4 +1,4 @@
-"""Confidence intervals: quantiles of Student's t distribution and the Clopper-Pearson bound of a proportion."""
+"""Confidence intervals: quantiles of Student's t distribution."""
 
 import math
 from collections.abc import Callable
@@ -14,25 +14,6 @@ def student_t_quantile(probability: float, degrees: int) -> float:
     """
     angle = _bisect(lambda x: 0.5 + 0.5 * _central_probability(x, degrees), probability, 0.0, math.pi / 2)
     return math.tan(angle) * math.sqrt(degrees)
-
-
-def binomial_lower_bound(hits: int, count: int, confidence: float) -> float:
-    """Return the Clopper-Pearson lower bound of a proportion, of which `hits` of `count` trials were successes.
-
-    >>> round(binomial_lower_bound(9, 10, 0.9), 3)
-    0.663
-    """
-
-    def tail(p: float) -> float:
-        """The probability of at least this many hits if the proportion is p."""
-        logs = (
-            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
-            + k * math.log(p) + ((count - k) * math.log1p(-p) if k < count else 0.0)
-            for k in range(hits, count + 1)
-        )  # fmt: skip
-        return math.fsum(map(math.exp, logs))
-
-    return _bisect(tail, 1 - confidence, 0.0, 1.0) if hits else 0.0
 
 
 def _central_probability(angle: float, degrees: int) -> float:

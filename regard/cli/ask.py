@@ -1,4 +1,4 @@
-"""`regard ask`: where was somebody born? The model answers where it is sure, else a store of facts, else you do."""
+"""`regard ask`: answer a birthplace question with the model if it is confident, else from the fact store."""
 
 import sys
 from dataclasses import asdict
@@ -17,57 +17,57 @@ if TYPE_CHECKING:
 
 
 def command(
-    question: Annotated[str | None, typer.Argument(help='Such as "Where was Ada Lovelace born?"')] = None,
-    folder: Annotated[Path, typer.Option(help="A finished run of birthplaces")] = Path("runs/birthplaces"),
-    store: Annotated[Path | None, typer.Option(help="The SQLite file of facts [facts.sqlite in the folder]")] = None,
+    question: Annotated[str | None, typer.Argument(help='A question such as "Where was Ada Lovelace born?"')] = None,
+    folder: Annotated[Path, typer.Option(help="Folder of a finished run of birthplaces")] = Path("runs/birthplaces"),
+    store: Annotated[
+        Path | None, typer.Option(help="SQLite file of the fact store [facts.sqlite in the folder]")
+    ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="The least confidence [what the run found for its precision]")
+        float | None, typer.Option(help="Minimum confidence of the model's answers [calibrated by the run]")
     ] = None,
-    answer: Annotated[str | None, typer.Option(help="The right answer, to be kept; asks nobody")] = None,
-    learn: Annotated[bool, typer.Option("--learn", help="Train on with the answers that were kept")] = False,
-    steps: Annotated[int | None, typer.Option(help="--learn: steps of training [300]")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="--learn: the data, where the run does not find them any more")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="--learn: cpu, cuda ... [a GPU where there is one]")] = None,
+    answer: Annotated[str | None, typer.Option(help="Save this answer to the question in the fact store")] = None,
+    learn: Annotated[bool, typer.Option("--learn", help="Train the model on the facts in the store")] = False,
+    steps: Annotated[int | None, typer.Option(help="--learn: number of training steps [300]")] = None,
+    data: Annotated[Path | None, typer.Option(help="--learn: new path of the data, if they have moved")] = None,
+    device: Annotated[str | None, typer.Option(help="--learn: cpu, cuda ... [a GPU if there is one]")] = None,
     json: Json = False,
 ) -> None:
-    """Answer a question, look it up, or ask for the answer and keep it. Exit code 1: nobody knows."""
+    """Answer a question, or ask you for the answer and save it. Exit code 1: the answer is unknown."""
     if (question is None) != learn:
-        raise ConfigError("ask a question, or give --learn: one of the two")
+        raise ConfigError("pass either a question or --learn")
     if learn:
         return learn_facts(folder, store, data, device, steps, json)
     for name, value in (("--steps", steps), ("--data", data), ("--device", device)):
         if value is not None:
-            raise ConfigError(f"{name} {value} is for --learn; a question is answered without")
+            raise ConfigError(f"{name} {value} needs --learn")
     assert question is not None
-    from regard.data.fact_store import normalize_name
-    from regard.recipes.question_answering import load_question_answerer, stricter
+    from regard.data.fact_store import normalize_question
+    from regard.recipes.question_answering import load_question_answerer, with_threshold
 
     question = check_argument("the question", question)
-    if not normalize_name(question):
+    if not normalize_question(question):
         raise ConfigError(f'the question {question!r} is empty; ask one such as "Where was Ada Lovelace born?"')
-    asking = load_question_answerer(folder, store)
+    answerer = load_question_answerer(folder, store)
     if threshold is not None:
-        asking = stricter(asking, threshold)
+        answerer = with_threshold(answerer, threshold)
     if answer is not None:
-        return keep(asking, question, check_argument("--answer", answer), json)
-    reply = asking.reply(question)
+        return save_answer(answerer, question, check_argument("--answer", answer), json)
+    reply = answerer.reply(question)
     if json:
         show_json(asdict(reply))
     elif reply.answer is not None:
         print(reply.answer)
-        said = "the store of facts" if reply.source == "store" else f"the model, {percent(reply.confidence)} sure"
-        tell(f"from {said}")
+        source = "the fact store" if reply.source == "store" else f"the model, confidence {percent(reply.confidence)}"
+        tell(f"from {source}")
     else:
-        guess = f"the model's guess is {reply.guess!r}, {percent(reply.confidence)} sure"
-        unread = 'the model reads questions such as "Where was Ada Lovelace born?", in letters it has learned'
-        tell(f"nobody knows; {unread if reply.guess is None else guess}")
+        guess = f"the model's guess is {reply.guess!r}, confidence {percent(reply.confidence)}"
+        unread = 'the model reads questions such as "Where was Ada Lovelace born?", in characters it was trained on'
+        tell(f"the answer is unknown; {unread if reply.guess is None else guess}")
         if sys.stdin.isatty():
-            told = typer.prompt("What is right? (nothing to skip)", default="", show_default=False, err=True).strip()
-            if told:
-                asking.store.keep(question, told)
-                tell(f"kept in {asking.store.file}; `regard ask --learn` teaches it to the model")
+            text = typer.prompt("The right answer? (empty to skip)", default="", show_default=False, err=True).strip()
+            if text:
+                answerer.store.save(question, text)
+                tell(f"saved in {answerer.store.file}; `regard ask --learn` trains the model on it")
                 return None
     if reply.answer is None:
         raise typer.Exit(1)
@@ -75,37 +75,38 @@ def command(
 
 
 def percent(confidence: float) -> str:
-    """In whole percents, never rounded up: 99.6 % is not everything."""
+    """The confidence as an integer percentage, rounded down."""
     return f"{int(100 * confidence)}%"
 
 
-def keep(asking: "QuestionAnswerer", question: str, answer: str, json: bool) -> None:
-    """Put an answer into the store, and say so where the model is sure of another, which goes before the store's."""
-    asking.store.keep(question, answer)
-    reply = asking.reply(question)
-    sure = f"; the model is {percent(reply.confidence)} sure of {reply.answer!r}"
-    still = "" if reply.answer == answer.strip() else f"{sure} and will say so until `regard ask --learn`"
-    tell(f"kept in {asking.store.file}{still}")
+def save_answer(answerer: "QuestionAnswerer", question: str, answer: str, json: bool) -> None:
+    """Save an answer in the store; report if the model is confident of another one, which takes precedence."""
+    answerer.store.save(question, answer)
+    reply = answerer.reply(question)
+    confident = f"; the model still answers {reply.answer!r}, confidence {percent(reply.confidence)}"
+    conflict = "" if reply.answer == answer.strip() else f"{confident}, until `regard ask --learn`"
+    tell(f"saved in {answerer.store.file}{conflict}")
     if json:
-        kept = {"question": question.strip(), "answer": answer.strip()}
-        show_json({"kept": kept, "store": str(asking.store.file), "reply": asdict(reply)})
+        saved = {"question": question.strip(), "answer": answer.strip()}
+        show_json({"saved": saved, "store": str(answerer.store.file), "reply": asdict(reply)})
 
 
 def learn_facts(
     folder: Path, store: Path | None, data: Path | None, device: str | None, steps: int | None, json: bool
 ) -> None:
-    from regard.recipes.question_answering import STEPS, load_question_answerer
+    """Train the model on the facts in the store, and print its metrics."""
+    from regard.recipes.question_answering import LEARNING_STEPS, load_question_answerer
     from regard.recipes.recipe import RunLocation
     from regard.recipes.run_folder import find_data
     from regard.train.distributed import join_process_group
 
-    asking = load_question_answerer(folder, store)
+    answerer = load_question_answerer(folder, store)
     data = find_data(folder, data)
     with join_process_group("ddp", device) as group, show_progress(group.is_main) as on_progress:
-        place = RunLocation(
+        location = RunLocation(
             data=data, group=group, on_message=tell if group.is_main else ignore, on_progress=on_progress
         )  # fmt: skip
-        new, figures = asking.learn(place, STEPS if steps is None else steps)
+        new, figures = answerer.learn(location, LEARNING_STEPS if steps is None else steps)
     if not group.is_main:
         return
     if json:

@@ -211,18 +211,18 @@ def prepare_model(
 
 def find_tokenizer(name: str, vocab: int, path: Path | None) -> "Tokenizer":
     """The tokenizer at a path, or the folder's own, or bytes if the vocabulary is large enough."""
-    from regard.data.tokenizers import FILE, Bytes, load_tokenizer
+    from regard.data.tokenizers import TOKENIZER_FILE, ByteTokenizer, load_tokenizer
 
     if path is not None:
         return load_tokenizer(path)
-    if (Path(name) / FILE).is_file():
+    if (Path(name) / TOKENIZER_FILE).is_file():
         return load_tokenizer(name)
-    if vocab < Bytes.vocab:
+    if vocab < ByteTokenizer.vocab:
         raise ConfigError(
-            f"{name} has no {FILE}, and its vocabulary of {vocab} is too small for bytes, which need {Bytes.vocab}; "
-            "give a tokenizer with --tokenizer"
+            f"{name} has no {TOKENIZER_FILE}, and its vocabulary of {vocab} is too small for bytes, which need "
+            f"{ByteTokenizer.vocab}; give a tokenizer with --tokenizer"
         )
-    return Bytes()
+    return ByteTokenizer()
 
 
 def special_tokens(name: str, key: str, vocab: int) -> list[int]:
@@ -250,10 +250,10 @@ def generate_text(
     show: bool,
 ) -> "GeneratedText":
     """Generate one text; with `show` print each token as soon as it is known, without the stop sequence."""
-    from regard.data.tokenizers import Unfolding
+    from regard.data.tokenizers import TextStreamer
     from regard.models.generation import collect_tokens, stream_tokens
 
-    decoder = Unfolding(words)
+    decoder = TextStreamer(words)
     delay = max((len(stop) for stop in options["stop"]), default=1) - 1  # this many tokens can be part of a stop
     tokens, printed = [], 0
     for token in stream_tokens(model, [prompt], strategy=strategy, **options):

@@ -1,4 +1,4 @@
-"""`regard listen`: words as they are heard, in a file or in what comes in."""
+"""`regard listen`: streaming speech recognition of a WAV file or of raw samples on stdin."""
 
 import math
 import sys
@@ -19,153 +19,155 @@ if TYPE_CHECKING:
 
     from regard.models.speech import Speech
     from regard.recipes.digit_listener import RecognizedWord
-    from regard.recipes.speech import Settings
+    from regard.recipes.speech import SpeechSettings
 
-PIECE = 100  # of a second of sound is listened to at a time
+PIECES_PER_SECOND = 100
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="The folder of a finished run of the recipe speech")],
-    file: Annotated[str, typer.Argument(help="A WAV file; - listens to raw 16-bit samples of one channel on stdin")],
-    rate: Annotated[
-        int | None, typer.Option(help="Samples a second of what comes on stdin; those of the model unless given")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="All words with their times, when the sound has ended")] = False,
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run of the recipe speech")],
+    file: Annotated[str, typer.Argument(help="A WAV file, or - for raw 16-bit mono samples on stdin")],
+    rate: Annotated[int | None, typer.Option(help="Sample rate of stdin [that of the model]")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="All words with their times as JSON, at the end of the sound")
+    ] = False,
 ) -> None:
-    """Write down the words of a sound while it comes in.
+    """Recognise the words of a sound while it is streamed.
 
-    Each is shown with the seconds of sound that it takes to know it, and how many of them come after the moment at
-    which the model has placed it. The algorithmic latency is the most that these can be.
+    Each word is printed with the time at which it is recognised, and its delay: the seconds of sound between its
+    position and that time. The algorithmic latency is the maximum delay.
     """
-    settings, model = opened(folder)
+    settings, model = load_speech_run(folder)
     if file == "-":
-        own = settings.sound.rate if rate is None else check_integer("--rate", rate, 1, "samples a second")
-        pieces = from_stdin(own)
+        own = settings.log_mel.sample_rate if rate is None else check_integer("--rate", rate, 1, "samples per second")
+        pieces = read_stdin(own)
     elif rate is not None:
-        raise ConfigError("--rate is about raw samples on stdin; a WAV file says itself which rate it has")
+        raise ConfigError("--rate is for raw samples on stdin; a WAV file has its own sample rate")
     else:
-        pieces, own = from_file(file)
-    bridge = Resampling(own, settings.sound.rate)
+        pieces, own = read_pieces(file)
+    resampler = StreamResampler(own, settings.log_mel.sample_rate)
     words: list[RecognizedWord] = []
-    hearing = Hearing(model, settings, bridge)
-    for word in hearing.words(pieces):
+    recognizer = StreamRecognizer(model, settings, resampler)
+    for word in recognizer.words(pieces):
         words.append(word)
         if not json:
-            say(f"{word.text}  known at {word.shown:.2f} s, {word.shown - word.at:.2f} s after it was heard\n")
+            write(f"{word.text}  recognised at {word.shown:.2f} s, delay {word.shown - word.at:.2f} s\n")
     if json:
-        told = [asdict(word) for word in words]
-        about = {"folder": str(folder), "file": file, "rate": own, "seconds": hearing.seconds}
-        show_json({**about, "latency": hearing.latency, "words": told})
+        recognized = [asdict(word) for word in words]
+        about = {"folder": str(folder), "file": file, "rate": own, "seconds": recognizer.seconds}
+        show_json({**about, "latency": recognizer.latency, "words": recognized})
         return
     count = "1 word" if len(words) == 1 else f"{len(words)} words"
-    say(f"{count} in {hearing.seconds:.2f} s of sound; algorithmic latency {1000 * hearing.latency:.0f} ms\n")
+    write(f"{count} in {recognizer.seconds:.2f} s of sound; algorithmic latency {1000 * recognizer.latency:.0f} ms\n")
 
 
-def opened(folder: Path) -> "tuple[Settings, Speech]":
-    """What a finished run of the recipe left behind."""
+def load_speech_run(folder: Path) -> "tuple[SpeechSettings, Speech]":
+    """Load the settings and the model of a finished run of the speech recipe."""
     from regard.models.speech import Speech
     from regard.recipes.recipe import load_finished_run
 
     recipe, settings, model, _ = load_finished_run(folder)
     if not isinstance(model, Speech):
-        raise ConfigError(
-            f"{folder} holds a run of the recipe {recipe.name}, whose model does not listen; that of speech does"
-        )
+        raise ConfigError(f"{folder} has a run of the recipe {recipe.name}; `regard listen` needs a run of speech")
     return settings, model.eval()
 
 
-def from_file(file: str) -> "tuple[Iterator[Tensor], int]":
-    """The sound of a WAV file in pieces, and its rate."""
-    from regard.data.spoken import read_wav
+def read_pieces(file: str) -> "tuple[Iterator[Tensor], int]":
+    """The samples of a WAV file in pieces, and its sample rate."""
+    from regard.data.spoken_digits import read_wav
 
     sound, rate = read_wav(file)
-    return iter(sound.split(max(1, rate // PIECE))), rate
+    return iter(sound.split(max(1, rate // PIECES_PER_SECOND))), rate
 
 
-def from_stdin(rate: int) -> "Iterator[Tensor]":
-    """Raw samples as they come, until they end or the user stops them."""
+def read_stdin(rate: int) -> "Iterator[Tensor]":
+    """Raw samples from stdin as they arrive, until the end of the input or Ctrl-C."""
     import numpy
     import torch
 
-    size, held, first = 2 * max(1, rate // PIECE), b"", True
-    while data := _more(size):
+    size, held, first = 2 * max(1, rate // PIECES_PER_SECOND), b"", True
+    while data := _read_available(size):
         held += data
         if first and len(held) >= 4:
             if held.startswith(b"RIFF"):
-                raise DataError("what comes on stdin is a WAV file, not raw samples; give its name instead of -")
+                raise DataError("stdin is a WAV file, not raw samples; pass the name of the file instead of -")
             first = False
         ready = len(held) - len(held) % 2
         samples = numpy.frombuffer(held[:ready], dtype="<i2").astype(numpy.float32)
         held = held[ready:]
         yield torch.from_numpy(samples) / 2**15
     if held:
-        tell("the sound ended inside a sample of two bytes; are these raw 16-bit samples?")
+        tell("the input ended inside a 16-bit sample; are these raw 16-bit samples?")
 
 
-def _more(size: int) -> bytes:
+def _read_available(size: int) -> bytes:
     try:
-        return cast(BufferedReader, sys.stdin.buffer).read1(size)  # what is there, without waiting for all of it
-    except KeyboardInterrupt:  # the usual end of a live sound
+        return cast(BufferedReader, sys.stdin.buffer).read1(size)  # what is available, without waiting for more
+    except KeyboardInterrupt:  # the usual end of live input
         return b""
 
 
-class Hearing:
-    """Pieces of a sound to words, and how many seconds have come."""
+class StreamRecognizer:
+    """Recognise words in a sound that arrives in pieces, with the time of each word."""
 
-    def __init__(self, model: "Speech", settings: "Settings", bridge: "Resampling") -> None:
+    def __init__(self, model: "Speech", settings: "SpeechSettings", resampler: "StreamResampler") -> None:
         from regard.models.speech import STEP
         from regard.recipes.digit_listener import DigitListener
 
-        self.listener, self.bridge = DigitListener(model, settings.sound), bridge
-        self.latency = settings.latency + bridge.latency
-        self.chunk = STEP * settings.model.chunk * settings.sound.hop  # samples whose rows are given out together
-        self.needed = round(settings.latency * bridge.to)  # samples from the first of a chunk
+        self.listener, self.resampler = DigitListener(model, settings.log_mel), resampler
+        self.latency = settings.latency + resampler.latency
+        self.chunk = (
+            STEP * settings.model.chunk * settings.log_mel.hop_length
+        )  # samples whose rows become final together
+        self.needed = round(settings.latency * resampler.to)  # samples needed from the start of a chunk
 
     @property
     def seconds(self) -> float:
-        return self.bridge.received / self.bridge.rate
+        """Seconds of sound received."""
+        return self.resampler.received / self.resampler.rate
 
     def words(self, pieces: "Iterator[Tensor]") -> "Iterator[RecognizedWord]":
+        """The words of the pieces, each as soon as it is recognised."""
         for piece in pieces:
-            yield from self._timed(self.listener.push(self.bridge.push(piece)))
-        yield from self._timed(self.listener.push(self.bridge.finish()))
+            yield from self._timed(self.listener.push(self.resampler.push(piece)))
+        yield from self._timed(self.listener.push(self.resampler.finish()))
         yield from self._timed(self.listener.finish())
 
     def _timed(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
-        """Timed by the last sample that the chunk of a word needs, or by the end of the sound where it came before."""
+        """Set the time of each word to the last sample that its chunk needs, or to the end of the sound if earlier."""
         for word in words:
-            begun = round(word.at * self.bridge.to) // self.chunk * self.chunk
-            known = (begun + self.needed) / self.bridge.to + self.bridge.latency
+            start = round(word.at * self.resampler.to) // self.chunk * self.chunk
+            known = (start + self.needed) / self.resampler.to + self.resampler.latency
             yield replace(word, shown=min(self.seconds, known))
 
 
-class Resampling:
-    """`resampled` for a sound that comes in pieces: each sample as soon as all that it depends on is there."""
+class StreamResampler:
+    """`resample` for a stream: returns each sample as soon as all samples it depends on have arrived."""
 
     def __init__(self, rate: int, to: int) -> None:
-        from regard.data.resample import KEPT, ZEROS
+        from regard.data.resample import PASSBAND, ZERO_CROSSINGS
 
         common = math.gcd(rate, to)
         self.rate, self.to = rate, to
         self.down, self.up = rate // common, to // common
-        # so many old samples on either side of a new one take part in it
-        self.reach = 0 if rate == to else math.ceil(ZEROS / (KEPT * min(1.0, to / rate)))
-        self.received = self.given = 0
-        self._held: Tensor | None = None
-        self._begin = 0  # the place of the first sample held: a multiple of `down`, where a new one stands as well
+        # old samples on either side that a new sample depends on
+        self.reach = 0 if rate == to else math.ceil(ZERO_CROSSINGS / (PASSBAND * min(1.0, to / rate)))
+        self.received = self.returned = 0
+        self._buffer: Tensor | None = None
+        self._begin = 0  # index of the first buffered sample: a multiple of `down`, where a new sample is too
 
     @property
     def latency(self) -> float:
-        """The seconds that a sample waits at most."""
+        """Maximum delay of a sample in seconds."""
         return self.reach / self.rate
 
     def push(self, piece: "Tensor") -> "Tensor":
-        """The samples at the new rate that are final now."""
+        """The samples at the new rate that are final with this piece."""
         self.received += len(piece)
         return self._up_to(piece, (self.received - self.reach) * self.up // self.down + 1)
 
     def finish(self) -> "Tensor":
-        """The samples that were waiting for more."""
+        """The remaining samples, at the end of the sound."""
         import torch
 
         return self._up_to(torch.zeros(0), -(-self.received * self.up // self.down))
@@ -177,18 +179,19 @@ class Resampling:
 
         if self.rate == self.to:
             return piece
-        held = piece if self._held is None else torch.cat([self._held, piece])
-        if ready <= self.given:
-            self._held = held
-            return held[:0]
+        buffer = piece if self._buffer is None else torch.cat([self._buffer, piece])
+        if ready <= self.returned:
+            self._buffer = buffer
+            return buffer[:0]
         offset = self._begin // self.down * self.up
-        found = resample(held, self.rate, self.to)[self.given - offset : ready - offset]
-        self.given += len(found)
-        needed = max(0, self.given * self.down // self.up - self.reach) // self.down * self.down
-        self._held, self._begin = held[needed - self._begin :].clone(), needed
+        found = resample(buffer, self.rate, self.to)[self.returned - offset : ready - offset]
+        self.returned += len(found)
+        needed = max(0, self.returned * self.down // self.up - self.reach) // self.down * self.down
+        self._buffer, self._begin = buffer[needed - self._begin :].clone(), needed
         return found
 
 
-def say(words: str) -> None:
-    sys.stdout.write(words)
+def write(text: str) -> None:
+    """Write to stdout at once."""
+    sys.stdout.write(text)
     sys.stdout.flush()

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from regard.base.errors import ConfigError
 from regard.cli.output import show, show_json
-from regard.cli.train import Changes, Data, Form, Json, Parallel, build_settings
+from regard.cli.train import Changes, Data, Json, Parallel, Variant, build_settings
 
 if TYPE_CHECKING:
     from regard.train.memory import MemoryPrediction
@@ -29,7 +29,7 @@ class DeviceType(StrEnum):
 def command(
     name: Annotated[str, typer.Argument(help="Name of a recipe")],
     data: Data = None,
-    form: Form = None,
+    variant: Variant = None,
     settings: Changes = None,
     devices: Annotated[int, typer.Option(help="Number of devices")] = 1,
     parallel: Annotated[
@@ -53,13 +53,13 @@ def command(
     if memory is not None and not 0 < memory < math.inf:
         raise ConfigError(f"--memory must be a number of GiB above 0, not {memory:g}")
     recipe = get_recipe(name)
-    complete = build_settings(recipe, data, form, settings or [])
+    complete = build_settings(recipe, data, variant, settings or [])
     has_gpu = torch.cuda.is_available()
     gpu = has_gpu if device is None else device is DeviceType.cuda
     limit = None if memory is None else round(memory * GIB)
     if limit is None and gpu and has_gpu:
         limit = torch.cuda.get_device_properties(0).total_memory
-    start = recipe.module.start(complete, RunLocation(data=data))
+    start = recipe.module.prepare(complete, RunLocation(data=data))
     predictions = {
         phase.name: predict_memory(
             measure_step(start.model, phase.task, phase.plan, gpu=gpu), phase.plan,

@@ -39,7 +39,7 @@ Changes = Annotated[
         help="Change a setting: --set model.depth=4. May be repeated. `regard train list NAME` shows all settings",
     ),
 ]
-Form = Annotated[str | None, typer.Option(help="A variant of the recipe; `regard train list` shows them")]
+Variant = Annotated[str | None, typer.Option(help="A variant of the recipe; `regard train list` shows them")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU if there is one]")]
 
@@ -50,7 +50,7 @@ def command(
         str | None, typer.Argument(metavar="NAME", help="With `list`: the recipe whose settings to show [all recipes]")
     ] = None,
     data: Data = None,
-    form: Form = None,
+    variant: Variant = None,
     settings: Changes = None,
     folder: Annotated[Path | None, typer.Option(help="Folder for checkpoints, log and model [runs/NAME]")] = None,
     resume: Annotated[
@@ -80,8 +80,8 @@ def command(
 
     recipe = get_recipe(name)
     run_folder = folder or Path("runs") / name
-    with_saved_settings = resume and not settings and form is None
-    complete = None if with_saved_settings else build_settings(recipe, data, form, settings or [])
+    with_saved_settings = resume and not settings and variant is None
+    complete = None if with_saved_settings else build_settings(recipe, data, variant, settings or [])
     last = LastStep()
     try:
         with join_process_group(parallel.value, device) as group, show_progress(group.is_main) as on_progress:
@@ -127,7 +127,7 @@ def evaluate(
         model.to(group.device)
         message = tell if group.is_main else ignore
         location = RunLocation(data=find_data(folder, data), group=group, on_message=message)
-        metrics = recipe.module.judged(settings, model, tokenizer, location)
+        metrics = recipe.module.evaluate(settings, model, tokenizer, location)
     if not group.is_main:
         return
     if json:
@@ -136,10 +136,10 @@ def evaluate(
         print_metrics(metrics)
 
 
-def build_settings(recipe: "Recipe", data: Path | None, form: str | None, changes: list[str]) -> Any:
+def build_settings(recipe: "Recipe", data: Path | None, variant: str | None, changes: list[str]) -> Any:
     """Return the settings of a recipe for this data, in one of its forms, with the changes of `--set`."""
     try:
-        complete = apply_settings(recipe.settings(real=data is not None, form=form), changes)
+        complete = apply_settings(recipe.settings(real=data is not None, variant=variant), changes)
     except ConfigError as error:
         raise ConfigError(f"{error}; `regard train list {recipe.name}` shows its settings") from None
     check_data(data)
@@ -156,21 +156,23 @@ def read_run(
 ) -> tuple[Any, Path | None]:
     """Return the settings and the data of the run in a folder; those of a new run if the folder has none."""
     from regard.base.config import from_json
-    from regard.recipes.run_folder import RUN, find_data, read_json_fields
+    from regard.recipes.run_folder import RUN_FILE, find_data, read_json_fields
 
     check_data(data)
-    if not (folder / RUN).is_file():
+    if not (folder / RUN_FILE).is_file():
         message(f"{folder} has no run to resume; starting one")
         return build_settings(recipe, data, None, []), data
-    saved = read_json_fields(folder / RUN, "settings")["settings"]
-    return from_json(f"{folder / RUN}: settings", recipe.module.Settings, saved), find_data(folder, data)
+    saved = read_json_fields(folder / RUN_FILE, "settings")["settings"]
+    return from_json(f"{folder / RUN_FILE}: settings", recipe.settings_type, saved), find_data(folder, data)
 
 
 def check_recipe(recipe: "Recipe", folder: Path) -> None:
     """Raise ConfigError if the folder has a run of another recipe."""
-    from regard.recipes.run_folder import RUN, read_json_fields
+    from regard.recipes.run_folder import RUN_FILE, read_json_fields
 
-    if (folder / RUN).is_file() and (saved := read_json_fields(folder / RUN, "recipe")["recipe"]) != recipe.name:
+    if (folder / RUN_FILE).is_file() and (
+        saved := read_json_fields(folder / RUN_FILE, "recipe")["recipe"]
+    ) != recipe.name:
         raise ConfigError(
             f"{folder} has a run of {saved}, not of {recipe.name}; resume it with `regard train {saved} --resume "
             f"--folder {folder}`, or choose another --folder"
@@ -231,7 +233,7 @@ def print_settings(name: str, json: bool) -> None:
 
 def _recipe_json(recipe: "Recipe") -> dict[str, Any]:
     names = ("name", "title", "expected", "time", "memory")
-    return {**{name: getattr(recipe, name) for name in names}, "forms": _forms(recipe)}
+    return {**{name: getattr(recipe, name) for name in names}, "variants": _variants(recipe)}
 
 
 def _recipe_table(recipe: "Recipe") -> Any:
@@ -241,8 +243,8 @@ def _recipe_table(recipe: "Recipe") -> Any:
     table.add_row("", recipe.title)
     for name in ("expected", "time", "memory"):
         table.add_row(name, getattr(recipe, name))
-    for name, text in _forms(recipe).items():
-        table.add_row(f"--form {name}", text)
+    for name, text in _variants(recipe).items():
+        table.add_row(f"--variant {name}", text)
     return table
 
 
@@ -266,8 +268,8 @@ def _settings_table(settings: list[Setting]) -> Any:
     return table
 
 
-def _forms(recipe: "Recipe") -> dict[str, str]:
-    return {name: " ".join((make.__doc__ or "").split()) for name, make in recipe.forms.items()}
+def _variants(recipe: "Recipe") -> dict[str, str]:
+    return {name: " ".join((make.__doc__ or "").split()) for name, make in recipe.variants.items()}
 
 
 def print_metrics(metrics: dict[str, float]) -> None:

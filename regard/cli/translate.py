@@ -13,7 +13,7 @@ from regard.cli.output import show_json, tell
 from regard.cli.text_input import check_argument, read_stdin
 
 if TYPE_CHECKING:
-    from regard.data.byte_pairs import BytePairs
+    from regard.data.byte_pairs import BytePairTokenizer
     from regard.models.sampling import Strategy
     from regard.models.transformer import Transformer
 
@@ -93,7 +93,7 @@ class TranslationRun:
 
     settings: Any
     model: "Transformer"
-    pairs: "BytePairs"
+    pairs: "BytePairTokenizer"
     length_penalty: float  # chosen in the run
 
     def strategy(self, greedy: bool, num_beams: int | None, length_penalty: float | None) -> "Strategy":
@@ -102,17 +102,17 @@ class TranslationRun:
 
         if greedy:
             return Greedy()
-        beams = self.settings.beams if num_beams is None else num_beams
+        beams = self.settings.num_beams if num_beams is None else num_beams
         return BeamSearch(beams, self.length_penalty if length_penalty is None else length_penalty)
 
     def translate(self, lines: list[str], strategy: "Strategy", origin: str) -> list[Translation]:
         """Translate all lines in one batch; errors name the line by its number and origin."""
-        from regard.recipes.translation import answers, plain, prepared
+        from regard.recipes.translation import generate_translations, postprocess, preprocess
 
         nonempty = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-        ready = [prepared(self.settings, line) for _, line in nonempty]
+        ready = [preprocess(self.settings, line) for _, line in nonempty]
         names = [f"{origin}, line {number}" for number, _ in nonempty]
-        answered = iter(answers(self.model, self.pairs, ready, strategy, names=names))
+        answered = iter(generate_translations(self.model, self.pairs, ready, strategy, names=names))
         found = []
         sentences = iter(ready)
         for line in lines:
@@ -120,7 +120,7 @@ class TranslationRun:
                 found.append(Translation(line, ""))
                 continue
             text, unknown = next(answered), self.unknown(next(sentences))
-            said = plain(self.settings, self.pairs.decode(text.body))
+            said = postprocess(self.settings, self.pairs.decode(text.body))
             found.append(Translation(line, said, text.tokens, text.log_probability, text.finish_reason, unknown))
         return found
 
@@ -133,12 +133,12 @@ class TranslationRun:
 def load_run(folder: Path) -> TranslationRun:
     """Load a finished run of this recipe."""
     from regard.models.transformer import Transformer
-    from regard.recipes.recipe import RESULT, load_finished_run
-    from regard.recipes.translation import PENALTY
+    from regard.recipes.recipe import RESULT_FILE, load_finished_run
+    from regard.recipes.translation import LENGTH_PENALTY
 
     recipe, settings, model, pairs = load_finished_run(folder)
     if recipe.name != "translation":
         raise ConfigError(f"{folder} has a run of {recipe.name}, which does not translate; give one of translation")
     assert isinstance(model, Transformer)
-    figures = parse_json((folder / RESULT).read_text(encoding="utf-8"))["figures"]
-    return TranslationRun(settings, model, pairs, figures[PENALTY])
+    figures = parse_json((folder / RESULT_FILE).read_text(encoding="utf-8"))["figures"]
+    return TranslationRun(settings, model, pairs, figures[LENGTH_PENALTY])

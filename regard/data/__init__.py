@@ -1,8 +1,8 @@
-"""Data sets and tokenizers: plain batches of tokens, images and sound, and nothing of models.
+"""Data sets, tokenizers and samplers.
 
-Five sets need no files: `digits` (images), `tones` (sound), `number_words` (translation), `python_text`, and
-`biographies` (texts and questions). The others are read from a path. What only one of them needs is loaded when it is
-called.
+Five data sets are built in: `digits` (images), `tones` (sound), `number_words` (translation), `python_text`, and
+`biographies` (texts and questions). The others are read from a path. Packages that only one data set needs are
+imported when it is used.
 """
 
 from regard.data.birthplaces_dataset import (
@@ -10,8 +10,8 @@ from regard.data.birthplaces_dataset import (
     Birthplaces as Birthplaces,
     read_birthplaces as read_birthplaces,
 )
-from regard.data.byte_pairs import BytePairs as BytePairs
-from regard.data.characters import Characters as Characters
+from regard.data.byte_pairs import BytePairTokenizer as BytePairTokenizer
+from regard.data.characters import CharacterTokenizer as CharacterTokenizer
 from regard.data.digit_strings import DigitStrings as DigitStrings
 from regard.data.digits import digits as digits
 from regard.data.images import Images as Images, read_images as read_images
@@ -26,11 +26,15 @@ from regard.data.sampler import (
     sampler_generator as sampler_generator,
 )
 from regard.data.sentence_pairs import SentencePairs as SentencePairs, read_sentence_pairs as read_sentence_pairs
-from regard.data.splits import split as split
-from regard.data.spoken import Recordings as Recordings, read_spoken as read_spoken, strings as strings
+from regard.data.splits import random_split as random_split
+from regard.data.spoken_digits import (
+    Recordings as Recordings,
+    make_digit_strings as make_digit_strings,
+    read_spoken_digits as read_spoken_digits,
+)
 from regard.data.synthetic_biographies import Biographies as Biographies, biographies as biographies
 from regard.data.tokenizers import (
-    Bytes as Bytes,
+    ByteTokenizer as ByteTokenizer,
     Tokenizer as Tokenizer,
     load_tokenizer as load_tokenizer,
     tokenizer_from_json as tokenizer_from_json,

@@ -1,4 +1,4 @@
-"""Where people were born: short biographies to read, and questions with their answers."""
+"""The birthplaces data set: short biographies, and questions about the place of birth with their answers."""
 
 import os
 import re
@@ -10,18 +10,18 @@ import torch
 
 from regard.base.errors import DataError
 from regard.base.seeds import make_generator
-from regard.data.folders import files
-from regard.data.plain_text import lines_of
+from regard.data.folders import list_files
+from regard.data.plain_text import read_lines
 
-READING_ORDER = 20_260  # a seed: every reader of one folder gets the same order
+DOCUMENT_ORDER_SEED = 20_260
 QUESTION = "Where was {name} born?"
-# a document begins with a name and a full stop, which is not that of an initial
+# a document begins with a name and a full stop that does not belong to an initial or abbreviation
 TITLE = re.compile(r"(.+?(?<![ .][A-Z])(?<!^[A-Z])(?<!\bJr)(?<!\bSr)(?<!\bSt)(?<!\bDr))\. ")
 
 
 @dataclass(frozen=True)
 class BirthplaceQuestion:
-    """A question and the place that answers it."""
+    """A question and its answer, a place."""
 
     text: str
     place: str
@@ -29,45 +29,45 @@ class BirthplaceQuestion:
 
 @dataclass(frozen=True)
 class Birthplaces:
-    """Documents to read, whom each is about, questions to learn from and questions to be judged by."""
+    """Documents, the person each is about, and questions for training and development."""
 
     documents: tuple[str, ...]
-    subjects: tuple[str, ...]  # empty where a document does not say
+    subjects: tuple[str, ...]  # "" if a document does not begin with a name
     train: tuple[BirthplaceQuestion, ...]
     dev: tuple[BirthplaceQuestion, ...]
 
 
 def read_birthplaces(folder: str | os.PathLike[str]) -> Birthplaces:
-    """The set in a folder: wiki.txt with a document a line, and a .tsv with `train` and one with `dev` in its name."""
+    """Read a folder with wiki.txt (one document per line) and two .tsv files with `train` and `dev` in their names."""
     place = Path(folder)
     wiki = place / "wiki.txt"
-    documents = lines_of(wiki)
+    documents = read_lines(wiki)
     for number, document in enumerate(documents, 1):
         if not document.strip():
             raise DataError(f"{wiki}, line {number} is empty; expected a document")
-    # document i answers question i of train, dev and test in a row: unshuffled, its number would tell a model which
-    order = torch.randperm(len(documents), generator=make_generator(READING_ORDER)).tolist()
+    # document i answers question i of train, dev and test concatenated, so the order would leak the answers
+    order = torch.randperm(len(documents), generator=make_generator(DOCUMENT_ORDER_SEED)).tolist()
     shuffled = tuple(documents[each] for each in order)
     titles = map(TITLE.match, shuffled)
     return Birthplaces(
         documents=shuffled,
         subjects=tuple("" if title is None else title[1] for title in titles),
-        train=tuple(read_questions(_only(place, "train"))),
-        dev=tuple(read_questions(_only(place, "dev"))),
+        train=tuple(read_questions(_find_tsv(place, "train"))),
+        dev=tuple(read_questions(_find_tsv(place, "dev"))),
     )
 
 
 def read_questions(file: Path) -> Iterable[BirthplaceQuestion]:
-    """The questions of a .tsv: on each line a question, a tab and a place."""
-    for number, line in enumerate(lines_of(file), 1):
+    """Read the questions of a .tsv file: a question, a tab and a place on each line."""
+    for number, line in enumerate(read_lines(file), 1):
         fields = [field.strip() for field in line.split("\t")]
         if len(fields) != 2 or not all(fields):
             raise DataError(f"{file}, line {number}: expected a question, a tab and a place, not {line[:80]!r}")
         yield BirthplaceQuestion(*fields)
 
 
-def _only(folder: Path, word: str) -> Path:
-    found = [file for file in files(folder) if file.suffix.lower() == ".tsv" and word in file.name]
+def _find_tsv(folder: Path, word: str) -> Path:
+    found = [file for file in list_files(folder) if file.suffix.lower() == ".tsv" and word in file.name]
     if len(found) != 1:
         named = ", ".join(file.name for file in found) or "none"
         raise DataError(f"{folder} should have one .tsv with {word!r} in its name, but has {named}")

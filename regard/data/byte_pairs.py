@@ -1,53 +1,57 @@
-"""Byte pairs: tokens that grow from single symbols by joining the pair that is most frequent.
+"""Byte pair encoding (BPE): tokens made by merging the most frequent pair of symbols.
 
-Sennrich et al. 2016, arXiv:1508.07909. Special tokens are numbers of their own that no text can spell.
+Sennrich et al. 2016, arXiv:1508.07909. Special tokens have ids of their own that no text encodes to.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from regard.base.config import from_json, to_json
 from regard.base.errors import ConfigError, DataError
 from regard.base.validation import check_integer
-from regard.data.characters import unknown_character
+from regard.data.characters import unknown_character_error
 from regard.data.tokenizers import (
     REPLACEMENT,
+    JSONTokenizer,
     check_special,
-    counted,
-    shown_bytes,
-    shown_special,
-    special_place,
+    check_tokens,
+    format_bytes,
+    format_special,
+    special_index,
 )
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
-END = " "  # ends a word: text is split at blanks, so no word has one inside
+WORD_END = " "  # marks the end of a word; words contain no blanks
 
 
-def _spelling() -> dict[int, str]:
-    """A visible character for each byte, as GPT-2 and the library write them."""
+def _byte_alphabet() -> dict[int, str]:
+    """A visible character for each byte, as in GPT-2."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
-    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + place) for place, byte in enumerate(hidden)}
+    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + number) for number, byte in enumerate(hidden)}
 
 
-SPELLED = _spelling()
-BYTE_OF = {character: byte for byte, character in SPELLED.items()}
+BYTE_TO_CHARACTER = _byte_alphabet()
+CHARACTER_TO_BYTE = {character: byte for byte, character in BYTE_TO_CHARACTER.items()}
 
 
 @dataclass(frozen=True)
-class BytePairs:
-    """Pieces of text as tokens, after the special ones; `merges` are the pairs joined, the most frequent first.
+class BytePairTokenizer(JSONTokenizer):
+    """A byte-pair tokenizer. Special tokens come first.
 
-    symbols  the single symbols that all pieces grow from
-    merges   what was joined, in order
+    symbols  the initial symbols
+    merges   the merged pairs, the most frequent first
     special  names of special tokens
-    words    False: symbols are bytes and no text is lost. True: for text whose words stand apart by blanks; symbols
-             are characters, some at the end of a word, and runs of white space become one blank
+    words    False: symbols are bytes, and decoding restores the text exactly. True: for words separated by blanks;
+             symbols are characters, with separate ones for the end of a word, and white space becomes one blank
+
+    >>> tokenizer = BytePairTokenizer.train("low lower lowest", vocab=260)
+    >>> tokenizer.decode(tokenizer.encode("low"))
+    'low'
     """
 
     symbols: tuple[str, ...]
@@ -60,72 +64,77 @@ class BytePairs:
         known = set(self.symbols)
         for left, right in self.merges:
             if left not in known or right not in known:
-                raise ConfigError(f"byte pairs join {left!r} and {right!r} before both are there")
+                raise ConfigError(f"merges join {left!r} and {right!r} before both exist")
             known.add(left + right)
 
     @staticmethod
-    def trained(
+    def train(
         *texts: str | Iterable[str],
         vocab: int,
         special: tuple[str, ...] = (),
         words: bool = False,
-        lenient: bool = False,
-    ) -> "BytePairs":
-        """Byte pairs of all texts together, at most `vocab` tokens with the special ones: small texts give fewer.
+        replace_unknown: bool = False,
+    ) -> "BytePairTokenizer":
+        """Train a tokenizer on texts.
 
-        A text is a string, or many of them, such as the sentences of one language. With `words`, a character that no
-        text has is an error when it is met later, unless lenient: then the replacement character takes its place.
+        texts            strings, or iterables of strings
+        vocab            maximum number of tokens, special ones included; small texts give fewer
+        special          names of special tokens
+        words            see the class
+        replace_unknown  with words: encode unknown characters as the replacement character instead of raising
         """
         from tokenizers import Tokenizer, models, trainers
 
         check_special(special)
-        check_integer("BytePairs.trained(vocab)", vocab, 1, "tokens")
-        several = [_spellable(each) for text in texts for each in ([text] if isinstance(text, str) else text)]
+        check_integer("BytePairTokenizer.train(vocab)", vocab, 1, "tokens")
+        several = [_check_utf8(each) for text in texts for each in ([text] if isinstance(text, str) else text)]
         if words:
-            several = [END.join(text.split()) for text in several]
+            several = [WORD_END.join(text.split()) for text in several]
         if not any(several):
-            raise DataError("byte pairs cannot be trained on texts that are all empty")
-        symbols = _word_symbols(several, lenient) if words else tuple(SPELLED[byte] for byte in range(256))
+            raise DataError("a byte-pair tokenizer needs a text that is not empty")
+        symbols = (
+            _word_symbols(several, replace_unknown) if words else tuple(BYTE_TO_CHARACTER[byte] for byte in range(256))
+        )
         room = vocab - len(special) - len(symbols)
         if room < 0:
             raise ConfigError(
-                f"vocab={vocab} has no room for {len(symbols)} single symbols and {len(special)} special tokens; "
-                f"give at least {vocab - room}"
+                f"vocab={vocab} is too small for {len(symbols)} symbols and {len(special)} special tokens; use "
+                f"at least {vocab - room}"
             )
-        # the library numbers word ends in an order of its own that changes from run to run, and with it which of two
-        # equally frequent pairs comes first; so in training the last character of a word is one character of its own
-        ends = _stand_ins(symbols) if words else {}
+        # the library numbers word ends in an order that changes from run to run, which decides between equally
+        # frequent pairs; for reproducibility the last character of a word is replaced by a placeholder in training
+        ends = _placeholders(symbols) if words else {}
         library = Tokenizer(models.BPE())
-        _split(library, words)
+        _set_pre_tokenizer(library, words)
         trainer = trainers.BpeTrainer(
             vocab_size=vocab - len(special),
             show_progress=False,
             initial_alphabet=[ends.get(symbol, symbol) for symbol in symbols],
         )
-        ready = [_ended(text, ends) for text in several] if words else several
+        ready = [_replace_word_ends(text, ends) for text in several] if words else several
         library.train_from_iterator(ready, trainer)
         spelled = {ord(stand_in): symbol for symbol, stand_in in ends.items()}
         merges = json.loads(library.to_str())["model"]["merges"]
         pairs = tuple((left.translate(spelled), right.translate(spelled)) for left, right in merges)
-        return BytePairs(symbols, pairs, special, words)
+        return BytePairTokenizer(symbols, pairs, special, words)
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """What each token stands for, without the special ones. Two pairs may join to the same piece: one token."""
+        """The text of each token, without special ones. Different merges may give the same piece: one token."""
         return tuple(dict.fromkeys([*self.symbols, *(left + right for left, right in self.merges)]))
 
     @cached_property
     def _library(self) -> "Library":
         from tokenizers import Tokenizer, models
 
-        numbers = {piece: place for place, piece in enumerate(self.pieces, len(self.special))}
+        numbers = {piece: number for number, piece in enumerate(self.pieces, len(self.special))}
         merges = list(self.merges)
         library = Tokenizer(
-            models.BPE(vocab=numbers, merges=merges, end_of_word_suffix=END)
+            models.BPE(vocab=numbers, merges=merges, end_of_word_suffix=WORD_END)
             if self.words
             else models.BPE(vocab=numbers, merges=merges)
         )
-        _split(library, self.words)
+        _set_pre_tokenizer(library, self.words)
         return library
 
     @cached_property
@@ -138,86 +147,81 @@ class BytePairs:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Each token as people read it: the end of a word is </w>, bytes that are no whole character are numbers."""
+        """A readable name of each token: </w> is the end of a word, incomplete bytes are numbers."""
         shown = [
-            piece.replace(END, "</w>") if self.words else shown_bytes(bytes(BYTE_OF[each] for each in piece))
+            piece.replace(WORD_END, "</w>")
+            if self.words
+            else format_bytes(bytes(CHARACTER_TO_BYTE[each] for each in piece))
             for piece in self.pieces
         ]
-        return (*map(shown_special, self.special), *shown)
+        return (*map(format_special, self.special), *shown)
 
     def token(self, name: str) -> int:
-        """The number of a special token."""
-        return special_place(self.special, name)
+        """The id of a special token."""
+        return special_index(self.special, name)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The tokens of a text; none are added."""
-        return self.encode_many([text])[0]
+        """The token ids of a text."""
+        return self.encode_batch([text])[0]
 
-    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text, faster than one after the other."""
-        ready = [self._known(text) if self.words else _spellable(text) for text in texts]
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, faster than one by one."""
+        ready = [self._replace_unknown(text) if self.words else _check_utf8(text) for text in texts]
         return [list(found.ids) for found in self._library.encode_batch(ready, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of tokens; special ones say nothing, bytes that are no UTF-8 are shown as replacement."""
+        """The text of token ids, without special tokens; bytes that are not UTF-8 become the replacement character."""
         first = len(self.special)
-        spelled = "".join(self.pieces[token - first] for token in counted(ids, self.vocab) if token >= first)
+        spelled = "".join(self.pieces[token - first] for token in check_tokens(ids, self.vocab) if token >= first)
         if self.words:
-            return spelled.removesuffix(END)
-        return bytes(BYTE_OF[each] for each in spelled).decode("utf-8", errors="replace")
+            return spelled.removesuffix(WORD_END)
+        return bytes(CHARACTER_TO_BYTE[each] for each in spelled).decode("utf-8", errors="replace")
 
-    def to_json(self) -> dict[str, Any]:
-        return dict(to_json(self))
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "BytePairs":
-        return from_json("the tokenizer", BytePairs, data)
-
-    def _known(self, text: str) -> str:
-        """Words with one blank between them, all of whose characters are symbols: the library drops others silently."""
-        plain = END.join(text.split())
-        unknown = set(plain) - self._alphabet - {END}
+    def _replace_unknown(self, text: str) -> str:
+        """Replace unknown characters, or raise: the library would drop them silently."""
+        plain = WORD_END.join(text.split())
+        unknown = set(plain) - self._alphabet - {WORD_END}
         if not unknown:
             return plain
         if REPLACEMENT not in self._alphabet:
             first = next(each for each in plain if each in unknown)
-            raise unknown_character(plain, first, len(self._alphabet))
+            raise unknown_character_error(plain, first, len(self._alphabet))
         return plain.translate({ord(each): REPLACEMENT for each in unknown})
 
 
-def _word_symbols(texts: Sequence[str], lenient: bool) -> tuple[str, ...]:
-    """Every character of the texts, inside a word and at its end."""
-    seen = sorted((set().union(*texts) - {END}) | ({REPLACEMENT} if lenient else set()))
-    return (*seen, *(each + END for each in seen))
+def _word_symbols(texts: Sequence[str], replace_unknown: bool) -> tuple[str, ...]:
+    """Every character of the texts, inside a word and at the end of a word."""
+    seen = sorted((set().union(*texts) - {WORD_END}) | ({REPLACEMENT} if replace_unknown else set()))
+    return (*seen, *(each + WORD_END for each in seen))
 
 
-def _stand_ins(symbols: Sequence[str]) -> dict[str, str]:
-    """One character, of those for private use, for each symbol that ends a word; none that is a symbol itself."""
+def _placeholders(symbols: Sequence[str]) -> dict[str, str]:
+    """A private-use character for each symbol that ends a word; none is a symbol itself."""
     taken = set(symbols)
     free = (chr(code) for code in range(0xF0000, 0x110000) if chr(code) not in taken)
-    return {symbol: next(free) for symbol in symbols if symbol.endswith(END)}
+    return {symbol: next(free) for symbol in symbols if symbol.endswith(WORD_END)}
 
 
-def _ended(text: str, ends: Mapping[str, str]) -> str:
-    """Words whose last characters are replaced by what stands for them."""
-    return END.join(word[:-1] + ends[word[-1] + END] for word in text.split(END)) if text else ""
+def _replace_word_ends(text: str, ends: Mapping[str, str]) -> str:
+    """Replace the last character of each word by its placeholder."""
+    return WORD_END.join(word[:-1] + ends[word[-1] + WORD_END] for word in text.split(WORD_END)) if text else ""
 
 
-def _split(library: "Library", words: bool) -> None:
+def _set_pre_tokenizer(library: "Library", words: bool) -> None:
     from tokenizers import pre_tokenizers
 
     library.pre_tokenizer = (
-        pre_tokenizers.Split(END, "removed") if words else pre_tokenizers.ByteLevel(add_prefix_space=False)
+        pre_tokenizers.Split(WORD_END, "removed") if words else pre_tokenizers.ByteLevel(add_prefix_space=False)
     )
 
 
-def _spellable(text: str) -> str:
-    """The text, unless it holds half a surrogate pair, of which there are no bytes."""
+def _check_utf8(text: str) -> str:
+    """Reject lone surrogates, which UTF-8 cannot encode; returns the text."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
-            f"the text has U+{ord(text[error.start]):04X}, half of a surrogate pair, at place {error.start}; "
-            "UTF-8 cannot spell it: read the text with errors='replace'"
+            f"the text has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}, which UTF-8 "
+            "cannot encode; read the text with errors='replace'"
         ) from None
     return text

@@ -1,21 +1,29 @@
-"""Characters as tokens: those that a text has, and a word about any other."""
+"""A character tokenizer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from regard.base.config import from_json, to_json
 from regard.base.errors import ConfigError, DataError
-from regard.data.tokenizers import REPLACEMENT, check_special, counted, shown_special, special_place
+from regard.data.tokenizers import (
+    REPLACEMENT,
+    JSONTokenizer,
+    check_special,
+    check_tokens,
+    format_special,
+    special_index,
+)
 
 
 @dataclass(frozen=True)
-class Characters:
-    """One token for each character of an alphabet, after the special tokens.
+class CharacterTokenizer(JSONTokenizer):
+    """A tokenizer with one token for each character of an alphabet, after the special tokens.
 
-    A character outside the alphabet is an error, unless the alphabet was made lenient: then it has the replacement
-    character, which takes the place of every unknown one.
+    A character outside the alphabet is an error, unless the alphabet has the replacement character, which then takes
+    its place.
+
+    >>> CharacterTokenizer.from_texts("abba").encode("ab")
+    [0, 1]
     """
 
     alphabet: str
@@ -25,19 +33,19 @@ class Characters:
         check_special(self.special)
         if len(set(self.alphabet)) != len(self.alphabet):
             twice = next(each for each in self.alphabet if self.alphabet.count(each) > 1)
-            raise ConfigError(f"an alphabet has each character once, but {twice!r} is there twice")
+            raise ConfigError(f"the alphabet has {twice!r} more than once")
 
     @staticmethod
-    def of(*texts: str, special: tuple[str, ...] = (), lenient: bool = False) -> "Characters":
-        """All characters of some texts, in the order of their code points."""
-        seen = set().union(*texts) | ({REPLACEMENT} if lenient else set())
+    def from_texts(*texts: str, special: tuple[str, ...] = (), replace_unknown: bool = False) -> "CharacterTokenizer":
+        """A tokenizer of all characters in texts, sorted; `replace_unknown` adds the replacement character."""
+        seen = set().union(*texts) | ({REPLACEMENT} if replace_unknown else set())
         if not seen:
-            raise DataError("an alphabet cannot be gathered from texts that are all empty")
-        return Characters("".join(sorted(seen)), special)
+            raise DataError("a character tokenizer needs a text that is not empty")
+        return CharacterTokenizer("".join(sorted(seen)), special)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        return {each: place for place, each in enumerate(self.alphabet, len(self.special))}
+        return {each: number for number, each in enumerate(self.alphabet, len(self.special))}
 
     @property
     def vocab(self) -> int:
@@ -45,39 +53,32 @@ class Characters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Each token as people read it."""
-        return (*map(shown_special, self.special), *self.alphabet)
+        """A readable name of each token."""
+        return (*map(format_special, self.special), *self.alphabet)
 
     def token(self, name: str) -> int:
-        """The number of a special token."""
-        return special_place(self.special, name)
+        """The id of a special token."""
+        return special_index(self.special, name)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """One token for each character; none are added."""
+        """One token id for each character."""
         numbers, spare = self._numbers, self._numbers.get(REPLACEMENT)
         try:
             return [numbers[each] if spare is None else numbers.get(each, spare) for each in text]
         except KeyError as error:
-            raise unknown_character(text, str(error.args[0]), len(self.alphabet)) from None
+            raise unknown_character_error(text, str(error.args[0]), len(self.alphabet)) from None
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of tokens; special ones say nothing."""
+        """The text of token ids, without special tokens."""
         first = len(self.special)
-        return "".join(self.alphabet[token - first] for token in counted(ids, self.vocab) if token >= first)
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(to_json(self))
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Characters":
-        return from_json("the tokenizer", Characters, data)
+        return "".join(self.alphabet[token - first] for token in check_tokens(ids, self.vocab) if token >= first)
 
 
-def unknown_character(text: str, character: str, size: int) -> DataError:
-    """The error for a character that no text had when the alphabet was gathered."""
-    place = text.index(character)
-    near = text[max(0, place - 10) : place + 11]
+def unknown_character_error(text: str, character: str, size: int) -> DataError:
+    """The error for a character outside the alphabet."""
+    position = text.index(character)
+    near = text[max(0, position - 10) : position + 11]
     return DataError(
-        f"character {character!r} (U+{ord(character):04X}) at place {place}, in {near!r}, is not among the {size} of "
-        f"the alphabet; gather it from texts that have it, or with lenient=True, which puts {REPLACEMENT!r} in place"
+        f"character {character!r} (U+{ord(character):04X}) at position {position}, in {near!r}, is not one of the "
+        f"{size} of the alphabet; train on texts that have it, or with replace_unknown=True, which uses {REPLACEMENT!r}"
     )

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 as their authors distribute them: binary files and Python batches.
+"""CIFAR-10 and CIFAR-100 in their original formats: binary files and Python batches.
 
 A binary record is one label byte (CIFAR-10), or a coarse and a fine one (CIFAR-100), and 3072 bytes of pixels: red,
-then green, then blue, each row by row. Python batches are pickles; they are read as plain values.
+then green, then blue, each row by row. Python batches are pickles, which are read without running any code.
 """
 
 import re
@@ -12,136 +12,126 @@ import numpy as np
 import torch
 
 from regard.base.errors import DataError
-from regard.data.archives import Bundle, check_copies
-from regard.data.images import Images, joined, of_split, split_of
-from regard.data.plain_pickle import plain_pickle
+from regard.data.archives import Archive, check_copies
+from regard.data.images import Images, concatenate_images, select_split, split_from_name
+from regard.data.plain_pickle import load_plain_pickle
 from regard.data.plain_text import decode_text, read_bytes
 
 PIXELS = 3 * 32 * 32
-LABEL_BYTES = {10: 1, 100: 2}  # by the number of classes; the last one is the class
-COARSE = 20
+LABEL_BYTES = {10: 1, 100: 2}  # by the number of classes; the last byte is the class
+COARSE_CLASSES = 20
 META = {"batches.meta", "meta"}
 CLASS_NAMES = {"batches.meta.txt": 10, "fine_label_names.txt": 100}
-BESIDE = {".txt", ".md", ".html", ".md5", ".sha1", ".sha256"}  # what may lie beside a batch and have its name
-TRAINING = 5  # batches of CIFAR-10
-PICKLED = (b"\x80", b"(dp", b"}q")  # of protocol 2 or later, 0 and 1; no binary file begins with as large a label
+COMPANION_SUFFIXES = {".txt", ".md", ".html", ".md5", ".sha1", ".sha256"}  # of files that may have the name of a batch
+TRAINING_BATCHES = 5  # of CIFAR-10
+PICKLE_PREFIXES = (
+    b"\x80",
+    b"(dp",
+    b"}q",
+)  # of protocol 2 or later, 0 and 1; a binary file begins with a label, which is smaller
 
 
-def batches(bundle: Bundle) -> list[str]:
-    """The files of a bundle that hold images, by their names."""
+def list_cifar_files(archive: Archive) -> list[str]:
+    """Names of the CIFAR files of an archive."""
     return [
         name
-        for name in bundle
-        if name.lower().endswith(".bin") or (Path(name).suffix == "" and split_of(name) and name not in META)
+        for name in archive
+        if name.lower().endswith(".bin") or (Path(name).suffix == "" and split_from_name(name) and name not in META)
     ]
 
 
-def is_batch(file: Path) -> bool:
-    """Whether a file can be one of CIFAR's: named .bin, or a pickle."""
+def is_cifar_file(file: Path) -> bool:
+    """Whether a file is named .bin or is a pickle."""
     if file.suffix.lower() == ".bin":
         return True
     with file.open("rb") as opened:
-        return opened.read(3).startswith(PICKLED)
+        return opened.read(3).startswith(PICKLE_PREFIXES)
 
 
-def read_cifar(bundle: Bundle, split: str = "train") -> Images:
-    """All images of a split, from the files of a folder or an archive."""
-    names = batches(bundle)
+def read_cifar(archive: Archive, split: str = "train") -> Images:
+    """Read all images of a split from a folder or an archive."""
+    names = list_cifar_files(archive)
     if not names:
-        raise DataError(f"{bundle.place} has no CIFAR files; expected some such as data_batch_1.bin or train")
-    chosen = of_split(bundle.place, names, split)
-    _check_names(bundle.place, chosen)
-    for name in bundle:
-        batch = re.match(r"(data|test)_batch", name) and name not in names and Path(name).suffix.lower() not in BESIDE
-        if batch and split_of(name) == split_of(chosen[0]):
+        raise DataError(f"{archive.path} has no CIFAR files; expected files such as data_batch_1.bin or train")
+    chosen = select_split(archive.path, names, split)
+    _check_batch_names(archive.path, chosen)
+    for name in archive:
+        batch = (
+            re.match(r"(data|test)_batch", name)
+            and name not in names
+            and Path(name).suffix.lower() not in COMPANION_SUFFIXES
+        )
+        if batch and split_from_name(name) == split_from_name(chosen[0]):
             raise DataError(
-                f"{bundle.where(name)} has the name of a batch, but not its form; unpack it or move it away: expected "
-                "files such as data_batch_1.bin or, as Python batches, data_batch_1"
+                f"{archive.full_path(name)} is named like a batch, but has another suffix; unpack or remove it; "
+                "expected files such as data_batch_1.bin or, as Python batches, data_batch_1"
             )
-    classes = _classes(bundle)
-    return joined(
-        [_read(bundle.where(name), bundle.read(name), classes) for name in chosen],
-        [bundle.where(name) for name in chosen],
+    classes = _read_class_names(archive)
+    return concatenate_images(
+        [_read_batch(archive.full_path(name), archive.read(name), classes) for name in chosen],
+        [archive.full_path(name) for name in chosen],
     )
 
 
-def _check_names(place: Path, names: list[str]) -> None:
-    """Raise where a numbered batch is missing, or any is there twice."""
+def _check_batch_names(folder: Path, names: list[str]) -> None:
+    """Raise if a numbered batch is missing or duplicated."""
     found = sorted(int(number[1]) for name in names if (number := re.search(r"data_batch_(\d+)", name)))
-    last = max(TRAINING, *found) if found else 0
+    last = max(TRAINING_BATCHES, *found) if found else 0
     if found != [*range(1, last + 1)]:
         raise DataError(
-            f"{place} has the batches {', '.join(map(str, found))}; expected those from 1 to {last}, each once"
+            f"{folder} has the batches {', '.join(map(str, found))}; expected those from 1 to {last}, each once"
         )
-    check_copies(place, names, "batch")
+    check_copies(folder, names)
 
 
-def read_file(file: Path) -> Images:
-    """The images of one file, with the names of classes that lie beside it."""
-    beside = [*META, *CLASS_NAMES]
-    names = {each: each for each in beside if (file.parent / each).is_file()}
-    return _read(str(file), read_bytes(file), _classes(Bundle(file.parent, names)))
+def read_cifar_file(file: Path) -> Images:
+    """Read one file; class names come from the files next to it, if there are any."""
+    names = {each: each for each in (*META, *CLASS_NAMES) if (file.parent / each).is_file()}
+    return _read_batch(str(file), read_bytes(file), _read_class_names(Archive(file.parent, names)))
 
 
-def _read(where: str, data: bytes, classes: tuple[str, ...] | None) -> Images:
+def _read_batch(where: str, data: bytes, classes: tuple[str, ...] | None) -> Images:
     if not data:
         raise DataError(f"{where} is empty; expected CIFAR images")
-    return _from_batch(where, data, classes) if data.startswith(PICKLED) else _from_binary(where, data, classes)
+    read = _read_pickle_batch if data.startswith(PICKLE_PREFIXES) else _read_binary
+    return read(where, data, classes)
 
 
-def _from_binary(where: str, data: bytes, classes: tuple[str, ...] | None) -> Images:
-    count = len(classes) if classes else _class_count(where, data)
+def _read_binary(where: str, data: bytes, classes: tuple[str, ...] | None) -> Images:
+    count = len(classes) if classes else _infer_class_count(where, data)
     size = PIXELS + LABEL_BYTES[count]
     whole, rest = divmod(len(data), size)
     if rest:
         raise DataError(
-            f"{where} ends inside record {whole}: at byte {whole * size} it has {rest} of the {size} bytes of a "
-            f"CIFAR-{count} image; the file is cut off or damaged"
+            f"{where} is truncated or damaged: record {whole} at byte {whole * size} has {rest} of the {size} bytes of "
+            f"a CIFAR-{count} image"
         )
     records = np.frombuffer(data, dtype=np.uint8).reshape(whole, size)
     if count == 100:
         coarse = records[:, 0].astype(np.int64)
-        _check_labels(where, coarse, COARSE, byte=lambda record: record * size, kind="coarse label")
+        _check_labels(where, coarse, COARSE_CLASSES, byte=lambda record: record * size, kind="coarse label")
     labels = records[:, LABEL_BYTES[count] - 1].astype(np.int64)
     _check_labels(where, labels, count, byte=lambda record: record * size + LABEL_BYTES[count] - 1)
     pixels = records[:, LABEL_BYTES[count] :].reshape(whole, 3, 32, 32)
-    return Images(torch.from_numpy(pixels.copy()), torch.from_numpy(labels), classes or _numbered(count))
+    return Images(torch.from_numpy(pixels.copy()), torch.from_numpy(labels), classes or _number_classes(count))
 
 
-def _class_count(where: str, data: bytes) -> int:
-    """10 or 100, from the size of the file and the labels in it."""
-    fitting = [
-        count
-        for count, label_bytes in LABEL_BYTES.items()
-        if not len(data) % (PIXELS + label_bytes) and _labels_fit(data, count)
-    ]
-    if len(fitting) == 1:
-        return fitting[0]
-    divides = [count for count, label_bytes in LABEL_BYTES.items() if not len(data) % (PIXELS + label_bytes)]
-    if len(divides) == 1:
-        return divides[0]  # some label is wrong, and the reader of records says which
-    sizes = " and ".join(
-        f"{len(data) % (PIXELS + label_bytes)} bytes more than whole CIFAR-{count} images of {PIXELS + label_bytes}"
-        for count, label_bytes in LABEL_BYTES.items()
-    )
+def _infer_class_count(where: str, data: bytes) -> int:
+    """Infer 10 or 100 classes from the size of the file."""
+    counts = [count for count, label_bytes in LABEL_BYTES.items() if not len(data) % (PIXELS + label_bytes)]
+    if len(counts) == 1:
+        return counts[0]
     raise DataError(
-        f"{where} has {len(data)} bytes: {sizes}; the file is cut off or no CIFAR file"
-        if not divides
-        else f"{where} could be CIFAR-10 or CIFAR-100; put {' or '.join(CLASS_NAMES)} beside it"
+        f"{where} has {len(data)} bytes, which is not a multiple of 3073 (CIFAR-10) or 3074 (CIFAR-100) alone; the "
+        f"file is damaged, or needs {' or '.join(CLASS_NAMES)} next to it"
     )
 
 
-def _labels_fit(data: bytes, count: int) -> bool:
-    records = np.frombuffer(data, dtype=np.uint8).reshape(-1, PIXELS + LABEL_BYTES[count])
-    coarse_fits = count == 10 or bool((records[:, 0] < COARSE).all())
-    return coarse_fits and bool((records[:, LABEL_BYTES[count] - 1] < count).all())
-
-
-def _from_batch(where: str, data: bytes, classes: tuple[str, ...] | None) -> Images:
-    batch = plain_pickle(where, data)
+def _read_pickle_batch(where: str, data: bytes, classes: tuple[str, ...] | None) -> Images:
+    batch = load_plain_pickle(where, data)
     if not isinstance(batch, dict):
-        raise DataError(f"{where} should hold a dictionary with 'data' and 'labels', not a {type(batch).__name__}")
-    fields = {_text(key): value for key, value in batch.items()}
+        raise DataError(f"{where} should be a dictionary with 'data' and 'labels', not a {type(batch).__name__}")
+    fields = {_to_text(key): value for key, value in batch.items()}
     pixels = fields.get("data")
     labels = fields.get("fine_labels", fields.get("labels"))
     count = 100 if "fine_labels" in fields else 10
@@ -149,15 +139,17 @@ def _from_batch(where: str, data: bytes, classes: tuple[str, ...] | None) -> Ima
         found = f"an array {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
         raise DataError(f"{where}: 'data' should be an array (images, {PIXELS}), not {found}")
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise DataError(f"{where}: 'labels' or 'fine_labels' should be a list of whole numbers")
+        raise DataError(f"{where}: 'labels' or 'fine_labels' should be a list of integers")
     if len(labels) != len(pixels):
         raise DataError(f"{where} has {len(pixels)} images, but {len(labels)} labels")
     if classes and len(classes) != count:
-        raise DataError(f"{where} is CIFAR-{count}, but the names beside it are those of {len(classes)} classes")
-    told = np.array(labels, dtype=np.int64)
-    _check_labels(where, told, count)
+        raise DataError(f"{where} is CIFAR-{count}, but there are names for {len(classes)} classes")
+    array = np.array(labels, dtype=np.int64)
+    _check_labels(where, array, count)
     return Images(
-        torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()), torch.from_numpy(told), classes or _numbered(count)
+        torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()),
+        torch.from_numpy(array),
+        classes or _number_classes(count),
     )
 
 
@@ -165,37 +157,37 @@ def _check_labels(where: str, labels: Any, count: int, byte: Any = None, kind: s
     wrong = np.flatnonzero((labels < 0) | (labels >= count))
     if len(wrong):
         record = int(wrong[0])
-        place = f" (byte {byte(record)})" if byte else ""
-        raise DataError(f"{where}: record {record}{place} has {kind} {labels[record]}; expected 0 to {count - 1}")
+        position = f" (byte {byte(record)})" if byte else ""
+        raise DataError(f"{where}: record {record}{position} has {kind} {labels[record]}; expected 0 to {count - 1}")
 
 
-def _classes(bundle: Bundle) -> tuple[str, ...] | None:
-    """The names of classes, where a file of the distribution tells them."""
+def _read_class_names(archive: Archive) -> tuple[str, ...] | None:
+    """The class names from the text or meta file of the distribution, if there is one."""
     for name, count in CLASS_NAMES.items():
-        if name in bundle:
-            text = decode_text(bundle.where(name), bundle.read(name))
-            return _counted(bundle.where(name), tuple(text.split()), count)
+        if name in archive:
+            text = decode_text(archive.full_path(name), archive.read(name))
+            return _check_class_count(archive.full_path(name), tuple(text.split()), count)
     for name in sorted(META):
-        if name in bundle:
-            meta = plain_pickle(bundle.where(name), bundle.read(name))
-            fields = {_text(key): value for key, value in meta.items()} if isinstance(meta, dict) else {}
+        if name in archive:
+            meta = load_plain_pickle(archive.full_path(name), archive.read(name))
+            fields = {_to_text(key): value for key, value in meta.items()} if isinstance(meta, dict) else {}
             listed = fields.get("fine_label_names", fields.get("label_names"))
             if not isinstance(listed, list):
-                raise DataError(f"{bundle.where(name)} should list 'label_names' or 'fine_label_names'")
+                raise DataError(f"{archive.full_path(name)} should list 'label_names' or 'fine_label_names'")
             count = 100 if "fine_label_names" in fields else 10
-            return _counted(bundle.where(name), tuple(map(_text, listed)), count)
+            return _check_class_count(archive.full_path(name), tuple(map(_to_text, listed)), count)
     return None
 
 
-def _counted(where: str, names: tuple[str, ...], count: int) -> tuple[str, ...]:
+def _check_class_count(where: str, names: tuple[str, ...], count: int) -> tuple[str, ...]:
     if len(names) != count:
         raise DataError(f"{where} names {len(names)} classes; expected {count}")
     return names
 
 
-def _numbered(count: int) -> tuple[str, ...]:
+def _number_classes(count: int) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,4 +1,4 @@
-"""Questions and their answers in a SQLite file that many may use at once: what was told once is not lost."""
+"""Fact store: questions and answers in a SQLite file that several processes can use at once."""
 
 import os
 import re
@@ -12,21 +12,21 @@ from typing import Any
 
 from regard.base.errors import DataError
 
-PATIENCE = 30.0  # seconds that a writer waits for another
+LOCK_TIMEOUT = 30.0  # seconds
 TABLE = """
 CREATE TABLE IF NOT EXISTS facts (
-    question TEXT PRIMARY KEY,  -- as it is compared
-    asked    TEXT NOT NULL,     -- as it was typed
+    question TEXT PRIMARY KEY,  -- normalized
+    asked    TEXT NOT NULL,     -- as typed
     answer   TEXT NOT NULL,
     learned  INTEGER NOT NULL DEFAULT 0,
-    told     TEXT NOT NULL DEFAULT (datetime('now'))
+    saved    TEXT NOT NULL DEFAULT (datetime('now'))
 )
 """
 
 
 @dataclass(frozen=True)
 class StoredFact:
-    """A question as it was asked, its answer, and whether a model has learned it since."""
+    """A question as typed, its answer, and whether a model has learned it."""
 
     question: str
     answer: str
@@ -35,86 +35,90 @@ class StoredFact:
 
 @dataclass(frozen=True)
 class FactStore:
-    """A store of facts. Every call is a transaction of its own, so processes may come and go as they like."""
+    """A fact store. Every call is one transaction, so several processes can use the file."""
 
     file: Path
 
     def answer(self, question: str) -> str | None:
-        """What was told about a question, whatever its capitals, spaces and final mark."""
-        found = self._read("SELECT answer FROM facts WHERE question = ?", normalize_name(question))
+        """The stored answer to a question, or None. Case, blanks and final punctuation are ignored."""
+        found = self._read("SELECT answer FROM facts WHERE question = ?", normalize_question(question))
         return str(found[0][0]) if found else None
 
-    def keep(self, question: str, answer: str) -> None:
-        """Remember an answer; a newer one takes the place of an older, and has to be learned anew."""
-        if not normalize_name(question) or not answer.strip():
-            raise DataError(f"a fact has a question and an answer, but they are {question!r} and {answer!r}")
-        _check_spelling(answer)
-        with self._opened() as store:
+    def save(self, question: str, answer: str) -> None:
+        """Save an answer, replacing an older one; it counts as not learned."""
+        if not normalize_question(question) or not answer.strip():
+            raise DataError(f"a fact needs a question and an answer, not {question!r} and {answer!r}")
+        _check_utf8(answer)
+        with self._transaction() as store:
             store.execute(
                 "INSERT INTO facts (question, asked, answer) VALUES (?, ?, ?) ON CONFLICT (question) DO UPDATE SET "
-                "asked = excluded.asked, answer = excluded.answer, learned = 0, told = datetime('now')",
-                (normalize_name(question), question.strip(), answer.strip()),
+                "asked = excluded.asked, answer = excluded.answer, learned = 0, saved = datetime('now')",
+                (normalize_question(question), question.strip(), answer.strip()),
             )
 
     def all(self) -> list[StoredFact]:
-        """All facts, in the order of their questions."""
+        """All facts, sorted by question."""
         rows = self._read("SELECT asked, answer, learned FROM facts ORDER BY question")
         return [StoredFact(asked, answer, bool(learned)) for asked, answer, learned in rows]
 
     def mark_learned(self, facts: list[StoredFact]) -> None:
-        """Those that a model has learned; one that was told anew in the meantime stays to be learned."""
-        pairs = [(normalize_name(fact.question), fact.answer) for fact in facts]
-        with self._opened() as store:
+        """Mark facts as learned, except those whose answer has changed in the meantime."""
+        pairs = [(normalize_question(fact.question), fact.answer) for fact in facts]
+        with self._transaction() as store:
             store.executemany("UPDATE facts SET learned = 1 WHERE question = ? AND answer = ?", pairs)
 
     def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
-        """Rows of a store, which is neither made nor changed for it."""
+        """Rows of a query; the file is neither created nor changed."""
         if not self.file.exists():
             return []
         try:
-            connection = sqlite3.connect(f"{self.file.resolve().as_uri()}?mode=ro", uri=True, timeout=PATIENCE)
+            connection = sqlite3.connect(f"{self.file.resolve().as_uri()}?mode=ro", uri=True, timeout=LOCK_TIMEOUT)
             try:
                 return connection.execute(query, values).fetchall()
             finally:
                 connection.close()
         except sqlite3.Error as error:
-            raise DataError(f"{self.file} is not a store of facts, or cannot be read: {error}") from None
+            raise DataError(f"{self.file} is not a fact store, or cannot be read: {error}") from None
 
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """A write transaction, rolled back on an error."""
         try:
-            connection = sqlite3.connect(self.file, timeout=PATIENCE)
+            connection = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT)
         except sqlite3.Error as error:
-            raise DataError(f"{self.file} cannot be opened as a store of facts: {error}") from None
+            raise DataError(f"{self.file} cannot be opened as a fact store: {error}") from None
         try:
-            with connection:  # commits, or takes everything back
+            with connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(TABLE)
                 yield connection
         except sqlite3.Error as error:
-            raise DataError(f"{self.file} is not a store of facts, or cannot be written: {error}") from None
+            raise DataError(f"{self.file} is not a fact store, or cannot be written: {error}") from None
         finally:
             connection.close()
 
 
 def open_fact_store(file: str | os.PathLike[str]) -> FactStore:
-    """The store in a file, which is made when something is kept."""
+    """Open the fact store in a file, which is created by the first `save`.
+
+    >>> open_fact_store("facts.sqlite").answer("Where was Ada born?")
+    """
     path = Path(file)
     if not path.parent.is_dir():
-        raise DataError(f"{path} cannot be made: there is no folder {path.parent}")
+        raise DataError(f"{path} cannot be created: there is no folder {path.parent}")
     return FactStore(path)
 
 
-def normalize_name(question: str) -> str:
-    """A question as it is compared with others."""
-    _check_spelling(question)
+def normalize_question(question: str) -> str:
+    """Normalize a question for comparison: case, blanks and final punctuation."""
+    _check_utf8(question)
     plain = unicodedata.normalize("NFKC", question).casefold()
     return re.sub(r"\s+", " ", plain).strip().rstrip("?!. ")
 
 
-def _check_spelling(text: str) -> None:
-    """Raise where a text holds half a surrogate pair, which no store can spell: bytes that were read as no UTF-8."""
+def _check_utf8(text: str) -> None:
+    """Reject lone surrogates: SQLite stores valid UTF-8 only."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"a fact is UTF-8, which cannot spell character {error.start} of {text!r}") from None
+        raise DataError(f"facts are stored as UTF-8, which cannot encode character {error.start} of {text!r}") from None

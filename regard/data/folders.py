@@ -1,40 +1,40 @@
-"""What lies in a folder, without what systems leave there."""
+"""Listing of files and folders, without hidden files and files of the operating system."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from regard.base.errors import DataError
 
-BY_SYSTEMS = {"thumbs.db", "desktop.ini", "__macosx"}
+SYSTEM_FILES = {"thumbs.db", "desktop.ini", "__macosx"}
 
 
-def left_by_system(name: str) -> bool:
-    """Whether a file or folder is of no concern to a reader: hidden, or made by a system for itself."""
-    return name.startswith(".") or name.lower() in BY_SYSTEMS
+def is_system_file(name: str) -> bool:
+    """Whether a file or folder is hidden or was made by the operating system."""
+    return name.startswith(".") or name.lower() in SYSTEM_FILES
 
 
-def entries(place: Path) -> list[Path]:
-    """All that lies in a folder itself, in the order of names."""
+def list_entries(folder: Path) -> list[Path]:
+    """Files and folders directly in a folder, sorted by name."""
     try:
-        return sorted(entry for entry in place.iterdir() if not left_by_system(entry.name))
+        return sorted(entry for entry in folder.iterdir() if not is_system_file(entry.name))
     except OSError as error:
-        raise DataError(f"{place} cannot be read: {error.strerror}") from None
+        raise DataError(f"{folder} cannot be read: {error.strerror}") from None
 
 
-def files(place: Path) -> list[Path]:
-    """The files that lie in a folder itself."""
-    return [entry for entry in entries(place) if not entry.is_dir()]
+def list_files(folder: Path) -> list[Path]:
+    """Files directly in a folder, sorted by name."""
+    return [entry for entry in list_entries(folder) if not entry.is_dir()]
 
 
-def folders(place: Path) -> list[Path]:
-    """The folders that lie in a folder itself."""
-    return [entry for entry in entries(place) if entry.is_dir()]
+def list_folders(folder: Path) -> list[Path]:
+    """Folders directly in a folder, sorted by name."""
+    return [entry for entry in list_entries(folder) if entry.is_dir()]
 
 
-def files_below(place: Path) -> Iterator[Path]:
-    """The files of a folder and of all folders in it."""
-    for entry in entries(place):
+def walk_files(folder: Path) -> Iterator[Path]:
+    """Files in a folder and in all its subfolders."""
+    for entry in list_entries(folder):
         if entry.is_dir():
-            yield from files_below(entry)
+            yield from walk_files(entry)
         else:
             yield entry

@@ -1,4 +1,4 @@
-"""Images with labels, and one reader for the forms in which sets of them are kept."""
+"""Image data sets: images with labels, read from CIFAR files, parquet files or a folder for each class."""
 
 import os
 import re
@@ -12,24 +12,23 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from regard.base.errors import DataError
-from regard.data.folders import entries, folders
+from regard.data.folders import list_entries, list_folders
 
 if TYPE_CHECKING:
-    from regard.data.archives import Bundle
+    from regard.data.archives import Archive
 
-# words by which files and folders are named for a part of a set
-SPLITS = {"train": "train", "training": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
-PARTIAL = {".part", ".partial", ".crdownload", ".download"}  # how browsers name what they have not all of
-FORMS = (
+# words in the names of files and folders, and the split they mean
+SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
+PARTIAL_DOWNLOADS = {".part", ".partial", ".crdownload", ".download"}  # suffixes of unfinished downloads
+SUPPORTED_FORMATS = (
     "CIFAR files (.bin, or Python batches such as data_batch_1), archives of these (.tar.gz), parquet files of "
-    "Hugging Face (train-00000-of-00001.parquet), a folder of images for each class, or images.webp with labels.npy "
-    "and classes.json, in a folder or in zips"
+    "Hugging Face (train-00000-of-00001.parquet), or a folder of images for each class"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images of one size as they are kept, whole numbers from 0 to 255, and the class of each."""
+    """Images of one size as uint8 pixels, and the class of each."""
 
     pixels: UInt8[Tensor, "n channels height width"]
     labels: Int64[Tensor, "n"]
@@ -37,7 +36,7 @@ class Images:
 
     def __post_init__(self) -> None:
         if len(self.pixels) != len(self.labels):
-            raise DataError(f"{len(self.pixels)} images have {len(self.labels)} labels; each needs one")
+            raise DataError(f"there are {len(self.pixels)} images, but {len(self.labels)} labels")
         wrong = ((self.labels < 0) | (self.labels >= len(self.classes))).nonzero().flatten()
         if len(wrong):
             record = int(wrong[0])
@@ -49,21 +48,16 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def chosen(self, records: Int64[Tensor, "_"]) -> "Images":
-        """Some of the images, in the order of their numbers given."""
+    def select(self, records: Int64[Tensor, "_"]) -> "Images":
+        """The images with these indices."""
         return Images(self.pixels[records], self.labels[records], self.classes)
 
 
-def joined(parts: Sequence[Images], names: Sequence[str]) -> Images:
-    """Parts of one set as one; `names` are their files, for errors."""
+def concatenate_images(parts: Sequence[Images], names: Sequence[str]) -> Images:
+    """Concatenate parts of one data set; `names` are their files, for errors."""
     for part, name in zip(parts, names, strict=True):
         if part.classes != parts[0].classes:
-            raise DataError(f"{name} has other classes than {names[0]}, so they are not parts of one set")
-        if part.pixels.shape[1:] != parts[0].pixels.shape[1:]:
-            raise DataError(
-                f"{name} has images of {tuple(part.pixels.shape[1:])} (channels, height, width), but {names[0]} of "
-                f"{tuple(parts[0].pixels.shape[1:])}"
-            )
+            raise DataError(f"{name} has other classes than {names[0]}, so they are not parts of one data set")
     if len(parts) == 1:
         return parts[0]
     return Images(
@@ -72,166 +66,150 @@ def joined(parts: Sequence[Images], names: Sequence[str]) -> Images:
 
 
 def read_images(path: str | os.PathLike[str], split: str = "train", *, size: tuple[int, int] | None = None) -> Images:
-    """The set of images at a path, recognised by what lies there.
+    """Read an image data set; its format is detected from the files.
 
-    split  the part to read, where files or folders are named for parts: train, test or val
-    size   height and width to bring all images to; without it, they must have one size, which stays
+    split  train, test or val, where files or folders are named for splits
+    size   height and width to resize all images to; without it, all images must have the same size
     """
-    from regard.data.image_folder import resize_image  # built from Images
+    from regard.data.image_folder import resize_images  # built from Images
 
     place = Path(path)
     if not place.exists():
-        raise DataError(f"{place} is not there; expected {FORMS}")
-    found = _of_file(place, split, size) if place.is_file() else _of_folder(place, split, size)
-    return found if size is None else resize_image(found, size)
+        raise DataError(f"{place} does not exist; expected {SUPPORTED_FORMATS}")
+    found = _read_file(place, split, size) if place.is_file() else _read_folder(place, split, size)
+    return found if size is None else resize_images(found, size)
 
 
-def _of_file(place: Path, split: str, size: tuple[int, int] | None) -> Images:
-    from regard.data import cifar, mosaic, parquet  # each is built from Images
-    from regard.data.archives import is_tar, is_zip, open_bundle
+def _read_file(file: Path, split: str, size: tuple[int, int] | None) -> Images:
+    from regard.data import cifar, parquet  # each is built from Images
+    from regard.data.archives import is_tar, open_archive
 
-    if is_tar(place):
-        return cifar.read_cifar(open_bundle(place), split)
-    _check_single(place, split)
-    if is_zip(place):
-        return mosaic.read_mosaic(open_bundle(place))
-    if place.suffix.lower() == ".parquet":
-        return parquet.read_files([place], size)
-    if cifar.is_batch(place):
-        return cifar.read_file(place)
-    raise DataError(f"{place} is not recognised; expected {FORMS}")
+    if is_tar(file):
+        return cifar.read_cifar(open_archive(file), split)
+    if SPLIT_NAMES.get(split, split) not in ("train", split_from_name(file.name)):
+        raise DataError(f"{file} has no splits and is not named for one, so it has no {split!r}")
+    if file.suffix.lower() == ".parquet":
+        return parquet.read_parquet_files([file], size)
+    if cifar.is_cifar_file(file):
+        return cifar.read_cifar_file(file)
+    raise DataError(f"{file} has an unknown format; expected {SUPPORTED_FORMATS}")
 
 
-def _of_folder(place: Path, split: str, size: tuple[int, int] | None) -> Images:
-    from regard.data import cifar, image_folder, mosaic  # each is built from Images
-    from regard.data.archives import check_copies, is_tar, is_zip, open_bundle
+def _read_folder(folder: Path, split: str, size: tuple[int, int] | None) -> Images:
+    from regard.data import cifar, image_folder  # each is built from Images
+    from regard.data.archives import is_tar, open_archive
 
-    bundle = open_bundle(place)
-    here = [name for form in _forms(bundle) for name in form]
-    zips = [] if here else [name for name in bundle if is_zip(place / name)]
-    inner = [folder for folder in folders(place) if any(_forms(open_bundle(folder)))]
-    if here or zips:
-        _check_whole(place, split)
-        unpacked = {Path(name).stem for name in zips}
-        for folder in inner:
-            if folder.name not in unpacked and split_of(folder.name) in (None, SPLITS.get(split, split)):
-                raise DataError(
-                    f"{folder} has images, too, but beside {(here or zips)[0]} they would not be read; put all of a "
-                    "set into one folder, or give that of one set"
-                )
+    archive = open_archive(folder)
+    here = _image_files(archive)
+    inner = [each for each in list_folders(folder) if _image_files(open_archive(each))]
     if here:
-        return _of_records(bundle, split, size)
-    if zips:
-        chosen = of_split(place, zips, split)
-        check_copies(place, chosen, "part of a set")
-        files = [place / name for name in chosen]
-        return joined([mosaic.read_mosaic(open_bundle(file)) for file in files], [str(file) for file in files])
+        _check_downloads(folder, split)
+        for each in inner:
+            if split_from_name(each.name) in (None, SPLIT_NAMES.get(split, split)):
+                raise DataError(
+                    f"{each} has images too, which would not be read beside {here[0]}; put all files into one folder, "
+                    "or pass one of the folders"
+                )
+        return _read_image_files(archive, split, size)
     if inner:
-        return _of_inner(place, {folder.name: open_bundle(folder) for folder in inner}, split, size)
-    tars = [name for name in bundle if is_tar(place / name)]
+        return _read_subfolder(folder, {each.name: open_archive(each) for each in inner}, split, size)
+    tars = [name for name in archive if is_tar(folder / name)]
     if len(tars) > 1:
-        raise DataError(f"{place} has several archives: {', '.join(tars)}; give one of them")
+        raise DataError(f"{folder} has several archives: {', '.join(tars)}; pass one of them")
     if tars:
-        return cifar.read_cifar(open_bundle(place / tars[0]), split)
-    if folders(place):
-        part = _split_folder(place, split)
-        image_folder.check_loose(place, part)
-        return image_folder.read_folder(part, size)
-    raise DataError(f"{place} has no images in a form that is read; expected {FORMS}")
+        return cifar.read_cifar(open_archive(folder / tars[0]), split)
+    if list_folders(folder):
+        split_folder = _find_split_folder(folder, split)
+        image_folder.check_loose_images(folder, split_folder)
+        return image_folder.read_image_folder(split_folder, size)
+    raise DataError(f"{folder} has no images in a known format; expected {SUPPORTED_FORMATS}")
 
 
-def _check_whole(place: Path, split: str) -> None:
-    """Raise where a download of the part to read has not come to its end; some browsers make a folder of one."""
-    for entry in entries(place):
-        if entry.suffix.lower() in PARTIAL and split_of(entry.name) in (None, SPLITS.get(split, split)):
-            raise DataError(
-                f"{entry} is a download that has not come to its end, so a part of the set may be missing; finish it, "
-                "or move it away"
-            )
+def _check_downloads(folder: Path, split: str) -> None:
+    """Raise if a download of the split is unfinished; some browsers make a folder of one."""
+    for entry in list_entries(folder):
+        if entry.suffix.lower() in PARTIAL_DOWNLOADS and split_from_name(entry.name) in (
+            None,
+            SPLIT_NAMES.get(split, split),
+        ):
+            raise DataError(f"{entry} is an unfinished download, so images may be missing; finish or remove it")
 
 
-def _forms(bundle: "Bundle") -> list[list[str]]:
-    """The files of a folder that hold many images each: a mosaic, CIFAR files and parquet files."""
-    from regard.data import cifar, mosaic, parquet  # each is built from Images
+def _image_files(archive: "Archive") -> list[str]:
+    """The CIFAR and parquet files of a folder."""
+    from regard.data import cifar, parquet  # each is built from Images
 
-    return [[mosaic.PIXELS] if mosaic.is_mosaic(bundle) else [], cifar.batches(bundle), parquet.tables(bundle)]
-
-
-def _of_records(bundle: "Bundle", split: str, size: tuple[int, int] | None) -> Images:
-    """The set of the one form that the files of a folder have."""
-    from regard.data import cifar, mosaic, parquet  # each is built from Images
-
-    whole, batches, tables = _forms(bundle)
-    several = [names[0] for names in (whole, batches, tables) if names]
-    if len(several) > 1:
-        raise DataError(f"{bundle.place} has several sets: {', '.join(several)}; put each into a folder of its own")
-    if whole:
-        _check_single(bundle.place, split)
-        return mosaic.read_mosaic(bundle)
-    if split_of(bundle.place.name) == SPLITS.get(split, split) and not any(map(split_of, [*batches, *tables])):
-        split = "train"  # in a folder of a part, files that do not tell theirs are all of it
-    return cifar.read_cifar(bundle, split) if batches else parquet.read_tables(bundle, split, size)
+    return cifar.list_cifar_files(archive) + parquet.list_parquet_files(archive)
 
 
-def _of_inner(place: Path, inner: Mapping[str, "Bundle"], split: str, size: tuple[int, int] | None) -> Images:
-    """The set in the one folder that a place has, or in that of its part."""
-    told = any(split_of(file) for bundle in inner.values() for form in _forms(bundle) for file in form)
+def _read_image_files(archive: "Archive", split: str, size: tuple[int, int] | None) -> Images:
+    """Read the CIFAR or parquet files of a folder."""
+    from regard.data import cifar, parquet  # each is built from Images
+
+    batches, tables = cifar.list_cifar_files(archive), parquet.list_parquet_files(archive)
+    if batches and tables:
+        raise DataError(
+            f"{archive.path} has several data sets: {batches[0]}, {tables[0]}; put each into its own folder"
+        )
+    if split_from_name(archive.path.name) == SPLIT_NAMES.get(split, split) and not any(
+        map(split_from_name, [*batches, *tables])
+    ):
+        split = "train"  # the folder is named for the split and its files are not: all of them belong to it
+    return cifar.read_cifar(archive, split) if batches else parquet.read_parquet(archive, split, size)
+
+
+def _read_subfolder(folder: Path, inner: Mapping[str, "Archive"], split: str, size: tuple[int, int] | None) -> Images:
+    """Read the only subfolder with image files, or that of the split."""
+    named = any(split_from_name(file) for archive in inner.values() for file in _image_files(archive))
     names = [*inner]
-    if not told and all(name.lower() in SPLITS for name in names):
-        names = of_split(place, names, split)
+    if not named and all(name.lower() in SPLIT_NAMES for name in names):
+        names = select_split(folder, names, split)
     if len(names) > 1:
-        raise DataError(f"{place} has several sets: {', '.join(names)}; give the folder of one")
-    return _of_records(inner[names[0]], split, size)
+        raise DataError(f"{folder} has several data sets: {', '.join(names)}; pass the folder of one")
+    return _read_image_files(inner[names[0]], split, size)
 
 
-def of_split(place: Path, names: Sequence[str], split: str) -> list[str]:
-    """The names that belong to a part of a set; where none is named for a part, all of them are for training."""
-    told = {name: split_of(name) for name in names}
-    if not any(told.values()):
-        if SPLITS.get(split, split) != "train":
-            raise DataError(f"{place} has no parts, so there is no {split!r} to read; it has: {', '.join(names)}")
+def select_split(folder: Path, names: Sequence[str], split: str) -> list[str]:
+    """The names that belong to a split; if no name says its split, all of them are for training."""
+    splits = {name: split_from_name(name) for name in names}
+    if not any(splits.values()):
+        if SPLIT_NAMES.get(split, split) != "train":
+            raise DataError(f"{folder} has no splits, so it has no {split!r}; its files are {', '.join(names)}")
         return list(names)
-    for name, part in told.items():
+    for name, part in splits.items():
         if part is None:
             raise DataError(
-                f"{place / name} does not say of which part it is, as {next(filter(told.get, told))} does; name it for "
-                "train, test or val, or move it away"
+                f"{folder / name} is not named for a split, as {next(filter(splits.get, splits))} is; rename it for "
+                "train, test or val, or remove it"
             )
-    return _named_for(place, told, split)
+    return _names_of_split(folder, splits, split)
 
 
-def _named_for(place: Path, told: Mapping[str, str | None], split: str) -> list[str]:
-    found = [name for name, part in told.items() if part == SPLITS.get(split, split)]
+def _names_of_split(folder: Path, splits: Mapping[str, str | None], split: str) -> list[str]:
+    found = [name for name, part in splits.items() if part == SPLIT_NAMES.get(split, split)]
     if not found:
-        raise DataError(f"{place} has nothing for split={split!r}; it has: {', '.join(told)}")
+        raise DataError(f"{folder} has no split {split!r}; it has {', '.join(splits)}")
     return found
 
 
-def split_of(name: str) -> str | None:
-    """The part of a set that a file or folder is named for: `cifar100_train_a.zip` is for training."""
+def split_from_name(name: str) -> str | None:
+    """The split that a file or folder is named for, such as "train" for `cifar100_train.bin`."""
     if name.startswith("data_batch"):
-        return "train"  # as CIFAR-10 calls it
+        return "train"  # as in CIFAR-10
     words = re.split(r"[^a-z]+", name.lower())
-    return next((SPLITS[word] for word in words if word in SPLITS), None)
+    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
 
 
-def _check_single(place: Path, split: str) -> None:
-    """Raise where one part was asked for, but the place holds images that are not told to be of that part."""
-    part = SPLITS.get(split, split)
-    if part not in ("train", split_of(place.name)):
-        raise DataError(f"{place} has no parts and is not named for one, so there is no {split!r} to read")
-
-
-def _split_folder(place: Path, split: str) -> Path:
-    """The folder of a part where folders are parts, else the place itself."""
-    names = [folder.name for folder in folders(place)]
-    parts = {SPLITS[name.lower()] for name in names if name.lower() in SPLITS}
-    # a folder `train` among others may well have pictures of trains
-    if len(parts) < 2 and not all(name.lower() in SPLITS for name in names):
-        if SPLITS.get(split, split) != "train":
-            raise DataError(f"{place} has a folder for each class and no parts, so there is no {split!r} to read")
-        return place
-    found = _named_for(place, {name: split_of(name) for name in names}, split)
+def _find_split_folder(folder: Path, split: str) -> Path:
+    """The subfolder of a split if subfolders are splits, else the folder itself."""
+    names = [each.name for each in list_folders(folder)]
+    splits = {SPLIT_NAMES[name.lower()] for name in names if name.lower() in SPLIT_NAMES}
+    # a single folder `train` among others may be a class of pictures of trains
+    if len(splits) < 2 and not all(name.lower() in SPLIT_NAMES for name in names):
+        if SPLIT_NAMES.get(split, split) != "train":
+            raise DataError(f"{folder} has a folder for each class and no splits, so it has no {split!r}")
+        return folder
+    found = _names_of_split(folder, {name: split_from_name(name) for name in names}, split)
     if len(found) > 1:
-        raise DataError(f"{place} has several folders for {split!r}: {', '.join(found)}; give one of them")
-    return place / found[0]
+        raise DataError(f"{folder} has several folders for {split!r}: {', '.join(found)}; pass one of them")
+    return folder / found[0]

@@ -1,6 +1,6 @@
-"""Sets of images as Hugging Face keeps them: parquet files with a column of image files and one of labels.
+"""Image data sets in the parquet format of Hugging Face: a column of image files and one of labels.
 
-A set has files such as train-00000-of-00002.parquet. Names of classes stand in the metadata of the schema.
+Files have names such as train-00000-of-00002.parquet. Class names are in the metadata of the schema.
 """
 
 import json
@@ -10,64 +10,51 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from regard.base.errors import ConfigError, DataError
-from regard.data.archives import Bundle
-from regard.data.image_folder import TO_ONE_SIZE, pixels_of
-from regard.data.images import Images, of_split
+from regard.data.archives import Archive
+from regard.data.image_folder import ImageCollector
+from regard.data.images import Images, select_split
 from regard.data.plain_text import read_bytes
 
-IMAGES, LABELS = ("img", "image"), ("fine_label", "label")
-FINE = 100  # classes of CIFAR-100, whose labels have a name of their own
+IMAGE_COLUMNS, LABEL_COLUMNS = ("img", "image"), ("fine_label", "label")
+FINE_CLASSES = 100  # classes of CIFAR-100, whose label column is "fine_label"
 SHARD = re.compile(r"-(\d+)-of-(\d+)")
-POINTER = b"version https://git-lfs"
-AT_ONCE = 1024  # rows
+LFS_POINTER = b"version https://git-lfs"
+BATCH_ROWS = 1024  # rows
 
 
-def tables(bundle: Bundle) -> list[str]:
-    """The files of a bundle that are of this form, by their names."""
-    return [name for name in bundle if name.lower().endswith(".parquet")]
+def list_parquet_files(archive: Archive) -> list[str]:
+    """Names of the parquet files of an archive."""
+    return [name for name in archive if name.lower().endswith(".parquet")]
 
 
-def read_tables(bundle: Bundle, split: str = "train", size: tuple[int, int] | None = None) -> Images:
-    """All images of a split, from the files of a folder."""
-    chosen = of_split(bundle.place, tables(bundle), split)
-    _check_shards(bundle.place, chosen)
-    return read_files([bundle.place / name for name in chosen], size)
+def read_parquet(archive: Archive, split: str = "train", size: tuple[int, int] | None = None) -> Images:
+    """Read all images of a split from the files of a folder."""
+    chosen = select_split(archive.path, list_parquet_files(archive), split)
+    _check_shards(archive.path, chosen)
+    return read_parquet_files([archive.path / name for name in chosen], size)
 
 
-def read_files(files: Sequence[Path], size: tuple[int, int] | None = None) -> Images:
-    """The images of some files in a row. All have one size, unless `size` (height, width) is given to bring them to."""
-    pixels: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
-    labels: list[int] = []
-    first = ""
-    column, classes = LABELS[0], None
+def read_parquet_files(files: Sequence[Path], size: tuple[int, int] | None = None) -> Images:
+    """Read the images of several files, resized to `size` (height, width) if it is given."""
+    collector = ImageCollector(size)
+    column, classes = LABEL_COLUMNS[0], None
     for file in files:
-        table = _Table(file)
+        table = _ParquetReader(file)
         if file == files[0]:
             column, classes = table.label, table.classes
         if (table.label, table.classes) != (column, classes):
-            raise DataError(f"{file} has other classes than {files[0]}, so they are not parts of one set")
+            raise DataError(f"{file} has other classes than {files[0]}, so they are not parts of one data set")
         for row, (image, label) in enumerate(table.rows()):
             where = f"{file}, row {row}"
-            labels.append(_checked(where, label, column, classes))
-            found = pixels_of(where, _bytes(where, image, table.image), size)
-            first = first or where
-            if pixels and found.shape != pixels[0].shape:
-                raise DataError(
-                    f"{where} is {found.shape[0]} x {found.shape[1]}, but {first} is {pixels[0].shape[0]} x "
-                    f"{pixels[0].shape[1]} (height x width); {TO_ONE_SIZE}"
-                )
-            pixels.append(found)
-    stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
-    count = FINE if column == LABELS[0] else max(labels) + 1
-    return Images(stacked, torch.tensor(labels), classes or tuple(map(str, range(count))))
+            checked = _check_label(where, label, column, classes)
+            collector.add(where, _image_bytes(where, image, table.image), checked)
+    count = FINE_CLASSES if column == LABEL_COLUMNS[0] else max(collector.labels) + 1
+    return collector.images(classes or tuple(map(str, range(count))))
 
 
-class _Table:
-    """One file: which of its columns hold images and labels, and what the labels are called."""
+class _ParquetReader:
+    """One parquet file: its image and label columns, and its class names."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -75,27 +62,27 @@ class _Table:
             arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         except ImportError:
             raise ConfigError(
-                f"{file} is read by the package pyarrow, which is not installed: pip install pyarrow"
+                f"{file} needs the package pyarrow, which is not installed: pip install regard[parquet]"
             ) from None
         data = read_bytes(file)
-        if data.startswith(POINTER):
-            raise DataError(f"{file} is a pointer of git-lfs in place of the file; fetch the file: git lfs pull")
+        if data.startswith(LFS_POINTER):
+            raise DataError(f"{file} is a git-lfs pointer, not the file itself; fetch the file with `git lfs pull`")
         try:
             self._opened = parquet.ParquetFile(arrow.BufferReader(data), page_checksum_verification=True)
             schema = self._opened.schema_arrow
-        except Exception as error:  # the library raises errors of many kinds
-            raise DataError(f"{file} is damaged or no parquet file: {error}") from None
+        except Exception as error:  # pyarrow raises errors of many kinds
+            raise DataError(f"{file} is damaged or not a parquet file: {error}") from None
         if not self._opened.metadata.num_rows:
-            raise DataError(f"{file} has no rows; expected an image in each")
-        self.image = self._column(schema, IMAGES, "images")
-        self.label = self._column(schema, LABELS, "labels")
+            raise DataError(f"{file} has no rows")
+        self.image = self._column(schema, IMAGE_COLUMNS, "images")
+        self.label = self._column(schema, LABEL_COLUMNS, "labels")
         if not arrow.types.is_integer(schema.field(self.label).type):
-            raise DataError(f"{file}: {self.label!r} should be whole numbers, not {schema.field(self.label).type}")
+            raise DataError(f"{file}: {self.label!r} should be integers, not {schema.field(self.label).type}")
         self.classes = self._classes(schema.metadata or {})
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
-        """The image and the label of each row, as they are kept."""
-        batches = self._opened.iter_batches(AT_ONCE, columns=[self.image, self.label])
+        """The image and the label of each row, not decoded."""
+        batches = self._opened.iter_batches(BATCH_ROWS, columns=[self.image, self.label])
         row = 0
         while True:
             try:
@@ -103,7 +90,7 @@ class _Table:
                 if batch is None:
                     return
                 images, labels = (batch.column(name).to_pylist() for name in (self.image, self.label))
-            except Exception as error:  # the library raises errors of many kinds
+            except Exception as error:  # pyarrow raises errors of many kinds
                 raise DataError(f"{self.file} is damaged from row {row} on: {error}") from None
             row += len(labels)
             yield from zip(images, labels, strict=True)
@@ -118,26 +105,26 @@ class _Table:
         return there[0]
 
     def _classes(self, metadata: dict[bytes, bytes]) -> tuple[str, ...] | None:
-        """The names of classes, where the file tells them."""
+        """The class names in the metadata, if there are any."""
         if b"huggingface" not in metadata:
             return None
         try:
-            told = json.loads(metadata[b"huggingface"])["info"]["features"][self.label].get("names")
+            names = json.loads(metadata[b"huggingface"])["info"]["features"][self.label].get("names")
         except (ValueError, LookupError, TypeError, AttributeError):
             raise DataError(
                 f"{self.file}: the metadata 'huggingface' should be JSON with info.features.{self.label}"
             ) from None
-        if told is None:
+        if names is None:
             return None
-        if not isinstance(told, list) or not told or not all(isinstance(name, str) for name in told):
-            raise DataError(f"{self.file}: the names of classes should be a list of words, not {str(told)[:60]}")
-        return tuple(told)
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise DataError(f"{self.file}: the class names should be a list of strings, not {str(names)[:60]}")
+        return tuple(names)
 
 
-def _checked(where: str, label: Any, column: str, classes: tuple[str, ...] | None) -> int:
+def _check_label(where: str, label: Any, column: str, classes: tuple[str, ...] | None) -> int:
     if label is None:
         raise DataError(f"{where} has no {column}")
-    count = len(classes) if classes else FINE if column == LABELS[0] else None
+    count = len(classes) if classes else FINE_CLASSES if column == LABEL_COLUMNS[0] else None
     if label < 0 or (count is not None and label >= count):
         raise DataError(
             f"{where} has {column} {label}; expected {'0 or more' if count is None else f'0 to {count - 1}'}"
@@ -145,19 +132,20 @@ def _checked(where: str, label: Any, column: str, classes: tuple[str, ...] | Non
     return int(label)
 
 
-def _bytes(where: str, image: Any, column: str) -> bytes:
-    """The file of an image, which stands alone or beside its path."""
+def _image_bytes(where: str, image: Any, column: str) -> bytes:
+    """The bytes of an image, which are stored alone or with a path."""
     data = image.get("bytes") if isinstance(image, dict) else image
     if isinstance(data, bytes):
         return data
     path = image.get("path") if isinstance(image, dict) else None
     raise DataError(
-        f"{where} has no bytes in {column}" + (f", only the path {path!r}; keep images inside the file" if path else "")
+        f"{where} has no bytes in {column}"
+        + (f", only the path {path!r}; images must be stored in the parquet file" if path else "")
     )
 
 
-def _check_shards(place: Path, names: Sequence[str]) -> None:
-    """Raise where a numbered file is missing, or any is there twice."""
+def _check_shards(folder: Path, names: Sequence[str]) -> None:
+    """Raise if a numbered file is missing or duplicated."""
     numbered = {name: found for name in names if (found := SHARD.search(name))}
     if not numbered:
         return
@@ -165,6 +153,6 @@ def _check_shards(place: Path, names: Sequence[str]) -> None:
     there = sorted(int(found[1]) for found in numbered.values())
     if len(numbered) < len(names) or len(totals) > 1 or there != [*range(totals[0])]:
         raise DataError(
-            f"{place} has {', '.join(names)}; expected {' or '.join(map(str, totals))} files, numbered from 0 on, and "
+            f"{folder} has {', '.join(names)}; expected {' or '.join(map(str, totals))} files, numbered from 0, "
             "each once"
         )

@@ -1,8 +1,7 @@
-"""Pickles read as plain values, without running anything that they name.
+"""Safe loading of pickles that hold plain data: no code in the pickle is run.
 
-A pickle is a program: whoever loads one with Python's own `pickle` runs it. This reader knows the instructions that
-build dictionaries, lists, tuples, text, bytes and whole numbers, and numpy's way of writing arrays of bytes. Any other
-instruction is refused by name, before it does anything.
+Python's own `pickle` runs whatever a pickle names. This reader interprets the opcodes that build dictionaries, lists,
+tuples, strings, bytes, integers and numpy arrays of uint8. It refuses any other opcode by name.
 """
 
 import pickletools
@@ -13,8 +12,8 @@ import numpy as np
 
 from regard.base.errors import DataError
 
-# what may be named: how numpy writes an array, by its old and its new address, and how Python 2 bytes are written
-KNOWN = {
+# names that are allowed: those of pickled numpy arrays, in old and new versions, and of Python 2 bytes
+KNOWN_FUNCTIONS = {
     **{f"numpy.{core}.multiarray._reconstruct": "array" for core in ("core", "_core")},
     **{f"numpy.{core}.numeric._frombuffer": "frombuffer" for core in ("core", "_core")},
     "numpy.ndarray": "ndarray",
@@ -25,51 +24,51 @@ MARK = object()
 
 
 @dataclass(frozen=True)
-class Named:
-    """A function that a pickle names; it is never called."""
+class NamedFunction:
+    """A function named by a pickle; it is never called."""
 
     kind: str
 
 
 @dataclass
-class Array:
-    """An array on its way: numpy makes it empty first and fills it by a later instruction."""
+class PartialArray:
+    """An array under construction: a later opcode fills it."""
 
     values: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
 
 @dataclass
-class Dtype:
-    """The type of an array; only bytes are read."""
+class ByteDtype:
+    """The dtype uint8, the only one that is allowed."""
 
 
-def plain_pickle(where: str, data: bytes) -> Any:
-    """The value in a pickle, or an error that names the instruction which is not read; `where` names the file."""
+def load_plain_pickle(where: str, data: bytes) -> Any:
+    """Load a pickle of plain data; `where` names the file in errors."""
     stack: list[Any] = []
     memory: dict[int, Any] = {}
     name, position = "", 0
     try:
-        for opcode, argument, place in pickletools.genops(data):
-            name, position = opcode.name, place or 0
+        for opcode, argument, byte in pickletools.genops(data):
+            name, position = opcode.name, byte or 0
             if name == "STOP":
-                return _finished(stack.pop(), {})
-            _do(name, argument, stack, memory)
-    except _Refused as refusal:
+                return _finalize(stack.pop(), {})
+            _run_opcode(name, argument, stack, memory)
+    except _RefusedOpcodeError as refusal:
         raise DataError(
-            f"{where}: opcode {name} at byte {position} {refusal}; only plain dictionaries, lists, text, bytes, whole "
-            "numbers and uint8 arrays are read from a pickle"
+            f"{where}: opcode {name} at byte {position} {refusal}; a pickle may hold dictionaries, lists, strings, "
+            "bytes, integers and uint8 arrays only"
         ) from None
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{where} is damaged after opcode {name or 'none'} at byte {position}: {error}") from None
     raise DataError(f"{where} is damaged: it ends after opcode {name} at byte {position} without STOP")
 
 
-class _Refused(Exception):  # noqa: N818 (never leaves this file)
-    """What an instruction asks for is not plain data."""
+class _RefusedOpcodeError(Exception):
+    """An opcode that does not build plain data."""
 
 
-def _do(name: str, argument: Any, stack: list[Any], memory: dict[int, Any]) -> None:
-    """One instruction."""
+def _run_opcode(name: str, argument: Any, stack: list[Any], memory: dict[int, Any]) -> None:
+    """Run one opcode."""
     match name:
         case "PROTO" | "FRAME":
             pass
@@ -90,7 +89,7 @@ def _do(name: str, argument: Any, stack: list[Any], memory: dict[int, Any]) -> N
         case "BINBYTES" | "SHORT_BINBYTES" | "BINBYTES8" | "BYTEARRAY8":
             stack.append(bytes(argument))
         case "STRING" | "BINSTRING" | "SHORT_BINSTRING":
-            stack.append(argument.encode("latin-1"))  # the text of Python 2 is bytes
+            stack.append(argument.encode("latin-1"))  # Python 2 strings are bytes
         case "PUT" | "BINPUT" | "LONG_BINPUT":
             memory[int(argument)] = stack[-1]
         case "MEMOIZE":
@@ -99,115 +98,115 @@ def _do(name: str, argument: Any, stack: list[Any], memory: dict[int, Any]) -> N
             stack.append(memory[int(argument)])
         case "APPEND":
             item = stack.pop()
-            _of(stack[-1], list).append(item)
+            _check_type(stack[-1], list).append(item)
         case "APPENDS":
-            items = _marked(stack)
-            _of(stack[-1], list).extend(items)
+            items = _pop_to_mark(stack)
+            _check_type(stack[-1], list).extend(items)
         case "SETITEM":
             value, key = stack.pop(), stack.pop()
-            _of(stack[-1], dict)[key] = value
+            _check_type(stack[-1], dict)[key] = value
         case "SETITEMS":
-            items = _marked(stack)
-            _of(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
+            items = _pop_to_mark(stack)
+            _check_type(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
         case "DICT":
-            items = _marked(stack)
+            items = _pop_to_mark(stack)
             stack.append(dict(zip(items[::2], items[1::2], strict=True)))
         case "LIST":
-            stack.append(_marked(stack))
+            stack.append(_pop_to_mark(stack))
         case "TUPLE":
-            stack.append(tuple(_marked(stack)))
+            stack.append(tuple(_pop_to_mark(stack)))
         case "TUPLE1" | "TUPLE2" | "TUPLE3":
             count = int(name[-1])
             if len(stack) < count:
-                raise ValueError("nothing to take a tuple from")
+                raise ValueError("the stack is too short for a tuple")
             stack[-count:] = [tuple(stack[-count:])]
         case "GLOBAL":
-            stack.append(_named(argument.replace(" ", ".")))
+            stack.append(_resolve_name(argument.replace(" ", ".")))
         case "STACK_GLOBAL":
             attribute, module = stack.pop(), stack.pop()
-            stack.append(_named(f"{module}.{attribute}"))
+            stack.append(_resolve_name(f"{module}.{attribute}"))
         case "REDUCE":
             arguments, function = stack.pop(), stack.pop()
-            stack.append(_made(function, arguments))
+            stack.append(_call_known_function(function, arguments))
         case "BUILD":
             state = stack.pop()
-            _fill(stack[-1], state)
+            _build_state(stack[-1], state)
         case _:
-            raise _Refused("is not read")
+            raise _RefusedOpcodeError("is not supported")
 
 
-def _named(path: str) -> Named:
-    if path not in KNOWN:
-        raise _Refused(f"names {path}, which could run code")
-    return Named(KNOWN[path])
+def _resolve_name(path: str) -> NamedFunction:
+    if path not in KNOWN_FUNCTIONS:
+        raise _RefusedOpcodeError(f"names {path}, which could run code")
+    return NamedFunction(KNOWN_FUNCTIONS[path])
 
 
-def _made(function: Any, arguments: Any) -> Any:
-    """What a call of one of the few known functions would give, made here."""
-    kind = function.kind if isinstance(function, Named) else None
+def _call_known_function(function: Any, arguments: Any) -> Any:
+    """The result of one of the known functions, computed here instead of by calling it."""
+    kind = function.kind if isinstance(function, NamedFunction) else None
     match kind, arguments:
         case "encode", (str(text), "latin1" | "latin-1"):
             return text.encode("latin-1")
         case "dtype", ("u1" | b"u1", *_):
-            return Dtype()
+            return ByteDtype()
         case "dtype", (kind_of_number, *_):
-            raise _Refused(f"makes an array of {kind_of_number!r}")
-        case "array", (Named("ndarray"), *_):
-            return Array()
-        case "frombuffer", (bytes(buffer), Dtype(), tuple(shape), "C"):
-            return Array(_shaped(buffer, shape))
-    raise _Refused("calls something that is no array of bytes")
+            raise _RefusedOpcodeError(f"makes an array of {kind_of_number!r}")
+        case "array", (NamedFunction("ndarray"), *_):
+            return PartialArray()
+        case "frombuffer", (bytes(buffer), ByteDtype(), tuple(shape), "C"):
+            return PartialArray(_reshape_bytes(buffer, shape))
+    raise _RefusedOpcodeError("calls a function that is not allowed")
 
 
-def _fill(made: Any, state: Any) -> None:
-    match made, state:
-        case Dtype(), tuple():
-            return  # byte order and the like, which single bytes do not have
-        case Array(), (int(), tuple(shape), Dtype(), False | 0, bytes(buffer)):
-            made.values = _shaped(buffer, shape)
+def _build_state(target: Any, state: Any) -> None:
+    match target, state:
+        case ByteDtype(), tuple():
+            return  # byte order and the like, which do not matter for uint8
+        case PartialArray(), (int(), tuple(shape), ByteDtype(), False | 0, bytes(buffer)):
+            target.values = _reshape_bytes(buffer, shape)
             return
-    raise _Refused("fills something that is no array of bytes in rows")
+    raise _RefusedOpcodeError("builds something other than a C-ordered uint8 array")
 
 
-def _shaped(buffer: bytes, shape: tuple[Any, ...]) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+def _reshape_bytes(buffer: bytes, shape: tuple[Any, ...]) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     if any(not isinstance(size, int) or size < 0 for size in shape):
         raise ValueError(f"an array cannot have the shape {shape}")
     return np.frombuffer(buffer, dtype=np.uint8).reshape(shape)
 
 
-def _marked(stack: list[Any]) -> list[Any]:
-    """What was put on the stack since the last mark, taken off with it."""
-    place = len(stack) - 1
-    while stack[place] is not MARK:
-        place -= 1
-        if place < 0:
-            raise ValueError("no mark was set")
-    items = stack[place + 1 :]
-    del stack[place:]
+def _pop_to_mark(stack: list[Any]) -> list[Any]:
+    """Pop all values above the last mark, and the mark."""
+    index = len(stack) - 1
+    while stack[index] is not MARK:
+        index -= 1
+        if index < 0:
+            raise ValueError("there is no mark")
+    items = stack[index + 1 :]
+    del stack[index:]
     return items
 
 
-def _of(value: Any, kind: type) -> Any:
+def _check_type(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise ValueError(f"expected a {kind.__name__}, found a {type(value).__name__}")
     return value
 
 
-def _finished(value: Any, done: dict[int, Any]) -> Any:
-    """The value with its arrays in place of what held them; `done` are parts met before, which stay shared."""
+def _finalize(value: Any, done: dict[int, Any]) -> Any:
+    """Replace partial arrays by arrays in a value; `done` has the parts already converted, which stay shared."""
     if id(value) in done:
         return done[id(value)]
-    if isinstance(value, Array):
+    if isinstance(value, PartialArray):
         if value.values is None:
-            raise ValueError("an array was never filled")
+            raise ValueError("an array is not filled")
         return value.values
-    if isinstance(value, Named | Dtype) or value is MARK:
-        raise ValueError("it holds something that is no value")
+    if isinstance(value, NamedFunction | ByteDtype) or value is MARK:
+        raise ValueError("it holds something that is not a value")
     if not isinstance(value, dict | list | tuple):
         return value
     if isinstance(value, dict):
-        made: Any = {_finished(key, done): _finished(item, done) for key, item in value.items()}
+        result: Any = {_finalize(key, done): _finalize(item, done) for key, item in value.items()}
     else:
-        made = type(value)(_finished(item, done) for item in value)
-    done[id(value)] = made
-    return made
+        result = type(value)(_finalize(item, done) for item in value)
+    done[id(value)] = result
+    return result

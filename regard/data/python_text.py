@@ -1,20 +1,20 @@
-"""The text that comes with Python: what its own help says of the language, as one text to read.
+"""The built-in text: the topics of Python's help.
 
-About half a million characters of English about Python, in every installation and on no network. They are written by
-the authors of Python's documentation, under the Python Software Foundation License; they are read where they lie and
-not passed on. Another version of Python has a somewhat different text.
+About half a million characters of English, part of every Python installation. They are written by the authors of
+Python's documentation, under the Python Software Foundation License; they are read from the installation and not
+redistributed. The text differs slightly between versions of Python.
 """
 
 from regard.base.errors import DataError
 
 
 def python_text() -> str:
-    """All topics of Python's help in the order of their names, each under its name."""
+    """All topics of Python's help, sorted by name, each with its name as a heading."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
         raise DataError(
-            "this Python came without pydoc_data, the text of its help; install the whole standard library, or read "
-            "a text of your own with read_text(path)"
+            "this Python has no pydoc_data, the text of its help; install the complete standard library, or read "
+            "another text with read_text(path)"
         ) from None
     return "\n\n".join(f"{name}\n\n{topics[name].strip()}" for name in sorted(topics)) + "\n"

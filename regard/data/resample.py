@@ -1,4 +1,4 @@
-"""Sound at another rate: a windowed sinc, evaluated where the new samples stand."""
+"""Resampling of sounds to another sample rate, by a windowed sinc filter."""
 
 import math
 
@@ -9,14 +9,17 @@ from torch.nn.functional import conv1d, pad
 
 from regard.base.validation import check_integer
 
-ZEROS = 24  # crossings of the sinc on each side: more are sharper
-KEPT = 0.95  # of the band below half the lower rate; the window needs the rest to fall off
+ZERO_CROSSINGS = 24  # of the sinc on each side: more make the filter sharper
+PASSBAND = 0.95  # share of the band below half the lower rate; the window needs the rest to fall off
 
 
 def resample(sound: Float[Tensor, "*b n"], rate: int, to: int) -> Float[Tensor, "*b m"]:
-    """The sound at the rate `to`: sample i of the result stands at i / to seconds.
+    """Resample a sound from sample rate `rate` to sample rate `to`.
 
-    Pitches above half of either rate go; those just below it, about a twentieth of the band, grow weaker.
+    Frequencies above half of either rate are removed; those in the last twentieth below it are attenuated.
+
+    >>> resample(torch.zeros(8000), rate=8000, to=16000).shape
+    torch.Size([16000])
     """
     rate, to = check_integer("resample(rate)", rate, 1), check_integer("resample(to)", to, 1)
     if rate == to:
@@ -24,11 +27,11 @@ def resample(sound: Float[Tensor, "*b n"], rate: int, to: int) -> Float[Tensor, 
     common = math.gcd(rate, to)
     down, up = rate // common, to // common
     n = sound.shape[-1]
-    cut = KEPT * min(1.0, up / down)  # the share of the old band that stays
-    reach = math.ceil(ZEROS / cut)
-    # `up` new samples fall on every `down` old ones, always at the same distances: one filter for each
-    places = torch.arange(up, dtype=torch.float64)[:, None] * down / up
-    distance = places - torch.arange(-reach, reach + down, dtype=torch.float64)
+    cut = PASSBAND * min(1.0, up / down)  # share of the old band that is kept
+    reach = math.ceil(ZERO_CROSSINGS / cut)
+    # every `down` old samples give `up` new ones, always at the same distances: one filter for each
+    positions = torch.arange(up, dtype=torch.float64)[:, None] * down / up
+    distance = positions - torch.arange(-reach, reach + down, dtype=torch.float64)
     window = torch.cos(distance / reach * math.pi / 2).square().where(distance.abs() < reach, torch.zeros(()).double())
     filters = cut * torch.sinc(cut * distance) * window
     rows = sound.reshape(-1, 1, n)

@@ -1,6 +1,6 @@
-"""The order of records: which ones a step sees is a function of the seed and the step alone.
+"""Samplers: the records of a batch are a function of the seed and the step only.
 
-So a run's position in its data is its step number, and nothing else has to be saved to go on where it stopped.
+The position of a run in its data is its step number, so a run resumes without saving any state of the sampler.
 """
 
 import hashlib
@@ -16,66 +16,78 @@ from regard.base.validation import check_integer
 
 
 def sampler_generator(seed: int, step: int, *names: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for one use in one step: `generator(seed, step, "crop")` draws the same whatever was drawn before."""
+    """A random generator for one use in one step, such as `sampler_generator(seed, step, "crop")`."""
     key = hashlib.blake2b(repr((int(seed), int(step), names)).encode(), digest_size=8).digest()
     return seeds.make_generator(int.from_bytes(key, "little") >> 1, device)  # torch takes 63 bits without a sign
 
 
+def random_index(size: int, generator: torch.Generator) -> int:
+    """A random integer from 0 to size - 1."""
+    return int(torch.randint(size, (), generator=generator))
+
+
 @dataclass(frozen=True)
 class ShuffledOrder:
-    """Batches of record numbers without end: each pass is a fresh permutation, and batches run on across passes.
+    """Endless batches of record numbers: each epoch is a new permutation, and batches continue across epochs.
 
-    Every record comes exactly once in a pass, also where the batch does not divide the number of records.
+    Every record comes exactly once in an epoch, even if the batch size does not divide the number of records.
+
+    size   number of records
+    batch  records in a batch
+
+    >>> ShuffledOrder(size=5, batch=2, seed=0).at(step=3).shape
+    torch.Size([2])
     """
 
     size: int
     batch: int
     seed: int = 0
-    _passes: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cached: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_integer("ShuffledOrder(size)", self.size, 1, "records")
         check_integer("ShuffledOrder(batch)", self.batch, 1, "records")
 
     def at(self, step: int) -> Int64[Tensor, "batch"]:
-        """The records of one step; steps count from 0."""
+        """The record numbers of one step; steps count from 0."""
         step = check_integer("ShuffledOrder.at(step)", step, 0)
-        place, stop = step * self.batch, (step + 1) * self.batch
+        position, stop = step * self.batch, (step + 1) * self.batch
         parts = []
-        while place < stop:
-            turn, start = divmod(place, self.size)
-            parts.append(self._pass(turn)[start : start + stop - place])
-            place += len(parts[-1])
+        while position < stop:
+            epoch, start = divmod(position, self.size)
+            parts.append(self._permutation(epoch)[start : start + stop - position])
+            position += len(parts[-1])
         return torch.cat(parts)
 
-    def part(self, rank: int, of: int) -> "Part":
-        """The share of one of several processes; all shares, in the order of ranks, are the batch of one process."""
+    def part(self, rank: int, of: int) -> "BatchShard":
+        """The share of one of `of` processes; the shares of all ranks concatenate to the batch of one process."""
         of = check_integer("ShuffledOrder.part(of)", of, 1, "processes")
         if not check_integer("ShuffledOrder.part(rank)", rank, 0) < of:
-            raise ConfigError(f"rank {rank} is none of {of} processes, which count from 0")
+            raise ConfigError(f"rank {rank} is not one of {of} processes, which count from 0")
         if self.batch % of:
             raise ConfigError(
-                f"a batch of {self.batch} has no {of} equal shares, and the mean of unequal shares is not that of the "
-                f"batch; use a multiple of {of}, such as {self.batch + -self.batch % of}"
+                f"a batch of {self.batch} cannot be split into {of} equal shares; use a multiple of {of}, such as "
+                f"{self.batch + -self.batch % of}"
             )
-        return Part(self, rank, of)
+        return BatchShard(self, rank, of)
 
-    def _pass(self, turn: int) -> Int64[Tensor, "size"]:
-        """The permutation of one pass. Only the last one asked for is kept."""
-        if turn not in self._passes:
-            self._passes.clear()
-            self._passes[turn] = torch.randperm(self.size, generator=sampler_generator(self.seed, turn, "order"))
-        return self._passes[turn]
+    def _permutation(self, epoch: int) -> Int64[Tensor, "size"]:
+        """The permutation of one epoch. Only the last one is cached."""
+        if epoch not in self._cached:
+            self._cached.clear()
+            self._cached[epoch] = torch.randperm(self.size, generator=sampler_generator(self.seed, epoch, "order"))
+        return self._cached[epoch]
 
 
 @dataclass(frozen=True)
 class LengthBuckets(ShuffledOrder):
-    """Batches of records of like length, so that little of them is filled up.
+    """Batches of records of similar length (bucketing), so that there is little padding.
 
-    The records of `pool` batches of an Order are sorted together and cut into batches, which come in any order. No more
-    are taken than a pass has: else the same records would meet in a batch.
+    The records of `pool` shuffled batches, at most one epoch, are sorted by length and split into batches, which come
+    in random order.
 
-    lengths  of all the records
+    lengths  lengths of all records
+    pool     batches that are sorted together
     """
 
     lengths: Int64[Tensor, "size"] = field(kw_only=True, repr=False, compare=False)
@@ -89,7 +101,7 @@ class LengthBuckets(ShuffledOrder):
             raise ConfigError(f"lengths is {tuple(self.lengths.shape)}, but there are {self.size} records")
 
     def at(self, step: int) -> Int64[Tensor, "batch"]:
-        """The records of one step; steps count from 0."""
+        """The record numbers of one step; steps count from 0."""
         size = min(self.pool, self.size // self.batch)
         if size <= 1:
             return super().at(step)
@@ -97,14 +109,14 @@ class LengthBuckets(ShuffledOrder):
         if pool not in self._pools:
             self._pools.clear()
             records = torch.cat([super(LengthBuckets, self).at(each) for each in range(pool * size, (pool + 1) * size)])
-            # stable, so that the same records come in the same order everywhere
+            # a stable sort gives the same order on every machine
             batches = records[self.lengths[records].argsort(stable=True)].view(size, self.batch)
             self._pools[pool] = batches[torch.randperm(size, generator=sampler_generator(self.seed, pool, "alike"))]
         return self._pools[pool][number]
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchShard:
     """One process's share of each batch."""
 
     order: ShuffledOrder
@@ -113,8 +125,9 @@ class Part:
 
     @property
     def batch(self) -> int:
+        """Records of this process in a batch."""
         return self.order.batch // self.of
 
     def at(self, step: int) -> Int64[Tensor, "batch"]:
-        """The records of one step that are this process's."""
+        """The record numbers of this process in one step."""
         return self.order.at(step)[self.rank * self.batch : (self.rank + 1) * self.batch]

@@ -1,4 +1,4 @@
-"""Splits: record numbers dealt out at random into parts that share none."""
+"""Random splits of a data set."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,17 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 
 
-def split(size: int, held: Sequence[int], seed: int = 0) -> tuple[Int64[Tensor, "_"], ...]:
-    """Numbers 0 .. size - 1 in parts, each in ascending order: first all that remain, then one part for each of `held`.
+def random_split(size: int, held_out: Sequence[int], seed: int = 0) -> tuple[Int64[Tensor, "_"], ...]:
+    """Split the indices 0 .. size - 1 at random into disjoint parts, each in ascending order.
 
-    `split(50_000, [5_000])` gives 45,000 records to train on and 5,000 to validate with.
+    size      number of records
+    held_out  sizes of all parts but the first, which has the rest
+
+    >>> [len(part) for part in random_split(50_000, [5_000])]
+    [45000, 5000]
     """
-    check_integer("split(size)", size, 1, "records")
-    parts = [check_integer("split(held)", count, 0, "records") for count in held]
+    check_integer("random_split(size)", size, 1, "records")
+    parts = [check_integer("random_split(held_out)", count, 0, "records") for count in held_out]
     if sum(parts) > size:
         raise ConfigError(f"{' + '.join(map(str, parts))} records cannot be held out of {size}")
     shuffled = torch.randperm(size, generator=make_generator(seed))

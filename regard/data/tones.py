@@ -1,7 +1,7 @@
-"""The built-in sounds: strings of digits dialled on a telephone.
+"""The built-in sounds: strings of digits as telephone tones (DTMF).
 
-Each digit is two tones at once, one for its row of the keys and one for its column (ITU-T Q.23); their length, their
-loudness and the pauses between them vary, and noise is added. Some strings, the quiet ones, have long silences too.
+Each digit is a pair of tones, one for its row of keys and one for its column (ITU-T Q.23). Their length, loudness and
+the pauses between them vary, and noise is added. Some strings have long silences.
 """
 
 import math
@@ -16,7 +16,7 @@ from regard.data.sampler import sampler_generator
 
 ROWS, COLUMNS = (697, 770, 852, 941), (1209, 1336, 1477)  # hertz
 KEYS = ("123", "456", "789", " 0 ")
-PITCHES = {
+DTMF_FREQUENCIES = {
     int(key): (ROWS[row], COLUMNS[column])
     for row, keys in enumerate(KEYS)
     for column, key in enumerate(keys)
@@ -24,7 +24,7 @@ PITCHES = {
 }
 TONE, PAUSE = (0.06, 0.16), (0.04, 0.12)  # seconds: shortest and longest
 LOUDNESS = (0.1, 0.4)  # of each tone
-FAINTEST = 1e-3  # of the noise there is, in a quiet string
+MIN_NOISE_SHARE = 1e-3  # of the usual noise, in a string with long silences
 
 
 def tones(
@@ -32,97 +32,104 @@ def tones(
     length: tuple[int, int] = (3, 7),
     *,
     seed: int = 0,
-    rate: int = 8000,
+    sample_rate: int = 8000,
     noise: float = 0.05,
-    quiet: float = 0.0,
-    seconds: float = 2.2,
+    silence_share: float = 0.0,
+    max_seconds: float = 2.2,
 ) -> DigitStrings:
-    """Strings of `length` (fewest, most) digits, both drawn evenly. String i is the same however many are made.
+    """Generate `count` digit strings. String i does not depend on the count.
 
-    noise    how far the noise spreads, beside tones of 0.1 to 0.4
-    quiet    share of the strings that have long silences before, between or after digits, and less noise or none
-    seconds  how long silences may make these strings; one that is longer without them gets none
+    length         minimum and maximum number of digits
+    noise          standard deviation of the noise, beside tones of 0.1 to 0.4
+    silence_share  share of the strings with long silences before, between or after digits, and less noise or none
+    max_seconds    maximum length of these strings; a string that is longer without silences gets none
+
+    >>> len(tones(3))
+    3
     """
     fewest, most = check_length(length)
     check_integer("tones(count)", count, 1, "strings")
-    if check_integer("tones(rate)", rate, 1) < 2 * max(COLUMNS):
-        raise ConfigError(f"rate={rate} is too low for tones of {max(COLUMNS)} hertz; use at least {2 * max(COLUMNS)}")
+    if check_integer("tones(sample_rate)", sample_rate, 1) < 2 * max(COLUMNS):
+        raise ConfigError(
+            f"sample_rate={sample_rate} is too low for tones of {max(COLUMNS)} hertz; use at least {2 * max(COLUMNS)}"
+        )
     if not 0 <= check_number("tones(noise)", noise) < math.inf:
         raise ConfigError(f"noise={noise} must be 0 or more")
-    check_silence(quiet)
-    if not 0 < check_number("tones(seconds)", seconds) < math.inf:
-        raise ConfigError(f"seconds={seconds} must be more than 0")
-    room = round(seconds * rate)
+    check_silence_share(silence_share)
+    if not 0 < check_number("tones(max_seconds)", max_seconds) < math.inf:
+        raise ConfigError(f"max_seconds={max_seconds} must be more than 0")
+    room = round(max_seconds * sample_rate)
     sounds, labels = [], []
     for number in range(count):
         draw = sampler_generator(seed, number, "tones")
         string = torch.randint(10, (int(torch.randint(fewest, most + 1, (), generator=draw)),), generator=draw)
-        parts = [_silence(rate, draw)]
+        parts = [_make_silence(sample_rate, draw)]
         for digit in string.tolist():
-            parts += [_tone(digit, rate, draw), _silence(rate, draw)]
-        still = sampler_generator(seed, number, "quiet")  # its own, so that the other strings do not depend on it
-        stilled = _between((0, 1), still) < quiet
-        own = _faint(noise, still) if stilled else noise
-        spread = [own] * len(parts)
-        if stilled:
-            for gap, samples in long_silences(len(string) + 1, room - sum(map(len, parts)), still):
+            parts += [_make_tone(digit, sample_rate, draw), _make_silence(sample_rate, draw)]
+        silence_draw = sampler_generator(seed, number, "quiet")  # its own, so that other strings do not change
+        silent = _uniform((0, 1), silence_draw) < silence_share
+        level = _sample_noise_level(noise, silence_draw) if silent else noise
+        levels = [level] * len(parts)
+        if silent:
+            for gap, samples in sample_long_silences(len(string) + 1, room - sum(map(len, parts)), silence_draw):
                 parts.insert(2 * gap, torch.zeros(samples))
-                spread.insert(2 * gap, own if _between((0, 1), still) < 0.5 else _faint(noise, still))
+                same = _uniform((0, 1), silence_draw) < 0.5
+                levels.insert(2 * gap, level if same else _sample_noise_level(noise, silence_draw))
         clean = torch.cat(parts)
-        levels = torch.cat([torch.full((len(part),), level) for part, level in zip(parts, spread, strict=True)])
-        sounds.append((clean + levels * torch.randn(len(clean), generator=draw)).clamp(-1, 1))
+        spread = torch.cat([torch.full((len(part),), each) for part, each in zip(parts, levels, strict=True)])
+        sounds.append((clean + spread * torch.randn(len(clean), generator=draw)).clamp(-1, 1))
         labels.append(string)
-    return DigitStrings(tuple(sounds), tuple(labels), rate)
+    return DigitStrings(tuple(sounds), tuple(labels), sample_rate)
 
 
 def check_length(length: tuple[int, int]) -> tuple[int, int]:
-    """The fewest and most digits of a string."""
+    """Check the minimum and maximum number of digits of a string."""
     fewest, most = length
-    if check_integer("length (most)", most, 1, "digits") < check_integer("length (fewest)", fewest, 1, "digits"):
-        raise ConfigError(f"length=({fewest}, {most}) has the fewest and the most digits; most must not be smaller")
+    if check_integer("length (maximum)", most, 1, "digits") < check_integer("length (minimum)", fewest, 1, "digits"):
+        raise ConfigError(f"length=({fewest}, {most}) is the minimum and maximum number of digits, in this order")
     return fewest, most
 
 
-def check_silence(quiet: float) -> float:
-    """The share of strings that have long silences."""
-    if not 0 <= check_number("quiet", quiet) <= 1:
-        raise ConfigError(f"quiet is a share of the strings, from 0 to 1, not {quiet}")
-    return quiet
+def check_silence_share(silence_share: float) -> float:
+    """Check the share of strings with long silences."""
+    if not 0 <= check_number("silence_share", silence_share) <= 1:
+        raise ConfigError(f"silence_share is a share of the strings, from 0 to 1, not {silence_share}")
+    return silence_share
 
 
-def long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[tuple[int, int]]:
-    """One or two of the gaps before, between and after digits, the last first, and the samples of silence for each.
+def sample_long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[tuple[int, int]]:
+    """Choose one or two of the gaps before, between and after digits, last first, and samples of silence for each.
 
-    Together they take half to all of the samples to spare, if there are any.
+    Together the silences take between half and all of the spare samples.
     """
-    chosen = sorted(torch.randperm(gaps, generator=draw)[: 1 + int(_between((0, 2), draw))].tolist(), reverse=True)
-    samples = int(_between((0.5, 1), draw) * max(spare, 0))
-    first = samples if len(chosen) == 1 else int(_between((0, 1), draw) * samples)
+    chosen = sorted(torch.randperm(gaps, generator=draw)[: 1 + int(_uniform((0, 2), draw))].tolist(), reverse=True)
+    samples = int(_uniform((0.5, 1), draw) * max(spare, 0))
+    first = samples if len(chosen) == 1 else int(_uniform((0, 1), draw) * samples)
     return list(zip(chosen, (first, samples - first), strict=False))
 
 
-def _faint(noise: float, draw: torch.Generator) -> float:
-    """None one time in three; else between the faintest noise and all of it, evenly in decibels."""
-    share = _between((-0.5, 1), draw)
-    return 0.0 if share < 0 else noise * FAINTEST**share
+def _sample_noise_level(noise: float, draw: torch.Generator) -> float:
+    """0 with probability 1/3, otherwise between the lowest level and `noise`, uniform in decibels."""
+    share = _uniform((-0.5, 1), draw)
+    return 0.0 if share < 0 else noise * MIN_NOISE_SHARE**share
 
 
-def _tone(digit: int, rate: int, draw: torch.Generator) -> Tensor:
-    times = torch.arange(_samples(TONE, rate, draw), dtype=torch.float64) / rate
+def _make_tone(digit: int, sample_rate: int, draw: torch.Generator) -> Tensor:
+    times = torch.arange(_samples(TONE, sample_rate, draw), dtype=torch.float64) / sample_rate
     waves = [
-        _between(LOUDNESS, draw) * torch.sin(2 * math.pi * (pitch * times + _between((0, 1), draw)))
-        for pitch in PITCHES[digit]
+        _uniform(LOUDNESS, draw) * torch.sin(2 * math.pi * (frequency * times + _uniform((0, 1), draw)))
+        for frequency in DTMF_FREQUENCIES[digit]
     ]
     return torch.stack(waves).sum(0).float()
 
 
-def _silence(rate: int, draw: torch.Generator) -> Tensor:
-    return torch.zeros(_samples(PAUSE, rate, draw))
+def _make_silence(sample_rate: int, draw: torch.Generator) -> Tensor:
+    return torch.zeros(_samples(PAUSE, sample_rate, draw))
 
 
-def _samples(seconds: tuple[float, float], rate: int, draw: torch.Generator) -> int:
-    return round(_between(seconds, draw) * rate)
+def _samples(seconds: tuple[float, float], sample_rate: int, draw: torch.Generator) -> int:
+    return round(_uniform(seconds, draw) * sample_rate)
 
 
-def _between(ends: tuple[float, float], draw: torch.Generator) -> float:
-    return ends[0] + (ends[1] - ends[0]) * float(torch.rand((), generator=draw, dtype=torch.float64))
+def _uniform(bounds: tuple[float, float], draw: torch.Generator) -> float:
+    return bounds[0] + (bounds[1] - bounds[0]) * float(torch.rand((), generator=draw, dtype=torch.float64))

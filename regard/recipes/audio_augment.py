@@ -1,7 +1,6 @@
-"""Changes of sounds that leave what they say: functions on a whole batch, on the device it lies on.
+"""Audio augmentation of a batch on its device: speed, gain, noise and SpecAugment masks.
 
-What is drawn at random comes in as tensors, so that a change is a function of what it is given, and a sound is changed
-alike in the whole batch and in a share of it.
+Random numbers come in as tensors, so that a sound is augmented alike in the whole batch and in a share of it.
 """
 
 from dataclasses import dataclass
@@ -14,117 +13,123 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import hash_integers
 from regard.base.validation import check_integer, check_number
 
-DRAWS = 4  # numbers that decide how one string varies, before its masks
+DRAWS = 4  # random numbers for each sound, before those of its masks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variation:
-    """How far a string may be changed each time it is heard in training.
+class AudioAugmentation:
+    """Strength of the augmentation in training.
 
-    speed      slower or faster by up to this share, pitch and all (Ko et al. 2015)
-    gain       louder or softer by up to so many decibels
-    noise      least and most decibels that a string stands above noise; None adds none
-    masks      stretches of time, and as many bands of pitch, that are hidden
-    stretch    the longest stretch, in frames
-    band       the widest band
+    speed      maximum relative change of speed, which changes the pitch too (Ko et al. 2015)
+    gain_db    maximum change of loudness in decibels
+    snr_db     minimum and maximum signal-to-noise ratio of added noise in decibels; None adds none
+    masks      number of time masks, and of mel masks (SpecAugment)
+    time_mask  maximum frames of a time mask
+    mel_mask   maximum bands of a mel mask
     """
 
     speed: float = 0.0
-    gain: float = 0.0
-    noise: tuple[float, float] | None = None
+    gain_db: float = 0.0
+    snr_db: tuple[float, float] | None = None
     masks: int = 0
-    stretch: int = 10
-    band: int = 6
+    time_mask: int = 10
+    mel_mask: int = 6
 
     def __post_init__(self) -> None:
         if not 0 <= check_number("speed", self.speed) < 1:
-            raise ConfigError(f"speed is a share of the time, from 0 to below 1, not {self.speed}")
-        if check_number("gain", self.gain) < 0:
-            raise ConfigError(f"gain is a number of decibels, 0 or more, not {self.gain}")
-        if self.noise is not None and check_number("noise (least)", self.noise[0]) > check_number(
-            "noise", self.noise[1]
-        ):
-            raise ConfigError(f"noise={self.noise} has the least and the most decibels; most must not be smaller")
-        check_integer("masks", self.masks, 0, "stretches and bands")
-        check_integer("stretch", self.stretch, 1, "frames")
-        check_integer("band", self.band, 1, "bands of pitch")
+            raise ConfigError(f"speed is a relative change, from 0 to below 1, not {self.speed}")
+        if check_number("gain_db", self.gain_db) < 0:
+            raise ConfigError(f"gain_db is a number of decibels, 0 or more, not {self.gain_db}")
+        if self.snr_db is not None:
+            least, most = (check_number("snr_db", each) for each in self.snr_db)
+            if least > most:
+                raise ConfigError(f"snr_db={self.snr_db} is the minimum and maximum in decibels, in this order")
+        check_integer("masks", self.masks, 0)
+        check_integer("time_mask", self.time_mask, 1, "frames")
+        check_integer("mel_mask", self.mel_mask, 1, "bands")
 
 
-def varied(
+def augment_audio(
     sounds: Float[Tensor, "b n"],
     samples: Int[Tensor, "b"],
     draws: Float[Tensor, "b k"],
     seeds: Int[Tensor, "b"],
-    variation: Variation,
+    augmentation: AudioAugmentation,
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b"]]:
-    """Strings faster or slower, louder or softer, and with noise, as the draws of each say; and how long they are."""
-    between = 2 * draws - 1
-    if variation.speed:
-        sounds, samples = sped(sounds, samples, 1 + variation.speed * between[:, 0])
-    if variation.noise is not None:
-        least, most = variation.noise
-        decibels = least + (most - least) * draws[:, 1]
-        sounds = sounds + noise(sounds, samples, decibels, 0.9 * between[:, 2], seeds)
-    return sounds * 10 ** (variation.gain / 20 * between[:, 3:4]), samples
+    """Change speed and loudness and add noise. Returns the sounds and their lengths.
+
+    samples  length of each sound
+    draws    uniform random numbers from 0 to 1
+    seeds    seed of the noise of each sound
+    """
+    signed = 2 * draws - 1
+    if augmentation.speed:
+        sounds, samples = change_speed(sounds, samples, 1 + augmentation.speed * signed[:, 0])
+    if augmentation.snr_db is not None:
+        least, most = augmentation.snr_db
+        snr = least + (most - least) * draws[:, 1]
+        sounds = sounds + make_noise(sounds, samples, snr, 0.9 * signed[:, 2], seeds)
+    return sounds * 10 ** (augmentation.gain_db / 20 * signed[:, 3:4]), samples
 
 
-def sped(
+def change_speed(
     sounds: Float[Tensor, "b n"], samples: Int[Tensor, "b"], speed: Float[Tensor, "b"]
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b"]]:
-    """Each sound at its own speed, between samples on the line from one to the next."""
-    places = torch.arange(sounds.shape[1], device=sounds.device) * speed.double()[:, None]
-    before = places.long().clamp(max=sounds.shape[1] - 2)
-    share = (places - before).to(sounds.dtype)
-    samples = ((samples - 1) / speed.double()).long() + 1  # the last one stands at or before the old last one
+    """Each sound at its own speed, by linear interpolation."""
+    positions = torch.arange(sounds.shape[1], device=sounds.device) * speed.double()[:, None]
+    before = positions.long().clamp(max=sounds.shape[1] - 2)
+    share = (positions - before).to(sounds.dtype)
+    samples = ((samples - 1) / speed.double()).long() + 1  # the last one is at or before the old last one
     between = torch.lerp(sounds.gather(1, before), sounds.gather(1, before + 1), share)
-    return between * _inside(samples, sounds.shape[1]), samples
+    return between * _sample_mask(samples, sounds.shape[1]), samples
 
 
-def noise(
+def make_noise(
     sounds: Float[Tensor, "b n"],
     samples: Int[Tensor, "b"],
-    decibels: Float[Tensor, "b"],
+    snr: Float[Tensor, "b"],
     tilt: Float[Tensor, "b"],
     seeds: Int[Tensor, "b"],
 ) -> Float[Tensor, "b n"]:
-    """Noise that each sound stands so many decibels above: a function of the seed of each, on every device.
+    """Noise with a signal-to-noise ratio in decibels for each sound, the same on every device.
 
-    tilt  from -1, all high, to 1, all low; 0 is white
+    tilt  spectral tilt: -1 is all high frequencies, 1 all low, 0 white noise
     """
-    places = torch.arange(sounds.shape[1] + 1, device=sounds.device)
-    # sums stay below 2^33, and `scramble` keeps 32 bits of them
-    white = hash_integers(seeds[:, None] + places, 1).to(sounds.dtype) / 2**32 - 0.5
+    positions = torch.arange(sounds.shape[1] + 1, device=sounds.device)
+    # sums stay below 2^33, and `hash_integers` keeps 32 bits of them
+    white = hash_integers(seeds[:, None] + positions, 1).to(sounds.dtype) / 2**32 - 0.5
     coloured = (white[:, 1:] + tilt[:, None] * white[:, :-1]) * (12 / (1 + tilt**2)).sqrt()[:, None]  # of power 1
     power = sounds.square().sum(1) / samples
-    return coloured * (power * 10 ** (-decibels / 10)).sqrt()[:, None] * _inside(samples, sounds.shape[1])
+    return coloured * (power * 10 ** (-snr / 10)).sqrt()[:, None] * _sample_mask(samples, sounds.shape[1])
 
 
-def masked(
-    frames: Float[Tensor, "b n bands"],
+def spec_augment(
+    frames: Float[Tensor, "b n mels"],
     lengths: Int[Tensor, "b"],
     draws: Float[Tensor, "b k"],
-    variation: Variation,
-) -> Float[Tensor, "b n bands"]:
-    """Frames with stretches of time and bands of pitch set to 0, where and how wide being as drawn."""
-    for at in range(0, draws.shape[1], 4):
-        size, begin, width, low = draws[:, at : at + 4].T
-        times = _stretch(frames.shape[1], (size * (variation.stretch + 1)).long(), begin, lengths)
-        bands = _stretch(frames.shape[2], (width * (variation.band + 1)).long(), low, lengths * 0 + frames.shape[2])
-        frames = frames.masked_fill(times[:, :, None] | bands[:, None, :], 0.0)
+    augmentation: AudioAugmentation,
+) -> Float[Tensor, "b n mels"]:
+    """Set random time spans and mel bands to 0 (SpecAugment; Park et al. 2019, arXiv:1904.08779)."""
+    for first in range(0, draws.shape[1], 4):
+        size, begin, width, low = draws[:, first : first + 4].T
+        times = _span_mask(frames.shape[1], (size * (augmentation.time_mask + 1)).long(), begin, lengths)
+        bands = (width * (augmentation.mel_mask + 1)).long()
+        mels = _span_mask(frames.shape[2], bands, low, lengths * 0 + frames.shape[2])
+        frames = frames.masked_fill(times[:, :, None] | mels[:, None, :], 0.0)
     return frames
 
 
-def slowest(samples: int, speed: float) -> int:
-    """The most samples that so many can become."""
+def max_augmented_length(samples: int, speed: float) -> int:
+    """Maximum length of a sound of so many samples after `change_speed`."""
     return int(samples / (1 - speed)) + 1
 
 
-def _stretch(size: int, wide: Tensor, share: Tensor, within: Tensor) -> Tensor:
-    """Positions of a stretch that is so wide and begins at a share of the room that it leaves."""
-    begin = (share * (within - wide + 1).clamp(min=1)).long()[:, None]
-    places = torch.arange(size, device=share.device)
-    return (places >= begin) & (places < begin + wide[:, None])
+def _span_mask(size: int, width: Tensor, share: Tensor, within: Tensor) -> Tensor:
+    """Mask of a span of a width that begins at a share of the possible starts."""
+    begin = (share * (within - width + 1).clamp(min=1)).long()[:, None]
+    positions = torch.arange(size, device=share.device)
+    return (positions >= begin) & (positions < begin + width[:, None])
 
 
-def _inside(samples: Tensor, size: int) -> Tensor:
+def _sample_mask(samples: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=samples.device) < samples[:, None]

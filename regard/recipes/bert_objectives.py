@@ -1,16 +1,16 @@
-"""What a text asks by itself, without anybody's labels: four questions about its sentences, asked of BERT all at once.
+"""Self-supervised objectives of BERT: masked words, next sentence, sentence order and matching halves.
 
-words   which words were hidden (Devlin et al. 2018, arXiv:1810.04805): chosen out of all tokens
-next    whether a sentence follows another (0), or comes from elsewhere (1) (the same)
-order   whether two sentences that follow each other stand in their order (0), or inverted (1) (Lan et al. 2019,
-        arXiv:1909.11942)
-halves  which of eight second halves belongs to the first half of a sentence, by the vectors of both, which are read
-        apart (after Logeswaran and Lee 2018, arXiv:1803.02893)
+words   masked language modelling: predict masked words (Devlin et al. 2018, arXiv:1810.04805)
+next    next sentence prediction: whether the second sentence follows the first (0) or comes from another passage (1)
+        (the same paper)
+order   sentence order prediction: whether two consecutive sentences are in their order (0) or swapped (1) (Lan et al.
+        2019, arXiv:1909.11942)
+halves  contrastive matching: which of eight second halves belongs to the first half of a sentence, by the vectors of
+        separately encoded halves (after Logeswaran and Lee 2018, arXiv:1803.02893)
 
-A sentence is what stands between two stops, commas among them, and has six words or more. The first token says what is
-asked. Whether is asked both ways, so that one answer for all is right half of the time. Sentences follow each other
-inside a passage, never from one to the next: were a text one chain, each sentence would come first as often as second,
-and nothing that one sentence says could tell.
+A sentence ends at a punctuation mark, commas included, and has at least six words. The first token names the objective.
+Binary objectives have as many positive as negative examples. Pairs are consecutive sentences of one passage: in a text
+without passages every sentence would be first as often as second, and single sentences would carry no information.
 """
 
 import re
@@ -27,21 +27,21 @@ from torch.nn.functional import cross_entropy, normalize
 
 from regard.base.errors import DataError
 from regard.core.masks import padding
-from regard.data.byte_pairs import BytePairs
-from regard.data.sampler import ShuffledOrder, sampler_generator
+from regard.data.byte_pairs import BytePairTokenizer
+from regard.data.sampler import ShuffledOrder, random_index, sampler_generator
 from regard.models.bert import BERTOutput
 from regard.train.objectives import IGNORED
 from regard.train.task import Loss
 
-CHOICES = 8  # halves of sentences to choose from
-SHARPNESS = 10.0  # of that choice: cosines are times this
-LEAST = 6  # words of a sentence: a shorter one says little, and goes with the one after it
+CHOICES = 8  # second halves to choose from
+SIMILARITY_SCALE = 10.0  # cosine similarities are multiplied by this
+MIN_WORDS = 6  # words of a sentence; a shorter one is joined with the next
 PASSAGE = re.compile(r"\n\s*\n")
-END = re.compile(r"(?<=[.!?;:,])\s+")
+SENTENCE_END = re.compile(r"(?<=[.!?;:,])\s+")
 
 
-def passages(text: str) -> list[list[str]]:
-    """The sentences of each passage in their order, words one blank apart. Passages stand apart by empty lines.
+def split_passages(text: str) -> list[list[str]]:
+    """Split a text into passages, which are separated by empty lines, and each passage into sentences.
 
     A passage shorter than a sentence, such as a heading, is left out.
     """
@@ -49,9 +49,9 @@ def passages(text: str) -> list[list[str]]:
     for passage in PASSAGE.split(text):
         sentences: list[str] = []
         begun: list[str] = []
-        for piece in END.split(passage):
+        for piece in SENTENCE_END.split(passage):
             begun += piece.split()
-            if len(begun) >= LEAST:
+            if len(begun) >= MIN_WORDS:
                 sentences.append(" ".join(begun))
                 begun = []
         if sentences:
@@ -61,46 +61,46 @@ def passages(text: str) -> list[list[str]]:
 
 
 @dataclass(frozen=True)
-class Book:
-    """Sentences as tokens, in their order, and how they are put before BERT.
+class SentenceCorpus:
+    """The tokenised sentences of a text, and the pairs of consecutive ones.
 
-    pairs    the places of sentences that are followed by another in their passage
-    context  the most tokens of an example: what does not fit is left out where two sentences are furthest apart
+    pairs    indices of sentences that are followed by another one in their passage
+    context  maximum tokens of an example: longer ones lose the tokens that are furthest from the other sentence
     """
 
     sentences: tuple[tuple[int, ...], ...]
     pairs: tuple[int, ...]
-    pieces: BytePairs
+    tokenizer: BytePairTokenizer
     context: int
 
     @staticmethod
-    def of(text: str, pieces: BytePairs, context: int) -> "Book":
-        found = passages(text)
+    def from_text(text: str, tokenizer: BytePairTokenizer, context: int) -> "SentenceCorpus":
+        """Tokenise the sentences of a text."""
+        found = split_passages(text)
         last = set(accumulate(map(len, found)))  # one after the last sentence of each passage
         count = max(last, default=0)
-        pairs = tuple(place for place in range(count) if place + 1 not in last)
-        places = sum(len(sentences) > 1 for sentences in found)
-        if len(pairs) < CHOICES or places < 2:
+        pairs = tuple(index for index in range(count) if index + 1 not in last)
+        passages = sum(len(sentences) > 1 for sentences in found)
+        if len(pairs) < CHOICES or passages < 2:
             raise DataError(
-                f"questions need {CHOICES} sentences that others follow in the same passage, of {LEAST} words each, in "
-                f"2 passages, but a text, or a part of it that is held out, has {len(pairs)} in {places}; read a "
-                "longer one, whose passages stand apart by empty lines"
+                f"the objectives need {CHOICES} pairs of consecutive sentences of {MIN_WORDS} words each in 2 "
+                f"passages, but the text, or its validation or test part, has {len(pairs)} in {passages}; use a longer "
+                "text, with empty lines between passages"
             )
-        return Book(
-            tuple(map(tuple, pieces.encode_many([each for some in found for each in some]))), pairs, pieces, context
-        )
+        sentences = tokenizer.encode_batch([each for some in found for each in some])
+        return SentenceCorpus(tuple(map(tuple, sentences)), pairs, tokenizer, context)
 
     @cached_property
-    def marks(self) -> dict[str, int]:
-        """The numbers of special tokens."""
-        return {name: self.pieces.token(name) for name in SPECIAL}
+    def special_ids(self) -> dict[str, int]:
+        """Ids of the special tokens."""
+        return {name: self.tokenizer.token(name) for name in SPECIAL}
 
     @cached_property
-    def _together(self) -> tuple[range, ...]:
-        """The numbers of the pairs in the same passage, for each pair."""
+    def _same_passage(self) -> tuple[range, ...]:
+        """For each pair, the range of pairs in the same passage."""
         found: list[range] = []
-        for number, place in enumerate(self.pairs):
-            follows = number > 0 and place == self.pairs[number - 1] + 1
+        for number, index in enumerate(self.pairs):
+            follows = number > 0 and index == self.pairs[number - 1] + 1
             found.append(range(found[-1].start if follows else number, number + 1))
         for number in range(len(found) - 2, -1, -1):
             if found[number + 1].start == found[number].start:
@@ -108,24 +108,24 @@ class Book:
         return tuple(found)
 
     def elsewhere(self, number: int, draws: torch.Generator) -> int:
-        """The place of a pair in another passage."""
-        here = self._together[number]
-        drawn = _below(len(self.pairs) - len(here), draws)
+        """The index of a random sentence of another passage that is followed by one."""
+        here = self._same_passage[number]
+        drawn = random_index(len(self.pairs) - len(here), draws)
         return self.pairs[drawn + len(here) * (drawn >= here.start)]
 
     def others(self, number: int, draws: torch.Generator) -> list[int]:
-        """The place of a pair, by its number, and those of as many others as there is a choice from."""
+        """The sentence of a pair and random other ones, CHOICES in all, as indices."""
         chosen = [number]
         while len(chosen) < CHOICES:
-            drawn = _below(len(self.pairs) - len(chosen), draws)
+            drawn = random_index(len(self.pairs) - len(chosen), draws)
             for taken in sorted(chosen):
                 drawn += drawn >= taken
             chosen.append(drawn)
         return [self.pairs[each] for each in chosen]
 
 
-class Example(NamedTuple):
-    """What BERT reads, and what it has to say: of each token, or of the pair; IGNORED where nothing is asked."""
+class PretrainingExample(NamedTuple):
+    """One BERT input and its labels: a word for each token, and one for the pair; IGNORED where there is no label."""
 
     tokens: Int[Tensor, "n"]
     segments: Int[Tensor, "n"]
@@ -133,64 +133,68 @@ class Example(NamedTuple):
     pair: int = IGNORED
 
 
-def words(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
-    """Two sentences that follow each other, of which words are to be hidden: see `hidden`."""
-    place = book.pairs[number]
-    return (_pair(book, "words", book.sentences[place], book.sentences[place + 1], IGNORED),)
+def masked_words(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
+    """Two consecutive sentences, for masked language modelling; `mask_words` masks them."""
+    index = corpus.pairs[number]
+    return (_pair_example(corpus, "words", corpus.sentences[index], corpus.sentences[index + 1], IGNORED),)
 
 
-def next_sentence(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
-    """A sentence and the one that follows it; and the same with one from elsewhere, which follows another there."""
-    here, there = book.pairs[number], book.elsewhere(number, draws)
+def next_sentence(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
+    """A sentence with the one that follows it, and with the second sentence of a pair in another passage."""
+    here, there = corpus.pairs[number], corpus.elsewhere(number, draws)
     return tuple(
-        _pair(book, "next", book.sentences[here], book.sentences[each + 1], false)
+        _pair_example(corpus, "next", corpus.sentences[here], corpus.sentences[each + 1], false)
         for false, each in enumerate((here, there))
     )
 
 
-def inverted_order(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
-    """Two sentences that follow each other; and the later one first."""
-    place = book.pairs[number]
-    both = book.sentences[place], book.sentences[place + 1]
-    return _pair(book, "order", *both, 0), _pair(book, "order", *both[::-1], 1)
+def sentence_order(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
+    """Two consecutive sentences, in their order and swapped."""
+    index = corpus.pairs[number]
+    both = corpus.sentences[index], corpus.sentences[index + 1]
+    return _pair_example(corpus, "order", *both, 0), _pair_example(corpus, "order", *both[::-1], 1)
 
 
-def halves(book: Book, number: int, draws: torch.Generator) -> tuple[Example, ...]:
-    """The first halves of a sentence and of others from elsewhere, then their second halves in the same order."""
-    places = book.others(number, draws)
-    return _choice(book, "halves", [_halves(book.sentences[each], draws) for each in places])
+def matching_halves(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
+    """The first halves of several sentences, then their second halves in the same order."""
+    indices = corpus.others(number, draws)
+    return _half_examples(corpus, "halves", [_split_sentence(corpus.sentences[each], draws) for each in indices])
 
 
-QUESTIONS: dict[str, Callable[[Book, int, torch.Generator], tuple[Example, ...]]] = {
-    "words": words,
+OBJECTIVES: dict[str, Callable[[SentenceCorpus, int, torch.Generator], tuple[PretrainingExample, ...]]] = {
+    "words": masked_words,
     "next": next_sentence,
-    "order": inverted_order,
-    "halves": halves,
+    "order": sentence_order,
+    "halves": matching_halves,
 }
-# what records ask in turn: words are hidden in all of them, and a choice is much to read
-TURNS = (*("next", "order") * 7, "next", "words", *("next", "order") * 7, "halves", "order")
-SPECIAL = ("pad", "mask", "between", *QUESTIONS)
+# the objectives of consecutive records; words are masked in all of them, and `halves` is the most expensive
+OBJECTIVE_CYCLE = (*("next", "order") * 7, "next", "words", *("next", "order") * 7, "halves", "order")
+SPECIAL = ("pad", "mask", "between", *OBJECTIVES)
 
 
-def hidden(example: Example, share: float, book: Book, draws: torch.Generator) -> Example:
-    """The example with a share of its words to be told, one at least.
+def mask_words(
+    example: PretrainingExample, share: float, corpus: SentenceCorpus, draws: torch.Generator
+) -> PretrainingExample:
+    """Choose a share of the words to predict, at least one.
 
-    Of these 80 % are masked, 10 % are some other token and 10 % stay, so that no word can be trusted.
+    Of these, 80 % are replaced by the mask token, 10 % by a random token, and 10 % are kept.
     """
-    sayable = (example.tokens >= len(SPECIAL)).nonzero().flatten()
-    chosen = sayable[torch.rand(len(sayable), generator=draws) < share]
+    maskable = (example.tokens >= len(SPECIAL)).nonzero().flatten()
+    chosen = maskable[torch.rand(len(maskable), generator=draws) < share]
     if not len(chosen):
-        chosen = sayable[_below(len(sayable), draws)][None]
+        chosen = maskable[random_index(len(maskable), draws)][None]
     fate = torch.rand(len(chosen), generator=draws)
-    others = torch.randint(len(SPECIAL), book.pieces.vocab, chosen.shape, generator=draws)
-    tokens, told = example.tokens.clone(), torch.full_like(example.words, IGNORED)
-    told[chosen] = tokens[chosen]
-    tokens[chosen] = torch.where(fate < 0.8, book.marks["mask"], torch.where(fate < 0.9, others, tokens[chosen]))
-    return example._replace(tokens=tokens, words=told)
+    others = torch.randint(len(SPECIAL), corpus.tokenizer.vocab, chosen.shape, generator=draws)
+    tokens, words = example.tokens.clone(), torch.full_like(example.words, IGNORED)
+    words[chosen] = tokens[chosen]
+    tokens[chosen] = torch.where(
+        fate < 0.8, corpus.special_ids["mask"], torch.where(fate < 0.9, others, tokens[chosen])
+    )
+    return example._replace(tokens=tokens, words=words)
 
 
-class Examples(NamedTuple):
-    """Examples filled up to one length, and which of them belong to one choice."""
+class PretrainingBatch(NamedTuple):
+    """A padded batch of examples; `choices` has the rows of each group of halves."""
 
     tokens: Int[Tensor, "b n"]
     segments: Int[Tensor, "b n"]
@@ -200,187 +204,194 @@ class Examples(NamedTuple):
     choices: Int[Tensor, "g m"]
 
 
-def together(records: Sequence[Sequence[Example]], book: Book) -> Examples:
-    """The examples of records as a batch, each as long as the context: a compiled model sees one shape."""
+def collate(records: Sequence[Sequence[PretrainingExample]], corpus: SentenceCorpus) -> PretrainingBatch:
+    """Pad the examples of records to a batch as wide as the context, so that a compiled model sees one shape."""
     examples = [each for record in records for each in record]
-    shape = len(examples), book.context
-    tokens = torch.full(shape, book.marks["pad"])
-    segments, told = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
+    shape = len(examples), corpus.context
+    tokens = torch.full(shape, corpus.special_ids["pad"])
+    segments, words = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
     for row, each in enumerate(examples):
         here = slice(len(each.tokens))
-        tokens[row, here], segments[row, here], told[row, here] = each.tokens, each.segments, each.words
+        tokens[row, here], segments[row, here], words[row, here] = each.tokens, each.segments, each.words
     rows = torch.arange(len(examples)).split([len(record) for record in records])
     chosen = [some for some in rows if len(some) == 2 * CHOICES]
-    return Examples(
+    return PretrainingBatch(
         tokens,
         segments,
         torch.tensor([len(each.tokens) for each in examples]),
-        told,
+        words,
         torch.tensor([each.pair for each in examples]),
         torch.stack(chosen) if chosen else torch.zeros(0, 2 * CHOICES, dtype=torch.int64),
     )
 
 
 @dataclass(frozen=True)
-class SentenceTask:
-    """The four questions about a text, in turn; words are hidden in every example.
+class BERTPretrainingTask:
+    """Training task: the four objectives in turn; words are masked in every example.
 
-    held   what the questions are asked about to see how good the model is
-    share  of words that are hidden
-    asked  the most sentences that each question is asked about then
+    validation      sentences for evaluation
+    mask_share      share of words that are masked
+    eval_sentences  maximum sentences for each objective in evaluation
     """
 
-    book: Book
-    held: Book
+    corpus: SentenceCorpus
+    validation: SentenceCorpus
     batch_size: int
-    share: float
-    asked: int
+    mask_share: float
+    eval_sentences: int
     seed: int
 
     @cached_property
     def _order(self) -> ShuffledOrder:
-        return ShuffledOrder(len(self.book.pairs), self.batch_size, self.seed)
+        return ShuffledOrder(len(self.corpus.pairs), self.batch_size, self.seed)
 
-    def batch(self, step: int, part: int, of: int) -> Examples:
+    def batch(self, step: int, part: int, of: int) -> PretrainingBatch:
+        """One share of the batch of a step."""
         pairs = self._order.part(part, of).at(step).tolist()
         records = []
-        # what a record draws depends on its number alone, so shares of a batch make it up however many there are
+        # random numbers depend on the number of a record only, so batches do not depend on the number of processes
         for number, pair in enumerate(pairs, step * self.batch_size + part * len(pairs)):
             draws = sampler_generator(self.seed, number, "sentences")
-            record = QUESTIONS[TURNS[number % len(TURNS)]](self.book, pair, draws)
-            records.append([hidden(each, self.share, self.book, draws) for each in record])
-        return together(records, self.book)
+            record = OBJECTIVES[OBJECTIVE_CYCLE[number % len(OBJECTIVE_CYCLE)]](self.corpus, pair, draws)
+            records.append([mask_words(each, self.mask_share, self.corpus, draws) for each in record])
+        return collate(records, self.corpus)
 
-    def loss(self, model: nn.Module, batch: Examples) -> Loss:
-        """For each example the mean over its hidden words, and what its answer costs; examples are what is counted."""
-        out = said(model, batch)
+    def loss(self, model: nn.Module, batch: PretrainingBatch) -> Loss:
+        """For each example the mean cross-entropy of its masked words, plus that of its pair or half."""
+        out = run_bert(model, batch)
         assert out.logits is not None
         assert out.pair_logits is not None
-        telling = batch.words != IGNORED
+        masked = batch.words != IGNORED
         costs = cross_entropy(out.logits.flatten(0, 1).float(), batch.words.flatten(), reduction="none")
-        told = (costs.view(telling.shape).sum(1) / telling.sum(1)).sum()
-        fits = fitting(out, batch)
+        words = (costs.view(masked.shape).sum(1) / masked.sum(1)).sum()
+        fits = half_similarity(out, batch)
         answers = cross_entropy(out.pair_logits.float(), batch.pair, ignore_index=IGNORED, reduction="sum")
-        answers = answers + cross_entropy(fits.flatten(0, 1), _own(fits).flatten(), reduction="sum")
-        return Loss(told + answers, len(batch.pair))
+        answers = answers + cross_entropy(fits.flatten(0, 1), _matching_indices(fits).flatten(), reduction="sum")
+        return Loss(words + answers, len(batch.pair))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        found = answered(model, self.held, self.share, self.asked, self.seed)
-        return {"accuracy": sum(each.right for each in found.values()) / len(found)} | {
-            f"{name} accuracy": each.right for name, each in found.items()
+        """Mean accuracy of the four objectives, then each accuracy."""
+        found = evaluate_objectives(model, self.validation, self.mask_share, self.eval_sentences, self.seed)
+        return {"accuracy": sum(each.accuracy for each in found.values()) / len(found)} | {
+            f"{name} accuracy": each.accuracy for name, each in found.items()
         }
 
 
-class Answered(NamedTuple):
-    """The share of right answers to a question, what one answer for all would get, and how sure the first is.
+class ObjectiveScore(NamedTuple):
+    """Accuracy on an objective.
 
-    interval  half of that in which the share lies 95 times of 100, were records drawn anew
+    chance    accuracy of always giving the most frequent answer
+    interval  half the width of the 95 % confidence interval of the accuracy
     """
 
-    right: float
+    accuracy: float
     chance: float
     interval: float
 
 
-def answered(
-    model: nn.Module, book: Book, share: float, asked: int, seed: int, at_once: int = 16
-) -> dict[str, Answered]:
-    """How well the model answers each question about a text. Words are hidden in the first question alone.
+def evaluate_objectives(
+    model: nn.Module, corpus: SentenceCorpus, mask_share: float, sentences: int, seed: int, batch_size: int = 16
+) -> dict[str, ObjectiveScore]:
+    """Accuracy of each objective on a text. Words are masked for the first objective only.
 
-    asked  the most sentences that each is asked about
+    sentences  maximum sentences for each objective
     """
     found = {}
     device = next(model.parameters()).device
-    most = min(asked, len(book.pairs))
-    for question, ask in QUESTIONS.items():
-        count = -(-most // CHOICES) if question == "halves" else most
+    most = min(sentences, len(corpus.pairs))
+    for objective, make_examples in OBJECTIVES.items():
+        count = -(-most // CHOICES) if objective == "halves" else most
         records = []
         for number in range(count):
-            draws = sampler_generator(seed, number, "held", question)
-            record = ask(book, number * len(book.pairs) // count, draws)
-            records.append([hidden(each, share, book, draws) if question == "words" else each for each in record])
+            draws = sampler_generator(seed, number, "held", objective)
+            record = make_examples(corpus, number * len(corpus.pairs) // count, draws)
+            if objective == "words":
+                record = tuple(mask_words(each, mask_share, corpus, draws) for each in record)
+            records.append(record)
         answers, truth = [], []
-        for start in range(0, count, at_once):
-            some = records[start : start + at_once]
-            batch = Examples(*(each.to(device) for each in together(some, book)))
+        for start in range(0, count, batch_size):
+            some = records[start : start + batch_size]
+            batch = PretrainingBatch(*(each.to(device) for each in collate(some, corpus)))
             with torch.no_grad():
-                told, wanted = (each.cpu() for each in _answer(question, said(model, batch), batch))
-            answers.append(told.view(len(some), -1))  # a row for each record
+                predicted, wanted = (each.cpu() for each in _predict(objective, run_bert(model, batch), batch))
+            answers.append(predicted.view(len(some), -1))  # a row for each record
             truth.append(wanted.view(len(some), -1))
-        found[question] = judged(torch.cat(answers), torch.cat(truth))
+        found[objective] = score_answers(torch.cat(answers), torch.cat(truth))
     return found
 
 
-def judged(answers: Int[Tensor, "records m"], truth: Int[Tensor, "records m"]) -> Answered:
-    """How good answers are. What is asked in one record is not told independently, so records are what is counted."""
-    asked = truth != IGNORED
-    hits, sizes = ((answers == truth) & asked).sum(1).double(), asked.sum(1).double()
+def score_answers(answers: Int[Tensor, "records m"], truth: Int[Tensor, "records m"]) -> ObjectiveScore:
+    """Accuracy with its interval, by record: answers of one record are not independent."""
+    labelled = truth != IGNORED
+    hits, sizes = ((answers == truth) & labelled).sum(1).double(), labelled.sum(1).double()
     right = hits.sum() / sizes.sum()
     spread = (hits - right * sizes).square().sum().sqrt() / sizes.sum()
-    chance = truth[asked].bincount().max() / sizes.sum()
-    return Answered(right.item(), chance.item(), 1.96 * spread.item())
+    chance = truth[labelled].bincount().max() / sizes.sum()
+    return ObjectiveScore(right.item(), chance.item(), 1.96 * spread.item())
 
 
-def said(model: nn.Module, batch: Examples) -> BERTOutput:
-    """What the model says of a batch."""
+def run_bert(model: nn.Module, batch: PretrainingBatch) -> BERTOutput:
+    """The outputs of the model for a batch."""
     out = model(batch.tokens, segments=batch.segments, padding=padding(batch.lengths))
     assert isinstance(out, BERTOutput)
     return out
 
 
-def fitting(out: BERTOutput, batch: Examples) -> Float[Tensor, "g choices choices"]:
-    """How well each first part (row) fits each second part (column) of a choice."""
+def half_similarity(out: BERTOutput, batch: PretrainingBatch) -> Float[Tensor, "g choices choices"]:
+    """Scaled cosine similarity of each first half (row) and each second half (column) of a group."""
     assert out.pooled is not None
     vectors = normalize(out.pooled.float(), dim=-1)[batch.choices]
     first, second = vectors[:, :CHOICES], vectors[:, CHOICES:]
-    return SHARPNESS * first @ second.transpose(1, 2)
+    return SIMILARITY_SCALE * first @ second.transpose(1, 2)
 
 
-def _own(fits: Float[Tensor, "g choices choices"]) -> Int[Tensor, "g choices"]:
-    """The second parts that belong to the first ones: they stand in the same order."""
+def _matching_indices(fits: Float[Tensor, "g choices choices"]) -> Int[Tensor, "g choices"]:
+    """Indices of the matching second halves: they are in the same order as the first ones."""
     return torch.arange(CHOICES, device=fits.device).expand(fits.shape[:2])
 
 
-def _answer(question: str, out: BERTOutput, batch: Examples) -> tuple[Tensor, Tensor]:
-    """What is answered to a question, and what should be."""
+def _predict(objective: str, out: BERTOutput, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+    """The predictions for an objective, and the labels."""
     if len(batch.choices):
-        fits = fitting(out, batch)
-        return fits.argmax(-1), _own(fits)
-    logits = out.logits if question == "words" else out.pair_logits
+        fits = half_similarity(out, batch)
+        return fits.argmax(-1), _matching_indices(fits)
+    logits = out.logits if objective == "words" else out.pair_logits
     assert logits is not None
-    return logits.argmax(-1), batch.words if question == "words" else batch.pair
+    return logits.argmax(-1), batch.words if objective == "words" else batch.pair
 
 
-def _pair(book: Book, question: str, first: Sequence[int], second: Sequence[int], pair: int) -> Example:
-    """Two sentences, the longer one shortened until both fit."""
-    room = book.context - 3
+def _pair_example(
+    corpus: SentenceCorpus, objective: str, first: Sequence[int], second: Sequence[int], pair: int
+) -> PretrainingExample:
+    """Two sentences; the longer one is truncated until both fit."""
+    room = corpus.context - 3
     shorter = min(len(first), len(second), room // 2)
     first = first[-(room - shorter) :] if len(first) >= len(second) else first[-shorter:]
-    return _example(book, question, first, second[: room - len(first)], pair=pair)
+    return _make_example(corpus, objective, first, second[: room - len(first)], pair=pair)
 
 
-def _choice(book: Book, question: str, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Example, ...]:
-    """All first parts, then all second parts, each alone; what does not fit is what is furthest from the other."""
-    room = book.context - 2
-    firsts = [_example(book, question, first[-room:]) for first, _ in pairs]
-    return (*firsts, *(_example(book, question, second[:room]) for _, second in pairs))
+def _half_examples(
+    corpus: SentenceCorpus, objective: str, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> tuple[PretrainingExample, ...]:
+    """All first halves, then all second halves, each in its own example and truncated at its outer end."""
+    room = corpus.context - 2
+    firsts = [_make_example(corpus, objective, first[-room:]) for first, _ in pairs]
+    return (*firsts, *(_make_example(corpus, objective, second[:room]) for _, second in pairs))
 
 
-def _example(book: Book, question: str, *sentences: Sequence[int], pair: int = IGNORED) -> Example:
-    """[question] first [between] second [between]"""
-    tokens, segments = [book.marks[question]], [0]
+def _make_example(
+    corpus: SentenceCorpus, objective: str, *sentences: Sequence[int], pair: int = IGNORED
+) -> PretrainingExample:
+    """[objective] first [between] second [between]"""
+    tokens, segments = [corpus.special_ids[objective]], [0]
     for number, each in enumerate(sentences):
-        tokens += [*each, book.marks["between"]]
+        tokens += [*each, corpus.special_ids["between"]]
         segments += [number] * (len(each) + 1)
-    return Example(torch.tensor(tokens), torch.tensor(segments), torch.full((len(tokens),), IGNORED), pair)
+    return PretrainingExample(torch.tensor(tokens), torch.tensor(segments), torch.full((len(tokens),), IGNORED), pair)
 
 
-def _halves(sentence: Sequence[int], draws: torch.Generator) -> tuple[Sequence[int], Sequence[int]]:
-    """A sentence cut somewhere in its middle half."""
+def _split_sentence(sentence: Sequence[int], draws: torch.Generator) -> tuple[Sequence[int], Sequence[int]]:
+    """Split a sentence at a random point of its middle half."""
     quarter = len(sentence) // 4
-    cut = quarter + 1 + _below(max(1, len(sentence) - 2 * quarter - 1), draws)
+    cut = quarter + 1 + random_index(max(1, len(sentence) - 2 * quarter - 1), draws)
     return sentence[:cut], sentence[cut:]
-
-
-def _below(size: int, draws: torch.Generator) -> int:
-    return int(torch.randint(size, (), generator=draws))

@@ -1,47 +1,48 @@
-"""How sure an answer is: probabilities as shares of right answers, and where it is better to say nothing."""
+"""Confidence calibration: log-probabilities as shares of correct answers, and the threshold below which to abstain."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy
+import torch
+from torch import Tensor
+from torch.distributions import Binomial
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from regard.base.confidence import binomial_lower_bound
 from regard.base.errors import ConfigError
 from regard.base.validation import check_number
 
-SURE = 0.9  # the chance that a threshold keeps its promise beyond the questions that it was found by
+CONFIDENCE_LEVEL = 0.9  # probability that the threshold reaches the precision on other questions
 NEVER = 2.0  # a threshold that no confidence reaches
-SUREST = -1e-7  # the log-probability above which answers are equally likely: float32 has nothing in between
+MAX_LOG_PROBABILITY = -1e-7  # float32 cannot resolve probabilities closer to 1
+PENALTY = 1e-3  # L2 penalty on the weights of the logistic regression
 
 
-class Prediction(NamedTuple):
-    """Log-probabilities of what was said: of the answer, and of the name that was asked about.
-
-    The second is minus infinity where the question has no name.
-    """
+class AnswerLikelihood(NamedTuple):
+    """Log-probability of an answer, and of the name in its question (minus infinity without a name)."""
 
     answer: float
     name: float
 
     @property
     def odds(self) -> float:
-        """Of the answer, as a logarithm: of nearly certain answers they tell 99 % from 99.9, and probability hardly."""
-        answer = min(SUREST, self.answer)
+        """Log-odds of the answer, which tell 99 % from 99.9 % where log-probabilities hardly differ."""
+        answer = min(MAX_LOG_PROBABILITY, self.answer)
         return answer - math.log(-math.expm1(answer))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
-    """A logistic curve over the log-odds of the answer and the log-probability of the name, and where answers begin.
+    """A logistic regression from the likelihoods of answer and name to confidence, and the threshold to answer.
 
-    odds       how much the curve rises with the log-odds of the answer
-    name       how much it rises with the log-probability of the name
-    ceiling    the most that so few right answers can show: after n of them the next is right in n + 1 of n + 2 cases
-    precision  the share of right answers that was asked for among those given
-    threshold  the confidence that reaches it, as questions kept back show; above 1 where they show it of none
-    coverage   the share of those questions that were answered, those about strangers among them
+    odds       weight of the log-odds of the answer
+    name       weight of the log-probability of the name
+    offset     intercept
+    ceiling    maximum confidence: after n correct answers the next is correct with probability (n + 1) / (n + 2)
+    precision  target share of correct answers among those given
+    threshold  confidence that reaches the precision on the calibration questions; above 1 if none does
+    coverage   share of the calibration questions that are answered, those about unknown people included
     """
 
     odds: float
@@ -52,93 +53,96 @@ class Confidence:
     threshold: float
     coverage: float
 
-    def of(self, said: Prediction) -> float:
-        """The share of such answers that are right, as far as is known; 0 where nobody is asked about by name."""
-        if said.name == -math.inf:
+    def score(self, likelihood: AnswerLikelihood) -> float:
+        """Confidence: the estimated probability that the answer is correct; 0 if the question has no name."""
+        if likelihood.name == -math.inf:
             return 0.0
-        height = self.odds * said.odds + self.name * said.name + self.offset
-        return min(self.ceiling, 1 / (1 + math.exp(-min(30.0, max(-30.0, height)))))
+        logit = self.odds * likelihood.odds + self.name * likelihood.name + self.offset
+        return min(self.ceiling, 1 / (1 + math.exp(-min(30.0, max(-30.0, logit)))))
 
-    def given(self, said: Prediction) -> bool:
-        return self.of(said) >= self.threshold
+    def accepts(self, likelihood: AnswerLikelihood) -> bool:
+        """Whether the confidence reaches the threshold, so that the answer is given."""
+        return self.score(likelihood) >= self.threshold
 
 
-def calibrated(said: Sequence[Prediction], right: Sequence[bool], precision: float) -> Confidence:
-    """The curve that fits answers to questions kept back, and the threshold that promises a precision of others.
+def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], precision: float) -> Confidence:
+    """Fit the confidence to held-out answers, and choose the threshold for a precision.
 
-    The promise is kept nine times in ten: what counts is not the share of right answers above a threshold, but the
-    least share that so many right ones among so few would not surprise at (Clopper and Pearson 1934). No threshold is
-    below the precision: sure answers are no excuse for one that is not.
+    The precision holds on other questions with a probability of 90 %: a one-sided binomial bound on the share of
+    correct answers has to reach it (Clopper and Pearson 1934). No threshold is below the precision itself.
     """
-    if not 0 < check_number("precision", precision, "a share of right answers") <= 1:
-        raise ConfigError(f"precision is a share of right answers, above 0 and at most 1, not {precision}")
-    if not right or len(right) != len(said):
-        raise ConfigError(f"there are {len(said)} answers and {len(right)} verdicts on them")
-    odds, name, offset = _fitted(said, right)
-    ceiling = (sum(right) + 1) / (sum(right) + 2)  # Laplace's rule of succession
+    if not 0 < check_number("precision", precision, "a share of correct answers") <= 1:
+        raise ConfigError(f"precision is a share of correct answers, above 0 and at most 1, not {precision}")
+    if not correct or len(correct) != len(likelihoods):
+        raise ConfigError(f"there are {len(likelihoods)} answers, but {len(correct)} labels saying which are correct")
+    odds, name, offset = _fit_logistic(likelihoods, correct)
+    ceiling = (sum(correct) + 1) / (sum(correct) + 2)  # Laplace's rule of succession
     curve = Confidence(
         odds=odds, name=name, offset=offset, ceiling=ceiling, precision=precision, threshold=NEVER, coverage=0.0
     )
-    order = sorted(zip(map(curve.of, said), right, strict=True), reverse=True)
+    order = sorted(zip(map(curve.score, likelihoods), correct, strict=True), reverse=True)
     threshold, coverage, hits = NEVER, 0.0, 0
-    for count, (sure, hit) in enumerate(order, 1):
+    for count, (score, hit) in enumerate(order, 1):
         hits += hit
         following = order[count][0] if count < len(order) else -1.0
-        # equal confidences are given together or not at all
-        if following < sure >= precision and _at_least(hits, count) >= precision:
-            # halfway to the next one, which is kept back: as good by these questions, and kinder to others
-            threshold, coverage = max(precision, (sure + following) / 2), count / len(order)
+        # answers with equal confidence are given together or not at all
+        if following < score >= precision and exceeds_precision(hits, count, precision):
+            # halfway to the next confidence: equally good on these questions, and more robust on others
+            threshold, coverage = max(precision, (score + following) / 2), count / len(order)
     return replace(curve, threshold=threshold, coverage=coverage)
 
 
-def _at_least(hits: int, count: int) -> float:
-    """The lowest share of right answers that gives so many hits at least once in ten times."""
-    return binomial_lower_bound(hits, count, SURE)
+def exceeds_precision(hits: int, count: int, precision: float) -> bool:
+    """Whether so many hits are unlikely (under 10 %) for a share of correct answers below the precision."""
+    if precision >= 1 or not hits:
+        return False
+    tail = Binomial(count, torch.tensor(precision, dtype=torch.float64), validate_args=False).log_prob(
+        torch.arange(hits, count + 1, dtype=torch.float64)
+    )
+    return float(tail.logsumexp(0).exp()) <= 1 - CONFIDENCE_LEVEL
 
 
-def _fitted(said: Sequence[Prediction], right: Sequence[bool]) -> tuple[float, float, float]:
-    """How much odds and name count, and the offset, by maximum likelihood.
+def _fit_logistic(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool]) -> tuple[float, float, float]:
+    """Weights of odds and name, and the intercept, by logistic regression.
 
-    One answer of each kind is added, the least and the most likely, so that a curve always exists.
+    One wrong answer with the lowest and one correct answer with the highest likelihoods are added, so that a finite
+    solution exists. A feature with a negative weight is left out: more likely may not mean less confident.
     """
-    named = [(one, hit) for one, hit in zip(said, right, strict=True) if one.name > -math.inf]
+    named = [(one.odds, one.name, hit) for one, hit in zip(likelihoods, correct, strict=True) if one.name > -math.inf]
     if not named:
-        return 0.0, 0.0, 0.0  # nobody is asked about by name, so nothing is ever sure
-    x = numpy.array([(one.odds, one.name) for one, _ in named])
-    x = numpy.concatenate([x, x.min(0, keepdims=True), x.max(0, keepdims=True)])
-    y = numpy.array([*(hit for _, hit in named), False, True])
-    weights, counted = [0.0, 0.0], [0, 1]
-    while counted:
-        *fitted, offset = logistic_regression(x[:, counted], y)
-        worst = fitted.index(min(fitted))
-        if fitted[worst] > 0:
-            for column, weight in zip(counted, fitted, strict=True):
-                weights[column] = weight
-            return weights[0], weights[1], offset
-        counted.pop(worst)  # what is likelier is not better
-    return 0.0, 0.0, math.log(y.sum() / (len(y) - y.sum()))  # all are right as often
+        return 0.0, 0.0, 0.0  # no question has a name, so the confidence is 0 anyway
+    x, hits = torch.tensor(named, dtype=torch.float64).split([2, 1], 1)
+    x = torch.cat([x, x.amin(0, keepdim=True), x.amax(0, keepdim=True)])
+    y = torch.cat([hits[:, 0], torch.tensor([0.0, 1.0], dtype=torch.float64)])
+    features = [0, 1]
+    while features:
+        weights = logistic_regression(x[:, features], y)
+        worst = int(weights[:-1].argmin())
+        if weights[worst] > 0:
+            found = dict(zip(features, weights.tolist(), strict=False))
+            return found.get(0, 0.0), found.get(1, 0.0), float(weights[-1])
+        features.pop(worst)
+    return 0.0, 0.0, float(torch.logit(y.mean()))  # the same confidence for all answers
 
 
-def logistic_regression(x: numpy.ndarray, y: numpy.ndarray, penalty: float = 1e-3) -> list[float]:
-    """Return the weight of each column of `x` and the intercept that minimize the log loss of `y`.
+def logistic_regression(x: Tensor, y: Tensor) -> Tensor:
+    """Weights and intercept that minimise the penalised log loss, by Newton's method with step halving."""
+    x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+    penalty = torch.full_like(x[0], PENALTY)
+    penalty[-1] = 0.0
 
-    Newton's method, with half the penalty times the squared weights added so that separable data have a minimum.
-    """
-    columns = numpy.column_stack([x, numpy.ones(len(x))])
-    ridge = numpy.diag([penalty] * x.shape[1] + [0.0])
-    sign = numpy.where(y, 1.0, -1.0)
+    def loss(weights: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(x @ weights, y, reduction="sum") + (penalty * weights**2).sum() / 2
 
-    def loss(weights: numpy.ndarray) -> float:
-        return float(numpy.logaddexp(0, -sign * (columns @ weights)).sum() + weights @ ridge @ weights / 2)
-
-    weights = numpy.zeros(columns.shape[1])
+    weights = torch.zeros_like(x[0])
     for _ in range(100):
-        p = 1 / (1 + numpy.exp(-numpy.clip(columns @ weights, -700, 700)))
-        gradient = columns.T @ (p - y) + ridge @ weights
-        step = numpy.linalg.solve((columns.T * (p * (1 - p))) @ columns + ridge, gradient)
-        while loss(weights - step) > loss(weights) and abs(step).max() > 1e-12:
+        p = (x @ weights).sigmoid()
+        gradient = x.T @ (p - y) + penalty * weights
+        hessian = (x.T * (p * (1 - p))) @ x + penalty.diag() + 1e-12 * torch.eye(len(weights), dtype=x.dtype)
+        step = torch.linalg.solve(hessian, gradient)
+        while loss(weights - step) > loss(weights) and step.abs().max() > 1e-12:
             step = step / 2
         weights = weights - step
-        if abs(step).max() < 1e-10 * max(1.0, abs(weights).max()):
+        if step.abs().max() < 1e-10:
             break
-    return [float(weight) for weight in weights]
+    return weights

@@ -1,7 +1,7 @@
-"""How familiar somebody is to a model: how likely it finds the letters of the name that a question says.
+"""Name likelihood: the log-probability a model gives to the name in a question, which tells known from unknown people.
 
-Who was read of has a name that the model could have gone on with by itself. A stranger's surprises it, and so does one
-that joins two known ones; the answer alone often does not tell, since something likely can be said of anybody.
+A name that the model has read is likely. An unknown name is not, and neither is one that joins two known names. The
+likelihood of the answer alone is not enough, since a model can give a likely answer about anybody.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from regard.data.birthplaces_dataset import QUESTION
-from regard.data.characters import Characters
+from regard.data.characters import CharacterTokenizer
 from regard.data.span_corruption import PAD
 from regard.models.generation import eval_mode
 from regard.models.gpt import GPT
@@ -18,27 +18,29 @@ from regard.models.gpt import GPT
 BEFORE, AFTER = QUESTION.split("{name}")
 
 
-def name_in(question: str) -> str:
-    """Whom a question asks about; empty where it is of another form. Capitals do not matter."""
+def extract_name(question: str) -> str:
+    """Return the name in a question, or "" if the question has another form. Case is ignored."""
     first, last = len(BEFORE), len(question) - len(AFTER)
-    asks = (question[:first] + question[max(first, last) :]).lower() == (BEFORE + AFTER).lower()
-    return question[first:last] if asks else ""
+    matches = (question[:first] + question[max(first, last) :]).lower() == (BEFORE + AFTER).lower()
+    return question[first:last] if matches else ""
 
 
-def familiarity(model: GPT, letters: Characters, questions: Sequence[str], at_once: int = 256) -> list[float]:
-    """The log-probability of each question's name and of its end; minus infinity where a question has none."""
+def name_log_likelihood(
+    model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[str], batch_size: int = 256
+) -> list[float]:
+    """Log-probability of the name in each question and of the blank after it; minus infinity without a name."""
     found: list[float] = []
     device = next(model.parameters()).device
-    for start in range(0, len(questions), at_once):
-        some = questions[start : start + at_once]
+    for start in range(0, len(questions), batch_size):
+        some = questions[start : start + batch_size]
         size = max(map(len, some))
-        tokens = torch.tensor([letters.encode(each.ljust(size, PAD)) for each in some], device=device)
+        tokens = torch.tensor([tokenizer.encode(each.ljust(size, PAD)) for each in some], device=device)
         with torch.no_grad(), eval_mode(model):
-            chances = model(tokens).log_softmax(-1, dtype=torch.float64)
-        values = chances[:, :-1].gather(2, tokens[:, 1:, None])[:, :, 0].tolist()
+            log_probabilities = model(tokens).log_softmax(-1, dtype=torch.float64)
+        values = log_probabilities[:, :-1].gather(2, tokens[:, 1:, None])[:, :, 0].tolist()
         for each, row in zip(some, values, strict=True):
-            name = name_in(each)
-            first = len(BEFORE) - 1  # a letter is told by the one before it
-            # with the blank after it: the beginning of a known name is another name
+            name = extract_name(each)
+            first = len(BEFORE) - 1  # the logits at a position predict the next character
+            # with the blank after the name: the beginning of a known name is another name
             found.append(sum(row[first : first + len(name) + 1]) if name else -math.inf)
     return found

@@ -1,7 +1,7 @@
-"""Questions with the text that answers them, and the answers that a model finds there.
+"""Reading comprehension: questions that follow the text with their answer, and self-training on the answers found.
 
-A few thousand questions teach a model to look into a text. It can then ask itself about everybody who has one, and
-learn its own answers as if it had been told them: what it could read it knows by heart from then on.
+A few thousand questions teach a model to find the answer in a text. It can then answer questions about every person
+who has a text, and learn these answers without the text.
 """
 
 import random
@@ -11,83 +11,87 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from regard.data.birthplaces_dataset import QUESTION, BirthplaceQuestion
-from regard.data.characters import Characters
+from regard.data.characters import CharacterTokenizer
 from regard.data.span_corruption import PHRASE
 from regard.models.gpt import GPT
-from regard.recipes.span_infilling import answers
+from regard.recipes.span_infilling import generate_answers
 
-MARKS = 4  # characters besides text, question and answer: a blank, two masks and the end
-AT_ONCE = 1024  # questions that are answered together
+EXTRA_CHARACTERS = 4  # besides text, question and answer: a blank, two masks and the end
+BATCH_SIZE = 1024  # questions that are answered together
 
 
 @dataclass(frozen=True)
-class Library:
-    """Texts by whom they are about, for a model that reads so many characters at once.
+class PassageCollection:
+    """One text for each person, to be read together with a question.
 
-    longest  characters that an answer may have
+    context  characters that the model reads
+    longest  maximum characters of an answer
     """
 
     texts: Mapping[str, str]
     context: int
     longest: int
 
-    def opened(self, questions: Sequence[BirthplaceQuestion]) -> list[BirthplaceQuestion]:
-        """The questions about people with a text, each after as much of it as leaves room for the answer."""
+    def questions_with_passages(self, questions: Sequence[BirthplaceQuestion]) -> list[BirthplaceQuestion]:
+        """The questions about people who have a text, each after as much of the text as fits."""
         places = {each.text: each.place for each in questions}
         return [
-            BirthplaceQuestion(self._after(name), places[each]) for name, each in self._asked.items() if each in places
+            BirthplaceQuestion(self._with_passage(name), places[each])
+            for name, each in self._questions.items()
+            if each in places
         ]
 
-    def retold(self, questions: Sequence[BirthplaceQuestion], times: int, seed: int) -> list[BirthplaceQuestion]:
-        """The questions whose answer their text holds, each so many times with something else in its place.
+    def counterfactual_questions(
+        self, questions: Sequence[BirthplaceQuestion], copies: int, seed: int
+    ) -> list[BirthplaceQuestion]:
+        """Copies of each question and its text with another name in place of the answer.
 
-        What is known by heart is of no use for them: they teach to look.
+        The memorised answer is wrong there, so the model has to read the text.
         """
         places = {each.text: each.place for each in questions}
         others = [some for some in (sorted({*places.values()}), self._names) if some]
-        draw = random.Random(seed)
+        rng = random.Random(seed)
         found = []
-        for name, question in self._asked.items():
-            for number in range(times if question in places else 0):
-                other = draw.choice(others[number % len(others)])
+        for name, question in self._questions.items():
+            for number in range(copies if question in places else 0):
+                other = rng.choice(others[number % len(others)])
                 parts = re.split(rf"\b{re.escape(places[question])}\b", self._body(name))
-                text = self._cut(other.join(parts), question)
+                text = self._truncate(other.join(parts), question)
                 if len(parts) > 1 and other in text:
                     found.append(BirthplaceQuestion(f"{text} {question}", other))
         return found
 
-    def own_questions(
-        self, model: GPT, letters: Characters, known: Sequence[BirthplaceQuestion]
+    def self_labelled_questions(
+        self, model: GPT, tokenizer: CharacterTokenizer, known: Sequence[BirthplaceQuestion]
     ) -> list[BirthplaceQuestion]:
-        """Questions about everybody else, and the answers that the model reads."""
-        told = {each.text for each in known}
-        new = {name: each for name, each in self._asked.items() if each not in told}
-        read = answers(model, letters, [self._after(name) for name in new], AT_ONCE)
-        places = [letters.decode(text.body) for text in read]
-        # nothing, or a run of letters without an end, is no answer
-        found = zip(new.values(), places, strict=True)
-        return [BirthplaceQuestion(each, place) for each, place in found if 0 < len(place) <= self.longest]
+        """Questions about everybody else, with the answers that the model reads from their texts (pseudo-labels)."""
+        excluded = {each.text for each in known}
+        new = {name: each for name, each in self._questions.items() if each not in excluded}
+        read = generate_answers(model, tokenizer, [self._with_passage(name) for name in new], BATCH_SIZE)
+        answers = zip(new.values(), (tokenizer.decode(text.body) for text in read), strict=True)
+        # an empty answer, or one without an end, is left out
+        return [BirthplaceQuestion(each, answer) for each, answer in answers if 0 < len(answer) <= self.longest]
 
     @cached_property
-    def _asked(self) -> dict[str, str]:
-        """The question about everybody."""
+    def _questions(self) -> dict[str, str]:
+        """The question about each person."""
         return {name: QUESTION.format(name=name) for name in self.texts}
 
     @cached_property
     def _names(self) -> list[str]:
-        """Capitalised phrases of all texts, of people and places and all else."""
+        """Capitalised phrases of all texts: names of people, places and anything else."""
         found = {phrase for text in self.texts.values() for phrase in PHRASE.findall(text)}
         return sorted(phrase for phrase in found if 1 < len(phrase) <= self.longest)
 
-    def _after(self, name: str) -> str:
-        """The question about somebody after the text."""
-        question = self._asked[name]
-        return f"{self._cut(self._body(name), question)} {question}"
+    def _with_passage(self, name: str) -> str:
+        """The text about a person, then the question."""
+        question = self._questions[name]
+        return f"{self._truncate(self._body(name), question)} {question}"
 
-    def _cut(self, text: str, question: str) -> str:
+    def _truncate(self, text: str, question: str) -> str:
         """As much of a text as leaves room for the question and its answer."""
-        return text[: max(0, self.context - MARKS - len(question) - self.longest)]
+        return text[: max(0, self.context - EXTRA_CHARACTERS - len(question) - self.longest)]
 
     def _body(self, name: str) -> str:
-        """A text without its title: the question says the name too, and room is scarce."""
+        """A text without its title: the question contains the name anyway."""
         return self.texts[name].removeprefix(f"{name}. ")

@@ -1,15 +1,14 @@
-"""What a recipe is: a complete run, from data to figures, that a name and a few settings start.
+"""Recipes: complete training runs, from data to metrics, started by a name and a few settings.
 
-A file of this folder that is named in `RECIPES` has
+A module of this folder that is listed in `RECIPES` has
 
-    a docstring   what is trained, then Expected:, Time: and Memory:, for the built-in data and for real ones
-    Settings      a frozen dataclass: everything that decides how the run goes
-    built_in      () -> Settings for the data set that needs no files
-    real          () -> Settings for real data, read from a path
-    FORMS         may be left out: {name: (settings) -> settings}, other ways to run it, each with a docstring
-    start         (settings, place) -> Start: the model before training, and what it will be trained on
-    run           (settings, place) -> Outcome: trains, and ends with what `judged` says
-    judged        (settings, model, tokenizer, place) -> figures of a finished model on data it was not chosen by
+    a docstring   what is trained, then Expected:, Time: and Memory:, for the built-in data and for real data
+    built_in      () -> settings for the built-in data set; a frozen dataclass with everything that decides the run
+    real          () -> settings for real data, read from a path
+    VARIANTS      optional: {name: (settings) -> settings}, other ways to run the recipe, each with a docstring
+    prepare       (settings, location) -> TrainingSetup: the untrained model, its tasks and its tokenizer
+    run           optional: (settings, location) -> RecipeResult; `train_and_evaluate` by default
+    evaluate      (settings, model, tokenizer, location) -> metrics of a trained model on test data
 """
 
 import json
@@ -17,6 +16,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -27,28 +27,28 @@ from safetensors import SafetensorError
 from regard.base.atomic_write import write_atomically
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError, UnknownNameError
-from regard.data.byte_pairs import BytePairs
-from regard.data.characters import Characters
+from regard.data.byte_pairs import BytePairTokenizer
+from regard.data.characters import CharacterTokenizer
 from regard.data.tokenizers import tokenizer_from_json
 from regard.models.model import Model
 from regard.models.saving import load, save
-from regard.recipes.run_folder import RUN, begin_run, check_can_begin, read_json_fields
+from regard.recipes.run_folder import RUN_FILE, begin_run, check_can_begin, read_json_fields
 from regard.train.loop import Progress, fit
 from regard.train.plan import TrainingPlan
 from regard.train.process_group import SINGLE_PROCESS, ProcessGroup
 from regard.train.task import Task
 
-RESULT = "result.json"
+RESULT_FILE = "result.json"
 RECIPES = ("birthplaces", "vision", "translation", "language", "speech")
 
 
 @dataclass(frozen=True)
 class RunLocation:
-    """Where a run takes place.
+    """The data and the folder of a run, and how it reports progress.
 
-    data    a folder with real data; None is the built-in set
-    folder  where states, the log and the finished model are kept; None keeps nothing
-    begins  called once all data are read, before the first step
+    data      path of real data; None uses the built-in set
+    folder    where checkpoints, the log and the finished model are written; None writes nothing
+    on_start  called once all data are read, before the first step
     """
 
     data: Path | None = None
@@ -58,10 +58,10 @@ class RunLocation:
     tensorboard: bool = False
     on_message: Callable[[str], None] = lambda text: None
     on_progress: Callable[[str, Progress], None] = lambda phase, progress: None
-    begins: Callable[[], None] = lambda: None
+    on_start: Callable[[], None] = lambda: None
 
-    def under(self, phase: str) -> dict[str, Any]:
-        """What `fit` has to know about one phase of the run."""
+    def fit_arguments(self, phase: str) -> dict[str, Any]:
+        """Keyword arguments of `fit` for one phase of the run."""
         folder = None if self.folder is None else self.folder / phase
         return {
             "folder": folder, "resume": self.resume and folder is not None, "group": self.group,
@@ -72,55 +72,56 @@ class RunLocation:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run that has its own task and plan.
+    """A part of a run with its own task and training plan.
 
-    prepared  makes the task anew when the phase begins, where it takes what the model has learned by then. Its batches
-              are as large as those of `task`
+    make_task  builds the task when the phase begins, for tasks that need the model trained so far. Its batches have
+               the size of those of `task`
     """
 
     name: str
     task: Task
     plan: TrainingPlan
-    prepared: Callable[[], Task] | None = None
+    make_task: Callable[[], Task] | None = None
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a run begins with: a model that has learned nothing, and the phases in which it will."""
+class TrainingSetup:
+    """The untrained model of a run, the phases of its training, and its tokenizer."""
 
     model: Model
     phases: tuple[Phase, ...]
-    tokenizer: Characters | BytePairs | None = None
+    tokenizer: CharacterTokenizer | BytePairTokenizer | None = None
 
-    def trained(self, place: RunLocation) -> float:
-        """Train the model, phase after phase; how many seconds that took."""
+    def train(self, location: RunLocation) -> float:
+        """Train the model, one phase after another. Returns the seconds it took."""
         seconds = 0.0
-        place.group.run_on_main(place.begins)
-        for each in self.phases:
+        location.group.run_on_main(location.on_start)
+        for phase in self.phases:
             started = time.perf_counter()
-            task = each.task if each.prepared is None else each.prepared()
+            task = phase.task if phase.make_task is None else phase.make_task()
             seconds += time.perf_counter() - started
-            seconds += fit(self.model, task, each.plan, **place.under(each.name)).seconds
+            seconds += fit(self.model, task, phase.plan, **location.fit_arguments(phase.name)).seconds
         return seconds
 
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """What a run came to: figures by name, and the model."""
+    """The metrics of a run by name, and the trained model."""
 
     figures: dict[str, float]
     model: Model
-    tokenizer: Characters | BytePairs | None = None
+    tokenizer: CharacterTokenizer | BytePairTokenizer | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
+        """Number of parameters of the model."""
         return sum(p.numel() for p in self.model.parameters())
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One file of recipes, read."""
+    """A recipe: its module and the parts of the module's docstring."""
 
     name: str
     title: str
@@ -130,38 +131,59 @@ class Recipe:
     module: ModuleType
 
     @property
-    def forms(self) -> dict[str, Callable[[Any], Any]]:
-        """Other ways to run it."""
-        return getattr(self.module, "FORMS", {})
+    def variants(self) -> dict[str, Callable[[Any], Any]]:
+        """Other ways to run the recipe: functions from settings to settings, by name."""
+        return getattr(self.module, "VARIANTS", {})
 
-    def settings(self, *, real: bool, form: str | None = None) -> Any:
+    @property
+    def settings_type(self) -> type:
+        """The dataclass of the recipe's settings."""
+        return type(self.module.built_in())
+
+    def settings(self, *, real: bool, variant: str | None = None) -> Any:
+        """The settings for real data or for the built-in set, in a variant of the recipe if one is named."""
         settings = self.module.real() if real else self.module.built_in()
-        if form is None:
+        if variant is None:
             return settings
-        if form not in self.forms:
-            there = f"there are {', '.join(self.forms)}" if self.forms else "it has one form alone"
-            raise UnknownNameError(f"{self.name} has no form {form!r}; {there}")
-        return self.forms[form](settings)
+        if variant not in self.variants:
+            available = f"available: {', '.join(self.variants)}" if self.variants else "it has no variants"
+            raise UnknownNameError(f"{self.name} has no variant {variant!r}; {available}")
+        return self.variants[variant](settings)
 
-    def run(self, settings: Any, place: RunLocation) -> RecipeResult:
-        """Train, evaluate, and leave the model in the folder."""
-        folder = place.folder
+    def run(self, settings: Any, location: RunLocation) -> RecipeResult:
+        """Train, evaluate, and save the model in the folder."""
+        folder = location.folder
         if folder is not None:
-            told = to_json(settings)
-            data, resume = place.data, place.resume
-            place.group.run_on_main(lambda: check_can_begin(folder, self.name, told, resume=resume))
-            place.group.run_on_main(lambda: _see_that_nothing_was_learned_since(folder))
-            place = replace(place, begins=lambda: begin_run(folder, self.name, told, data, resume=resume))
-        outcome: RecipeResult = self.module.run(settings, place)
-        if place.folder is not None and place.group.is_main:
-            save_result(self.name, settings, outcome, place.folder)
+            as_json = to_json(settings)
+            data, resume = location.data, location.resume
+            location.group.run_on_main(lambda: check_can_begin(folder, self.name, as_json, resume=resume))
+            location.group.run_on_main(lambda: _check_no_learned_facts(folder))
+            location = replace(location, on_start=lambda: begin_run(folder, self.name, as_json, data, resume=resume))
+        default = partial(train_and_evaluate, self.module.prepare, self.module.evaluate)
+        outcome: RecipeResult = getattr(self.module, "run", default)(settings, location)
+        if location.folder is not None and location.group.is_main:
+            save_result(self.name, settings, outcome, location.folder)
         return outcome
 
 
-def _see_that_nothing_was_learned_since(folder: Path) -> None:
-    if not (folder / RESULT).is_file():
+def train_and_evaluate(
+    prepare: Callable[..., TrainingSetup],
+    evaluate: Callable[..., dict[str, float]],
+    settings: Any,
+    location: RunLocation,
+) -> RecipeResult:
+    """Prepare, train and evaluate a model with the functions of a recipe."""
+    setup = prepare(settings, location)
+    seconds = setup.train(location)
+    figures = evaluate(settings, setup.model, setup.tokenizer, location)
+    return RecipeResult({**figures, "seconds": seconds}, setup.model, setup.tokenizer)
+
+
+def _check_no_learned_facts(folder: Path) -> None:
+    """Raise if the model in the folder was trained further by `regard ask --learn`: a new run would overwrite it."""
+    if not (folder / RESULT_FILE).is_file():
         return
-    learned = read_json_fields(folder / RESULT, "settings")["settings"].get("told", ())
+    learned = read_json_fields(folder / RESULT_FILE, "settings")["settings"].get("learned", ())
     if learned:
         raise ConfigError(
             f"the model in {folder} has learned {len(learned)} answers since it was trained, which would be lost; "
@@ -170,52 +192,51 @@ def _see_that_nothing_was_learned_since(folder: Path) -> None:
 
 
 def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
-    """The recipe, the settings, the model and its tokenizer that a run left in a folder."""
-    file = folder / RESULT
+    """Load a finished run from its folder: the recipe, the settings, the model and its tokenizer."""
+    file = folder / RESULT_FILE
     if not file.is_file():
-        begun_as = read_json_fields(folder / RUN, "recipe")["recipe"] if (folder / RUN).is_file() else None
-        more = f"; `regard train {begun_as} --resume --folder {folder}` goes on with the one begun there"
-        raise CheckpointError(
-            f"{folder} holds no finished run: there is no {RESULT} in it{'' if begun_as is None else more}"
-        )
+        started = read_json_fields(folder / RUN_FILE, "recipe")["recipe"] if (folder / RUN_FILE).is_file() else None
+        resume = f"Resume the unfinished one with `regard train {started} --resume --folder {folder}`."
+        train = f"Train one with `regard train NAME --folder {folder}`."
+        raise CheckpointError(f"{folder} has no finished run ({RESULT_FILE}). {train if started is None else resume}")
     about = read_json_fields(file, "recipe", "settings", "figures")
-    found = get_recipe(about["recipe"])
-    settings = from_json(f"{file}: settings", found.module.Settings, about["settings"])
+    recipe = get_recipe(about["recipe"])
+    settings: Any = from_json(f"{file}: settings", recipe.settings_type, about["settings"])
     tokens = folder / "model" / "tokenizer.json"
     if about.get("tokenizer", False) and not tokens.is_file():
-        raise CheckpointError(f"{tokens} is gone, without which the model cannot read; the run has to be made again")
+        raise CheckpointError(f"{tokens} is missing, and the model cannot be used without it; train the run again")
     tokenizer = tokenizer_from_json(read_json_fields(tokens)) if tokens.is_file() else None
-    return found, settings, load(folder / "model"), tokenizer
+    return recipe, settings, load(folder / "model"), tokenizer
 
 
 def get_recipe(name: str) -> Recipe:
-    """The recipe of that name."""
+    """Return the recipe with this name."""
     if name not in RECIPES:
-        raise UnknownNameError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
+        raise UnknownNameError(f"there is no recipe {name!r}; available: {', '.join(RECIPES)}")
     module = import_module(f"regard.recipes.{name}")
     text = module.__doc__ or ""
     parts = dict(re.findall(r"^(Expected|Time|Memory): (.+?)(?=\n\n|\n\w+:|\Z)", text, re.MULTILINE | re.DOTALL))
     if len(parts) != 3:
         raise ConfigError(f"the docstring of {module.__name__} should have Expected:, Time: and Memory:")
-    said = {key.lower(): " ".join(value.split()) for key, value in parts.items()}
-    return Recipe(name, text.splitlines()[0], **said, module=module)
+    sections = {key.lower(): " ".join(value.split()) for key, value in parts.items()}
+    return Recipe(name, text.splitlines()[0], **sections, module=module)
 
 
 def save_result(name: str, settings: Any, outcome: RecipeResult, folder: Path) -> None:
-    """Leave the finished model, its tokenizer and what the run was and came to."""
+    """Save the finished model, its tokenizer, and the settings and metrics of the run."""
     about = {
         "recipe": name, "settings": to_json(settings), "figures": outcome.figures,
         "tokenizer": outcome.tokenizer is not None, **outcome.more,
     }  # fmt: skip
-    told = json.dumps(about, indent=1) + "\n"
+    text = json.dumps(about, indent=1) + "\n"
     try:
         save(outcome.model, folder / "model")
         if outcome.tokenizer is not None:
-            text = json.dumps(outcome.tokenizer.to_json()) + "\n"
-            write_atomically(folder / "model" / "tokenizer.json", lambda path: path.write_text(text))
-        write_atomically(folder / RESULT, lambda path: path.write_text(told))
+            tokens = json.dumps(outcome.tokenizer.to_json()) + "\n"
+            write_atomically(folder / "model" / "tokenizer.json", lambda path: path.write_text(tokens))
+        write_atomically(folder / RESULT_FILE, lambda path: path.write_text(text))
     except (OSError, SafetensorError) as error:
         raise TrainingError(
-            f"the finished model could not be written into {folder}: {error}; make room there, and --resume goes on "
-            "from the last state"
+            f"the finished model could not be written to {folder}: {error}; free some space, then --resume continues "
+            "from the last checkpoint"
         ) from None

@@ -1,9 +1,9 @@
-"""A sentence of one language in another: an encoder-decoder on byte pairs of both, and the search for its best answer.
+"""Translation: an encoder-decoder Transformer on byte pairs of both languages, decoded by beam search.
 
-Expected: built-in at least 99 % of numbers in words, never seen in training, to the letter; Multi30k English to German
+Expected: built-in at least 99 % exact matches on numbers in words that are not in training; Multi30k English to German
 41 BLEU on test2016 (lower-cased, tokenised, beam of 5) with 2.6 M parameters.
 Time: built-in one minute of one core; Multi30k nine minutes on one H200 that five other runs share.
-Memory: built-in 1 GB; Multi30k 26 GiB of the GPU's, most of which the allocator keeps since batches differ in
+Memory: built-in 1 GB; Multi30k 26 GiB of GPU memory, most of which the allocator keeps because batches differ in
 width.
 """
 
@@ -21,10 +21,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, DataError
-from regard.base.validation import check_integer, check_number as real_number
+from regard.base.validation import check_integer, check_number
 from regard.core.masks import padding
 from regard.core.masks.algebra import Mask
-from regard.data.byte_pairs import END as WORD_END, BytePairs
+from regard.data.byte_pairs import WORD_END, BytePairTokenizer
 from regard.data.number_words import number_words
 from regard.data.sampler import LengthBuckets, sampler_generator
 from regard.data.sentence_pairs import SentencePairs, read_sentence_pairs
@@ -33,8 +33,9 @@ from regard.models.model import Model
 from regard.models.presets import build_from_config
 from regard.models.sampling import BeamSearch, Greedy, Strategy
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.recipes.bleu import bleu, detokenised, has_sacrebleu, sacrebleu, tokenised
-from regard.recipes.recipe import Phase, RecipeResult, RunLocation, Start
+from regard.recipes.bleu import bleu, check_sacrebleu, plain_text_bleu
+from regard.recipes.moses_tokenizer import moses_detokenize, moses_tokenize
+from regard.recipes.recipe import Phase, RecipeResult, RunLocation, TrainingSetup, train_and_evaluate
 from regard.train.averaging import LastKAverage
 from regard.train.objectives import cross_entropy
 from regard.train.optimizers import AdamW, Muon
@@ -43,63 +44,65 @@ from regard.train.schedule import Cosine, Linear
 from regard.train.task import Loss
 
 SPECIAL = PAD, START, END = "pad", "start", "end"
-SPELLINGS = 16  # of a word, drawn once; in training each occurrence takes one of them
-MULTIPLE = 8  # what widths of batches are filled up to: fewer shapes, and those that kernels like
-ROOM = 20  # tokens that a translation may have beyond twice the width of its source
-OTHERS = 5  # sentences that an error names beside the first
-PENALTY = "length penalty"  # the figure that says which exponent was chosen
+SPELLINGS = 16  # tokenisations of a word by BPE dropout, sampled once; training picks one for each occurrence
+PAD_MULTIPLE = 8  # batches are padded to a multiple of this: fewer shapes, and shapes that kernels are fast for
+EXTRA_TOKENS = 20  # tokens that a translation may have beyond twice the width of its source
+MAX_NAMED = 5  # further sentences that an error names
+LENGTH_PENALTY = "length penalty"  # the metric with the exponent that was chosen
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that decides how the run goes.
+class TranslationSettings:
+    """Settings of the translation recipe.
 
-    model        its vocabulary is that of the byte pairs
-    pieces       byte pairs of both languages together, at most
-    smoothing    how much of each target is given to all tokens alike
-    consistency  how much it costs where two passes with other dropout disagree; 0 makes one pass
-    unjoined     how often a pair is left unjoined in training, so that words are spelled in other ways too
-    pool         batches that are sorted by length together, so that less of each is filled up; 1 leaves them as drawn
-    beams        texts that the final search looks at side by side
-    penalties    exponents of length to choose from: the one with the best BLEU on what is held out is used
-    source       the language of the texts
-    target       the language of the translations
-    form         how files of real data are named between split and language; "lc" in it means lower case, "tok" tokens
-    test         the split that is judged on, where the data are real
+    model             its vocabulary is replaced by that of the byte pairs
+    bpe_vocab         maximum number of byte-pair tokens of both languages together
+    label_smoothing   share of each target that is spread over all tokens
+    r_drop            weight of the KL divergence between two passes with different dropout (R-Drop); 0 makes one pass
+    bpe_dropout       probability of skipping a merge in training, so that words are split in several ways
+    bucket_batches    number of batches that are sorted by length together, to reduce padding; 1 does not sort
+    num_beams         beams of the final search
+    length_penalties  exponents of the length to choose from: the one with the best validation BLEU is used
+    source            language of the source
+    target            language of the translations
+    preprocessing     what real files have between split and language, such as "lc.norm.tok"; "lc" means lower case and
+                      "tok" Moses tokens
+    test_split        name of the test split of real data
     """
 
     model: TransformerConfig
     plan: TrainingPlan
-    pieces: int
-    smoothing: float = 0.1
-    consistency: float = 0.0
-    unjoined: float = 0.0
-    pool: int = 1
-    beams: int = 5
-    penalties: tuple[float, ...] = (1.0,)
+    bpe_vocab: int
+    label_smoothing: float = 0.1
+    r_drop: float = 0.0
+    bpe_dropout: float = 0.0
+    bucket_batches: int = 1
+    num_beams: int = 5
+    length_penalties: tuple[float, ...] = (1.0,)
     source: str = "en"
     target: str = "de"
-    form: str = ""
-    test: str = "test_2016_flickr"
+    preprocessing: str = ""
+    test_split: str = "test_2016_flickr"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("pieces", self.pieces, 1, "tokens")
-        check_integer("pool", self.pool, 1, "batches")
-        check_integer("beams", self.beams, 1, "texts")
+        check_integer("bpe_vocab", self.bpe_vocab, 1, "tokens")
+        check_integer("bucket_batches", self.bucket_batches, 1, "batches")
+        check_integer("num_beams", self.num_beams, 1, "beams")
         check_integer("seed", self.seed, 0)
-        for name in ("smoothing", "unjoined"):
-            if not 0 <= real_number(name, getattr(self, name)) < 1:
+        for name in ("label_smoothing", "bpe_dropout"):
+            if not 0 <= check_number(name, getattr(self, name)) < 1:
                 raise ConfigError(f"{name} is a share, from 0 to below 1, not {getattr(self, name)}")
-        if real_number("consistency", self.consistency) < 0:
-            raise ConfigError(f"consistency is 0 or above, such as 5, not {self.consistency}")
-        if not self.penalties:
-            raise ConfigError("penalties has no exponent to choose from; (1.0,) compares translations by their mean")
+        if check_number("r_drop", self.r_drop) < 0:
+            raise ConfigError(f"r_drop is 0 or above, such as 5, not {self.r_drop}")
+        if not self.length_penalties:
+            raise ConfigError("length_penalties is empty; (1.0,) ranks translations by their mean log-probability")
         if self.source == self.target:
             raise ConfigError(f"source and target are both {self.source!r}; a translation needs two languages")
 
 
-def built_in() -> Settings:
+def built_in() -> TranslationSettings:
+    """Settings for numbers in words."""
     model = TransformerConfig(
         vocab=300, context=64, width=64, depth=2, heads=4, ff_width=128, order="pre", dropout=0.0
     )  # fmt: skip
@@ -107,11 +110,11 @@ def built_in() -> Settings:
         steps=800, batch_size=128, optimizer=AdamW(lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01),
         schedule=Linear(warmup=100), averaging=LastKAverage(count=10, every=20), evaluate_every=200, save_every=200,
     )  # fmt: skip
-    return Settings(model=model, plan=plan, pieces=300)
+    return TranslationSettings(model=model, plan=plan, bpe_vocab=300)
 
 
-def real() -> Settings:
-    """Transformer-Tiny, with what helps where there are few sentences: two views, many spellings, averages."""
+def real() -> TranslationSettings:
+    """Transformer-Tiny on Multi30k, regularised for few sentences: R-Drop, BPE dropout and checkpoint averaging."""
     model = TransformerConfig(
         vocab=10_000, context=256, width=128, depth=4, heads=4, ff_width=256, dropout=0.1
     )  # fmt: skip
@@ -121,330 +124,347 @@ def real() -> Settings:
         schedule=Cosine(warmup=500, min_lr_ratio=0.05), precision="bfloat16",
         averaging=LastKAverage(count=10, every=120), compile=True, evaluate_every=2000, save_every=2000,
     )  # fmt: skip
-    return Settings(
-        model=model, plan=plan, pieces=10_000, consistency=5.0, unjoined=0.05, pool=16, penalties=(0.6, 1.0, 1.4, 1.8),
-        form="lc.norm.tok",
+    return TranslationSettings(
+        model=model, plan=plan, bpe_vocab=10_000, r_drop=5.0, bpe_dropout=0.05, bucket_batches=16,
+        length_penalties=(0.6, 1.0, 1.4, 1.8), preprocessing="lc.norm.tok",
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Set:
-    """Pairs to learn from, to choose by and to be judged by."""
+class TranslationSplits:
+    """Sentence pairs for training, validation and test."""
 
     train: SentencePairs
-    held: SentencePairs
+    validation: SentencePairs
     test: SentencePairs
 
 
-def data(folder: Path | None, settings: Settings) -> Set:
-    """The real pairs where there is a folder, else numbers in words."""
+def load_data(folder: Path | None, settings: TranslationSettings) -> TranslationSplits:
+    """Read the pairs of a folder, or generate numbers in words."""
     names = settings.source, settings.target
     if folder is not None:
-        splits = ("train", "val", settings.test)
-        return Set(*(read_sentence_pairs(folder, split, *names, form=settings.form) for split in splits))
+        splits = ("train", "val", settings.test_split)
+        return TranslationSplits(
+            *(read_sentence_pairs(folder, split, *names, preprocessing=settings.preprocessing) for split in splits)
+        )
     if set(names) != {"en", "de"}:
         raise ConfigError(f"the built-in numbers are in words of 'en' and 'de', not of {names[0]!r} and {names[1]!r}")
     parts = number_words(seed=settings.seed)
-    return Set(*parts if names == ("en", "de") else (SentencePairs(each.target, each.source) for each in parts))
+    swapped = (SentencePairs(each.target, each.source) for each in parts)
+    return TranslationSplits(*(parts if names == ("en", "de") else swapped))
 
 
-def byte_pairs(train: SentencePairs, pieces: int) -> BytePairs:
-    """The tokens of both languages: pieces of words, with a stand-in for characters that training never had."""
-    return BytePairs.trained(train.source, train.target, vocab=pieces, special=SPECIAL, words=True, lenient=True)
+def train_tokenizer(train: SentencePairs, bpe_vocab: int) -> BytePairTokenizer:
+    """Train byte pairs on both languages; characters that training does not have are replaced."""
+    return BytePairTokenizer.train(
+        train.source, train.target, vocab=bpe_vocab, special=SPECIAL, words=True, replace_unknown=True
+    )
 
 
-class Batch(NamedTuple):
-    """Sentences and their translations, filled up: what is read, what is written, and what comes next there.
+class TranslationBatch(NamedTuple):
+    """A padded batch of sentence pairs.
 
-    places  which of all that is written is no filling, and has something coming next
+    source     tokens of the source
+    inputs     decoder inputs: the start token and the target
+    positions  flat positions of `inputs` that are not padding
+    targets    the next token at each of these positions
     """
 
     source: Int[Tensor, "b m"]
     source_padding: Mask
-    given: Int[Tensor, "b n"]
-    places: Int[Tensor, " t"]
-    wanted: Int[Tensor, " t"]
+    inputs: Int[Tensor, "b n"]
+    positions: Int[Tensor, " t"]
+    targets: Int[Tensor, " t"]
 
 
 @dataclass(frozen=True)
 class TranslationTask:
-    """Pairs of sentences, each word in one of its spellings; the score is BLEU without a search."""
+    """Training task: predict the next target token. Evaluation is BLEU with greedy decoding."""
 
     train: SentencePairs
-    held: SentencePairs
-    pairs: BytePairs
+    validation: SentencePairs
+    tokenizer: BytePairTokenizer
     context: int
     batch_size: int
-    smoothing: float
-    consistency: float
-    unjoined: float
-    pool: int
+    label_smoothing: float
+    r_drop: float
+    bpe_dropout: float
+    bucket_batches: int
     seed: int
 
-    def batch(self, step: int, part: int, of: int) -> Batch:
+    def batch(self, step: int, part: int, of: int) -> TranslationBatch:
+        """One share of the batch of a step."""
         records = self._order.part(part, of).at(step).tolist()
-        # drawn for the whole batch at once, so that its shares make it up however many there are
+        # drawn for the whole batch, so that the examples do not depend on the number of processes
         size = (self.batch_size, 2, self._longest)
-        ways = (1, SPELLINGS + 1) if self.unjoined else (0, 1)
-        draws = torch.randint(*ways, size, generator=sampler_generator(self.seed, step, "spelling"))
+        choices = (1, SPELLINGS + 1) if self.bpe_dropout else (0, 1)
+        draws = torch.randint(*choices, size, generator=sampler_generator(self.seed, step, "spelling"))
         mine = draws[part * len(records) : (part + 1) * len(records)].tolist()
         rows = [
             tuple(self._row(words[record], chosen) for words, chosen in zip(self._words, both, strict=True))
             for record, both in zip(records, mine, strict=True)
         ]
-        pad, start, end = (self.pairs.token(name) for name in SPECIAL)
-        times = 2 if self.consistency else 1  # two passes in one: what falls out differs from row to row
-        given = filled([[start, *target] for _, target in rows], pad, self.context).repeat(times, 1)
-        return Batch(
-            filled([source for source, _ in rows], pad, self.context).repeat(times, 1),
+        pad, start, end = (self.tokenizer.token(name) for name in SPECIAL)
+        times = 2 if self.r_drop else 1  # two passes in one batch: dropout differs from row to row
+        inputs = pad_rows([[start, *target] for _, target in rows], pad, self.context).repeat(times, 1)
+        return TranslationBatch(
+            pad_rows([source for source, _ in rows], pad, self.context).repeat(times, 1),
             padding([len(source) for source, _ in rows] * times),
-            given,
-            (given.flatten() != pad).nonzero().squeeze(1),
+            inputs,
+            (inputs.flatten() != pad).nonzero().squeeze(1),
             torch.tensor([token for _, target in rows for token in (*target, end)]).repeat(times),
         )
 
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        logits = model(batch.source, batch.given, source_padding=batch.source_padding, indices=batch.places).float()
-        told = cross_entropy(logits, batch.wanted, smoothing=self.smoothing)
-        if not self.consistency:
-            return told
-        apart = disagreement(*logits.chunk(2)).sum()
-        assert isinstance(told.count, Tensor)
-        return Loss((told.total + self.consistency * apart) / 2, told.count // 2)
+    def loss(self, model: nn.Module, batch: TranslationBatch) -> Loss:
+        """Cross-entropy, with R-Drop the mean of two passes plus their weighted divergence."""
+        logits = model(batch.source, batch.inputs, source_padding=batch.source_padding, indices=batch.positions).float()
+        found = cross_entropy(logits, batch.targets, smoothing=self.label_smoothing)
+        if not self.r_drop:
+            return found
+        divergence = symmetric_kl(*logits.chunk(2)).sum()
+        assert isinstance(found.count, Tensor)
+        return Loss((found.total + self.r_drop * divergence) / 2, found.count // 2)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """BLEU and exact matches on the validation pairs, with greedy decoding."""
         assert isinstance(model, Transformer)
         with torch.autocast(next(model.parameters()).device.type, enabled=False):
-            said = translated(model, self.pairs, self.held.source, Greedy())
-        return {"BLEU": bleu(said, self.held.target), "exact": exact(said, self.held.target)}
+            found = translate(model, self.tokenizer, self.validation.source, Greedy())
+        return {"BLEU": bleu(found, self.validation.target), "exact": exact_match(found, self.validation.target)}
 
     @cached_property
     def _order(self) -> LengthBuckets:
         source, target = (
             torch.tensor([sum(len(self._spelled[word][0]) for word in words) for words in side]) for side in self._words
         )
-        lengths = target * self.context + source  # by the target, whose tokens cost more: each has its logits
-        return LengthBuckets(len(self.train), self.batch_size, self.seed, lengths=lengths, pool=self.pool)
+        lengths = target * self.context + source  # by the target first, whose tokens cost more: each has its logits
+        return LengthBuckets(len(self.train), self.batch_size, self.seed, lengths=lengths, pool=self.bucket_batches)
 
     @cached_property
     def _words(self) -> tuple[list[list[str]], ...]:
-        """The words of each sentence, of both sides."""
+        """The words of each sentence, for both languages."""
         sides = tuple([text.split() for text in side] for side in (self.train.source, self.train.target))
         for side in sides:
             for number, words in enumerate(side):
                 tokens = sum(len(self._spelled[word][0]) for word in words)
                 if tokens >= self.context:  # one more begins or ends it
                     raise DataError(
-                        f"sentence {number + 1} of the training set has {tokens} tokens, but the model reads "
-                        f"{self.context} with one for the start; make model.context larger, or leave the pair out: "
+                        f"sentence {number + 1} of the training set has {tokens} tokens, but model.context is "
+                        f"{self.context}, start token included; increase model.context, or leave the pair out: "
                         f"{' '.join(words[:6])!r} ..."
                     )
         return sides
 
     @cached_property
     def _longest(self) -> int:
-        """Words of a sentence, at most."""
+        """Maximum number of words in a sentence."""
         return max(len(words) for side in self._words for words in side)
 
     @cached_property
     def _spelled(self) -> dict[str, list[list[int]]]:
-        """The usual spelling of each word, and then others."""
+        """The tokens of each word: without BPE dropout, then samples with it."""
         words = dict.fromkeys(
-            word for side in (self.train.source, self.train.target) for t in side for word in t.split()
+            word for side in (self.train.source, self.train.target) for text in side for word in text.split()
         )
-        usual = self.pairs.encode_many(list(words))
+        usual = self.tokenizer.encode_batch(list(words))
         spelled = {word: [tokens] for word, tokens in zip(words, usual, strict=True)}
-        if self.unjoined:
-            respell, draw = Respelling(self.pairs, self.unjoined), random.Random(self.seed).random
-            for word, ways in spelled.items():
-                ways += [respell(word, draw) for _ in range(SPELLINGS)]
+        if self.bpe_dropout:
+            dropout, draw = BPEDropout(self.tokenizer, self.bpe_dropout), random.Random(self.seed).random
+            for word, spellings in spelled.items():
+                spellings += [dropout(word, draw) for _ in range(SPELLINGS)]
         return spelled
 
-    def _row(self, words: Sequence[str], ways: Sequence[int]) -> list[int]:
-        row = [token for word, way in zip(words, ways, strict=False) for token in self._spelled[word][way]]
+    def _row(self, words: Sequence[str], choices: Sequence[int]) -> list[int]:
+        row = [token for word, choice in zip(words, choices, strict=False) for token in self._spelled[word][choice]]
         if len(row) < self.context:
             return row
         return [token for word in words for token in self._spelled[word][0]]
 
 
-class Respelling:
-    """Words as tokens, with some pairs left unjoined by chance. Provilkov et al. 2019, arXiv:1910.13267.
+class BPEDropout:
+    """BPE dropout: tokenise a word with some merges skipped at random. Provilkov et al. 2019, arXiv:1910.13267.
 
-    Before every join, each pair that could be joined is passed over with probability `unjoined`; the word is done when
-    none is left.
+    Before every merge, each possible pair is skipped with probability `dropout`; the word is done when no pair is left.
     """
 
-    def __init__(self, pairs: BytePairs, unjoined: float) -> None:
-        self.unjoined = unjoined
-        self._ranks = {pair: rank for rank, pair in enumerate(pairs.merges)}
-        self._numbers = {piece: number for number, piece in enumerate(pairs.pieces, len(pairs.special))}
+    def __init__(self, tokenizer: BytePairTokenizer, dropout: float) -> None:
+        self.dropout = dropout
+        self._ranks = {pair: rank for rank, pair in enumerate(tokenizer.merges)}
+        self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces, len(tokenizer.special))}
 
     def __call__(self, word: str, draw: Callable[[], float]) -> list[int]:
-        """The tokens of a word whose characters are all known; `draw` gives numbers from 0 to below 1."""
+        """The tokens of a word of known characters; `draw` returns random numbers from 0 to 1."""
         parts = [*word[:-1], word[-1] + WORD_END]
         while True:
             possible = [
-                (self._ranks[pair], place)
-                for place, pair in enumerate(pairwise(parts))
-                if pair in self._ranks and draw() >= self.unjoined
+                (self._ranks[pair], index)
+                for index, pair in enumerate(pairwise(parts))
+                if pair in self._ranks and draw() >= self.dropout
             ]
             if not possible:
-                return [self._numbers[part] for part in parts]
-            _, place = min(possible)
-            parts[place : place + 2] = [parts[place] + parts[place + 1]]
+                return [self._ids[part] for part in parts]
+            _, index = min(possible)
+            parts[index : index + 2] = [parts[index] + parts[index + 1]]
 
 
-def disagreement(one: Float[Tensor, "*n w"], other: Float[Tensor, "*n w"]) -> Float[Tensor, "*n"]:
-    """How far two answers are apart: the mean of KL(p, q) and KL(q, p). Liang et al. 2021, arXiv:2106.14448."""
+def symmetric_kl(one: Float[Tensor, "*n w"], other: Float[Tensor, "*n w"]) -> Float[Tensor, "*n"]:
+    """Mean of KL(p, q) and KL(q, p) of two sets of logits, as in R-Drop. Liang et al. 2021, arXiv:2106.14448."""
     one, other = one.log_softmax(-1), other.log_softmax(-1)
     return ((one.exp() - other.exp()) * (one - other)).sum(-1) / 2
 
 
-def filled(rows: Sequence[Sequence[int]], fill: int, most: int) -> Int[Tensor, "b n"]:
-    """Rows side by side, filled up at their ends to a common width: a multiple of eight, where that is not too much."""
-    together = numpy.full((len(rows), _width(max(map(len, rows)), most)), fill)
-    for filled_row, row in zip(together, rows, strict=True):
-        filled_row[: len(row)] = row
-    return torch.from_numpy(together)
+def pad_rows(rows: Sequence[Sequence[int]], fill: int, most: int) -> Int[Tensor, "b n"]:
+    """Rows padded at their ends to a common width: a multiple of eight, but at most `most`."""
+    padded = numpy.full((len(rows), _padded_width(max(map(len, rows)), most)), fill)
+    for padded_row, row in zip(padded, rows, strict=True):
+        padded_row[: len(row)] = row
+    return torch.from_numpy(padded)
 
 
-def _width(length: int, most: int) -> int:
-    return min(length + -length % MULTIPLE, max(length, most))
+def _padded_width(length: int, most: int) -> int:
+    return min(length + -length % PAD_MULTIPLE, max(length, most))
 
 
-def answers(
+def generate_translations(
     model: Transformer,
-    pairs: BytePairs,
+    tokenizer: BytePairTokenizer,
     sentences: Sequence[str],
     strategy: Strategy,
-    at_once: int = 256,
+    batch_size: int = 256,
     names: Sequence[str] | None = None,
 ) -> list[GeneratedText]:
-    """What the model writes about each sentence. Those that are filled up to one width are read together.
+    """Translate sentences. Sentences of the same padded width form a batch.
 
-    names  what errors call each sentence: by default its number, from 1 on
+    names  what errors call each sentence: by default its number, counted from 1
     """
     context = model.config.context
-    read = pairs.encode_many(sentences)
-    unfit = [number for number, tokens in enumerate(read) if not 0 < len(tokens) <= context]
+    encoded = tokenizer.encode_batch(sentences)
+    unfit = [number for number, tokens in enumerate(encoded) if not 0 < len(tokens) <= context]
     if unfit:
         called = [f"sentence {number + 1}" if names is None else names[number] for number in unfit]
-        sentence, tokens = sentences[unfit[0]], read[unfit[0]]
+        sentence, tokens = sentences[unfit[0]], encoded[unfit[0]]
         raise DataError(
             f"{called[0]}: {sentence[:40]!r} has {len(tokens)} tokens, but the model reads from 1 to {context}; "
-            f"{'split it' if tokens else 'leave it out'}{_also(called[1:])}"
+            f"{'split it' if tokens else 'leave it out'}{_list_others(called[1:])}"
         )
-    alike: dict[int, list[int]] = {}
-    for number, tokens in enumerate(read):
-        alike.setdefault(_width(len(tokens), context), []).append(number)
+    by_width: dict[int, list[int]] = {}
+    for number, tokens in enumerate(encoded):
+        by_width.setdefault(_padded_width(len(tokens), context), []).append(number)
     found: dict[int, GeneratedText] = {}
-    for width, all_of_it in alike.items():
-        for first in range(0, len(all_of_it), at_once):
-            chosen = all_of_it[first : first + at_once]
-            # the most tokens are those of the width, so that no sentence's answer depends on the ones beside it
-            texts = _answered(model, pairs, [read[number] for number in chosen], strategy, 2 * width + ROOM)
+    for width, numbers in by_width.items():
+        for first in range(0, len(numbers), batch_size):
+            chosen = numbers[first : first + batch_size]
+            # the maximum length depends on the width only, so that no translation depends on its batch
+            rows = [encoded[number] for number in chosen]
+            texts = _generate_batch(model, tokenizer, rows, strategy, 2 * width + EXTRA_TOKENS)
             found.update(zip(chosen, texts, strict=True))
-    return [found[number] for number in range(len(read))]
+    return [found[number] for number in range(len(encoded))]
 
 
-def _also(called: Sequence[str]) -> str:
-    """The others that an error is about, a few of them by name."""
+def _list_others(called: Sequence[str]) -> str:
+    """The further sentences that an error is about, a few of them by name."""
     if not called:
         return ""
-    more = f" and {len(called) - OTHERS} more" if len(called) > OTHERS else ""
-    return f". The same holds for {', '.join(called[:OTHERS])}{more}"
+    more = f" and {len(called) - MAX_NAMED} more" if len(called) > MAX_NAMED else ""
+    return f". The same holds for {', '.join(called[:MAX_NAMED])}{more}"
 
 
-def _answered(
-    model: Transformer, pairs: BytePairs, rows: list[list[int]], strategy: Strategy, length: int
+def _generate_batch(
+    model: Transformer, tokenizer: BytePairTokenizer, rows: list[list[int]], strategy: Strategy, length: int
 ) -> list[GeneratedText]:
     device = next(model.parameters()).device
-    source = filled(rows, pairs.token(PAD), model.config.context).to(device)
+    source = pad_rows(rows, tokenizer.token(PAD), model.config.context).to(device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return model.generate(
         source,
-        start_token=pairs.token(START),
+        start_token=tokenizer.token(START),
         source_padding=padding(lengths),
         strategy=strategy,
         max_new_tokens=length,
-        stop=[pairs.token(END)],
+        stop=[tokenizer.token(END)],
     )
 
 
-def translated(model: Transformer, pairs: BytePairs, sentences: Sequence[str], strategy: Strategy) -> list[str]:
-    """Sentences in the other language, in the form that the model was trained on."""
-    return [pairs.decode(text.body) for text in answers(model, pairs, sentences, strategy)]
+def translate(
+    model: Transformer, tokenizer: BytePairTokenizer, sentences: Sequence[str], strategy: Strategy
+) -> list[str]:
+    """Translate sentences; sources and translations are preprocessed text."""
+    return [tokenizer.decode(text.body) for text in generate_translations(model, tokenizer, sentences, strategy)]
 
 
-def exact(said: Sequence[str], wanted: Sequence[str]) -> float:
-    """The share of translations that are those wanted, to the letter."""
-    return sum(one == " ".join(other.split()) for one, other in zip(said, wanted, strict=True)) / len(said)
+def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
+    """The share of translations that equal their reference."""
+    pairs = zip(translations, references, strict=True)
+    return sum(one == " ".join(other.split()) for one, other in pairs) / len(translations)
 
 
-def prepared(settings: Settings, text: str) -> str:
-    """Plain text in the form that the model was trained on."""
-    parts = settings.form.split(".")
+def preprocess(settings: TranslationSettings, text: str) -> str:
+    """Plain text as the model was trained on it: lower-cased and tokenised if the settings say so."""
+    parts = settings.preprocessing.split(".")
     text = text.lower() if "lc" in parts else text
-    return tokenised(text, settings.source) if "tok" in parts else text
+    return moses_tokenize(text, settings.source) if "tok" in parts else text
 
 
-def plain(settings: Settings, text: str) -> str:
-    """A translation as people write."""
-    return detokenised(text) if "tok" in settings.form.split(".") else text
+def postprocess(settings: TranslationSettings, text: str) -> str:
+    """A translation as plain text: detokenised if the settings say so."""
+    return moses_detokenize(text) if "tok" in settings.preprocessing.split(".") else text
 
 
-def start(settings: Settings, place: RunLocation) -> Start:
-    found = data(place.data, settings)
-    pairs = byte_pairs(found.train, settings.pieces)
-    config = replace(settings.model, vocab=pairs.vocab)
-    model = build_from_config(config, seed=settings.seed)
+def prepare(settings: TranslationSettings, location: RunLocation) -> TrainingSetup:
+    """Train the tokenizer, and build the model and its training task."""
+    splits = load_data(location.data, settings)
+    tokenizer = train_tokenizer(splits.train, settings.bpe_vocab)
+    config = replace(settings.model, vocab=tokenizer.vocab)
     task = TranslationTask(
-        found.train, found.held, pairs, config.context, settings.plan.batch_size, settings.smoothing,
-        settings.consistency, settings.unjoined, settings.pool, settings.seed,
+        splits.train, splits.validation, tokenizer, config.context, settings.plan.batch_size, settings.label_smoothing,
+        settings.r_drop, settings.bpe_dropout, settings.bucket_batches, settings.seed,
     )  # fmt: skip
-    return Start(model, (Phase("training", task, settings.plan),), pairs)
+    model = build_from_config(config, seed=settings.seed)
+    return TrainingSetup(model, (Phase("training", task, settings.plan),), tokenizer)
 
 
-def run(settings: Settings, place: RunLocation) -> RecipeResult:
-    begun = start(settings, place)
-    assert isinstance(begun.tokenizer, BytePairs)
-    seconds = begun.trained(place)
-    figures = judged(settings, begun.model, begun.tokenizer, place)
-    return RecipeResult({**figures, "seconds": seconds}, begun.model, begun.tokenizer)
+def run(settings: TranslationSettings, location: RunLocation) -> RecipeResult:
+    """Train and evaluate the model."""
+    check_sacrebleu()  # before training rather than at the first evaluation
+    return train_and_evaluate(prepare, evaluate, settings, location)
 
 
-def judged(settings: Settings, model: Model, pairs: BytePairs, place: RunLocation) -> dict[str, float]:
-    """BLEU and the share of exact translations of the test set; the search has a penalty chosen on held-out pairs."""
+def evaluate(
+    settings: TranslationSettings, model: Model, tokenizer: BytePairTokenizer, location: RunLocation
+) -> dict[str, float]:
+    """BLEU and exact matches on the test set by beam search, with the length penalty that is best on validation."""
     assert isinstance(model, Transformer)
-    found = data(place.data, settings)
-    tried = {
-        penalty: bleu(
-            translated(model, pairs, found.held.source, BeamSearch(settings.beams, penalty)), found.held.target
-        )
-        for penalty in settings.penalties
+    splits = load_data(location.data, settings)
+
+    def search(pairs: SentencePairs, penalty: float) -> list[str]:
+        return translate(model, tokenizer, pairs.source, BeamSearch(settings.num_beams, penalty))
+
+    scores = {
+        penalty: bleu(search(splits.validation, penalty), splits.validation.target)
+        for penalty in settings.length_penalties
     }
-    penalty = max(tried, key=lambda each: tried[each])
-    said = translated(model, pairs, found.test.source, BeamSearch(settings.beams, penalty))
+    penalty = max(scores, key=lambda each: scores[each])
+    found = search(splits.test, penalty)
     return {
-        "test BLEU": bleu(said, found.test.target),
-        "test exact": exact(said, found.test.target),
-        "held-out BLEU": tried[penalty],
-        PENALTY: penalty,
-        **_counted_plainly(settings, said, place),
+        "test BLEU": bleu(found, splits.test.target),
+        "test exact": exact_match(found, splits.test.target),
+        "validation BLEU": scores[penalty],
+        LENGTH_PENALTY: penalty,
+        **_plain_text_bleu(settings, found, location),
     }
 
 
-def _counted_plainly(settings: Settings, said: Sequence[str], place: RunLocation) -> dict[str, float]:
-    """The figure of sacrebleu against the references as they were before anybody cut them into tokens."""
-    if place.data is None:
-        return {}  # numbers in words are plain as they are
-    if not has_sacrebleu():
-        place.on_message("sacrebleu is not installed, so its figure is left out")
-        return {}
+def _plain_text_bleu(
+    settings: TranslationSettings, translations: Sequence[str], location: RunLocation
+) -> dict[str, float]:
+    """sacreBLEU against the references before tokenisation, if the folder has them."""
+    if location.data is None:
+        return {}  # numbers in words are plain text already
     try:
-        references = read_sentence_pairs(place.data, settings.test, settings.source, settings.target).target
+        references = read_sentence_pairs(location.data, settings.test_split, settings.source, settings.target).target
     except DataError as error:
-        place.on_message(f"the figure of sacrebleu is left out, which is counted on plain text: {error}")
+        location.on_message(f"sacreBLEU is left out because there is no plain text: {error}")
         return {}
-    lowercase = "lc" in settings.form.split(".")
-    return {"test sacreBLEU": sacrebleu([plain(settings, each) for each in said], references, lowercase=lowercase)}
+    lowercase = "lc" in settings.preprocessing.split(".")
+    plain = [postprocess(settings, each) for each in translations]
+    return {"test sacreBLEU": plain_text_bleu(plain, references, lowercase=lowercase)}

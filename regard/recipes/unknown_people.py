@@ -1,54 +1,53 @@
-"""Questions about people whom nobody has heard of: what a model says of them is made up, however sure it is."""
+"""Questions about unknown people, who appear in no text: every answer a model gives about them is made up."""
 
 import random
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from regard.data.birthplaces_dataset import QUESTION, BirthplaceQuestion
-from regard.recipes.name_likelihood import name_in
+from regard.recipes.name_likelihood import extract_name
 
-MANY = 20  # pairs of names that are looked at for each stranger
+CANDIDATES = 20  # names sampled for each unknown person: some belong to known people or are too long
 
 
-def strangers(
-    questions: Sequence[BirthplaceQuestion], heard: Iterable[str], count: int, seed: int, told: Sequence[str] = ()
+def make_unknown_questions(
+    questions: Sequence[BirthplaceQuestion], known: Iterable[str], count: int, seed: int, learned: Sequence[str] = ()
 ) -> list[str]:
-    """Questions about so many different strangers, or about as many as there can be.
+    """Make up to `count` different questions about unknown people.
 
-    A stranger has the first names of somebody who is asked about, and the last name of another. That is harder to tell
-    than a name of which no part is known. No question is longer than those that were given, so that all can be read.
+    An unknown person has the first names of one known person and the last name of another, which is harder to detect
+    than a name with no known part. No question is longer than the longest of `questions`.
 
-    questions  whose people lend their names
-    heard      texts and questions, in none of which a stranger stands
-    told       questions that were learned by themselves: two strangers in three have a part of such a name, which is
-               learned so well that the part alone may do
+    questions  questions whose names are combined
+    known      texts and questions; a name in any of them is not used
+    learned    questions that were taught one by one: two unknown people in three share a part of such a name
     """
     longest = max((len(each.text) for each in questions), default=0)
-    everything = "\n".join(heard)
-    draw = random.Random(seed)
-    first, last = _parts(each.text for each in questions)
-    kinds = [_joined(first, last, MANY * count, draw)]
-    if told:
-        told_first, told_last = _parts(told)
-        kinds += [_joined(told_first, last, MANY * count, draw), _joined(first, told_last, MANY * count, draw)]
+    everything = "\n".join(known)
+    rng = random.Random(seed)
+    first, last = _split_names(each.text for each in questions)
+    candidates = [_sample_names(first, last, CANDIDATES * count, rng)]
+    if learned:
+        learned_first, learned_last = _split_names(learned)
+        candidates.append(_sample_names(learned_first, last, CANDIDATES * count, rng))
+        candidates.append(_sample_names(first, learned_last, CANDIDATES * count, rng))
     found: dict[str, None] = {}
-    for name in (name for names in zip_longest(*kinds) for name in names if name is not None):
+    for name in (name for names in zip_longest(*candidates) for name in names if name is not None):
         question = QUESTION.format(name=name)
-        # few of so many names are somebody's, or too long
         if len(found) < count and len(question) <= longest and name not in everything:
             found[question] = None
     return list(found)
 
 
-def _parts(questions: Iterable[str]) -> tuple[list[str], list[str]]:
-    """First names and last names of those whom questions are about."""
-    names = [name for each in questions if (name := name_in(each))]
+def _split_names(questions: Iterable[str]) -> tuple[list[str], list[str]]:
+    """First names and last names of the people in the questions."""
+    names = [name for each in questions if (name := extract_name(each))]
     first = sorted({name.rpartition(" ")[0] or name for name in names})
     return first, sorted({name.rpartition(" ")[2] for name in names})
 
 
-def _joined(first: Sequence[str], last: Sequence[str], count: int, draw: random.Random) -> list[str]:
-    """Some of all names that first names and last names make."""
+def _sample_names(first: Sequence[str], last: Sequence[str], count: int, rng: random.Random) -> list[str]:
+    """A random sample of all combinations of first and last names."""
     pairs = range(len(first) * len(last))
-    drawn = draw.sample(pairs, min(len(pairs), count))
-    return [f"{first[pair // len(last)]} {last[pair % len(last)]}" for pair in drawn]
+    sampled = rng.sample(pairs, min(len(pairs), count))
+    return [f"{first[pair // len(last)]} {last[pair % len(last)]}" for pair in sampled]

@@ -1,8 +1,8 @@
-"""What does an image show? A Vision Transformer tells digits apart, or the hundred classes of CIFAR-100.
+"""Image classification: a Vision Transformer on handwritten digits or on CIFAR-100.
 
-Expected: built-in 98 % of digits it has not seen; 80 % of 5,000 images of CIFAR-100 that were held out.
+Expected: built-in 98 % of test digits; 80 % of 5,000 held-out images of CIFAR-100.
 Time: built-in one minute of one core; CIFAR-100 17 minutes on one H200 that five other runs share.
-Memory: built-in 1 GB; CIFAR-100 6.6 GiB of the GPU's.
+Memory: built-in 1 GB; CIFAR-100 6.6 GiB of GPU memory.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_integer, check_number as real_number
+from regard.base.validation import check_integer, check_number
 from regard.data.digits import digits
-from regard.data.image_folder import resize_image
+from regard.data.image_folder import resize_images
 from regard.data.images import Images, read_images
 from regard.data.sampler import ShuffledOrder, sampler_generator
-from regard.data.splits import split
+from regard.data.splits import random_split
 from regard.models.cnn import CNNConfig
 from regard.models.davit import DaViTConfig
 from regard.models.model import Model
 from regard.models.presets import build_from_config
 from regard.models.vit import ViTConfig
-from regard.recipes.image_augment import Augmentation, mixed_labels
-from regard.recipes.recipe import Phase, RecipeResult, RunLocation, Start
+from regard.recipes.image_augment import ImageAugmentation, mix_labels
+from regard.recipes.recipe import Phase, RunLocation, TrainingSetup
 from regard.train.averaging import ExponentialAverage
 from regard.train.objectives import cross_entropy
 from regard.train.optimizers import AdamW, Muon
@@ -37,31 +37,31 @@ from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine
 from regard.train.task import Loss
 
-AT_ONCE = 1000  # images that are classified together
-DEALT = 1  # how images are dealt out, the same for every seed: runs are compared by images that none of them has seen
-Networks = ViTConfig | DaViTConfig | CNNConfig
-NAMES: Mapping[type[Networks], str] = {ViTConfig: "vit", DaViTConfig: "davit", CNNConfig: "cnn"}
+EVAL_BATCH = 1000  # images
+SPLIT_SEED = 1  # the same split for every seed, so that runs with different seeds are comparable
+NetworkConfig = ViTConfig | DaViTConfig | CNNConfig
+ARCHITECTURE_NAMES: Mapping[type[NetworkConfig], str] = {ViTConfig: "vit", DaViTConfig: "davit", CNNConfig: "cnn"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that decides how the run goes.
+class VisionSettings:
+    """Settings of the vision recipe.
 
-    network       vit, davit or cnn: which of `model` and `others` is trained, and is `model` from then on
-    model         the settings of the network; the size of images, channels and classes are those of the data
-    others        ready settings of the other networks
-    smoothing     how much of each label is given to all classes alike
-    validation    images that show during training how good the model is; 0 learns from them too
-    test          images that the model is judged by in the end, the same ones for every seed
-    size          height and width to bring images to; None leaves them, which must have one size
+    architecture     vit, davit or cnn: which of `model` and `alternatives` is trained; it becomes `model`
+    model            configuration of the network; image size, channels and classes are set by the data
+    alternatives     configurations of the other architectures
+    label_smoothing  share of each label that is spread over all classes
+    validation       images for validation during training; 0 trains on them too
+    test             images for test, the same for every seed
+    size             height and width to resize images to; None keeps their size, which must be the same for all
     """
 
-    network: str = "vit"
-    model: Networks
-    others: tuple[Networks, ...] = ()
+    architecture: str = "vit"
+    model: NetworkConfig
+    alternatives: tuple[NetworkConfig, ...] = ()
     plan: TrainingPlan
-    augmentation: Augmentation
-    smoothing: float = 0.1
+    augmentation: ImageAugmentation
+    label_smoothing: float = 0.1
     validation: int
     test: int
     size: int | None = None
@@ -74,193 +74,191 @@ class Settings:
         if self.size is not None:
             check_integer("size", self.size, 1, "pixels")
         if not self.validation and (self.plan.patience is not None or self.plan.load_best_at_end):
-            raise ConfigError("patience and load_best_at_end go by images for validation, but validation=0 leaves none")
-        if not 0 <= real_number("smoothing", self.smoothing) < 1:
-            raise ConfigError(f"smoothing is a share of each label, from 0 to below 1, not {self.smoothing}")
-        ready = {NAMES[type(each)]: each for each in (*self.others, self.model)}
-        if self.network not in ready:
-            raise ConfigError(f"network is one of {', '.join(sorted(ready))}, not {self.network!r}")
-        object.__setattr__(self, "model", ready.pop(self.network))
-        object.__setattr__(self, "others", tuple(ready[name] for name in sorted(ready)))
+            raise ConfigError("patience and load_best_at_end need validation images, but validation=0")
+        if not 0 <= check_number("label_smoothing", self.label_smoothing) < 1:
+            raise ConfigError(f"label_smoothing is a share, from 0 to below 1, not {self.label_smoothing}")
+        ready = {ARCHITECTURE_NAMES[type(each)]: each for each in (*self.alternatives, self.model)}
+        if self.architecture not in ready:
+            raise ConfigError(f"architecture is one of {', '.join(sorted(ready))}, not {self.architecture!r}")
+        object.__setattr__(self, "model", ready.pop(self.architecture))
+        object.__setattr__(self, "alternatives", tuple(ready[name] for name in sorted(ready)))
 
 
-def built_in() -> Settings:
-    """With Muon, because weights as small as a Vision Transformer begins with take Adam long to grow."""
+def built_in() -> VisionSettings:
+    """Settings for handwritten digits, with Muon: Adam is slow to grow the small initial weights of a ViT."""
     plan = TrainingPlan(
         steps=1000, batch_size=64, optimizer=Muon(lr=0.03, weight_decay=0.1, adamw=AdamW(lr=0.01, weight_decay=0.05)),
         schedule=Cosine(warmup=50), averaging=ExponentialAverage(decay=0.99), evaluate_every=200, save_every=200,
     )  # fmt: skip
-    return Settings(
+    return VisionSettings(
         model=ViTConfig(
             image=8, patch=2, channels=1, classes=10, width=64, depth=4, heads=4, ff_width=128, pool="mean"
         ),
-        others=(
+        alternatives=(
             DaViTConfig(channels=1, classes=10, widths=(48, 96), depths=(1, 1), heads=(3, 6), window=2),
             CNNConfig(widths=(16, 32, 64)),
         ),
         plan=plan,
-        augmentation=Augmentation(shift=0, flip=0.0, operations=2, strength=0.5, cutmix=0.3),
+        augmentation=ImageAugmentation(shift=0, flip=0.0, operations=2, magnitude=0.5, cutmix=0.3),
         validation=150,
         test=360,
     )
 
 
-def real() -> Settings:
-    """Sizes by what plain Vision Transformers of 3 to 6 million parameters have done well with: many thin blocks."""
+def real() -> VisionSettings:
+    """Settings for CIFAR-100: a plain ViT with many narrow blocks, which suits models of 3 to 6 million parameters."""
     plan = TrainingPlan(
         steps=20_000, batch_size=1024,
         optimizer=Muon(lr=0.01, weight_decay=0.2, adamw=AdamW(lr=2e-3, weight_decay=0.05)),
         schedule=Cosine(warmup=1000), averaging=ExponentialAverage(decay=0.999), precision="bfloat16", compile=True,
         evaluate_every=2000, save_every=2000,
     )  # fmt: skip
-    return Settings(
+    return VisionSettings(
         model=ViTConfig(
             image=32, patch=4, classes=100, width=256, depth=9, heads=4, ff_width=768, pool="mean", drop_path=0.1
         ),
-        others=(
+        alternatives=(
             DaViTConfig(
                 classes=100, widths=(96, 192, 384), depths=(1, 1, 1), heads=(3, 6, 12), window=4, drop_path=0.1
             ),
             CNNConfig(channels=3, classes=100, widths=(128, 256, 512, 768)),
         ),
         plan=plan,
-        augmentation=Augmentation(shift=4, flip=0.5, operations=1, erase=0.1, mixup=0.3, cutmix=0.5),
+        augmentation=ImageAugmentation(shift=4, flip=0.5, operations=1, erase=0.1, mixup=0.3, cutmix=0.5),
         validation=1000,
         test=5000,
     )
 
 
-class Parts(NamedTuple):
-    """Images to learn from, to see by during training how that goes, and to be judged by."""
+class ImageSplits(NamedTuple):
+    """Images for training, validation and test."""
 
     train: Images
     validation: Images
     test: Images
 
 
-def data(folder: Path | None, settings: Settings) -> Parts:
-    """The images for training that lie in a folder, else the digits, dealt out."""
+def load_data(folder: Path | None, settings: VisionSettings) -> ImageSplits:
+    """Read the training images of a folder, or the built-in digits, and split them."""
     size = None if settings.size is None else (settings.size, settings.size)
     found = digits() if folder is None else read_images(folder, size=size)
-    found = found if size is None else resize_image(found, size)
+    found = found if size is None else resize_images(found, size)
     held = settings.test + settings.validation
     if held >= len(found):
         raise ConfigError(
-            f"test={settings.test} and validation={settings.validation} leave none of {len(found)} images to learn from"
+            f"test={settings.test} and validation={settings.validation} leave none of {len(found)} images for training"
         )
-    # first those to judge by, so that they are the same however many there are for validation
-    rest, test = split(len(found), [settings.test], DEALT)
-    train, validation = split(len(rest), [settings.validation], DEALT)
-    return Parts(*(found.chosen(records) for records in (rest[train], rest[validation], test)))
+    # the test images first, so that they do not depend on the size of the validation set
+    rest, test = random_split(len(found), [settings.test], SPLIT_SEED)
+    train, validation = random_split(len(rest), [settings.validation], SPLIT_SEED)
+    return ImageSplits(*(found.select(records) for records in (rest[train], rest[validation], test)))
 
 
-class Batch(NamedTuple):
-    """Which images a step sees, and what is drawn for each of them."""
+class ImageBatch(NamedTuple):
+    """Indices of the images of a step, and random numbers for their augmentation."""
 
     records: Int64[Tensor, "b"]
     draws: Float[Tensor, "b draws"]
 
 
 @dataclass(frozen=True, eq=False)
-class Classify:
-    """Images to classes. All of them lie on the model's device, so that a batch is only their numbers."""
+class ImageClassificationTask:
+    """Training task: classify images. All images are on the model's device, so a batch holds their indices only."""
 
     train: Images
     validation: Images
-    augmentation: Augmentation
-    smoothing: float
+    augmentation: ImageAugmentation
+    label_smoothing: float
     batch_size: int
     seed: int
-    _there: dict[torch.device, Images] = field(default_factory=dict, init=False, repr=False)
+    _on_device: dict[torch.device, Images] = field(default_factory=dict, init=False, repr=False)
 
-    def batch(self, step: int, part: int, of: int) -> Batch:
+    def batch(self, step: int, part: int, of: int) -> ImageBatch:
+        """One share of the batch of a step."""
         records = self._order.part(part, of).at(step)
         if self.augmentation.mixing and len(records) % 2:
             raise ConfigError(
-                f"images are mixed in pairs, but a batch of {self.batch_size} in {of} shares has {len(records)} in "
-                "each; use an even number, or mixup=0 and cutmix=0"
+                f"mixup and cutmix need pairs of images, but a batch of {self.batch_size} in {of} shares has "
+                f"{len(records)} in each; use an even number, or mixup=0 and cutmix=0"
             )
-        # drawn for the whole batch at once, so that its shares make it up however many there are
+        # drawn for the whole batch, so that the examples do not depend on the number of processes
         drawn = torch.rand(
             self.batch_size, self.augmentation.draws, generator=sampler_generator(self.seed, step, "augmentation")
         )
-        return Batch(records, drawn[part * len(records) : (part + 1) * len(records)])
+        return ImageBatch(records, drawn[part * len(records) : (part + 1) * len(records)])
 
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        images = self._on(batch.records.device)
+    def loss(self, model: nn.Module, batch: ImageBatch) -> Loss:
+        """Cross-entropy of the augmented images."""
+        images = self._images_on(batch.records.device)
         labels = images.labels[batch.records]
         x, own = self.augmentation(images.pixels[batch.records] / 255, batch.draws)
-        logits = model(centred(x)).float()
+        logits = model(normalize_pixels(x)).float()
         if not self.augmentation.mixing:
-            return cross_entropy(logits, labels, smoothing=self.smoothing)
-        targets = mixed_labels(labels, own, len(images.classes))
-        total = functional.cross_entropy(logits, targets, label_smoothing=self.smoothing, reduction="sum")
+            return cross_entropy(logits, labels, smoothing=self.label_smoothing)
+        targets = mix_labels(labels, own, len(images.classes))
+        total = functional.cross_entropy(logits, targets, label_smoothing=self.label_smoothing, reduction="sum")
         return Loss(total, len(labels))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Accuracy on the validation images."""
         return {"accuracy": accuracy(model, self.validation)} if len(self.validation) else {}
 
     @cached_property
     def _order(self) -> ShuffledOrder:
         return ShuffledOrder(len(self.train), self.batch_size, self.seed)
 
-    def _on(self, device: torch.device) -> Images:
-        if device not in self._there:
-            self._there[device] = Images(self.train.pixels.to(device), self.train.labels.to(device), self.train.classes)
-        return self._there[device]
+    def _images_on(self, device: torch.device) -> Images:
+        if device not in self._on_device:
+            self._on_device[device] = Images(
+                self.train.pixels.to(device), self.train.labels.to(device), self.train.classes
+            )
+        return self._on_device[device]
 
 
-def centred(x: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b channels y x"]:
-    """Images from 0 to 1 as a model takes them: from -2 to 2, so that they vary by about 1."""
+def normalize_pixels(x: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b channels y x"]:
+    """Scale pixels from [0, 1] to [-2, 2], so that their standard deviation is about 1."""
     return 4 * x - 2
 
 
-def classified(model: nn.Module, pixels: UInt8[Tensor, "n channels y x"]) -> Int[Tensor, "n"]:
-    """The likeliest class of each image."""
+def predict_classes(model: nn.Module, pixels: UInt8[Tensor, "n channels y x"]) -> Int[Tensor, "n"]:
+    """The most likely class of each image."""
     device = next(model.parameters()).device
-    return torch.cat([model(centred(some.to(device) / 255)).argmax(-1).cpu() for some in pixels.split(AT_ONCE)])
+    return torch.cat(
+        [model(normalize_pixels(some.to(device) / 255)).argmax(-1).cpu() for some in pixels.split(EVAL_BATCH)]
+    )
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Images) -> float:
-    """The share of images whose class is told right."""
-    return float((classified(model, images.pixels) == images.labels).double().mean())
+    """The share of images that are classified correctly."""
+    return float((predict_classes(model, images.pixels) == images.labels).double().mean())
 
 
-def fitting(config: Networks, images: Images) -> Networks:
-    """The settings of a network for images of this size, these channels and classes."""
+def adapt_config(config: NetworkConfig, images: Images) -> NetworkConfig:
+    """The configuration of a network for the size, channels and classes of images."""
     channels, height, width = images.pixels.shape[1:]
     if not isinstance(config, ViTConfig):
         return replace(config, channels=channels, classes=len(images.classes))
     if height != width:
-        raise ConfigError(f"a vit learns positions for square images, not for {height} x {width}; try network=davit")
+        raise ConfigError(f"vit needs square images, not {height} x {width}; try architecture=davit")
     return replace(config, channels=channels, classes=len(images.classes), image=height)
 
 
-def start(settings: Settings, place: RunLocation) -> Start:
-    found = data(place.data, settings)
-    model = build_from_config(fitting(settings.model, found.train), seed=settings.seed)
-    task = Classify(
-        found.train,
-        found.validation,
-        settings.augmentation,
-        settings.smoothing,
-        settings.plan.batch_size,
+def prepare(settings: VisionSettings, location: RunLocation) -> TrainingSetup:
+    """Build the model and its training task."""
+    splits = load_data(location.data, settings)
+    model = build_from_config(adapt_config(settings.model, splits.train), seed=settings.seed)
+    task = ImageClassificationTask(
+        splits.train, splits.validation, settings.augmentation, settings.label_smoothing, settings.plan.batch_size,
         settings.seed,
-    )
-    return Start(model, (Phase("training", task, settings.plan),))
+    )  # fmt: skip
+    return TrainingSetup(model, (Phase("training", task, settings.plan),))
 
 
-def run(settings: Settings, place: RunLocation) -> RecipeResult:
-    begun = start(settings, place)
-    seconds = begun.trained(place)
-    return RecipeResult({**judged(settings, begun.model, None, place), "seconds": seconds}, begun.model)
-
-
-def judged(settings: Settings, model: Model, tokenizer: None, place: RunLocation) -> dict[str, float]:
-    """The shares of images whose class is told right: of those never used, and of those for validation."""
-    found = data(place.data, settings)
-    figures = {"test accuracy": accuracy(model, found.test)}
-    if len(found.validation):
-        figures["validation accuracy"] = accuracy(model, found.validation)
+def evaluate(settings: VisionSettings, model: Model, tokenizer: None, location: RunLocation) -> dict[str, float]:
+    """Accuracy on the test and validation images."""
+    splits = load_data(location.data, settings)
+    figures = {"test accuracy": accuracy(model, splits.test)}
+    if len(splits.validation):
+        figures["validation accuracy"] = accuracy(model, splits.validation)
     return figures

@@ -13,11 +13,11 @@ from regard.cli.ask import percent
 from regard.data.tokenizers import load_tokenizer
 from regard.models.gpt import GPT
 from regard.models.saving import load, save
-from regard.recipes.span_infilling import LONGEST
+from regard.recipes.span_infilling import MAX_ANSWER
 
 QUESTION = "Where was Ada Nemo born?"
 TINY = [
-    "--set", "people=12", "--set", "held=3", "--set", "model.width=16", "--set", "model.depth=1", "--set",
+    "--set", "people=12", "--set", "validation=3", "--set", "model.width=16", "--set", "model.depth=1", "--set",
     "model.heads=2", "--set", "pretraining.steps=4", "--set", "pretraining.batch_size=4", "--device", "cpu",
 ]  # fmt: skip
 
@@ -31,15 +31,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run") / "births"
     ran = regard("train", "birthplaces", "--folder", str(place), *TINY)
     assert ran.exit_code == 0, ran.output
-    assert "strangers answered" in ran.stdout
-    assert "right of answered" not in ran.stdout, "nothing was answered, and 0 of 0 is no share"
+    assert "unknown people answered" in ran.stdout
+    assert "accuracy of answered" not in ran.stdout, "no question was answered"
     return place
 
 
 @pytest.mark.parametrize(
     ("words", "origin"), [(("x\udcff",), "the question"), ((QUESTION, "--answer", "y\udcff"), "--answer")]
 )
-def test_what_is_no_utf8_is_refused_in_one_line(folder: Path, words: tuple[str, ...], origin: str) -> None:
+def test_invalid_utf8_is_refused_in_one_line(folder: Path, words: tuple[str, ...], origin: str) -> None:
     ran = regard("ask", *words, "--folder", str(folder))
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert f"{origin}, line 1, byte 1: 0xFF is not UTF-8 (invalid start byte); convert it to UTF-8" in ran.stderr
@@ -47,34 +47,34 @@ def test_what_is_no_utf8_is_refused_in_one_line(folder: Path, words: tuple[str, 
 
 
 @pytest.mark.parametrize("option", [("--steps", "3"), ("--data", "nowhere"), ("--device", "tape")])
-def test_what_is_for_learning_is_refused_beside_a_question(folder: Path, option: tuple[str, str]) -> None:
+def test_options_of_learning_are_refused_with_a_question(folder: Path, option: tuple[str, str]) -> None:
     ran = regard("ask", QUESTION, "--folder", str(folder), *option)
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert f"{' '.join(option)} is for --learn; a question is answered without" in ran.stderr
+    assert f"{' '.join(option)} needs --learn" in ran.stderr
 
 
-def test_who_asks_in_other_words_is_told_which_are_read(folder: Path) -> None:
+def test_a_question_of_another_form_is_answered_with_the_supported_form(folder: Path) -> None:
     ran = regard("ask", "Whence came Ada Nemo?", "--folder", str(folder))
     assert ran.exit_code == 1
-    assert 'nobody knows; the model reads questions such as "Where was Ada Lovelace born?"' in ran.stderr
+    assert 'the answer is unknown; the model reads questions such as "Where was Ada Lovelace born?"' in ran.stderr
 
 
-def test_nothing_is_rounded_up_to_certainty() -> None:
+def test_confidence_is_rounded_down() -> None:
     assert [percent(each) for each in (0.0, 0.5, 0.9, 0.996)] == ["0%", "50%", "90%", "99%"]
 
 
-def test_an_answer_that_is_kept_is_told_as_json(folder: Path, tmp_path: Path) -> None:
+def test_a_saved_answer_is_reported_as_json(folder: Path, tmp_path: Path) -> None:
     store = tmp_path / "facts.sqlite"
     ran = regard("ask", QUESTION, "--answer", " Bern", "--folder", str(folder), "--store", str(store), "--json")
     assert json.loads(ran.stdout) == {
-        "kept": {"question": QUESTION, "answer": "Bern"},
+        "saved": {"question": QUESTION, "answer": "Bern"},
         "store": str(store),
         "reply": {"answer": "Bern", "source": "store", "guess": None, "confidence": 0.0},
     }
-    assert f"kept in {store}\n" in ran.stderr
+    assert f"saved in {store}\n" in ran.stderr
 
 
-def test_facts_just_learned_are_told_as_learned(folder: Path, tmp_path: Path) -> None:
+def test_learned_facts_are_reported(folder: Path, tmp_path: Path) -> None:
     there = ("--folder", str(shutil.copytree(folder, tmp_path / "run")))
     model, letters = load(tmp_path / "run" / "model"), load_tokenizer(tmp_path / "run" / "model")
     assert isinstance(model, GPT)
@@ -82,7 +82,7 @@ def test_facts_just_learned_are_told_as_learned(folder: Path, tmp_path: Path) ->
         model.norm.weight.zero_()
         model.norm.bias.copy_(10_000 * model.tokens.weight[letters.encode("o")[0]])
     save(model, tmp_path / "run" / "model")
-    said = "o" * LONGEST
+    said = "o" * MAX_ANSWER
     assert regard("ask", QUESTION, "--answer", said, *there).exit_code == 0
     ran = regard("ask", "--learn", "--steps", "1", "--device", "cpu", "--json", *there)
     assert ran.exit_code == 0, ran.output

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from regard.cli import app
 from regard.cli.generate import StrategyName
 from regard.core.cache import DynamicCache
-from regard.data.characters import Characters
-from regard.data.tokenizers import Bytes, load_tokenizer
+from regard.data.characters import CharacterTokenizer
+from regard.data.tokenizers import ByteTokenizer, load_tokenizer
 from regard.models.caches import Caches
 from regard.models.generation import generate
 from regard.models.gpt import GPT, GPTConfig
@@ -99,12 +99,12 @@ def written(*words: str, stdin: str | None = None) -> str:
 )
 def test_it_generates_what_the_library_generates(folder: str, model: GPT, words: list[str], strategy: Strategy) -> None:
     (truth,) = generate(model, [list(b"Where")], strategy=strategy, max_new_tokens=11)
-    assert written(folder, "Where", "--max-new-tokens", "11", *words) == Bytes().decode(truth.tokens) + "\n"
+    assert written(folder, "Where", "--max-new-tokens", "11", *words) == ByteTokenizer().decode(truth.tokens) + "\n"
     (text,) = told(folder, "Where", "--max-new-tokens", "11", *words)["texts"]
     assert text["tokens"] == list(truth.tokens)
     assert text["log_probabilities"] == pytest.approx(truth.log_probabilities, abs=2e-5)
     assert (text["prompt"], text["finish_reason"], text["stop"]) == (list(b"Where"), "length", [])
-    assert text["text"] == Bytes().decode(truth.tokens)
+    assert text["text"] == ByteTokenizer().decode(truth.tokens)
 
 
 def test_only_no_cache_makes_no_cache(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_several_samples_are_those_of_a_batch(folder: str, model: GPT) -> None:
     words = ["--strategy", "sample", "--seed", "5", "--num-return-sequences", "3", "--max-new-tokens", "6"]
     truth = generate(model, [list(b"ab")] * 3, strategy=Sample(seed=5), max_new_tokens=6)
     assert [text["tokens"] for text in told(folder, "ab", *words)["texts"]] == [list(text.tokens) for text in truth]
-    assert written(folder, "ab", *words) == "".join(Bytes().decode(text.tokens) + "\n" for text in truth)
+    assert written(folder, "ab", *words) == "".join(ByteTokenizer().decode(text.tokens) + "\n" for text in truth)
 
 
 def test_the_prompt_can_come_from_stdin(folder: str) -> None:
@@ -147,9 +147,13 @@ def test_a_stop_ends_the_text_and_is_not_shown(folder: str, model: GPT) -> None:
             if at and all(byte < 128 for byte in whole.tokens[at : at + size])
         )
         words = ["Where", "--strategy", "sample", "--temperature", "0.3", "--stop", bytes(stop).decode()]
-        assert written(folder, *words, "--stop", "never") == Bytes().decode(before) + "\n"
+        assert written(folder, *words, "--stop", "never") == ByteTokenizer().decode(before) + "\n"
         (text,) = told(folder, *words)["texts"]
-        assert (text["finish_reason"], text["stop"], text["text"]) == ("stop", list(stop), Bytes().decode(before))
+        assert (text["finish_reason"], text["stop"], text["text"]) == (
+            "stop",
+            list(stop),
+            ByteTokenizer().decode(before),
+        )
 
 
 def test_the_eos_token_of_a_folder_ends_the_text(model: GPT, tmp_path: Path) -> None:
@@ -205,7 +209,7 @@ def test_an_encoder_decoder_answers_the_prompt(tmp_path: Path) -> None:
     (text,) = told(*words)["texts"]
     before = whole.tokens[: whole.tokens.index(end)]
     assert (text["prompt"], text["tokens"], text["stop"]) == ([257], [*before, end], [end])
-    assert written(*words) == Bytes().decode(before) + "\n"
+    assert written(*words) == ByteTokenizer().decode(before) + "\n"
 
 
 def test_the_tokenizer_of_the_folder_is_used(wordy: str) -> None:
@@ -229,7 +233,7 @@ def test_a_preset_says_that_its_weights_are_random() -> None:
     assert result.stderr.startswith("birthplace-rotary is a preset with random weights, so the text is random too")
     model = build("birthplace-rotary").eval()
     assert isinstance(model, GPT)
-    assert result.stdout == Bytes().decode(generate(model, [list(b"Where")], max_new_tokens=4)[0].tokens) + "\n"
+    assert result.stdout == ByteTokenizer().decode(generate(model, [list(b"Where")], max_new_tokens=4)[0].tokens) + "\n"
 
 
 def test_tokens_are_printed_one_by_one(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +280,7 @@ def test_tokens_are_printed_one_by_one(folder: str, monkeypatch: pytest.MonkeyPa
         (["FOLDER", "x", "--strategy", "sample", "--top-k", "257"], "but the vocabulary has only 256 tokens"),
         (["FOLDER", "x", "--strategy", "kth", "--kth", "257"], "k is 257, but the vocabulary has only 256"),
         (["FOLDER", "x", "--stop", ""], "an empty sequence, which would end every text at once"),
-        (["FOLDER", "x", "--tokenizer", "absent.json"], "absent.json is not there; a tokenizer is read from"),
+        (["FOLDER", "x", "--tokenizer", "absent.json"], "absent.json does not exist; pass a tokenizer.json"),
         (["gtp2", "x"], "unknown model 'gtp2'; did you mean 'gpt2'?"),
         (["./absent", "x"], "absent is not a folder; a model is a folder with config.json and its weights"),
         (
@@ -307,7 +311,7 @@ def test_invalid_utf8_is_refused(folder: str, words: list[str]) -> None:
 
 @pytest.mark.parametrize(("words", "origin"), [(["Ward éö?é"], "the prompt"), (["Ada", "--stop", "öé"], "--stop")])
 def test_an_error_lists_all_unknown_characters(words: list[str], origin: str, tmp_path: Path) -> None:
-    letters = Characters.of("Where was Ada born?")
+    letters = CharacterTokenizer.from_texts("Where was Ada born?")
     save_result(
         "language",
         get_recipe("language").settings(real=False),
@@ -331,7 +335,7 @@ def test_a_small_vocabulary_without_a_tokenizer_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["language", "birthplaces"])
 def test_a_finished_run_generates_with_its_model(name: str, tmp_path: Path) -> None:
-    letters = Characters.of("Where was Ada born?")
+    letters = CharacterTokenizer.from_texts("Where was Ada born?")
     outcome = RecipeResult({}, lively(letters.vocab), letters)
     save_result(name, get_recipe(name).settings(real=False), outcome, tmp_path)
     text = written(str(tmp_path), "Where", "--max-new-tokens", "7")

@@ -17,23 +17,23 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from regard.cli import clean, listen
-from regard.cli.listen import Hearing, Resampling
+from regard.cli.listen import StreamRecognizer, StreamResampler
 from regard.data.digit_strings import DigitStrings
 from regard.data.log_mel import LogMel
 from regard.data.resample import resample
 from regard.data.tones import tones
 from regard.models.presets import build_from_config
 from regard.models.speech import Speech, SpeechConfig
-from regard.recipes.digit_listener import DIGITS, at_once, heard
+from regard.recipes.digit_listener import DIGITS, normalized_log_mel, recognize
 from regard.recipes.recipe import RecipeResult, save_result
-from regard.recipes.speech import Settings
+from regard.recipes.speech import SpeechSettings
 from regard.train.plan import TrainingPlan
 
 RATE = 4000
-SETTINGS = Settings(
+SETTINGS = SpeechSettings(
     model=SpeechConfig(vocab=11, mels=5, width=12, depth=2, heads=3, chunk=3, look_back=2),
     plan=TrainingPlan(steps=1, batch_size=1),
-    sound=LogMel(rate=RATE, bands=5),
+    log_mel=LogMel(sample_rate=RATE, mels=5),
 )
 app = typer.Typer()
 app.command()(clean(listen.command))
@@ -42,14 +42,14 @@ run = CliRunner()
 
 @pytest.fixture(scope="module")
 def model() -> Speech:
-    """One that has much to say, though nothing true."""
+    """A model that outputs many random digits."""
     found = build_from_config(SETTINGS.model, seed=1).eval()
     assert isinstance(found, Speech)
     with torch.no_grad():
         for parameter in found.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-        rows = found(heard(tones(1, rate=RATE).sounds[0], SETTINGS.sound)[None])
-        found.head.bias.sub_(rows.mean((0, 1)))  # so that no token stands out all the time
+        rows = found(normalized_log_mel(tones(1, sample_rate=RATE).sounds[0], SETTINGS.log_mel)[None])
+        found.head.bias.sub_(rows.mean((0, 1)))  # so that no token dominates
     return found
 
 
@@ -75,7 +75,7 @@ def said(model: Speech, data: bytes, rate: int = RATE) -> list[str]:
     """The words of the whole sound."""
     sound = torch.tensor(struct.unpack(f"<{len(data) // 2}h", data[: len(data) // 2 * 2])) / 2**15
     strings = DigitStrings((resample(sound, rate, RATE),), (torch.tensor([0]),), RATE)
-    return [str(digit) for digit in at_once(model, strings, SETTINGS.sound)[0]]
+    return [str(digit) for digit in recognize(model, strings, SETTINGS.log_mel)[0]]
 
 
 def told(*words: str, stdin: bytes | None = None) -> Any:
@@ -86,10 +86,10 @@ def told(*words: str, stdin: bytes | None = None) -> Any:
 
 @pytest.fixture(scope="module")
 def dialled() -> bytes:
-    return raw(tones(1, (3, 3), rate=RATE).sounds[0])
+    return raw(tones(1, (3, 3), sample_rate=RATE).sounds[0])
 
 
-def test_words_of_a_file_are_those_of_the_whole_sound_and_are_timed(
+def test_the_words_of_a_file_are_those_of_one_pass_with_their_times(
     folder: str, model: Speech, dialled: bytes, tmp_path: Path
 ) -> None:
     file = written(tmp_path / "dialled.wav", dialled, RATE)
@@ -107,19 +107,19 @@ def test_words_of_a_file_are_those_of_the_whole_sound_and_are_timed(
     lines = result.stdout.splitlines()
     assert (result.exit_code, result.stderr) == (0, "")
     assert lines == [
-        f"{word['text']}  known at {word['shown']:.2f} s, {word['shown'] - word['at']:.2f} s after it was heard"
+        f"{word['text']}  recognised at {word['shown']:.2f} s, delay {word['shown'] - word['at']:.2f} s"
         for word in found["words"]
     ] + [f"{len(truth)} words in {found['seconds']:.2f} s of sound; algorithmic latency 135 ms"]
 
 
-def test_raw_samples_on_stdin_say_the_same_as_a_file(folder: str, dialled: bytes, tmp_path: Path) -> None:
+def test_raw_samples_on_stdin_give_the_words_of_the_file(folder: str, dialled: bytes, tmp_path: Path) -> None:
     file = told(folder, written(tmp_path / "dialled.wav", dialled, RATE))
     assert told(folder, "-", stdin=dialled) == {**file, "file": "-"}
 
 
 @pytest.mark.parametrize("rate", [11025, 3000])
-def test_another_rate_is_brought_to_that_of_the_model(folder: str, model: Speech, tmp_path: Path, rate: int) -> None:
-    data = raw(tones(1, (3, 3), rate=rate).sounds[0])
+def test_another_sample_rate_is_resampled(folder: str, model: Speech, tmp_path: Path, rate: int) -> None:
+    data = raw(tones(1, (3, 3), sample_rate=rate).sounds[0])
     found = told(folder, "-", "--rate", str(rate), stdin=data)
     assert [word["text"] for word in found["words"]] == said(model, data, rate)
     assert found["rate"] == rate
@@ -132,15 +132,15 @@ def test_another_rate_is_brought_to_that_of_the_model(folder: str, model: Speech
 
 @pytest.mark.parametrize("rate", [RATE, 3000])
 def test_words_are_timed_by_the_last_sample_they_need(model: Speech, rate: int) -> None:
-    sound = tones(1, (3, 3), rate=rate).sounds[0][: rate // 2]
+    sound = tones(1, (3, 3), sample_rate=rate).sounds[0][: rate // 2]
     timed = []
-    for piece in (rate // listen.PIECE, 5):  # as the command does, and more finely
-        hearing = Hearing(model, SETTINGS, Resampling(rate, RATE))
-        found = [(word, hearing.seconds) for word in hearing.words(iter(sound.split(piece)))]
+    for piece in (rate // listen.PIECES_PER_SECOND, 5):  # as the command does, and more finely
+        recognizer = StreamRecognizer(model, SETTINGS, StreamResampler(rate, RATE))
+        found = [(word, recognizer.seconds) for word in recognizer.words(iter(sound.split(piece)))]
         assert len(found) > 2
         for word, come in found:
             assert word.shown <= come
-            assert word.shown - word.at <= hearing.latency + 1e-9
+            assert word.shown - word.at <= recognizer.latency + 1e-9
             assert come - word.shown < piece / rate + 1 / RATE
         timed.append([word.shown for word, _ in found])
     assert timed[0] == pytest.approx(timed[1], abs=1 / RATE)  # a resampled word may need a sample less
@@ -148,19 +148,21 @@ def test_words_are_timed_by_the_last_sample_they_need(model: Speech, rate: int) 
 
 @pytest.mark.parametrize(("rate", "to"), [(8000, 4000), (4000, 8000), (441, 160), (4000, 4000), (3, 7)])
 @pytest.mark.parametrize("piece", [1, 37, 4000])
-def test_a_sound_resampled_in_pieces_is_the_whole_resampled(rate: int, to: int, piece: int) -> None:
+def test_resampling_a_stream_gives_the_resampled_whole(rate: int, to: int, piece: int) -> None:
     sound = torch.randn(411, generator=torch.Generator().manual_seed(3))
-    bridge = Resampling(rate, to)
+    resampler = StreamResampler(rate, to)
     parts = []
     for number, part in enumerate(sound.split(piece), 1):
-        parts.append(bridge.push(part))
-        behind = min(number * piece, 411) / rate - bridge.given / to
-        assert rate == to or behind <= bridge.latency
+        parts.append(resampler.push(part))
+        behind = min(number * piece, 411) / rate - resampler.returned / to
+        assert rate == to or behind <= resampler.latency
     whole = resample(sound, rate, to)
-    torch.testing.assert_close(torch.cat([*parts, bridge.finish()]), whole, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat([*parts, resampler.finish()]), whole, rtol=0, atol=1e-5)
 
 
-def test_words_come_while_the_sound_goes_on(folder: str, dialled: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_printed_while_the_sound_is_streamed(
+    folder: str, dialled: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Live(io.BytesIO):
         """Bytes that come a few at a time, also halves of samples, and are stopped by the user."""
 
@@ -187,29 +189,33 @@ def told_again(folder: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> Any
     return told(folder, "-", stdin=data)["words"]
 
 
-def test_no_sound_has_no_words(folder: str) -> None:
+def test_an_empty_sound_has_no_words(folder: str) -> None:
     assert (
         run.invoke(app, [folder, "-"], input=b"").stdout == "0 words in 0.00 s of sound; algorithmic latency 135 ms\n"
     )
     assert told(folder, "-", stdin=b"\0\0" * 50)["words"] == []
 
 
-def test_half_a_sample_at_the_end_is_told(folder: str) -> None:
+def test_half_a_sample_at_the_end_is_reported(folder: str) -> None:
     result = run.invoke(app, [folder, "-"], input=b"\0\0\0")
     assert result.exit_code == 0
-    assert result.stderr == "the sound ended inside a sample of two bytes; are these raw 16-bit samples?\n"
+    assert result.stderr == "the input ended inside a 16-bit sample; are these raw 16-bit samples?\n"
 
 
 @pytest.mark.parametrize(
     ("words", "stdin", "message"),
     [
         (["nothing.wav"], None, "nothing.wav cannot be read: No such file or directory"),
-        (["nothing.wav", "--rate", "8000"], None, "--rate is about raw samples on stdin; a WAV file says itself"),
-        (["-", "--rate", "0"], b"", "--rate is 0, but must be at least 1: it counts samples a second"),
-        (["-"], b"RIFF\0\0\0\0WAVE", "what comes on stdin is a WAV file, not raw samples; give its name instead of -"),
+        (
+            ["nothing.wav", "--rate", "8000"],
+            None,
+            "--rate is for raw samples on stdin; a WAV file has its own sample rate",
+        ),
+        (["-", "--rate", "0"], b"", "--rate is 0, but must be at least 1: it counts samples per second"),
+        (["-"], b"RIFF\0\0\0\0WAVE", "stdin is a WAV file, not raw samples; pass the name of the file instead of -"),
     ],
 )
-def test_what_cannot_be_heard_is_told_in_one_line(
+def test_invalid_input_is_an_error_of_one_line(
     folder: str, words: list[str], stdin: bytes | None, message: str
 ) -> None:
     result = run.invoke(app, [folder, *words], input=stdin)
@@ -218,10 +224,10 @@ def test_what_cannot_be_heard_is_told_in_one_line(
     assert result.stderr.count("\n") == 1
 
 
-def test_a_folder_without_a_run_or_with_one_of_another_recipe_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_speech_run_is_refused(tmp_path: Path) -> None:
     result = run.invoke(app, [str(tmp_path), "-"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{tmp_path} holds no finished run" in result.stderr
+    assert f"{tmp_path} has no finished run" in result.stderr
     from regard.models.gpt import GPTConfig
     from regard.recipes import birthplaces
 
@@ -230,4 +236,4 @@ def test_a_folder_without_a_run_or_with_one_of_another_recipe_is_told(tmp_path: 
     save_result("birthplaces", replace(settings, model=small), RecipeResult({}, build_from_config(small)), tmp_path)
     result = run.invoke(app, [str(tmp_path), "-"])
     assert result.exit_code == 2
-    assert "holds a run of the recipe birthplaces, whose model does not listen; that of speech does" in result.stderr
+    assert "has a run of the recipe birthplaces; `regard listen` needs a run of speech" in result.stderr

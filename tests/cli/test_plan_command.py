@@ -10,7 +10,14 @@ from regard.cli import app
 from regard.recipes.recipe import RECIPES, RunLocation, get_recipe
 from regard.train.memory import measure_step, predict_memory
 
-CHANGES = {"people": 12, "held": 3, "model.depth": 1, "model.width": 16, "model.heads": 2, "pretraining.batch_size": 12}
+CHANGES = {
+    "people": 12,
+    "validation": 3,
+    "model.depth": 1,
+    "model.width": 16,
+    "model.heads": 2,
+    "pretraining.batch_size": 12,
+}
 TINY = ["birthplaces", *(word for name, value in CHANGES.items() for word in ("--set", f"{name}={value}"))]
 
 
@@ -23,7 +30,7 @@ def test_json_is_the_prediction() -> None:
     assert ran.exit_code == 0, ran.output
     printed = json.loads(ran.stdout)
     recipe = get_recipe("birthplaces")
-    start = recipe.module.start(override(recipe.settings(real=False), CHANGES), RunLocation())
+    start = recipe.module.prepare(override(recipe.settings(real=False), CHANGES), RunLocation())
     (phase,) = start.phases
     expected = predict_memory(measure_step(start.model, phase.task, phase.plan), phase.plan)
     found = printed["phases"]["pretraining"]

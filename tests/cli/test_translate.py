@@ -18,9 +18,15 @@ from regard.data.sentence_pairs import SentencePairs
 from regard.models.presets import build_from_config
 from regard.models.sampling import BeamSearch, Greedy, Strategy
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.recipes.bleu import detokenised
+from regard.recipes.moses_tokenizer import moses_detokenize
 from regard.recipes.recipe import RecipeResult, load_finished_run, save_result
-from regard.recipes.translation import PENALTY, Settings, answers, built_in, byte_pairs
+from regard.recipes.translation import (
+    LENGTH_PENALTY,
+    TranslationSettings,
+    built_in,
+    generate_translations,
+    train_tokenizer,
+)
 
 LINES = ["One hundred three.", "", "One hundred ten."]
 
@@ -33,22 +39,28 @@ run = CliRunner()
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run that knows numbers with a full stop, in lower case, and says something else about each."""
     some = range(100, 131)
-    pairs = byte_pairs(SentencePairs(tuple(f"{english(n)} ." for n in some), tuple(f"{german(n)} ." for n in some)), 90)
+    pairs = train_tokenizer(
+        SentencePairs(tuple(f"{english(n)} ." for n in some), tuple(f"{german(n)} ." for n in some)), 90
+    )
     config = TransformerConfig(vocab=pairs.vocab, context=19, width=12, depth=1, heads=3, ff_width=20)
     model = build_from_config(config, seed=2)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0)
-    settings = Settings(model=config, plan=replace(built_in().plan, batch_size=6), pieces=90, beams=3, form="lc.tok")
+    settings = TranslationSettings(
+        model=config, plan=replace(built_in().plan, batch_size=6), bpe_vocab=90, num_beams=3, preprocessing="lc.tok"
+    )
     path = tmp_path_factory.mktemp("run")
-    save_result("translation", settings, RecipeResult({"test BLEU": 1.0, PENALTY: 0.7}, model.eval(), pairs), path)
+    save_result(
+        "translation", settings, RecipeResult({"test BLEU": 1.0, LENGTH_PENALTY: 0.7}, model.eval(), pairs), path
+    )
     return str(path)
 
 
 def truth(folder: str, strategy: Strategy) -> list[Any]:
     _, _, model, pairs = load_finished_run(Path(folder))
     assert isinstance(model, Transformer)
-    return answers(model, pairs, ["one hundred three .", "one hundred ten ."], strategy)
+    return generate_translations(model, pairs, ["one hundred three .", "one hundred ten ."], strategy)
 
 
 def written(*words: str, stdin: str | None = None) -> str:
@@ -68,7 +80,7 @@ def written(*words: str, stdin: str | None = None) -> str:
 )
 def test_each_line_is_translated_as_the_library_does(folder: str, words: list[str], strategy: Strategy) -> None:
     pairs = load_finished_run(Path(folder))[3]
-    first, last = (detokenised(pairs.decode(each.body)) for each in truth(folder, strategy))
+    first, last = (moses_detokenize(pairs.decode(each.body)) for each in truth(folder, strategy))
     assert written(folder, "-", *words, stdin="\n".join(LINES) + "\n") == f"{first}\n\n{last}\n"
 
 
@@ -174,7 +186,7 @@ def test_stdin_is_utf8_whatever_the_system_thinks(folder: str) -> None:
 def test_a_folder_without_a_run_of_this_recipe_is_refused(folder: str, tmp_path: Path) -> None:
     result = run.invoke(app, [str(tmp_path), "one"])
     assert result.exit_code == 2
-    assert "holds no finished run" in result.stderr
+    assert "has no finished run" in result.stderr
 
 
 def test_a_run_of_another_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.data.log_mel import LogMel, LogMelStream, log_mel
 
 SETTINGS = {
-    "overlapping": LogMel(rate=1000, length_ms=5, hop_ms=2, bands=2),
-    "touching": LogMel(rate=1000, length_ms=4, hop_ms=4, bands=2),
-    "apart": LogMel(rate=1000, length_ms=3, hop_ms=5, bands=1),
-    "far apart": LogMel(rate=1000, length_ms=2, hop_ms=7, bands=1),
+    "overlapping": LogMel(sample_rate=1000, window_ms=5, hop_ms=2, mels=2),
+    "touching": LogMel(sample_rate=1000, window_ms=4, hop_ms=4, mels=2),
+    "apart": LogMel(sample_rate=1000, window_ms=3, hop_ms=5, mels=1),
+    "far apart": LogMel(sample_rate=1000, window_ms=2, hop_ms=7, mels=1),
 }
 
 
@@ -39,11 +39,11 @@ def _runs(cut: tuple[bool, ...]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_chunking_of_a_stream_gives_the_frames_of_the_whole(name: str) -> None:
+def test_every_chunking_of_a_stream_gives_the_frames_of_the_whole_sound(name: str) -> None:
     settings = SETTINGS[name]
     sound = torch.randn(9)
     whole = log_mel(sound, settings)
-    assert len(whole) == settings.frames(9) > 0
+    assert len(whole) == settings.num_frames(9) > 0
     for sizes in chunkings(9):
         stream = LogMelStream(settings)
         parts, heard = [], 0
@@ -51,7 +51,7 @@ def test_every_chunking_of_a_stream_gives_the_frames_of_the_whole(name: str) -> 
             parts.append(stream.push(chunk))
             heard += len(chunk)
             # each frame comes with its last sample, not later
-            assert sum(map(len, parts)) == settings.frames(heard)
+            assert sum(map(len, parts)) == settings.num_frames(heard)
         torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=2e-6)
 
 
@@ -61,12 +61,12 @@ def test_a_long_stream_of_several_sounds_with_empty_chunks_agrees() -> None:
     stream = LogMelStream(settings)
     parts = [stream.push(chunk) for chunk in sound.split([0, 1, 199, 0, 80, 3001, 726, 0], -1)]
     whole = log_mel(sound, settings)
-    assert whole.shape == (2, 3, settings.frames(4007), 40)
+    assert whole.shape == (2, 3, settings.num_frames(4007), 40)
     torch.testing.assert_close(torch.cat(parts, -2), whole, rtol=1e-6, atol=2e-6)
 
 
-def test_a_frame_hears_its_own_samples_and_no_others() -> None:
-    settings = LogMel(rate=8000, length_ms=25, hop_ms=10, bands=13)
+def test_a_frame_depends_on_its_own_samples_only() -> None:
+    settings = LogMel(sample_rate=8000, window_ms=25, hop_ms=10, mels=13)
     sound = torch.randn(1003)
     frames = log_mel(sound, settings)
     for frame in (0, 4, len(frames) - 1):
@@ -81,15 +81,15 @@ def test_a_frame_hears_its_own_samples_and_no_others() -> None:
 
 
 def test_frames_count_whole_ones_only() -> None:
-    settings = LogMel(rate=8000)
-    assert [settings.frames(samples) for samples in (0, 199, 200, 279, 280, 8000)] == [0, 0, 1, 1, 2, 98]
+    settings = LogMel(sample_rate=8000)
+    assert [settings.num_frames(samples) for samples in (0, 199, 200, 279, 280, 8000)] == [0, 0, 1, 1, 2, 98]
     for samples in (0, 199, 200, 280):
-        assert log_mel(torch.randn(3, samples), settings).shape == (3, settings.frames(samples), 40)
+        assert log_mel(torch.randn(3, samples), settings).shape == (3, settings.num_frames(samples), 40)
 
 
 @pytest.mark.parametrize("hertz", [150, 440, 1000, 2500, 3700])
 def test_a_tone_is_loudest_in_its_own_band(hertz: float) -> None:
-    settings = LogMel(rate=8000, bands=20)
+    settings = LogMel(sample_rate=8000, mels=20)
     frames = log_mel(sine(hertz, 8000, 0.2), settings)
     mel = 2595 * math.log10(1 + hertz / 700)
     low, high = (2595 * math.log10(1 + edge / 700) for edge in (20, 4000))
@@ -97,7 +97,7 @@ def test_a_tone_is_loudest_in_its_own_band(hertz: float) -> None:
     assert (frames.argmax(-1) - band).abs().max() <= 0.6
 
 
-def test_louder_by_ten_is_more_by_the_logarithm_of_a_hundred() -> None:
+def test_a_tenfold_amplitude_adds_the_logarithm_of_a_hundred() -> None:
     sound = torch.randn(900)
     difference = log_mel(10 * sound, LogMel()) - log_mel(sound, LogMel())
     torch.testing.assert_close(difference, torch.full_like(difference, math.log(100)), rtol=0, atol=1e-3)
@@ -107,17 +107,13 @@ def test_silence_is_the_floor() -> None:
     assert torch.equal(log_mel(torch.zeros(300), LogMel()), torch.full((2, 40), math.log(1e-6)))
 
 
-def test_unfit_settings_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"bands=128 are too many for frames of 25.0 ms: no frequency falls into band 4"
-    ):
-        LogMel(bands=128)
+def test_invalid_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"mels=128 are too many for frames of 25.0 ms: no frequency is in band 4"):
+        LogMel(mels=128)
     with pytest.raises(ConfigError, match=r"LogMel\(hop_ms\) is 0.01, less than one sample at 8000 hertz"):
         LogMel(hop_ms=0.01)
-    with pytest.raises(
-        ConfigError, match=r"from lowest=20.0 to highest=5000.0 hertz; expected .* <= 4000.0 \(half the"
-    ):
-        LogMel(highest=5000.0)
+    with pytest.raises(ConfigError, match=r"from f_min=20.0 to f_max=5000.0 hertz; expected .* <= 4000.0 \(half the"):
+        LogMel(f_max=5000.0)
     with pytest.raises(ConfigError, match=r"LogMel\(floor\) is 0.0, but must be more than 0"):
         LogMel(floor=0.0)
 

@@ -72,7 +72,7 @@ def test_cifar_100_is_read_with_its_fine_labels(inside: str, tmp_path: Path) -> 
     check(tmp_path, "train", *some(7, 0), HUNDRED)
     check(tmp_path, "test", *some(3, 1), HUNDRED)
     check(tmp_path / inside / TEST, "test", *some(3, 1), HUNDRED)
-    with pytest.raises(DataError, match=r"has nothing for split='val'; it has: test-.*, train-"):
+    with pytest.raises(DataError, match=r"has no split 'val'; it has test-.*, train-"):
         read_images(tmp_path, "val")
 
 
@@ -102,13 +102,11 @@ def test_several_files_are_one_set_and_none_may_be_missing(tmp_path: Path) -> No
     check(tmp_path, "train", torch.cat([first[0], second[0]]), first[1] + second[1], HUNDRED)
     again = tmp_path / "train-00001-of-00002 (1).parquet"
     again.write_bytes((tmp_path / "train-00001-of-00002-7a15.parquet").read_bytes())
-    with pytest.raises(DataError, match=r"; expected 2 files, numbered from 0 on, and each once"):
+    with pytest.raises(DataError, match=r"; expected 2 files, numbered from 0, each once"):
         read_images(tmp_path)
     again.unlink()
     (tmp_path / "train-00000-of-00002-7a15.parquet").unlink()
-    with pytest.raises(
-        DataError, match=r"has train-00001-of-00002-7a15\.parquet; expected 2 files, numbered from 0 on"
-    ):
+    with pytest.raises(DataError, match=r"has train-00001-of-00002-7a15\.parquet; expected 2 files, numbered from 0"):
         read_images(tmp_path)
     write(tmp_path / "train-00000-of-00002.parquet", columns(*some(2)), {"fine_label": HUNDRED[::-1]})
     with pytest.raises(DataError, match=r"train-00001.* has other classes than .*train-00000.*, so they are not parts"):
@@ -121,24 +119,22 @@ def test_folders_may_be_parts(tmp_path: Path) -> None:
     check(tmp_path, "train", *some(3, 0), HUNDRED)
     check(tmp_path, "test", *some(2, 1), HUNDRED)
     check(tmp_path / "test", "test", *some(2, 1), HUNDRED)
-    with pytest.raises(DataError, match=r"test has no parts, so there is no 'val' to read; it has: 0000\.parquet"):
+    with pytest.raises(DataError, match=r"test has no splits, so it has no 'val'; its files are 0000\.parquet"):
         read_images(tmp_path / "test", "val")
-    with pytest.raises(DataError, match=r"has nothing for split='val'; it has: test, train"):
+    with pytest.raises(DataError, match=r"has no split 'val'; it has test, train"):
         read_images(tmp_path, "val")
     (tmp_path / "train" / "0000.parquet").unlink()
-    with pytest.raises(DataError, match=r"has nothing for split='train'; it has: test"):
+    with pytest.raises(DataError, match=r"has no split 'train'; it has test"):
         read_images(tmp_path)
 
 
 def test_sets_are_told_apart(tmp_path: Path) -> None:
     cifar100(tmp_path / "cifar100")
     cifar100(tmp_path / "other")
-    with pytest.raises(DataError, match=r"has several sets: cifar100, other; give the folder of one"):
+    with pytest.raises(DataError, match=r"has several data sets: cifar100, other; pass the folder of one"):
         read_images(tmp_path)
     write(tmp_path / TRAIN, columns(*some(2)))
-    with pytest.raises(
-        DataError, match=r"cifar100 has images, too, but beside train-0.* they would not be read; put al"
-    ):
+    with pytest.raises(DataError, match=r"cifar100 has images too, which would not be read beside train-0.*; put al"):
         read_images(tmp_path)
 
 
@@ -149,7 +145,7 @@ def test_images_are_brought_to_one_size_where_asked(tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
         match=r"train-00001-of-00002\.parquet, row 0 is 11 x 9, but .*train-00000-of-00002\.parquet, row 0 is 5 x 7 "
-        r"\(height x width\); bring the files to one size, or read .* as `regard train vision --set size=32` does",
+        r"\(height x width\); resize the files, or read .* as `regard train vision --set size=32` does",
     ):
         read_images(tmp_path)
     assert read_images(tmp_path, size=(4, 6)).pixels.shape == (3, 3, 4, 6)
@@ -170,7 +166,7 @@ GOOD = columns(*some(3))
     [
         ({"fine_label": [1]}, None, r"has no column of images; expected img or image, but it has fine_label"),
         ({"img": GOOD["img"]}, None, r"has no column of labels; expected fine_label or label, but it has img"),
-        (GOOD | {"fine_label": ["a", "b", "c"]}, None, r": 'fine_label' should be whole numbers, not string"),
+        (GOOD | {"fine_label": ["a", "b", "c"]}, None, r": 'fine_label' should be integers, not string"),
         (GOOD | {"fine_label": [1, 2, 100]}, HUNDRED, r", row 2 has fine_label 100; expected 0 to 99"),
         (GOOD | {"fine_label": [1, 100, 2]}, None, r", row 1 has fine_label 100; expected 0 to 99"),
         (GOOD | {"fine_label": [1, 3, 2]}, TEN[:3], r", row 1 has fine_label 3; expected 0 to 2"),
@@ -185,11 +181,11 @@ GOOD = columns(*some(3))
         (
             GOOD | {"img": [{"bytes": None, "path": "a.png"}, *GOOD["img"][1:]]},
             None,
-            r", row 0 has no bytes in img, only the path 'a\.png'; keep images inside the file",
+            r", row 0 has no bytes in img, only the path 'a\.png'; images must be stored in the parquet file",
         ),
         (GOOD | {"img": [GOOD["img"][0], None, GOOD["img"][2]]}, None, r", row 1 has no bytes in img$"),
-        (GOOD, "one, two", r": the names of classes should be a list of words, not one, two"),
-        (GOOD, [], r": the names of classes should be a list of words, not \[\]"),
+        (GOOD, "one, two", r": the class names should be a list of strings, not one, two"),
+        (GOOD, [], r": the class names should be a list of strings, not \[\]"),
     ],
 )
 def test_faults_are_named_with_file_and_row(table: Any, names: Any, words: str, tmp_path: Path) -> None:
@@ -201,7 +197,7 @@ def test_faults_are_named_with_file_and_row(table: Any, names: Any, words: str, 
 def test_a_file_without_rows_or_with_metadata_that_nobody_can_read_is_named(tmp_path: Path) -> None:
     made = arrow.table(GOOD)
     parquet.write_table(made.slice(0, 0), tmp_path / TRAIN)
-    with pytest.raises(DataError, match=r"parquet has no rows; expected an image in each"):
+    with pytest.raises(DataError, match=r"parquet has no rows"):
         read_images(tmp_path)
     for about in ("{", "[]", '{"info": {"features": {"label": {}}}}'):
         parquet.write_table(made.replace_schema_metadata({"huggingface": about}), tmp_path / TRAIN)
@@ -217,7 +213,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for data in (b"", b"PAR1", whole[:-5], whole[: len(whole) // 2], b"plain text\n" * 9):
         file.write_bytes(data)
-        with pytest.raises(DataError, match=r"train-00000-of-00001\.parquet is damaged or no parquet file: "):
+        with pytest.raises(DataError, match=r"train-00000-of-00001\.parquet is damaged or not a parquet file: "):
             read_images(tmp_path)
     middle = whole.index(b"IDAT") + 500
     file.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
@@ -225,7 +221,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         read_images(tmp_path)
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     with pytest.raises(
-        DataError, match=r"parquet is a pointer of git-lfs in place of the file; fetch the file: git lfs"
+        DataError, match=r"parquet is a git-lfs pointer, not the file itself; fetch the file with `git lfs"
     ):
         read_images(tmp_path)
 
@@ -233,7 +229,5 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_without_pyarrow_it_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cifar100(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(
-        ConfigError, match=r"parquet is read by the package pyarrow, which is not installed: pip install"
-    ):
+    with pytest.raises(ConfigError, match=r"parquet needs the package pyarrow, which is not installed: pip install"):
         read_images(tmp_path)

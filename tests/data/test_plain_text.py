@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.base.errors import DataError
-from regard.data.plain_text import lines_of, read_text
+from regard.data.plain_text import read_lines, read_text
 
 
 def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
     assert read_text(str(file)) == read_text(file)
 
 
-def test_a_mark_of_byte_order_is_no_part_of_a_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(b"\xef\xbb\xbfabc\n")
     assert read_text(file) == "abc\n"
@@ -31,7 +31,7 @@ def test_a_folder_is_the_text_of_its_files_in_the_order_of_names(tmp_path: Path)
     assert read_text(tmp_path) == "first\nsecond\nthird"
 
 
-def test_no_text_of_a_folder_is_passed_over_and_what_systems_leave_is_no_text(tmp_path: Path) -> None:
+def test_compressed_text_is_not_skipped_and_system_files_are(tmp_path: Path) -> None:
     (tmp_path / "a.TXT").write_text("first\n")
     (tmp_path / "b.txt.GZ").write_bytes(gzip.compress(b"second"))
     (tmp_path / "__MACOSX").mkdir()
@@ -40,7 +40,7 @@ def test_no_text_of_a_folder_is_passed_over_and_what_systems_leave_is_no_text(tm
     assert read_text(tmp_path) == "first\nsecond"
     (tmp_path / "c.txt.bz2").write_bytes(b"BZh9")
     with pytest.raises(
-        DataError, match=r"c\.txt\.bz2 is packed, and only \.gz is unpacked; unpack it, or pack it with"
+        DataError, match=r"c\.txt\.bz2 has an unsupported compression; decompress it, or compress it with"
     ):
         read_text(tmp_path)
 
@@ -48,11 +48,11 @@ def test_no_text_of_a_folder_is_passed_over_and_what_systems_leave_is_no_text(tm
 def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("one\u2028still one\x0bstill\n\nthree\n")
-    assert lines_of(file) == ["one\u2028still one\x0bstill", "", "three"]
+    assert read_lines(file) == ["one\u2028still one\x0bstill", "", "three"]
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_what_is_no_utf8_is_named_by_line_and_byte(tmp_path: Path, mark: bytes) -> None:
+def test_invalid_utf8_is_named_by_line_and_byte(tmp_path: Path, mark: bytes) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(mark + b"one\ntwo\nth\xe9ee\n")
     byte = 10 + len(mark)
@@ -60,8 +60,8 @@ def test_what_is_no_utf8_is_named_by_line_and_byte(tmp_path: Path, mark: bytes) 
         read_text(file)
 
 
-def test_an_empty_file_and_an_empty_folder_are_no_text(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no \.txt files; give a file, or a folder that has some"):
+def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no \.txt files; pass a file, or a folder that has some"):
         read_text(tmp_path)
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(DataError, match=r"a\.txt is empty"):
@@ -74,5 +74,5 @@ def test_a_missing_file_and_a_damaged_one_are_named(tmp_path: Path) -> None:
     packed = gzip.compress(b"some text that is long enough" * 9)
     for damaged in (packed[:-9], b"no gzip", packed[:20] + b"\x00\x00\x00" + packed[23:]):
         (tmp_path / "a.txt.gz").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a\.txt\.gz is damaged and cannot be unpacked: "):
+        with pytest.raises(DataError, match=r"a\.txt\.gz is damaged and cannot be decompressed: "):
             read_text(tmp_path / "a.txt.gz")

@@ -17,7 +17,7 @@ def test_the_help_of_python_is_one_text() -> None:
     assert text.endswith("\n")
 
 
-def test_a_python_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_pydoc_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(DataError, match=r"came without pydoc_data.*read_text\(path\)"):
+    with pytest.raises(DataError, match=r"has no pydoc_data.*read_text\(path\)"):
         python_text()

@@ -16,21 +16,21 @@ def drawn(order: ShuffledOrder, steps: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("size", "batch"), [(11, 3), (7, 7), (5, 13), (1, 4), (12, 5), (9, 1)])
-def test_every_record_comes_once_in_a_pass_and_batches_run_on(size: int, batch: int) -> None:
+def test_every_record_comes_once_in_an_epoch_and_batches_cross_epochs(size: int, batch: int) -> None:
     rows = drawn(ShuffledOrder(size, batch, seed=3), size)  # `batch` passes of `size` records
     assert rows.shape == (size * batch,)
     for turn in rows.reshape(batch, size):
         assert turn.sort().values.tolist() == list(range(size))
 
 
-def test_passes_are_shuffled_anew() -> None:
+def test_every_epoch_is_another_permutation() -> None:
     first, second, third = drawn(ShuffledOrder(101, 101), 3).reshape(3, 101)
     assert not torch.equal(first, torch.arange(101))
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
 
 
-def test_a_step_does_not_depend_on_the_steps_asked_before() -> None:
+def test_a_step_does_not_depend_on_earlier_calls() -> None:
     whole = [ShuffledOrder(17, 5, seed=2).at(step) for step in range(23)]
     order = ShuffledOrder(17, 5, seed=2)
     for step in (22, 0, 9, 9, 3, 22, 4, 1):
@@ -42,7 +42,7 @@ def test_the_seed_decides() -> None:
     assert not torch.equal(drawn(ShuffledOrder(53, 7, seed=4), 8), drawn(ShuffledOrder(53, 7, seed=5), 8))
 
 
-def test_what_is_drawn_elsewhere_changes_nothing() -> None:
+def test_the_global_generator_has_no_effect() -> None:
     before = ShuffledOrder(31, 4).at(3)
     torch.manual_seed(77)
     torch.rand(9)
@@ -59,7 +59,7 @@ def alike(pool: int, seed: int = 4) -> LengthBuckets:
 
 
 @pytest.mark.parametrize("pool", [5, 8])
-def test_records_of_like_length_come_together_and_none_is_lost(pool: int) -> None:
+def test_length_buckets_group_similar_lengths_and_lose_no_record(pool: int) -> None:
     rising = 0
     for first in range(0, 80, pool):
         batches = [alike(pool).at(step) for step in range(first, first + pool)]
@@ -73,7 +73,7 @@ def test_records_of_like_length_come_together_and_none_is_lost(pool: int) -> Non
 
 
 @pytest.mark.parametrize("batch", [6, 17, 40])
-def test_no_more_are_sorted_together_than_a_pass_has(batch: int) -> None:
+def test_a_bucket_has_at_most_one_epoch(batch: int) -> None:
     order = LengthBuckets(53, batch, 4, lengths=LENGTHS, pool=16)
     for step in range(53 // batch):  # of the first pass
         assert len(set(order.at(step).tolist())) == batch
@@ -81,7 +81,7 @@ def test_no_more_are_sorted_together_than_a_pass_has(batch: int) -> None:
         assert torch.equal(drawn(order, 9), drawn(ShuffledOrder(53, 40, 4), 9))
 
 
-def test_steps_of_like_length_do_not_depend_on_those_before_nor_on_the_number_of_processes() -> None:
+def test_length_buckets_do_not_depend_on_earlier_calls_or_the_number_of_processes() -> None:
     whole, order = [alike(4).at(step) for step in range(23)], alike(4)
     for step in (22, 0, 9, 9, 3, 22, 4, 1):
         assert torch.equal(order.at(step), whole[step])
@@ -89,7 +89,7 @@ def test_steps_of_like_length_do_not_depend_on_those_before_nor_on_the_number_of
     assert not torch.equal(drawn(alike(4, seed=5), 23), torch.cat(whole))
 
 
-def test_lengths_are_those_of_the_records() -> None:
+def test_the_number_of_lengths_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"lengths is \(53,\), but there are 54 records"):
         LengthBuckets(54, 6, lengths=LENGTHS, pool=2)
     with pytest.raises(ConfigError, match=r"LengthBuckets\(pool\) is 0, but must be at least 1"):
@@ -97,7 +97,7 @@ def test_lengths_are_those_of_the_records() -> None:
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 6])
-def test_the_shares_of_all_processes_are_the_batch_of_one(of: int) -> None:
+def test_the_shards_of_all_processes_concatenate_to_the_batch(of: int) -> None:
     order = ShuffledOrder(13, 6, seed=1)
     for step in range(15):
         shares = [ShuffledOrder(13, 6, seed=1).part(rank, of).at(step) for rank in range(of)]
@@ -105,13 +105,13 @@ def test_the_shares_of_all_processes_are_the_batch_of_one(of: int) -> None:
         assert torch.equal(torch.cat(shares), order.at(step))
 
 
-def test_only_the_permutation_of_the_current_pass_is_kept() -> None:
+def test_only_the_permutation_of_the_current_epoch_is_cached() -> None:
     order = ShuffledOrder(19, 19)
     drawn(order, 5)
-    assert list(order._passes) == [4]
+    assert list(order._cached) == [4]
 
 
-def test_what_was_asked_is_no_part_of_an_order() -> None:
+def test_cached_permutations_do_not_affect_equality_and_repr() -> None:
     used, fresh = ShuffledOrder(19, 4), ShuffledOrder(19, 4)
     used.at(30)
     assert used == fresh
@@ -119,14 +119,14 @@ def test_what_was_asked_is_no_part_of_an_order() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(used)).at(6), fresh.at(6))
 
 
-def test_unfit_numbers_are_refused() -> None:
+def test_invalid_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Order\(size\) is 0, but must be at least 1: it counts records"):
         ShuffledOrder(0, 3)
     with pytest.raises(ConfigError, match=r"Order\(batch\) is 0"):
         ShuffledOrder(3, 0)
     with pytest.raises(ConfigError, match=r"Order.at\(step\) is -1"):
         ShuffledOrder(3, 2).at(-1)
-    with pytest.raises(ConfigError, match=r"rank 2 is none of 2 processes, which count from 0"):
+    with pytest.raises(ConfigError, match=r"rank 2 is not one of 2 processes, which count from 0"):
         ShuffledOrder(30, 4).part(2, 2)
     with pytest.raises(ConfigError, match=r"a batch of 7 has no 3 equal shares.*use a multiple of 3, such as 9"):
         ShuffledOrder(30, 7).part(0, 3)

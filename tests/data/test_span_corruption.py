@@ -12,13 +12,13 @@ from regard.data.span_corruption import (
     MASK,
     PAD,
     MaskedText,
-    alphabet,
-    batch,
+    collate,
+    collect_alphabet,
     corrupt_spans,
     encode_question,
     encode_text,
-    gapped,
-    prompt,
+    mask_span,
+    question_prompt,
 )
 
 TEXT = "Ada Lumen was born in Norwick, and her brother Paul in Elm."
@@ -29,19 +29,19 @@ def parts(made: MaskedText) -> tuple[str, str, str]:
     return prefix, content, suffix
 
 
-def test_a_gap_is_told_at_the_end() -> None:
-    made = gapped("Ada was born in ", "Elm", ".", 29, whole_text=True)
+def test_the_masked_span_is_moved_to_the_end() -> None:
+    made = mask_span("Ada was born in ", "Elm", ".", 29, whole_text=True)
     assert made.text == f"Ada was born in {MASK}.{MASK}Elm{PAD * 7}"
 
 
-def test_all_of_a_text_is_learned_up_to_the_padding_that_ends_it_or_its_content_alone() -> None:
-    everything = gapped("Ada was born in ", "Elm", ".", 29, whole_text=True)
-    content = gapped("Ada was born in ", "Elm", ".", 29, whole_text=False)
+def test_the_whole_text_or_only_the_content_is_learned() -> None:
+    everything = mask_span("Ada was born in ", "Elm", ".", 29, whole_text=True)
+    content = mask_span("Ada was born in ", "Elm", ".", 29, whole_text=False)
     assert everything.text[everything.start : everything.end] == everything.text[1:].rstrip(PAD) + PAD
     assert content.text[content.start : content.end] == "Elm" + PAD
 
 
-def test_nothing_of_a_text_that_fits_is_lost() -> None:
+def test_a_text_that_fits_is_complete() -> None:
     draws = make_generator(3)
     for _ in range(300):
         prefix, content, suffix = parts(corrupt_spans(TEXT, 71, draws))
@@ -49,7 +49,7 @@ def test_nothing_of_a_text_that_fits_is_lost() -> None:
         assert content
 
 
-def test_a_longer_text_gives_pieces_from_its_beginning_to_its_end() -> None:
+def test_a_longer_text_is_cropped_at_random() -> None:
     draws = make_generator(3)
     found = ["".join(parts(corrupt_spans(TEXT, 23, draws))) for _ in range(300)]
     assert all(piece in TEXT and len(piece) == 20 for piece in found)
@@ -57,13 +57,13 @@ def test_a_longer_text_gives_pieces_from_its_beginning_to_its_end() -> None:
     assert (min(starts), max(starts)) == (0, len(TEXT) - 20)
 
 
-def test_every_text_is_as_long_as_was_asked_for() -> None:
+def test_every_text_has_the_requested_length() -> None:
     draws = make_generator(3)
     assert {len(corrupt_spans(TEXT, length, draws).text) for length in (71, 62, 23) for _ in range(50)} == {71, 62, 23}
     assert len(corrupt_spans(TEXT, 62, draws).text.rstrip(PAD)) == 61
 
 
-def test_half_of_the_gaps_are_whole_capitalised_phrases() -> None:
+def test_half_of_the_spans_are_whole_phrases() -> None:
     draws = make_generator(3)
     phrases = {"Ada Lumen", "Norwick", "Paul", "Elm"}
     content = [parts(corrupt_spans(TEXT, 71, draws))[1] for _ in range(2000)]
@@ -73,32 +73,32 @@ def test_half_of_the_gaps_are_whole_capitalised_phrases() -> None:
     assert min(always.count(each) for each in phrases) > 60
 
 
-def test_other_gaps_take_the_share_of_the_text_that_was_asked_for() -> None:
+def test_other_spans_take_their_share_of_the_text() -> None:
     draws = make_generator(3)
     sizes = [len(parts(corrupt_spans(TEXT, 71, draws, phrases=0.0, share=0.2))[1]) for _ in range(2000)]
     assert sum(sizes) / 2000 == pytest.approx(0.2 * len(TEXT), rel=0.05)
     assert min(sizes) == 1
 
 
-def test_a_text_without_capitals_has_gaps_anywhere() -> None:
+def test_a_text_without_capitals_has_spans_anywhere() -> None:
     assert parts(corrupt_spans("all in small letters", 31, make_generator(0), phrases=1.0))[1]
 
 
-def test_the_same_draws_give_the_same_gap() -> None:
+def test_the_same_generator_gives_the_same_span() -> None:
     assert corrupt_spans(TEXT, 71, make_generator(7)) == corrupt_spans(TEXT, 71, make_generator(7))
     assert corrupt_spans(TEXT, 71, make_generator(7)) != corrupt_spans(TEXT, 71, make_generator(8))
 
 
-def test_a_question_is_a_text_whose_gap_is_at_its_end() -> None:
+def test_the_span_of_a_question_is_its_answer() -> None:
     made = encode_question("Where was Ada born?", "Elm", 29)
-    assert made.text.startswith(prompt("Where was Ada born?") + "Elm" + PAD)
+    assert made.text.startswith(question_prompt("Where was Ada born?") + "Elm" + PAD)
     assert made.text[made.start : made.end] == "Elm" + PAD
 
 
 def test_a_batch_has_the_next_character_as_target_where_it_is_learned_and_nothing_elsewhere() -> None:
-    made = [encode_question("Where?", "Elm", 17), gapped("Ada of ", "Rav", "", 17, whole_text=True)]
-    letters = alphabet([each.text for each in made])
-    tokens, targets = batch(made, letters)
+    made = [encode_question("Where?", "Elm", 17), mask_span("Ada of ", "Rav", "", 17, whole_text=True)]
+    letters = collect_alphabet([each.text for each in made])
+    tokens, targets = collate(made, letters)
     assert tokens.shape == targets.shape == (2, 16)
     for each, read, told in zip(made, tokens.tolist(), targets.tolist(), strict=True):
         assert "".join(letters[token] for token in read) == each.text[:-1]
@@ -108,16 +108,16 @@ def test_a_batch_has_the_next_character_as_target_where_it_is_learned_and_nothin
     assert (targets[0] != IGNORED).sum() == 4
 
 
-def test_an_alphabet_begins_with_the_two_signs_of_gaps() -> None:
-    assert alphabet(["ba", "cab" + MASK]) == PAD + MASK + "abc"
+def test_an_alphabet_begins_with_padding_and_mask() -> None:
+    assert collect_alphabet(["ba", "cab" + MASK]) == PAD + MASK + "abc"
     assert encode_text(PAD + "cab", PAD + MASK + "abc") == [0, 4, 2, 3]
 
 
 def test_padding_is_never_learned_beyond_the_first() -> None:
     draws = make_generator(3)
     made = [corrupt_spans(TEXT, 71, draws) for _ in range(50)]
-    letters = alphabet([TEXT])
-    _, targets = batch(made, letters)
+    letters = collect_alphabet([TEXT])
+    _, targets = collate(made, letters)
     assert torch.equal((targets == 0).sum(1), torch.ones(50, dtype=torch.long))
 
 
@@ -125,12 +125,12 @@ def test_padding_is_never_learned_beyond_the_first() -> None:
     ("call", "words"),
     [
         (
-            lambda: gapped("ab", "cd", "e", 7, whole_text=True),
-            "takes 7 characters and one that ends it, but length is 7",
+            lambda: mask_span("ab", "cd", "e", 7, whole_text=True),
+            "has 7 characters and an end, but length is 7",
         ),
         (
             lambda: corrupt_spans("abc", 20, make_generator(0)),
-            "a text needs 4 characters to have a gap, but this is 'abc'",
+            "a text needs at least 4 characters, but this is 'abc'",
         ),
         (lambda: corrupt_spans(TEXT, 6, make_generator(0)), "length is 6, but must be at least 7"),
         (
@@ -141,11 +141,11 @@ def test_padding_is_never_learned_beyond_the_first() -> None:
             lambda: corrupt_spans(TEXT, 71, make_generator(0), share=0.0),
             "share is a share of the text, above 0 and at most 0.5",
         ),
-        (lambda: corrupt_spans("a" + MASK + "bcd", 20, make_generator(0)), "a text may not hold"),
-        (lambda: encode_text("xyz", "xy"), "the alphabet has no 'z', which stands in 'xyz'"),
+        (lambda: corrupt_spans("a" + MASK + "bcd", 20, make_generator(0)), "a text may not contain"),
+        (lambda: encode_text("xyz", "xy"), "the alphabet does not contain 'z' of 'xyz'"),
     ],
 )
-def test_what_cannot_be_is_refused(call: object, words: str) -> None:
+def test_invalid_arguments_are_refused(call: object, words: str) -> None:
     assert callable(call)
     with pytest.raises(RegardError, match=re.escape(words)):
         call()

@@ -1,4 +1,4 @@
-"""What the package offers by its own name, and what it leaves alone until it is needed."""
+"""The public names of regard.data, and what importing it does not import."""
 
 import inspect
 import subprocess
@@ -19,26 +19,35 @@ NAMES = {
         "read_text",
         "python_text",
     ),
-    *("Images", "read_images", "digits", "Recordings", "read_spoken", "strings", "tones", "DigitStrings"),
+    *(
+        "Images",
+        "read_images",
+        "digits",
+        "Recordings",
+        "read_spoken_digits",
+        "make_digit_strings",
+        "tones",
+        "DigitStrings",
+    ),
     *("LogMel", "LogMelStream", "log_mel", "resample", "number_pairs", "number_words"),
-    *("Bytes", "BytePairs", "Characters", "Tokenizer", "load_tokenizer", "tokenizer_from_json"),
-    *("LengthBuckets", "Biographies", "biographies", "ShuffledOrder", "sampler_generator", "split"),
+    *("ByteTokenizer", "BytePairTokenizer", "CharacterTokenizer", "Tokenizer", "load_tokenizer", "tokenizer_from_json"),
+    *("LengthBuckets", "Biographies", "biographies", "ShuffledOrder", "sampler_generator", "random_split"),
 }
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_each_name_is_there_and_says_what_it_is(name: str) -> None:
+def test_each_public_name_has_a_docstring(name: str) -> None:
     thing = getattr(data, name)
     assert inspect.isclass(thing) or inspect.isfunction(thing)
     assert inspect.getdoc(thing)
 
 
-def test_nothing_else_is_offered() -> None:
+def test_there_are_no_other_public_names() -> None:
     public = {name for name, thing in vars(data).items() if name[0] != "_" and not inspect.ismodule(thing)}
     assert public == NAMES
 
 
-def test_loading_it_loads_nothing_that_only_one_set_needs(root: Path) -> None:
+def test_importing_the_package_imports_no_optional_packages(root: Path) -> None:
     names = ("PIL", "pyarrow")
     program = f"import sys, regard.data; print([name for name in {names} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", program], cwd=root, check=True, capture_output=True, text=True)

@@ -8,8 +8,15 @@ import pytest
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, processors, trainers
 
 from regard.base.errors import CheckpointError, ConfigError, UnknownNameError
-from regard.data.characters import Characters
-from regard.data.tokenizers import Bytes, Loaded, Tokenizer, Unfolding, load_tokenizer
+from regard.data.characters import CharacterTokenizer
+from regard.data.tokenizers import (
+    ByteTokenizer,
+    PretrainedTokenizer,
+    TextStreamer,
+    Tokenizer,
+    load_tokenizer,
+    tokenizer_from_json,
+)
 
 TEXTS = ["", "plain", "Grüße, naïve café", "日本語と漢字", "🙂👩‍👩‍👧 mixed a\tb\nc", "e\u0301 \u200d \x00 end"]
 
@@ -35,32 +42,32 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_bytes_lose_nothing(text: str) -> None:
-    tokens = Bytes().encode(text)
+def test_the_byte_tokenizer_restores_every_text(text: str) -> None:
+    tokens = ByteTokenizer().encode(text)
     assert tokens == list(text.encode())
-    assert Bytes().decode(tokens) == text
-    assert Bytes().vocab == 256
+    assert ByteTokenizer().decode(tokens) == text
+    assert ByteTokenizer().vocab == 256
 
 
 def test_every_byte_is_a_token_and_what_is_no_utf8_is_shown_as_such() -> None:
-    assert Bytes().decode(range(128)) == "".join(map(chr, range(128)))
-    assert Bytes().decode([65, 0xE2, 0x82, 66]) == "A\ufffdB"
-    assert Bytes().decode([65, 256, 50256, 66]) == "A\ufffd\ufffdB"
-    assert Bytes().encode("a\ud800b") == [97, 63, 98]
-    with pytest.raises(ConfigError, match="tokens count from 0, so -3 is none"):
-        Bytes().decode([1, -3])
+    assert ByteTokenizer().decode(range(128)) == "".join(map(chr, range(128)))
+    assert ByteTokenizer().decode([65, 0xE2, 0x82, 66]) == "A\ufffdB"
+    assert ByteTokenizer().decode([65, 256, 50256, 66]) == "A\ufffd\ufffdB"
+    assert ByteTokenizer().encode("a\ud800b") == [97, 63, 98]
+    with pytest.raises(ConfigError, match="token ids are 0 or more, not -3"):
+        ByteTokenizer().decode([1, -3])
 
 
-def test_special_tokens_come_after_the_bytes_and_say_nothing() -> None:
-    tokens = Bytes(("pad", "bos"))
-    assert (tokens.vocab, Bytes.vocab) == (258, 256)
+def test_special_tokens_come_after_the_bytes_and_decode_to_nothing() -> None:
+    tokens = ByteTokenizer(("pad", "bos"))
+    assert (tokens.vocab, ByteTokenizer.vocab) == (258, 256)
     assert (tokens.token("pad"), tokens.token("bos")) == (256, 257)
     assert tokens.decode([257, *tokens.encode("<pad>é"), 256, 256]) == "<pad>é"
     assert tokens.decode([65, 258]) == "A\ufffd"
     assert (tokens.names[65], tokens.names[0xE9], tokens.names[256]) == ("A", "<0xE9>", "<pad>")
-    assert Bytes.from_json(json.loads(json.dumps(tokens.to_json()))) == tokens
-    assert repr(tokens) == "Bytes(('pad', 'bos'))"
-    with pytest.raises(UnknownNameError, match=r"no special token 'eos' \(there are: pad, bos\)"):
+    assert tokenizer_from_json(json.loads(json.dumps(tokens.to_json()))) == tokens
+    assert repr(tokens) == "ByteTokenizer(('pad', 'bos'))"
+    with pytest.raises(UnknownNameError, match=r"no special token 'eos' \(it has pad, bos\)"):
         tokens.token("eos")
 
 
@@ -80,7 +87,7 @@ def test_special_tokens_in_a_text_are_one_token_and_are_not_shown(trained: Path)
     tokens = ours.encode("cat<end>", special=False)
     assert tokens[-1] == Library.from_file(str(trained)).token_to_id("<end>")
     assert ours.decode(tokens) == "cat"
-    with pytest.raises(ConfigError, match="tokens count from 0, so -1 is none"):
+    with pytest.raises(ConfigError, match="token ids are 0 or more, not -1"):
         ours.decode([-1])
 
 
@@ -90,16 +97,16 @@ def test_a_folder_serves_as_well_as_its_file(trained: Path) -> None:
 
 
 def test_both_are_tokenizers(trained: Path) -> None:
-    assert isinstance(Bytes(), Tokenizer)
+    assert isinstance(ByteTokenizer(), Tokenizer)
     assert isinstance(load_tokenizer(trained), Tokenizer)
-    assert repr(Bytes()) == "Bytes()"
+    assert repr(ByteTokenizer()) == "ByteTokenizer()"
 
 
 @pytest.mark.parametrize("kind", ["bytes", "trained"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_parts_join_to_the_whole_text(kind: str, text: str, trained: Path) -> None:
-    tokenizer = Bytes() if kind == "bytes" else load_tokenizer(trained)
-    unfolding = Unfolding(tokenizer)
+def test_streamed_parts_concatenate_to_the_text(kind: str, text: str, trained: Path) -> None:
+    tokenizer = ByteTokenizer() if kind == "bytes" else load_tokenizer(trained)
+    unfolding = TextStreamer(tokenizer)
     parts = [unfolding.push(token) for token in tokenizer.encode(text)]
     assert "\ufffd" not in "".join(parts)
     assert "".join(parts) == text
@@ -107,39 +114,39 @@ def test_parts_join_to_the_whole_text(kind: str, text: str, trained: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["bytes", "trained"])
-def test_parts_of_any_tokens_join_to_the_whole_text(kind: str, trained: Path) -> None:
-    tokenizer = Bytes() if kind == "bytes" else load_tokenizer(trained)
+def test_streamed_parts_of_any_tokens_concatenate_to_the_text(kind: str, trained: Path) -> None:
+    tokenizer = ByteTokenizer() if kind == "bytes" else load_tokenizer(trained)
     draw = random.Random(5)
     for _ in range(200):
         tokens = [draw.randrange(tokenizer.vocab) for _ in range(draw.randrange(1, 30))]
-        unfolding = Unfolding(tokenizer)
+        unfolding = TextStreamer(tokenizer)
         parts = [unfolding.push(token) for token in tokens]
         assert "".join([*parts, unfolding.finish()]) == tokenizer.decode(tokens)
 
 
 def test_a_character_comes_with_its_last_byte() -> None:
-    unfolding = Unfolding(Bytes())
+    unfolding = TextStreamer(ByteTokenizer())
     assert [unfolding.push(byte) for byte in "a€b".encode()] == ["a", "", "", "€", "b"]
     assert unfolding.push(0xE2) == ""
     assert unfolding.finish() == "\ufffd"
 
 
-def test_a_file_that_is_none_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"absent is not there; a tokenizer is read from a tokenizer\.json, or"):
+def test_a_file_that_is_not_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"absent does not exist; pass a tokenizer\.json, or"):
         load_tokenizer(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is not there"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json does not exist"):
         load_tokenizer(tmp_path)
     for text in ("not json", json.dumps({"version": "1.0"}), json.dumps([1])):
         (tmp_path / "tokenizer.json").write_text(text)
-        with pytest.raises(CheckpointError, match=r"tokenizer\.json holds no tokenizer: "):
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a tokenizer: "):
             load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json holds no tokenizer: "):
-        Loaded(tmp_path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a tokenizer: "):
+        PretrainedTokenizer(tmp_path / "tokenizer.json")
 
 
 def test_our_own_are_read_from_a_folder_too(tmp_path: Path) -> None:
-    letters = Characters.of("the rain", special=("pad",))
+    letters = CharacterTokenizer.from_texts("the rain", special=("pad",))
     (tmp_path / "tokenizer.json").write_text(json.dumps(letters.to_json()))
     found = load_tokenizer(tmp_path)
     assert found == letters

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError, DataError
 from regard.data.digit_strings import DigitStrings
-from regard.data.tones import COLUMNS, PITCHES, ROWS, tones
+from regard.data.tones import COLUMNS, DTMF_FREQUENCIES, ROWS, tones
 
 
 def strength(sound: Tensor, hertz: float, rate: int) -> float:
@@ -24,11 +24,11 @@ def heard(sound: Tensor, rate: int) -> list[int]:
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
         part = sound[20 * start + 40 : 20 * stop]
         row, column = (max(tones, key=lambda hertz: strength(part, hertz, rate)) for tones in (ROWS, COLUMNS))
-        digits.append(next(digit for digit, pitches in PITCHES.items() if pitches == (row, column)))
+        digits.append(next(digit for digit, pitches in DTMF_FREQUENCIES.items() if pitches == (row, column)))
     return digits
 
 
-def test_what_is_dialled_can_be_heard() -> None:
+def test_digits_can_be_read_from_their_frequencies() -> None:
     found = tones(30, (1, 9), seed=2, noise=0.0)
     assert {len(labels) for labels in found.labels} > {1, 5, 9}
     assert set(torch.cat(found.labels).tolist()) == set(range(10))
@@ -37,8 +37,8 @@ def test_what_is_dialled_can_be_heard() -> None:
 
 
 def test_each_digit_has_two_tones_of_its_own() -> None:
-    assert len(set(PITCHES.values())) == 10
-    assert (PITCHES[1], PITCHES[6], PITCHES[0]) == ((697, 1209), (770, 1477), (941, 1336))
+    assert len(set(DTMF_FREQUENCIES.values())) == 10
+    assert (DTMF_FREQUENCIES[1], DTMF_FREQUENCIES[6], DTMF_FREQUENCIES[0]) == ((697, 1209), (770, 1477), (941, 1336))
 
 
 def test_noise_is_added_and_sounds_stay_in_range() -> None:
@@ -62,8 +62,8 @@ def pauses(sound: Tensor, rate: int = 8000) -> list[float]:
     return [(end - begin) / rate for begin, end in zip(places[::2], places[1::2], strict=True)]
 
 
-def test_quiet_strings_have_long_silences_before_between_and_after_digits_and_the_others_stay_as_they_are() -> None:
-    plain, mixed = tones(160, noise=0.0), tones(160, noise=0.0, quiet=0.25, seconds=2.5)
+def test_strings_with_long_silences_leave_the_others_unchanged() -> None:
+    plain, mixed = tones(160, noise=0.0), tones(160, noise=0.0, silence_share=0.25, max_seconds=2.5)
     longer, where = [], set()
     for number, (before, after) in enumerate(zip(plain.sounds, mixed.sounds, strict=True)):
         assert torch.equal(plain.labels[number], mixed.labels[number])
@@ -80,8 +80,8 @@ def test_quiet_strings_have_long_silences_before_between_and_after_digits_and_th
     assert 2.4 < max(longer) <= 2.5
 
 
-def test_the_noise_of_quiet_strings_and_of_their_silences_is_fainter_or_none() -> None:
-    sounds = tones(90, (3, 3), quiet=1.0, seconds=4.0, seed=3).sounds
+def test_strings_with_silences_have_less_noise_or_none() -> None:
+    sounds = tones(90, (3, 3), silence_share=1.0, max_seconds=4.0, seed=3).sounds
     edges = [sound[:80] for sound in sounds] + [sound[-80:] for sound in sounds]  # no tone is so near to an end
     levels = torch.stack(edges).std(-1)
     assert 0.2 < float((levels == 0).float().mean()) < 0.5
@@ -91,32 +91,32 @@ def test_the_noise_of_quiet_strings_and_of_their_silences_is_fainter_or_none() -
     assert all(level > 0.03 for level in torch.stack([sound[:80] for sound in tones(9).sounds]).std(-1).tolist())
 
 
-def test_a_string_that_leaves_no_room_gets_no_silence() -> None:
-    plain, quiet = tones(5, noise=0.0), tones(5, noise=0.0, quiet=1.0, seconds=0.1)
+def test_a_string_without_room_gets_no_silence() -> None:
+    plain, quiet = tones(5, noise=0.0), tones(5, noise=0.0, silence_share=1.0, max_seconds=0.1)
     assert all(torch.equal(one, other) for one, other in zip(plain.sounds, quiet.sounds, strict=True))
 
 
-def test_a_string_is_the_same_however_many_are_made() -> None:
+def test_a_string_does_not_depend_on_the_count() -> None:
     few, many = tones(2, seed=7), tones(5, seed=7)
     assert all(torch.equal(few.sounds[number], many.sounds[number]) for number in range(2))
-    quiet, more = tones(2, seed=7, quiet=1.0), tones(5, seed=7, quiet=1.0)
+    quiet, more = tones(2, seed=7, silence_share=1.0), tones(5, seed=7, silence_share=1.0)
     assert all(torch.equal(quiet.sounds[number], more.sounds[number]) for number in range(2))
     assert not torch.equal(tones(1, seed=8).sounds[0], few.sounds[0])
     assert len(few) == 2
 
 
-def test_unfit_numbers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="rate=2000 is too low for tones of 1477 hertz; use at least 2954"):
-        tones(3, rate=2000)
+def test_invalid_arguments_are_refused() -> None:
+    with pytest.raises(ConfigError, match="sample_rate=2000 is too low for tones of 1477 hertz; use at least 2954"):
+        tones(3, sample_rate=2000)
     with pytest.raises(ConfigError, match=r"noise=-1 must be 0 or more"):
         tones(3, noise=-1)
-    with pytest.raises(ConfigError, match=r"quiet is a share of the strings, from 0 to 1, not 1\.5"):
-        tones(3, quiet=1.5)
-    with pytest.raises(ConfigError, match=r"seconds=0\.0 must be more than 0"):
-        tones(3, seconds=0.0)
+    with pytest.raises(ConfigError, match=r"silence_share is a share of the strings, from 0 to 1, not 1\.5"):
+        tones(3, silence_share=1.5)
+    with pytest.raises(ConfigError, match=r"max_seconds=0\.0 must be more than 0"):
+        tones(3, max_seconds=0.0)
     with pytest.raises(ConfigError, match=r"tones\(count\) is 0"):
         tones(0)
-    with pytest.raises(ConfigError, match=r"length \(fewest\) is 0"):
+    with pytest.raises(ConfigError, match=r"length \(minimum\) is 0"):
         tones(3, (0, 2))
-    with pytest.raises(DataError, match="1 sounds have 0 strings of digits; each needs one"):
+    with pytest.raises(DataError, match="there are 1 sounds, but 0 strings of digits"):
         DigitStrings((torch.zeros(3),), (), 8000)

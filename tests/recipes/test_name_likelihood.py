@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from regard.data.characters import Characters
+from regard.data.characters import CharacterTokenizer
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.presets import build_from_config
-from regard.recipes.name_likelihood import familiarity, name_in
+from regard.recipes.name_likelihood import extract_name, name_log_likelihood
 
-LETTERS = Characters("□⁇ ?ABWabehnorsw")
+LETTERS = CharacterTokenizer("□⁇ ?ABWabehnorsw")
 
 
 def reader() -> GPT:
@@ -31,15 +31,15 @@ def test_familiarity_is_the_log_probability_of_the_name_and_of_the_blank_after_i
     chances = model(torch.tensor([tokens])).log_softmax(-1)[0]
     places = range(len("Where was "), len("Where was Anna "))
     wanted = sum(chances[place - 1, tokens[place]].item() for place in places)
-    assert familiarity(model, LETTERS, [question]) == [pytest.approx(wanted, rel=1e-4)]
+    assert name_log_likelihood(model, LETTERS, [question]) == [pytest.approx(wanted, rel=1e-4)]
 
 
 def test_it_depends_neither_on_others_nor_on_dropout() -> None:
     model = reader().train()
     questions = [f"Where was {name} born?" for name in ("Anna Bonn", "Bob", "Hanno Warren Aaron", "Rob")]
     questions = [each.replace("H", "B").replace("R", "A") for each in questions]
-    alone = [familiarity(model, LETTERS, [each])[0] for each in questions]
-    assert familiarity(model, LETTERS, questions, at_once=3) == pytest.approx(alone, rel=1e-4)
+    alone = [name_log_likelihood(model, LETTERS, [each])[0] for each in questions]
+    assert name_log_likelihood(model, LETTERS, questions, batch_size=3) == pytest.approx(alone, rel=1e-4)
     assert model.training
     assert len({*alone}) == 4
 
@@ -56,9 +56,9 @@ def test_it_depends_neither_on_others_nor_on_dropout() -> None:
     ],
 )
 def test_whom_a_question_asks_about(question: str, name: str) -> None:
-    assert name_in(question) == name
+    assert extract_name(question) == name
 
 
 def test_without_a_name_nobody_is_familiar() -> None:
-    assert familiarity(reader(), LETTERS, ["Where was Bob"]) == [-math.inf]
-    assert familiarity(reader(), LETTERS, []) == []
+    assert name_log_likelihood(reader(), LETTERS, ["Where was Bob"]) == [-math.inf]
+    assert name_log_likelihood(reader(), LETTERS, []) == []

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from regard.base.errors import CheckpointError, ConfigError, DataError, TrainingError
-from regard.recipes.recipe import RESULT, RunLocation, get_recipe, load_finished_run
-from regard.recipes.run_folder import RUN, begin_run, check_can_begin, find_data, has_restarted
+from regard.recipes.recipe import RESULT_FILE, RunLocation, get_recipe, load_finished_run
+from regard.recipes.run_folder import RUN_FILE, begin_run, check_can_begin, find_data, has_restarted
 
 SETTINGS = {"seed": 1, "plan": {"steps": 5}}
 
@@ -14,9 +14,9 @@ SETTINGS = {"seed": 1, "plan": {"steps": 5}}
 def test_a_folder_is_begun_once_and_gone_on_with_as_it_was(tmp_path: Path) -> None:
     begin_run(tmp_path, "vision", SETTINGS, None, resume=False)
     begin_run(tmp_path, "vision", SETTINGS, None, resume=True)
-    with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
+    with pytest.raises(ConfigError, match="has a run already; continue it with --resume"):
         begin_run(tmp_path, "vision", SETTINGS, None, resume=False)
-    with pytest.raises(ConfigError, match=r"is another one: plan.steps was 5 and is 6; seed was 1 and is 2; go on"):
+    with pytest.raises(ConfigError, match=r"is different: plan.steps was 5 and is 6; seed was 1 and is 2; resume"):
         begin_run(tmp_path, "vision", {"seed": 2, "plan": {"steps": 6}}, None, resume=True)
     with pytest.raises(ConfigError, match="recipe was 'vision' and is 'speech'"):
         begin_run(tmp_path, "speech", SETTINGS, None, resume=True)
@@ -27,9 +27,9 @@ def test_whether_a_run_may_begin_is_known_before_its_data_are_read(tmp_path: Pat
     assert not (tmp_path / "none yet").exists()
     begin_run(tmp_path, "vision", SETTINGS, None, resume=False)
     check_can_begin(tmp_path, "vision", SETTINGS, resume=True)
-    with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
+    with pytest.raises(ConfigError, match="has a run already; continue it with --resume"):
         check_can_begin(tmp_path, "vision", SETTINGS, resume=False)
-    with pytest.raises(ConfigError, match="is another one: seed was 1 and is 2"):
+    with pytest.raises(ConfigError, match="is different: seed was 1 and is 2"):
         check_can_begin(tmp_path, "vision", {**SETTINGS, "seed": 2}, resume=True)
 
 
@@ -39,7 +39,7 @@ def test_a_folder_is_not_taken_by_a_run_whose_data_are_bad(tmp_path: Path) -> No
     chosen = get_recipe("translation")
     with pytest.raises(DataError):
         chosen.run(chosen.settings(real=True), RunLocation(data=data, folder=folder))
-    assert not (folder / RUN).exists()
+    assert not (folder / RUN_FILE).exists()
     check_can_begin(folder, "translation", {}, resume=False)
 
 
@@ -71,12 +71,12 @@ def test_data_are_remembered_and_recognised(tmp_path: Path) -> None:
     assert find_data(folder, None) == data
     assert find_data(folder, tmp_path) == tmp_path
     moved = data.rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="which is not there any more; give --data"):
+    with pytest.raises(DataError, match="which do not exist any more; pass --data"):
         find_data(folder, None)
     begin_run(folder, "vision", SETTINGS, moved, resume=True)
     assert find_data(folder, None) == moved
     (moved / "a.txt").write_text("two")  # of the same size
-    with pytest.raises(ConfigError, match="its data are others"):
+    with pytest.raises(ConfigError, match="its data are different"):
         begin_run(folder, "vision", SETTINGS, moved, resume=True)
     assert find_data(tmp_path, None) is None
 
@@ -90,7 +90,7 @@ def test_files_of_the_system_and_of_the_run_itself_are_no_data(tmp_path: Path) -
     (data / ".DS_Store").write_text("")
     begin_run(folder, "vision", SETTINGS, data, resume=True)
     (data / "b.txt").write_text("")
-    with pytest.raises(ConfigError, match="its data are others"):
+    with pytest.raises(ConfigError, match="its data are different"):
         begin_run(folder, "vision", SETTINGS, data, resume=True)
 
 
@@ -103,18 +103,18 @@ def test_a_folder_that_cannot_be_written_and_files_that_are_damaged_are_told(tmp
     ):
         with pytest.raises(TrainingError, match=f"a run cannot be kept in .*{folder}: {why}; see to that, or choose"):
             begin_run(tmp_path / folder, "vision", SETTINGS, None, resume=False)
-    (tmp_path / RUN).write_text('{"recipe": "vis')
-    with pytest.raises(CheckpointError, match=f"{RUN} is damaged: "):
+    (tmp_path / RUN_FILE).write_text('{"recipe": "vis')
+    with pytest.raises(CheckpointError, match=f"{RUN_FILE} is damaged: "):
         begin_run(tmp_path, "vision", SETTINGS, None, resume=True)
-    (tmp_path / RUN).write_text('{"recipe": "vision"}')
-    with pytest.raises(CheckpointError, match=r"`regard train vision --resume --folder .*` goes on with the one begun"):
+    (tmp_path / RUN_FILE).write_text('{"recipe": "vision"}')
+    with pytest.raises(CheckpointError, match=r"Resume the unfinished one with `regard train vision --resume --folder"):
         load_finished_run(tmp_path)
-    (tmp_path / RUN).write_text("{}")
-    with pytest.raises(CheckpointError, match=f"{RUN} is damaged: it does not say data"):
+    (tmp_path / RUN_FILE).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"{RUN_FILE} is damaged: data is missing"):
         find_data(tmp_path, None)
-    (tmp_path / RESULT).write_text("{}")
-    with pytest.raises(CheckpointError, match=f"{RESULT} is damaged: it does not say recipe"):
+    (tmp_path / RESULT_FILE).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"{RESULT_FILE} is damaged: recipe is missing"):
         load_finished_run(tmp_path)
-    (tmp_path / RESULT).write_text('{"recipe": "vision", "settings": {}}')
-    with pytest.raises(CheckpointError, match=f"{RESULT} is damaged: it does not say figures"):
+    (tmp_path / RESULT_FILE).write_text('{"recipe": "vision", "settings": {}}')
+    with pytest.raises(CheckpointError, match=f"{RESULT_FILE} is damaged: figures is missing"):
         load_finished_run(tmp_path)

@@ -1,4 +1,4 @@
-"""The recipe speech: what it hears, what it is judged by, and that it reaches what it says."""
+"""The speech recipe: training strings, evaluation and whole runs."""
 
 import math
 from dataclasses import replace
@@ -11,25 +11,25 @@ import torch
 
 from regard.base.errors import ConfigError, DataError
 from regard.data.log_mel import LogMel
-from regard.data.spoken import read_spoken
+from regard.data.spoken_digits import read_spoken_digits
 from regard.data.tones import tones
 from regard.models.speech import Speech
 from regard.recipes import speech
-from regard.recipes.audio_augment import Variation
-from regard.recipes.digit_listener import DigitListener, token_error
+from regard.recipes.audio_augment import AudioAugmentation
+from regard.recipes.digit_listener import DigitListener, token_error_rate
 from regard.recipes.recipe import RunLocation, get_recipe, load_finished_run
-from regard.recipes.speech import DigitTask, Joined, Settings
+from regard.recipes.speech import DigitRecognitionTask, DigitStringSampler, SpeechSettings
 from regard.train.averaging import ExponentialAverage
 from regard.train.loop import Progress
 from regard.train.optimizers import AdamW
 from regard.train.plan import TrainingPlan
-from tests.recipes.listeners import MODEL, RATE, SOUND, listening
+from tests.recipes.listeners import LOG_MEL, MODEL, RATE, random_listener
 
-TINY = Settings(
+TINY = SpeechSettings(
     model=MODEL, plan=TrainingPlan(steps=6, batch_size=6, optimizer=AdamW(lr=1e-2), evaluate_every=4, save_every=2),
-    sound=SOUND,
-    variation=Variation(speed=0.1, gain=6.0, noise=(5.0, 30.0), masks=2, stretch=5, band=2), practised=(1, 3),
-    seconds=1.1, pause=(0.02, 0.1), judged=(2, 4), held=7, tested=9, strings=5,
+    log_mel=LOG_MEL,
+    augmentation=AudioAugmentation(speed=0.1, gain_db=6.0, snr_db=(5.0, 30.0), masks=2, time_mask=5, mel_mask=2),
+    train_digits=(1, 3), max_seconds=1.1, pause=(0.02, 0.1), eval_digits=(2, 4), validation=7, test=9, eval_strings=5,
 )  # fmt: skip
 
 
@@ -46,12 +46,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "whistles.npz",
         samples=numpy.concatenate(sounds), offsets=numpy.cumsum([0, *map(len, sounds)]),
         digit=[digit for digit, _, _ in takes], speaker=[speaker for _, speaker, _ in takes],
-        index=[take for _, _, take in takes], speakers=["ann", "bob"], sample_rate=RATE,
+        speakers=["ann", "bob"], sample_rate=RATE,
     )  # fmt: skip
     return folder
 
 
-def test_it_says_what_it_needs_and_what_comes_of_it():
+def test_the_recipe_has_its_expected_results():
     found = get_recipe("speech")
     assert "98.5 %" in found.expected
     assert found.time
@@ -61,15 +61,15 @@ def test_it_says_what_it_needs_and_what_comes_of_it():
 
 
 @pytest.mark.parametrize("settings", [speech.built_in(), speech.real()], ids=["built-in", "real"])
-def test_the_algorithmic_latency_is_at_most_a_quarter_of_a_second(settings: Settings):
+def test_the_algorithmic_latency_is_at_most_a_quarter_of_a_second(settings: SpeechSettings):
     assert settings.latency <= 0.25
     frames = 4 * settings.model.chunk * (1 + settings.model.look_ahead)
     assert settings.latency == pytest.approx((frames - 1) * 0.010 + 0.025)
 
 
 @pytest.mark.parametrize("real", [False, True], ids=["tones", "recordings"])
-def test_shares_of_a_batch_make_it_up_and_steps_differ(real: bool, recorded: Path):
-    task = DigitTask(speech.data(recorded if real else None, TINY), TINY)
+def test_the_shards_of_a_batch_concatenate_to_the_batch_and_steps_differ(real: bool, recorded: Path):
+    task = DigitRecognitionTask(speech.load_data(recorded if real else None, TINY), TINY)
     whole, again = task.batch(5, 0, 1), task.batch(5, 0, 1)
     shares = [task.batch(5, part, 3) for part in range(3)]
     for name in ("sounds", "samples", "targets", "lengths", "draws", "seeds"):
@@ -77,21 +77,21 @@ def test_shares_of_a_batch_make_it_up_and_steps_differ(real: bool, recorded: Pat
         assert torch.equal(together, getattr(whole, name)), name
         assert torch.equal(getattr(again, name), getattr(whole, name)), name
         assert not torch.equal(getattr(task.batch(6, 0, 1), name), getattr(whole, name)), name
-    model = listening()
+    model = random_listener()
     losses = [task.loss(model, share) for share in shares]
     one = task.loss(model, whole)
     assert sum(int(loss.count) for loss in losses) == int(one.count) == int(whole.lengths.sum())
     torch.testing.assert_close(torch.stack([loss.total for loss in losses]).sum(), one.total, rtol=1e-5, atol=0)
 
 
-def test_the_loss_is_on_what_was_said_and_is_learned_in_half_precision_too():
-    task = DigitTask(speech.data(None, TINY), TINY)
+def test_a_batch_has_its_strings_and_the_loss_works_in_half_precision():
+    task = DigitRecognitionTask(speech.load_data(None, TINY), TINY)
     batch = task.batch(0, 0, 1)
-    sound, digits = task.found.string(4)
+    sound, digits = task.splits.train(4)
     assert torch.equal(batch.sounds[4, : len(sound)], sound)
     assert not batch.sounds[4, len(sound) :].any()
     assert batch.targets[4, : len(digits)].tolist() == [each + 1 for each in digits.tolist()]
-    model = listening()
+    model = random_listener()
     exact = task.loss(model, batch).total
     with torch.autocast("cpu", dtype=torch.bfloat16):
         lower = task.loss(model, batch).total
@@ -101,31 +101,31 @@ def test_the_loss_is_on_what_was_said_and_is_learned_in_half_precision_too():
     assert figures == task.evaluate(model)  # which is always in full precision
 
 
-def test_parts_of_the_recordings_share_none(recorded: Path):
-    found = speech.data(recorded, TINY)
-    assert isinstance(found.string, Joined)
-    assert found.held_single is not None
+def test_the_splits_share_no_recording(recorded: Path):
+    found = speech.load_data(recorded, TINY)
+    assert isinstance(found.train, DigitStringSampler)
+    assert found.validation_single is not None
     assert found.test_single is not None
-    parts = [found.string.recordings.sounds, found.held_single.sounds, found.test_single.sounds]
+    parts = [found.train.recordings.sounds, found.validation_single.sounds, found.test_single.sounds]
     sizes = [{len(sound) for sound in part} for part in parts]  # no two recordings are equally long
     assert [len(part) for part in sizes] == [44, 7, 9]
     assert len(set.union(*sizes)) == 60
-    assert (len(found.held), len(found.test)) == (5, 5)
+    assert (len(found.validation), len(found.test)) == (5, 5)
     told = [[label.item()] for label in torch.cat(found.test_single.labels)]
-    assert token_error(told, found.test_single) == 0
+    assert token_error_rate(told, found.test_single) == 0
 
 
-def test_training_strings_are_of_one_speaker_and_leave_out_what_does_not_fit(recorded: Path):
-    recordings = read_spoken(recorded)
-    settings = replace(TINY, practised=(2, 5), seconds=1.1, pause=(0.03, 0.05))
-    join = Joined(recordings, settings)
+def test_training_strings_have_one_speaker_and_leave_out_digits_that_do_not_fit(recorded: Path):
+    recordings = read_spoken_digits(recorded)
+    settings = replace(TINY, train_digits=(2, 5), max_seconds=1.1, pause=(0.03, 0.05))
+    join = DigitStringSampler(recordings, settings)
     seen, counts = set(), set()
     by_size = {len(sound): number for number, sound in enumerate(recordings.sounds)}
     for number in range(60):
         sound, digits = join(number)
         again = join(number)
         assert torch.equal(sound, again[0])
-        assert len(sound) <= settings.room
+        assert len(sound) <= settings.max_samples
         counts.add(len(digits))
         loud = (
             torch.nn.functional.max_pool1d(sound.abs()[None], 60, 1, 30)[0] > 0.01
@@ -142,9 +142,9 @@ def test_training_strings_are_of_one_speaker_and_leave_out_what_does_not_fit(rec
     assert counts == {2, 3, 4}  # five do not fit into 1.1 seconds
 
 
-def test_a_share_of_the_silences_in_training_is_left_out_and_the_others_are_as_long_as_asked(recorded: Path):
-    settings = replace(TINY, practised=(1, 1), pause=(0.05, 0.15), abrupt=0.3)
-    join = Joined(read_spoken(recorded), settings)
+def test_pauses_are_left_out_with_their_share_and_have_their_length(recorded: Path):
+    settings = replace(TINY, train_digits=(1, 1), pause=(0.05, 0.15), no_pause_share=0.3)
+    join = DigitStringSampler(read_spoken_digits(recorded), settings)
     before = []
     for number in range(200):
         loud = join(number)[0].abs() > 0.01
@@ -156,9 +156,12 @@ def test_a_share_of_the_silences_in_training_is_left_out_and_the_others_are_as_l
     assert 0.14 < max(later) <= 0.152
 
 
-def test_quiet_strings_of_recordings_have_long_silences_and_the_others_stay_as_they_are(recorded: Path):
-    settings = replace(TINY, seconds=2.3)
-    plain, mixed = (Joined(read_spoken(recorded), replace(settings, quiet=quiet)) for quiet in (0.0, 0.25))
+def test_strings_with_long_silences_leave_the_others_unchanged(recorded: Path):
+    settings = replace(TINY, max_seconds=2.3)
+    plain, mixed = (
+        DigitStringSampler(read_spoken_digits(recorded), replace(settings, silence_share=share))
+        for share in (0.0, 0.25)
+    )
     longer, silent = [], []
     for number in range(200):
         (before, said), (after, digits) = plain(number), mixed(number)
@@ -170,61 +173,61 @@ def test_quiet_strings_of_recordings_have_long_silences_and_the_others_stay_as_t
         loud = (after.abs() > 0.01).nonzero().flatten()
         silent.append((int(loud[0]), int(loud.diff().max()), len(after) - 1 - int(loud[-1])))
     assert 0.15 < len(longer) / 200 < 0.35
-    assert 0.95 * settings.room < max(longer) <= settings.room
+    assert 0.95 * settings.max_samples < max(longer) <= settings.max_samples
     assert all(max(places) > 0.5 * RATE for places in zip(*silent, strict=True))  # before, between and after
 
 
-def test_quiet_tones_are_learned_from_and_judged_by():
-    settings = replace(TINY, quiet=0.5, seconds=1.7, tested=20, held=20)
-    found = speech.data(None, settings)
-    practised = [len(found.string(number)[0]) / RATE for number in range(40)]
+def test_training_and_test_tones_have_long_silences():
+    settings = replace(TINY, silence_share=0.5, max_seconds=1.7, test=20, validation=20)
+    found = speech.load_data(None, settings)
+    practised = [len(found.train(number)[0]) / RATE for number in range(40)]
     assert 1.3 < max(practised) <= 1.7
-    for judged in (found.held, found.test):
+    for judged in (found.validation, found.test):
         assert 1.7 + 3 < max(map(len, judged.sounds)) / RATE <= 1.7 + 5
         assert sum(len(sound) > 1.7 * RATE for sound in judged.sounds) > 4
         assert sum(len(sound) < 1.2 * RATE for sound in judged.sounds) > 4
-    plain = speech.data(None, replace(settings, quiet=0.0))
+    plain = speech.load_data(None, replace(settings, silence_share=0.0))
     assert max(map(len, plain.test.sounds)) < 1.2 * RATE
 
 
 def test_digits_in_silence_are_counted():
-    model = listening()
+    model = random_listener()
     with torch.no_grad():
         model.head.weight.zero_()
         model.head.bias.copy_(torch.eye(11)[0])
-        assert speech.digits_in_silence(model, SOUND) == 0
+        assert speech.count_digits_in_silence(model, LOG_MEL) == 0
         model.head.bias.copy_(torch.eye(11)[7])
-    assert speech.digits_in_silence(model, SOUND) == 3  # one that does not end, in each silence
+    assert speech.count_digits_in_silence(model, LOG_MEL) == 3  # one that does not end, in each silence
 
 
 @pytest.mark.parametrize("real", [False, True], ids=["tones", "recordings"])
-def test_a_run_leaves_a_model_that_is_judged_alike(real: bool, recorded: Path, tmp_path: Path):
+def test_a_saved_run_gives_the_same_metrics(real: bool, recorded: Path, tmp_path: Path):
     place = RunLocation(data=recorded if real else None, folder=tmp_path / "run")
     outcome = get_recipe("speech").run(TINY, place)
     found, settings, model, tokenizer = load_finished_run(tmp_path / "run")
     assert settings == TINY
-    again = found.module.judged(settings, model, tokenizer, place)
+    again = found.module.evaluate(settings, model, tokenizer, place)
     assert again == {name: figure for name, figure in outcome.figures.items() if name != "seconds"}
     assert ("digit accuracy" in again) == real
     assert again["latency"] == TINY.latency
     assert again["streamed - whole"] < 1e-4
-    assert again["held-out score"] <= 1
-    parts = [1 - again["held-out token error"], *([again["held-out digit accuracy"]] if real else [])]
-    assert again["held-out score"] == pytest.approx(sum(parts) / len(parts))
+    assert again["validation score"] <= 1
+    parts = [1 - again["validation token error"], *([again["validation digit accuracy"]] if real else [])]
+    assert again["validation score"] == pytest.approx(sum(parts) / len(parts))
     assert again["digits in silence"] >= 0
 
 
-def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path):
+def test_an_interrupted_run_resumes_to_the_same_parameters(tmp_path: Path):
     settings = replace(TINY, plan=replace(TINY.plan, averaging=ExponentialAverage(decay=0.9)))
 
     def stop(phase: str, progress: Progress) -> None:
         if progress.step == 4:
             raise KeyboardInterrupt
 
-    whole = speech.run(settings, RunLocation(folder=tmp_path / "whole"))
+    whole = get_recipe("speech").run(settings, RunLocation(folder=tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
-        speech.run(settings, RunLocation(folder=tmp_path / "stopped", on_progress=stop))
-    resumed = speech.run(settings, RunLocation(folder=tmp_path / "stopped", resume=True))
+        get_recipe("speech").run(settings, RunLocation(folder=tmp_path / "stopped", on_progress=stop))
+    resumed = get_recipe("speech").run(settings, RunLocation(folder=tmp_path / "stopped", resume=True))
     for (name, one), other in zip(whole.model.state_dict().items(), resumed.model.state_dict().values(), strict=True):
         assert torch.equal(one, other), name
 
@@ -232,42 +235,42 @@ def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"held": 0}, "held is 0, but must be at least 1"),
-        ({"judged": (4, 2)}, r"length=\(4, 2\) has the fewest and the most digits"),
-        ({"pause": (0.2, 0.1)}, r"pause=\(0.2, 0.1\) has the shortest and the longest silence"),
-        ({"abrupt": 1.0}, "abrupt is a share of the silences, from 0 to below 1, not 1.0"),
-        ({"quiet": -0.1}, "quiet is a share of the strings, from 0 to 1, not -0.1"),
-        ({"seconds": 0.05}, "seconds=0.05 is shorter than the 4 frames of a row"),
+        ({"validation": 0}, "validation is 0, but must be at least 1"),
+        ({"eval_digits": (4, 2)}, r"length=\(4, 2\) is the minimum and maximum number of digits"),
+        ({"pause": (0.2, 0.1)}, r"pause=\(0.2, 0.1\) is the minimum and maximum silence"),
+        ({"no_pause_share": 1.0}, "no_pause_share is a share of the silences, from 0 to below 1, not 1.0"),
+        ({"silence_share": -0.1}, "silence_share is a share of the strings, from 0 to 1, not -0.1"),
+        ({"max_seconds": 0.05}, "max_seconds=0.05 is shorter than the 4 frames of a row"),
         ({"model": replace(MODEL, vocab=12)}, "model.vocab is 11, the ten digits and the blank, not 12"),
-        ({"model": replace(MODEL, mels=6)}, "reads frames of 6 numbers, but sound.bands is 5; set model.mels"),
+        ({"model": replace(MODEL, mels=6)}, "model.mels=6 and log_mel.mels=5 must be equal"),
     ],
 )
-def test_settings_that_cannot_be_are_told(changes: dict[str, object], words: str):
+def test_invalid_settings_are_refused(changes: dict[str, object], words: str):
     with pytest.raises(ConfigError, match=words):
         replace(TINY, **changes)  # type: ignore[arg-type]
 
 
-def test_data_that_do_not_fit_the_settings_are_told(recorded: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match="held=30 and tested=30 leave none of the 60 recordings"):
-        speech.data(recorded, replace(TINY, held=30, tested=30))
+def test_data_that_do_not_fit_the_settings_are_refused(recorded: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="validation=30 and test=30 leave none of the 60 recordings"):
+        speech.load_data(recorded, replace(TINY, validation=30, test=30))
     with pytest.raises(
-        ConfigError, match=r"seconds=0.4 is too short for a recording with silence .* takes up to 0\.\d\d"
+        ConfigError, match=r"max_seconds=0.4 is too short for a recording with silence .* takes up to 0\.\d\d"
     ):
-        speech.data(recorded, replace(TINY, seconds=0.4))
-    with pytest.raises(ConfigError, match=r"seconds=0.1 is too short for string 0, which takes 0\.\d\d"):
-        DigitTask(speech.data(None, TINY), replace(TINY, seconds=0.1)).batch(0, 0, 1)
-    with pytest.raises(DataError, match="is not there"):
-        speech.data(tmp_path / "nowhere", TINY)
+        speech.load_data(recorded, replace(TINY, max_seconds=0.4))
+    with pytest.raises(ConfigError, match=r"max_seconds=0.1 is too short for string 0, which takes 0\.\d\d"):
+        DigitRecognitionTask(speech.load_data(None, TINY), replace(TINY, max_seconds=0.1)).batch(0, 0, 1)
+    with pytest.raises(DataError, match="does not exist"):
+        speech.load_data(tmp_path / "nowhere", TINY)
 
 
 @pytest.mark.slow
-def test_the_built_in_default_hears_tones_with_at_most_one_error_in_a_hundred_and_nothing_in_silence(
+def test_the_built_in_run_reaches_its_error_rate_and_outputs_nothing_in_silence(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shapes are checked by the other tests
     torch.set_num_threads(2)
     try:
-        outcome = speech.run(speech.built_in(), RunLocation())
+        outcome = get_recipe("speech").run(speech.built_in(), RunLocation())
     finally:
         torch.set_num_threads(1)
     figures, model = outcome.figures, outcome.model
@@ -280,7 +283,7 @@ def test_the_built_in_default_hears_tones_with_at_most_one_error_in_a_hundred_an
     dialled = tones(10, seed=11)  # none of them quiet
     silence = torch.zeros(2 * 8000)
     told = [said(model, torch.cat([silence, sound, silence])) for sound in dialled.sounds]
-    assert token_error(told, dialled) <= 0.05
+    assert token_error_rate(told, dialled) <= 0.05
 
 
 def said(model: Speech, sound: torch.Tensor) -> list[int]:

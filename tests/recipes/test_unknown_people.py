@@ -1,7 +1,7 @@
 """Strangers are made of known names, and are nobody of whom anything was read or asked."""
 
 from regard.data.birthplaces_dataset import BirthplaceQuestion
-from regard.recipes.unknown_people import strangers
+from regard.recipes.unknown_people import make_unknown_questions
 
 NAMES = ("Ada Lovelace", "Karl Marx", "Johann Sebastian Bach", "Plato", "Anna Maria van Schurman")
 
@@ -11,7 +11,7 @@ def asked(*names: str) -> list[BirthplaceQuestion]:
 
 
 def test_a_stranger_has_the_first_names_of_one_and_the_last_name_of_another() -> None:
-    found = strangers(asked(*NAMES), [], 100, seed=3)
+    found = make_unknown_questions(asked(*NAMES), [], 100, seed=3)
     first = ("Ada", "Karl", "Johann Sebastian", "Plato", "Anna Maria van")
     last = ("Lovelace", "Marx", "Bach", "Plato", "Schurman")
     longest = max(len(each.text) for each in asked(*NAMES))
@@ -21,7 +21,7 @@ def test_a_stranger_has_the_first_names_of_one_and_the_last_name_of_another() ->
 
 def test_nobody_who_was_heard_of_is_a_stranger() -> None:
     heard = [*NAMES, "In 1850 Karl Lovelace met somebody.", "Where was Ada Plato born?"]
-    found = strangers(asked(*NAMES), heard, 100, seed=3)
+    found = make_unknown_questions(asked(*NAMES), heard, 100, seed=3)
     people = [each.removeprefix("Where was ").removesuffix(" born?") for each in found]
     assert people
     assert not any(name in text for name in people for text in heard)
@@ -30,16 +30,16 @@ def test_nobody_who_was_heard_of_is_a_stranger() -> None:
 
 def test_strangers_are_those_of_the_seed_and_as_many_as_were_asked_for() -> None:
     some = asked(*(f"{one}a {other}o" for one, other in zip("BCDFGHJ", "KLMNPQR", strict=True)))
-    found = strangers(some, [], 13, seed=3)
+    found = make_unknown_questions(some, [], 13, seed=3)
     assert len(found) == len({*found}) == 13
-    assert found == strangers(some[::-1], [], 13, seed=3)
-    assert found != strangers(some, [], 13, seed=4)
+    assert found == make_unknown_questions(some[::-1], [], 13, seed=3)
+    assert found != make_unknown_questions(some, [], 13, seed=4)
 
 
 def test_names_that_were_told_lend_their_parts_to_two_strangers_in_three() -> None:
     some = asked(*(f"{one}ada {other}olo" for one, other in zip("BCDFGHJ", "KLMNPQR", strict=True)))
     told = ["Where was Zed Zi born?"]
-    found = strangers(some, told, 15, seed=3, told=told)
+    found = make_unknown_questions(some, told, 15, seed=3, learned=told)
     assert len(found) == len({*found}) == 15
     assert sum("Zed" in each for each in found) == sum("Zi" in each for each in found) == 5
     assert told[0] not in found
@@ -47,7 +47,7 @@ def test_names_that_were_told_lend_their_parts_to_two_strangers_in_three() -> No
 
 def test_questions_of_another_form_lend_no_names() -> None:
     assert (
-        strangers(
+        make_unknown_questions(
             [BirthplaceQuestion("Who was Ada Lovelace?", "x"), BirthplaceQuestion("Where was born?", "x")],
             [],
             5,
@@ -55,4 +55,4 @@ def test_questions_of_another_form_lend_no_names() -> None:
         )
         == []
     )
-    assert strangers([], [], 5, seed=0) == []
+    assert make_unknown_questions([], [], 5, seed=0) == []

@@ -13,7 +13,7 @@ from regard.base.counting import saved_tensor_bytes
 from regard.base.errors import ConfigError
 from regard.models.gpt import GPTConfig
 from regard.models.presets import build_from_config
-from regard.recipes.language import NextToken
+from regard.recipes.language import NextTokenTask
 from regard.recipes.recipe import RunLocation, get_recipe
 from regard.train.averaging import ExponentialAverage, LastKAverage
 from regard.train.loop import Trainer
@@ -39,7 +39,13 @@ from tests.train.workers import AVERAGED, gpt_run
 
 BATCH = 48
 RECIPES: dict[str, dict[str, Any]] = {
-    "birthplaces": {"people": 16, "held": 3, "model.depth": 2, "pretraining.batch_size": 48, "pretraining.steps": 3},
+    "birthplaces": {
+        "people": 16,
+        "validation": 3,
+        "model.depth": 2,
+        "pretraining.batch_size": 48,
+        "pretraining.steps": 3,
+    },
     "vision": {"plan.batch_size": 48, "plan.steps": 3},
     "translation": {"plan.batch_size": 96, "plan.gradient_accumulation_steps": 2, "plan.steps": 3},
 }
@@ -57,7 +63,7 @@ def start_trainer(model: Any, task: Any, plan: TrainingPlan) -> Trainer:
 def measured(request: pytest.FixtureRequest) -> tuple[Trainer, StepMemory, float]:
     """A run of a GPT, a ViT or an encoder-decoder; its measured step; the size of one of its micro-batches."""
     recipe = get_recipe(request.param)
-    start = recipe.module.start(override(recipe.settings(real=False), RECIPES[request.param]), RunLocation())
+    start = recipe.module.prepare(override(recipe.settings(real=False), RECIPES[request.param]), RunLocation())
     phase = start.phases[0]
     step = measure_step(start.model, phase.task, phase.plan)
     return start_trainer(start.model, phase.task, phase.plan), step, step.sample_size * phase.plan.micro_batch_size(1)
@@ -160,14 +166,14 @@ def test_the_moment_of_the_peak_depends_on_the_size() -> None:
     assert PeakFit.through((2, 4), [10, 20], [40]) == PeakFit((LinearFit(0, 10),))
 
 
-Run = tuple[Any, NextToken, TrainingPlan]
+Run = tuple[Any, NextTokenTask, TrainingPlan]
 
 
 @pytest.fixture(scope="module")
 def gpt() -> Run:
     config = GPTConfig(vocab=301, context=33, width=96, depth=4, heads=3, dropout=0.0, attention_dropout=0.0)
     tokens = torch.randint(301, (997,), generator=torch.Generator().manual_seed(3))
-    task = NextToken(tokens, tokens, 997, 33, BATCH, 5)
+    task = NextTokenTask(tokens, tokens, 997, 33, BATCH, 5)
     return build_from_config(config), task, TrainingPlan(steps=7, batch_size=BATCH)
 
 

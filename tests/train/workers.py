@@ -26,7 +26,7 @@ from torch import nn
 from regard.models.gpt import GPTConfig
 from regard.models.model import Model
 from regard.models.presets import build_from_config
-from regard.recipes.language import NextToken
+from regard.recipes.language import NextTokenTask
 from regard.train.checkpoint import CheckpointFolder
 from regard.train.distributed import DDPGroup, join_process_group
 from regard.train.loop import Trainer, TrainingResult, fit
@@ -158,13 +158,13 @@ def memory(out: Path) -> None:
                 (out / f"peak-{parallel}-{accumulation}.json").write_text(json.dumps(peak))
 
 
-def gpt_run(accumulation: int = 1) -> tuple[Model, NextToken, TrainingPlan]:
+def gpt_run(accumulation: int = 1) -> tuple[Model, NextTokenTask, TrainingPlan]:
     """A GPT, its task and plan, with as many bytes of weights as of activations."""
     config = GPTConfig(vocab=301, context=33, width=96, depth=3, heads=3, dropout=0.0, attention_dropout=0.0)
     tokens = torch.randint(301, (997,), generator=torch.Generator().manual_seed(3))
     return (
         build_from_config(config),
-        NextToken(tokens, tokens, 997, 33, 8, 5),
+        NextTokenTask(tokens, tokens, 997, 33, 8, 5),
         TrainingPlan(steps=7, batch_size=8, gradient_accumulation_steps=accumulation),
     )
 

@@ -209,8 +209,8 @@ def build_text_input(
         prompt=prompt if len(prompt) <= LONGEST_TEXT else f"{prompt[:LONGEST_TEXT]} ... ({len(prompt):,} characters)",
         size=", ".join(sizes),
         imports=(
-            "from regard.data.tokenizers import Bytes"
-            if repr(words) == "Bytes()"
+            "from regard.data.tokenizers import ByteTokenizer"
+            if repr(words) == "ByteTokenizer()"
             else "from regard.data.tokenizers import load_tokenizer",
         ),
         code="\n".join(lines),
@@ -257,7 +257,7 @@ def check_tokens(loaded: LoadedModel, name: str, tokens: list[int]) -> None:
 
 def _tokenizer_code(words: "Tokenizer") -> list[str]:
     file = getattr(words, "file", None)
-    return ["words = Bytes()" if file is None else f"words = load_tokenizer({str(file)!r})"]
+    return ["words = ByteTokenizer()" if file is None else f"words = load_tokenizer({str(file)!r})"]
 
 
 def _quote_text(text: str) -> str:

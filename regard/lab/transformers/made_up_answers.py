@@ -19,14 +19,14 @@ from statistics import fmean
 from typing import Any
 
 from regard.base.validation import check_integer
-from regard.data.span_corruption import PAD, encode_text, prompt
+from regard.data.span_corruption import PAD, encode_text, question_prompt
 from regard.data.synthetic_biographies import (
     ENDINGS,
     PLACES,
     Biographies,
     BiographyQuestion,
     biographies,
-    most_frequent_place,
+    surname_ending,
 )
 from regard.lab.claim import Numbers, Verdict, decide
 from regard.lab.drawing import COLOURS, Figure, make_figure, plot_lines, plot_shares
@@ -97,16 +97,16 @@ def run(
         seed = 1000 * setup.seed + number
         world = biographies(
             setup.people,
-            strangers=setup.strangers,
+            unknown_people=setup.strangers,
             places=setup.places,
-            tellings=setup.tellings,
-            telling=setup.telling,
-            brief=True,
+            texts_per_person=setup.tellings,
+            informative_surnames=setup.telling,
+            one_sentence=True,
             seed=seed,
         )
         reader = Reader.trained(world, setup.training, seed, gpt)
         known = _answers(reader, world.evaluation, writer)
-        strange = _answers(reader, world.strangers, writer)
+        strange = _answers(reader, world.unknown_people, writer)
         curves.append(_accuracy_by_coverage(known, strange))
         rows.append(_measure_seed(known, strange, world) | {"gained by silence": curves[-1][FEW] - curves[-1][-1]})
     return {
@@ -122,7 +122,7 @@ def run(
 def _answers(
     reader: Reader, questions: Sequence[BiographyQuestion], writer: Callable[..., list[GeneratedText]]
 ) -> list[Answer]:
-    prompts = [encode_text(prompt(question.text), reader.letters) for question in questions]
+    prompts = [encode_text(question_prompt(question.text), reader.letters) for question in questions]
     end = encode_text(PAD, reader.letters)
     longest = max(len(question.answer) for question in questions) + 4
     texts = writer(reader.model, prompts, max_new_tokens=longest, stop=[end])
@@ -157,7 +157,7 @@ def _measure_seed(known: Sequence[Answer], strange: Sequence[Answer], world: Bio
 
 def _fits_custom(answer: Answer, world: Biographies) -> bool:
     name = answer.question.text.removesuffix(" born?")
-    return answer.said in world.places and name.endswith(most_frequent_place(answer.said, world.places))
+    return answer.said in world.places and name.endswith(surname_ending(answer.said, world.places))
 
 
 def _roc_area(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:

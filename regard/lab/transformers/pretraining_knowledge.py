@@ -25,7 +25,15 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer, check_number
 from regard.core.positions import Rotary
-from regard.data.span_corruption import IGNORED, PHRASE, MaskedText, alphabet, batch, corrupt_spans, encode_question
+from regard.data.span_corruption import (
+    IGNORED,
+    PHRASE,
+    MaskedText,
+    collate,
+    collect_alphabet,
+    corrupt_spans,
+    encode_question,
+)
 from regard.data.synthetic_biographies import Biographies, BiographyQuestion, biographies
 from regard.lab.claim import Numbers, Verdict, decide
 from regard.lab.drawing import Figure, make_figure, plot_shares
@@ -101,10 +109,10 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
         seed = 1000 * setup.seed + number
         world = biographies(
             setup.people,
-            strangers=setup.strangers,
+            unknown_people=setup.strangers,
             places=setup.places,
-            tellings=setup.tellings,
-            brief=True,
+            texts_per_person=setup.tellings,
+            one_sentence=True,
             seed=seed,
         )
         reader = Reader.trained(world, setup.training, seed, gpt)
@@ -112,7 +120,7 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
         right["read"].append(reader.right(world.evaluation))
         # for a model that has read nothing, everyone outside the training questions is unknown
         right["not read"].append(other.right(_other_people(world)))
-        right["strangers"].append(reader.right(world.strangers))
+        right["strangers"].append(reader.right(world.unknown_people))
         right["commonest"].append(_most_common_accuracy(world))
         trained_on["read"].append(reader.right(world.training))
         trained_on["not read"].append(other.right(world.training))
@@ -147,9 +155,9 @@ class Reader:
         reading: bool = True,
     ) -> "Reader":
         """Train a model on the questions; `reading` mixes them with the texts."""
-        questions = [*world.training, *world.evaluation, *world.strangers]
+        questions = [*world.training, *world.evaluation, *world.unknown_people]
         everything = [*world.texts, *(question.text + question.answer for question in questions)]
-        letters, length = alphabet(everything), max(map(len, everything)) + 3  # two masks and the end token
+        letters, length = collect_alphabet(everything), max(map(len, everything)) + 3  # two masks and the end token
         config = GPTConfig(
             vocab=len(letters),
             context=length,
@@ -180,7 +188,7 @@ class Reader:
             return corrupt_spans(text, length, draws, phrases=training.phrases, phrase=phrase, whole_text=False)
 
         def loss() -> Tensor:
-            tokens, targets = batch([drawn() for _ in range(training.batch)], letters)
+            tokens, targets = collate([drawn() for _ in range(training.batch)], letters)
             return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
         # questions alone are memorised in a fraction of the steps
@@ -198,7 +206,7 @@ class Reader:
 
         Greedy decoding is exact if every correct character is the most likely one: one pass is enough.
         """
-        tokens, targets = batch([encode_question(*question, self.length) for question in questions], self.letters)
+        tokens, targets = collate([encode_question(*question, self.length) for question in questions], self.letters)
         predicted = self.model(tokens).argmax(-1)
         return float(((predicted == targets) | (targets == IGNORED)).all(1).double().mean())
 
@@ -210,7 +218,7 @@ def _most_common_accuracy(world: Biographies) -> float:
 
 
 def _other_people(world: Biographies) -> list[BiographyQuestion]:
-    return [*world.evaluation, *world.strangers]
+    return [*world.evaluation, *world.unknown_people]
 
 
 def _share_only_in_texts(world: Biographies) -> float:

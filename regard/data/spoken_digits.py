@@ -1,0 +1,272 @@
+"""Spoken digits: recordings of single digits from WAV or .npz files, and strings concatenated from them."""
+
+import io
+import math
+import os
+import re
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from regard.base.errors import ConfigError, DataError
+from regard.base.validation import check_integer, check_number
+from regard.data.digit_strings import DigitStrings
+from regard.data.folders import list_files, walk_files
+from regard.data.plain_text import read_bytes
+from regard.data.resample import resample
+from regard.data.sampler import random_index, sampler_generator
+from regard.data.splits import random_split
+from regard.data.tones import check_length
+
+FILE_NAME = re.compile(r"(\d)_([^_]+)_(\d+)")
+MAX_SAMPLE_RATE = 1_000_000
+NPZ_FIELDS = ("samples", "offsets", "digit", "speaker", "speakers", "sample_rate")
+ZIP_PREFIXES = (b"PK\x03\x04", b"PK\x05\x06")
+# suffixes of recordings, so that none in a folder is ignored silently
+AUDIO_SUFFIXES = {
+    *(".wav", ".wave", ".w64", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".mp4", ".aac", ".wma", ".webm"),
+    *(".aif", ".aiff", ".aifc", ".au", ".snd", ".sph", ".amr", ".caf", ".mka", ".wv", ".ape", ".raw", ".pcm"),
+}
+COMPRESSED_SUFFIXES = {".gz", ".bz2", ".xz", ".zst", ".zip", ".part"}
+PAUSE = (0.05, 0.2)  # seconds of silence between digits
+
+
+@dataclass(frozen=True, eq=False)
+class Recordings:
+    """Recordings of single digits: samples from -1 to 1, the digit and the speaker of each."""
+
+    sounds: tuple[Float32[Tensor, "_"], ...]
+    labels: Int64[Tensor, "n"]
+    speakers: tuple[str, ...]
+    sample_rate: int
+
+    def __post_init__(self) -> None:
+        if not len(self.sounds) == len(self.labels) == len(self.speakers):
+            raise DataError(
+                "each recording has one label and one speaker, but there are "
+                f"{len(self.sounds)} sounds, {len(self.labels)} labels and {len(self.speakers)} speakers"
+            )
+
+    def __len__(self) -> int:
+        return len(self.sounds)
+
+    def select(self, records: Int64[Tensor, "_"]) -> "Recordings":
+        """The recordings with these indices."""
+        indices = records.tolist()
+        return Recordings(
+            tuple(self.sounds[each] for each in indices),
+            self.labels[records],
+            tuple(self.speakers[each] for each in indices),
+            self.sample_rate,
+        )
+
+    def split(self, *held_out: int, seed: int = 0) -> tuple["Recordings", ...]:
+        """Split at random: recordings for training, then one part for each number held out."""
+        return tuple(self.select(part) for part in random_split(len(self), held_out, seed))
+
+
+def read_spoken_digits(path: str | os.PathLike[str], sample_rate: int | None = None) -> Recordings:
+    """Read recordings from an .npz file, a folder with one, or a folder of WAV files named digit_speaker_take.wav.
+
+    sample_rate  rate to resample every sound to; without it all files must have the same rate
+    """
+    place = Path(path)
+    if not place.exists():
+        raise DataError(f"{place} does not exist; expected an .npz file, or a folder of files such as 7_ann_0.wav")
+    sets = _files_with_suffix(place, ".npz") if place.is_dir() else [place]
+    if len(sets) > 1:
+        raise DataError(f"{place} has several sets: {', '.join(file.name for file in sets)}; pass one of them")
+    if place.is_dir():
+        _check_unread_recordings(place, sets or _files_with_suffix(place, ".wav"))
+    found = _read_npz(sets[0]) if sets else _read_wav_folder(place, sample_rate)
+    if sample_rate is None or found.sample_rate == sample_rate:
+        return found
+    sounds = tuple(resample(sound, found.sample_rate, sample_rate) for sound in found.sounds)
+    return Recordings(sounds, found.labels, found.speakers, sample_rate)
+
+
+def read_wav(file: str | os.PathLike[str]) -> tuple[Float32[Tensor, "_"], int]:
+    """Read a WAV file of integers: samples from -1 to 1 (the mean of all channels), and the sample rate."""
+    try:
+        with wave.open(io.BytesIO(Path(file).read_bytes()), "rb") as opened:
+            channels, width, rate, frames = opened.getparams()[:4]
+            data = opened.readframes(frames)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from None
+    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk is longer than the file
+        raise DataError(f"{file} is not a WAV file of integers: {str(error) or 'it ends inside its header'}") from None
+    if not 0 < rate < MAX_SAMPLE_RATE:
+        raise DataError(f"{file} has a sample rate of {rate}; expected 1 to {MAX_SAMPLE_RATE - 1}")
+    if width > 4:
+        raise DataError(f"{file} has {8 * width} bits per sample; expected 8, 16, 24 or 32")
+    if len(data) != frames * channels * width:
+        raise DataError(f"{file} is truncated: it has {len(data) // (channels * width)} of {frames} samples")
+    if not frames:
+        raise DataError(f"{file} has no samples")
+    sound = torch.from_numpy(_decode_samples(data, width)).reshape(frames, channels).double().mean(1)
+    return (sound / 2.0 ** (8 * width - 1)).float(), rate
+
+
+def make_digit_strings(
+    recordings: Recordings,
+    count: int,
+    length: tuple[int, int] = (3, 7),
+    *,
+    seed: int = 0,
+    pause: tuple[float, float] = PAUSE,
+) -> DigitStrings:
+    """Concatenate recordings of one speaker to each digit string. String i does not depend on the count.
+
+    length  minimum and maximum number of digits
+    pause   minimum and maximum seconds of silence before, between and after digits
+    """
+    fewest, most = check_length(length)
+    check_integer("make_digit_strings(count)", count, 1, "strings")
+    check_pause(pause)
+    if not len(recordings):
+        raise DataError("digit strings need recordings, but there are none")
+    by_speaker: dict[str, list[int]] = {}
+    for number, speaker in enumerate(recordings.speakers):
+        by_speaker.setdefault(speaker, []).append(number)
+    own = [by_speaker[speaker] for speaker in sorted(by_speaker)]
+    sounds, labels = [], []
+    for number in range(count):
+        draw = sampler_generator(seed, number, "strings")
+        available = torch.tensor(own[random_index(len(own), draw)])
+        digits = fewest + random_index(most - fewest + 1, draw)
+        picked = available[torch.randint(len(available), (digits,), generator=draw)]
+        seconds = pause[0] + (pause[1] - pause[0]) * torch.rand(digits + 1, generator=draw, dtype=torch.float64)
+        silences = [torch.zeros(round(each * recordings.sample_rate)) for each in seconds.tolist()]
+        parts = [silences[0]]
+        for record, silence in zip(picked.tolist(), silences[1:], strict=True):
+            parts += [recordings.sounds[record], silence]
+        sounds.append(torch.cat(parts))
+        labels.append(recordings.labels[picked])
+    return DigitStrings(tuple(sounds), tuple(labels), recordings.sample_rate)
+
+
+def check_pause(pause: tuple[float, float]) -> None:
+    """Check the minimum and maximum seconds of silence around digits."""
+    if not 0 <= check_number("pause (minimum)", pause[0]) <= check_number("pause (maximum)", pause[1]) < math.inf:
+        raise ConfigError(f"pause={pause} is the minimum and maximum silence in seconds, 0 or more, in this order")
+
+
+def _decode_samples(data: bytes, width: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    """Little-endian samples of `width` bytes as integers; 8-bit samples are unsigned with 128 for silence."""
+    if width == 1:
+        return np.frombuffer(data, dtype=np.uint8).astype(np.int32) - 128
+    if width == 3:
+        padded = np.zeros((len(data) // 3, 4), dtype=np.uint8)
+        padded[:, 1:] = np.frombuffer(data, dtype=np.uint8).reshape(-1, 3)
+        return padded.reshape(-1).view("<i4").astype(np.int32) >> 8
+    return np.frombuffer(data, dtype=f"<i{width}").astype(np.int32)
+
+
+def _files_with_suffix(place: Path, suffix: str) -> list[Path]:
+    return [file for file in list_files(place) if file.suffix.lower() == suffix]
+
+
+def _check_unread_recordings(place: Path, read: list[Path]) -> None:
+    """Raise if a folder has a recording that is not among those read."""
+    for file in walk_files(place):
+        if file in read or not _is_recording(file):
+            continue
+        if file.parent != place:
+            raise DataError(
+                f"{file} is in a subfolder, which is not read; pass the folder {file.parent}, or put all recordings "
+                "into one folder"
+            )
+        if file.suffix.lower() == ".wav":
+            raise DataError(f"{place} has {read[0].name} and also {file.name}; pass {read[0]}, or remove one of them")
+        raise DataError(f"{file} is not a WAV file; convert it to {file.name.partition('.')[0]}.wav")
+
+
+def _is_recording(file: Path) -> bool:
+    *before, last = [suffix.lower() for suffix in file.suffixes] or [""]
+    if last in COMPRESSED_SUFFIXES:
+        return not AUDIO_SUFFIXES.isdisjoint(before)
+    return last in AUDIO_SUFFIXES or FILE_NAME.fullmatch(file.name) is not None
+
+
+def _read_wav_folder(place: Path, sample_rate: int | None) -> Recordings:
+    files = _files_with_suffix(place, ".wav")
+    if not files:
+        raise DataError(f"{place} has no .wav and no .npz files; expected files such as 7_ann_0.wav")
+    sounds, labels, speakers = [], [], []
+    rates: list[int] = []
+    known: dict[tuple[str, str, int], Path] = {}
+    for file in files:
+        name = FILE_NAME.fullmatch(file.stem)
+        if name is None:
+            raise DataError(f"{file} is not named digit_speaker_take.wav, such as 7_ann_0.wav")
+        before = known.setdefault((name[1], name[2], int(name[3])), file)
+        if before != file:
+            raise DataError(f"{file} and {before.name} are both take {int(name[3])}; remove one of them")
+        sound, rate = read_wav(file)
+        if sample_rate is None and rates and rate != rates[0]:
+            raise DataError(
+                f"{file} has a sample rate of {rate}, but {files[0].name} of {rates[0]}; resample the files, or read "
+                f"them with read_spoken_digits(path, sample_rate={rates[0]})"
+            )
+        sounds.append(sound if sample_rate is None else resample(sound, rate, sample_rate))
+        rates.append(rate)
+        labels.append(int(name[1]))
+        speakers.append(name[2])
+    return Recordings(tuple(sounds), torch.tensor(labels), tuple(speakers), sample_rate or rates[0])
+
+
+def _read_npz(file: Path) -> Recordings:
+    """Read an .npz file: all samples in one array, and the offsets of the recordings."""
+    data = read_bytes(file)
+    try:
+        if not data.startswith(ZIP_PREFIXES):  # numpy would load anything else as a pickle
+            raise ValueError("it is not an .npz file")
+        opened = np.load(io.BytesIO(data), allow_pickle=False)
+        missing = [name for name in NPZ_FIELDS if name not in opened.files]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} is missing")
+        arrays = {name: opened[name] for name in NPZ_FIELDS}
+        broken = [name for name in NPZ_FIELDS if not isinstance(arrays[name], np.ndarray)]
+        if broken:
+            raise ValueError(f"{broken[0]} is not an array")
+    except Exception as error:  # each compression method raises errors of its own
+        raise DataError(f"{file} is not a set of recordings: {error}; expected {', '.join(NPZ_FIELDS)}") from None
+    samples, offsets, digits = arrays["samples"], arrays["offsets"], arrays["digit"]
+    if samples.dtype != np.int16 or samples.ndim != 1:
+        raise DataError(f"{file}: samples should be a one-dimensional int16 array, not {samples.dtype} {samples.shape}")
+    count = len(offsets) - 1
+    for name in ("offsets", "digit", "speaker"):
+        if arrays[name].ndim != 1 or arrays[name].dtype.kind not in "iu":
+            raise DataError(f"{file}: {name} should be a one-dimensional array of integers, not {arrays[name].dtype}")
+        if name != "offsets" and len(arrays[name]) != count:
+            raise DataError(f"{file}: {name} has {len(arrays[name])} entries, but offsets has {count} recordings")
+    starts = offsets.astype(np.int64)
+    if count < 1 or starts[0] != 0 or starts[-1] != len(samples):
+        raise DataError(f"{file}: offsets should run from 0 to the number of samples, {len(samples)}")
+    _check_records(file, "has no samples: offsets should increase", np.flatnonzero(np.diff(starts) <= 0))
+    _check_records(file, "has a label that is not a digit", np.flatnonzero((digits < 0) | (digits > 9)))
+    names = [str(name) for name in arrays["speakers"].reshape(-1)]
+    speaker = arrays["speaker"].astype(np.int64)
+    unknown = np.flatnonzero((speaker < 0) | (speaker >= len(names)))
+    _check_records(file, f"has a speaker that is not one of {len(names)}", unknown)
+    rate = arrays["sample_rate"]
+    if rate.size != 1 or rate.dtype.kind not in "iu" or not 0 < int(rate.reshape(())) < MAX_SAMPLE_RATE:
+        raise DataError(f"{file}: sample_rate should be one integer, from 1 to {MAX_SAMPLE_RATE - 1}, not {rate}")
+    scaled = torch.from_numpy(samples.astype(np.float32)) / 2**15
+    return Recordings(
+        tuple(scaled.split(np.diff(starts).tolist())),
+        torch.from_numpy(digits.astype(np.int64)),
+        tuple(names[each] for each in speaker),
+        int(rate.reshape(())),
+    )
+
+
+def _check_records(file: Path, problem: str, wrong: Any) -> None:
+    if len(wrong):
+        raise DataError(f"{file}: recording {wrong[0]} {problem}")
