@@ -172,7 +172,7 @@ def from_sdpa(
     if is_causal:
         mask, positions = causal(), Positions(0, 0)
     beta = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    return Record("sdpa", q, k, v, mask, terms, beta, positions, float(dropout_p), note)
+    return Record(q, k, v, mask, terms, beta, positions, "sdpa", float(dropout_p), note)
 
 
 def from_flex(
@@ -190,7 +190,7 @@ def from_flex(
     terms = () if score_mod is None or _is_identity(score_mod) else (FlexScore(score_mod, _copy_data(score_data)),)
     mask = Full() if block_mask is None else FlexMask(block_mask[-1], _copy_data(mask_data))
     q, k, v = expand_batch(query, key, value)
-    return Record("flex", q, k, v, mask, terms, float(scale), Positions.last_rows(q.shape[2], k.shape[2]))
+    return Record(q, k, v, mask, terms, float(scale), Positions.last_rows(q.shape[2], k.shape[2]), "flex")
 
 
 def _is_identity(score_mod: Callable[..., Tensor]) -> bool:
@@ -210,7 +210,7 @@ def _copy_data(data: tuple[Any, ...]) -> tuple[Any, ...]:
 def from_attend(kernel: str, call: Request) -> Record:
     """Record a call of `regard.attend`."""
     return Record(
-        f"attend, {kernel}", call.q, call.k, call.v, call.mask, call.terms, call.beta, call.positions, call.dropout
+        call.q, call.k, call.v, call.mask, call.terms, call.beta, call.positions, f"attend, {kernel}", call.dropout
     )
 
 

@@ -87,7 +87,7 @@ def from_interface(
     if s_aux is not None:
         more = (*more, sink(s_aux.detach()))
     beta = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    return Record(f"hugging face {name}", q, k, v, mask, (*terms, *more), beta, positions, float(dropout))
+    return Record(q, k, v, mask, (*terms, *more), beta, positions, f"hugging face {name}", float(dropout))
 
 
 _softcap = softcap

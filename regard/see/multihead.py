@@ -20,6 +20,11 @@ from regard.see.call_adapters import cast_for_autocast, read_mask
 from regard.see.record import Record
 
 ROUTE = "nn.MultiheadAttention"
+# attributes of nn.MultiheadAttention that multi_head_attention_forward takes by the same name
+SAME_NAMES = (
+    "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "add_zero_attn", "training", "q_proj_weight",
+    "k_proj_weight", "v_proj_weight",
+)  # fmt: skip
 
 
 def from_functional(
@@ -75,9 +80,9 @@ def from_functional(
     beta = q.shape[-1] ** -0.5
     if is_causal and key_padding_mask is None and not need_weights:
         # is_causal replaces the mask
-        return Record(ROUTE, q, k, v, causal(), (), beta, Positions(0, 0), dropout)
+        return Record(q, k, v, causal(), (), beta, Positions(0, 0), ROUTE, dropout)
     mask, terms, positions = read_mask(merge_masks(attn_mask, key_padding_mask, b, j, q.dtype), i, j)
-    return Record(ROUTE, q, k, v, mask, terms, beta, positions, dropout)
+    return Record(q, k, v, mask, terms, beta, positions, ROUTE, dropout)
 
 
 def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dtype: torch.dtype) -> Tensor | None:
@@ -116,30 +121,21 @@ def from_module(
         return from_nested(layer, query)
     if layer.batch_first and query.ndim == 3:
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    separate = not layer._qkv_same_embed_dim
+    shared: dict[str, Any] = {name: getattr(layer, name) for name in SAME_NAMES}
     return from_functional(
         query,
         key,
         value,
-        layer.embed_dim,
-        layer.num_heads,
-        layer.in_proj_weight,
-        layer.in_proj_bias,
-        layer.bias_k,
-        layer.bias_v,
-        layer.add_zero_attn,
-        layer.dropout,
-        layer.out_proj.weight,
-        layer.out_proj.bias,
-        training=layer.training,
+        embed_dim_to_check=layer.embed_dim,
+        dropout_p=layer.dropout,
+        out_proj_weight=layer.out_proj.weight,
+        out_proj_bias=layer.out_proj.bias,
         key_padding_mask=key_padding_mask,
         need_weights=need_weights,
         attn_mask=attn_mask,
-        use_separate_proj_weight=separate,
-        q_proj_weight=layer.q_proj_weight if separate else None,
-        k_proj_weight=layer.k_proj_weight if separate else None,
-        v_proj_weight=layer.v_proj_weight if separate else None,
+        use_separate_proj_weight=not layer._qkv_same_embed_dim,
         is_causal=is_causal,
+        **shared,
     )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -12,18 +11,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.base.errors import ConfigError, UnknownNameError
-from regard.core.absolute_positions import Grid, Positions, key_positions
-from regard.core.masks.algebra import Mask
-from regard.core.scores import ScoreTerm
-from regard.see.row_statistics import Statistics, Top, statistics
+from regard.core.absolute_positions import Grid, key_positions
+from regard.see.row_statistics import Statistics
 
 if TYPE_CHECKING:
     from regard.see.heads import HeadTable
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Record:
-    """One attention call: its inputs, the module that made it, and how it was intercepted.
+class Record(Statistics):
+    """One attention call with its statistics, the module that made it, and how it was intercepted.
 
     route            the function that the model called: "sdpa", "flex", "softmax" (written by hand),
                      "nn.MultiheadAttention", "hugging face ...", or "attend, ..." with the kernel
@@ -36,13 +33,6 @@ class Record:
     """
 
     route: str
-    q: Float[Tensor, "b h i c"]
-    k: Float[Tensor, "b g j c"]
-    v: Float[Tensor, "b g j e"] | None
-    mask: Mask
-    terms: tuple[ScoreTerm, ...]
-    beta: float
-    positions: Positions
     dropout: float = 0.0
     note: str = ""
     positions_known: bool = True
@@ -51,55 +41,23 @@ class Record:
     rows_kept: tuple[int, ...] | None = None
     gradients: list[Float[Tensor, "b h i e"]] = field(default_factory=list)
 
-    @cached_property
-    def statistics(self) -> Statistics:
-        """All statistics of the weights, without the i x j matrix."""
-        return statistics(
-            self.q, self.k, mask=self.mask, scores=self.terms, beta=self.beta, positions=self.positions, v=self.v
-        )
-
     @property
     def gradient(self) -> Float[Tensor, "b h i e"] | None:
         """The gradient of the attention output in the latest backward pass; None before any."""
         return self.gradients[-1] if self.gradients else None
 
     @property
-    def lse(self) -> Float[Tensor, "b h i"]:
-        """The log-sum-exp of the scores of each query."""
-        return self.statistics.lse
-
-    @property
-    def entropy(self) -> Float[Tensor, "b h i"]:
-        """The entropy of the weights of each query, in nats."""
-        return self.statistics.entropy
-
-    @property
-    def largest(self) -> Float[Tensor, "b h i"]:
-        """The largest weight of each query."""
-        return self.statistics.largest
-
-    @property
-    def where(self) -> Int[Tensor, "b h i"]:
-        """The index of the key with the largest weight."""
-        return self.statistics.where
-
-    @property
-    def distance(self) -> Float[Tensor, "b h i"] | None:
+    def distance(self) -> Float[Tensor, "b h i"] | None:  # type: ignore[override]
         """The mean of |i - j| under the weights; None if the positions of the queries are unknown."""
         if not self.positions_known:
             return None
         if self.rows_kept is None or _is_contiguous(self.rows_kept):
-            return self.statistics.distance
+            return super().distance
         weights = self.weights()  # few rows
         i = self.query_positions[:, None]
         distances = (i - key_positions(self.positions, self.k.shape[2], self.q.device)).abs()
         total = weights.sum(-1)
         return (weights * distances).sum(-1) / total.masked_fill(total == 0, 1)
-
-    @property
-    def received(self) -> Float[Tensor, "b h j"]:
-        """The sum of the weights that each key receives from all queries."""
-        return self.statistics.received
 
     @property
     def query_positions(self) -> Int[Tensor, "i"]:
@@ -109,26 +67,6 @@ class Record:
             return torch.arange(i, device=self.q.device) + self.positions.queries
         rows = torch.tensor(self.rows_kept, device=self.q.device)
         return rows + self.positions.queries - (self.rows_kept[0] if self.rows_kept else 0)
-
-    def pooled(self, cells: int | tuple[int, int]) -> Float[Tensor, "b h rows columns"]:
-        """The attention map at a lower resolution; see `Statistics.pooled`."""
-        return self.statistics.pooled(cells)
-
-    def top(self, count: int, rows: list[int] | None = None) -> Top:
-        """The keys with the largest weights; see `Statistics.top`."""
-        return self.statistics.top(count, rows)
-
-    def rows(self, rows: list[int]) -> Float[Tensor, "b h r j"]:
-        """The weights of some queries."""
-        return self.statistics.rows(rows)
-
-    def weights(self) -> Float[Tensor, "b h i j"]:
-        """The whole matrix of weights."""
-        return self.statistics.weights()
-
-    def mixed(self, x: Float[Tensor, "b i"] | Float[Tensor, "b h i"]) -> Float[Tensor, "b h j"]:
-        """The vector-matrix product of x and the weights; see `Statistics.mixed`."""
-        return self.statistics.mixed(x)
 
     def __repr__(self) -> str:
         b, h, i, _ = self.q.shape

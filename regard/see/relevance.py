@@ -184,7 +184,7 @@ def normalise_off_identity(relevance: Float[Tensor, "b n n"]) -> Float[Tensor, "
 def positive_contributions(record: Record, rows: Tensor | None = None) -> Float[Tensor, "b r j"]:
     """The mean over heads of max(0, gradient * weight), for all rows or some."""
     gradient = weight_gradients(record, rows)
-    weights = record.weights() if rows is None else record.statistics.rows(rows)
+    weights = record.weights() if rows is None else record.rows(rows)
     return (gradient * weights).clamp(min=0).mean(1)
 
 

@@ -41,39 +41,25 @@ class Top:
         return bool((self.weights[..., -1] >= self.dismissed).all())
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Statistics:
     """Statistics of the weights of one attention call, computed on first access and then cached.
 
     They are computed in float32, or in float64 for float64 inputs, and have no gradient.
     """
 
-    def __init__(self, call: Request, v: Float[Tensor, "b g j e"] | None = None) -> None:
-        self._call = call
-        self.v = v
+    q: Float[Tensor, "b h i c"]
+    k: Float[Tensor, "b g j c"]
+    v: Float[Tensor, "b g j e"] | None
+    mask: Mask
+    terms: tuple[ScoreTerm, ...]
+    beta: float
+    positions: Positions
 
-    @property
-    def q(self) -> Float[Tensor, "b h i c"]:
-        return self._call.q
-
-    @property
-    def k(self) -> Float[Tensor, "b g j c"]:
-        return self._call.k
-
-    @property
-    def mask(self) -> Mask:
-        return self._call.mask
-
-    @property
-    def terms(self) -> tuple[ScoreTerm, ...]:
-        return self._call.terms
-
-    @property
-    def beta(self) -> float:
-        return self._call.beta
-
-    @property
-    def positions(self) -> Positions:
-        return self._call.positions
+    @cached_property
+    def _request(self) -> Request:
+        values = self.k if self.v is None else self.v
+        return prepare_request(self.q, self.k, values, self.mask, self.terms, self.beta, 0.0, self.positions)
 
     @property
     def lse(self) -> Float[Tensor, "b h i"]:
@@ -126,7 +112,7 @@ class Statistics:
         if len(pair) != 2:
             raise ConfigError(f"pooled takes a number of cells, or (rows, columns), not {cells!r}")
         rows, columns = pair
-        _, _, _, i, j, _, _ = self._call.sizes
+        _, _, _, i, j, _, _ = self._request.sizes
         for name, number, size in (("rows", rows, i), ("columns", columns, j)):
             if check_integer(f"pooled({name})", number, 1) > max(size, 1):
                 raise ShapeError(f"pooled({name}={number}) has more cells than the {size} positions")
@@ -139,28 +125,28 @@ class Statistics:
         return {}
 
     def _pool(self, rows: int, columns: int) -> Tensor:
-        b, h, _, i, j, _, _ = self._call.sizes
+        b, h, _, i, j, _, _ = self._request.sizes
         if self._row_statistics.cells is not None:
-            return triton_statistics.pool_map(self._call, self._row_statistics, rows, columns)
-        device, exact = self._call.q.device, torch.promote_types(self._call.q.dtype, torch.float32)
+            return triton_statistics.pool_map(self._request, self._row_statistics, rows, columns)
+        device, exact = self.q.device, torch.promote_types(self.q.dtype, torch.float32)
         row_cell, key_cell = (
             torch.arange(n, device=device) * cells // max(n, 1) for n, cells in ((i, rows), (j, columns))
         )
         sums = torch.zeros(b, h, rows, columns, device=device, dtype=exact)
         inside = torch.nn.functional.one_hot(key_cell, columns).to(exact)
         with torch.no_grad():
-            for block in iterate_row_blocks(self._call):
+            for block in iterate_row_blocks(self._request):
                 sums.index_add_(2, row_cell[block.rows], block.weights @ inside[block.columns])
         counts = row_cell.bincount(minlength=rows).clamp(min=1)
         return sums / counts[:, None]
 
     def top(self, count: int, rows: list[int] | Tensor | None = None) -> Top:
         """The `count` keys with the largest weights in each row, or in some rows."""
-        b, h, _, _, j, _, _ = self._call.sizes
+        b, h, _, _, j, _, _ = self._request.sizes
         count = check_integer("top(count)", count, 1, "keys")
         found: list[tuple[Tensor, ...]] = []
         with torch.no_grad():
-            for block in iterate_row_blocks(self._call, self._chosen(rows)):
+            for block in iterate_row_blocks(self._request, self._chosen(rows)):
                 weights = block.weights
                 kept = min(count, weights.shape[-1])
                 more = min(count + 1, weights.shape[-1])
@@ -176,7 +162,7 @@ class Statistics:
                 keys = torch.nn.functional.pad(keys, padding, value=-1)
                 found.append((keys, torch.nn.functional.pad(listed, padding), dismissed, rest.clamp(min=0)))
         if not found:
-            empty = self._call.q.new_zeros(b, h, 0, dtype=torch.promote_types(self._call.q.dtype, torch.float32))
+            empty = self.q.new_zeros(b, h, 0, dtype=torch.promote_types(self.q.dtype, torch.float32))
             nothing = empty[..., None].expand(b, h, 0, count)
             return Top(nothing.long(), nothing, empty, empty)
         return Top(*(torch.cat(parts, 2) for parts in zip(*found, strict=True)))
@@ -189,11 +175,11 @@ class Statistics:
 
     def weights(self) -> Float[Tensor, "b h i j"]:
         """The whole matrix of weights."""
-        return self._weights(torch.arange(self._call.q.shape[2], device=self._call.q.device))
+        return self._weights(torch.arange(self.q.shape[2], device=self.q.device))
 
     def mixed(self, x: Float[Tensor, "b i"] | Float[Tensor, "b h i"]) -> Float[Tensor, "b h j"]:
         """The vector-matrix product of x and the weights: the sum over queries of x_i w_ij."""
-        b, h, _, i, _, _, _ = self._call.sizes
+        b, h, _, i, _, _, _ = self._request.sizes
         x = x[:, None] if x.ndim == 2 else x
         if x.ndim != 3 or x.shape[0] != b or x.shape[1] not in (1, h) or x.shape[2] != i:
             raise ShapeError(
@@ -202,22 +188,22 @@ class Statistics:
         return self._multiply(x.expand(b, h, i))
 
     def _multiply(self, x: Tensor) -> Tensor:
-        b, h, _, _, j, _, _ = self._call.sizes
-        exact = torch.promote_types(self._call.q.dtype, torch.float32)
-        total = torch.zeros(b, h, j, device=self._call.q.device, dtype=exact)
+        b, h, _, _, j, _, _ = self._request.sizes
+        exact = torch.promote_types(self.q.dtype, torch.float32)
+        total = torch.zeros(b, h, j, device=self.q.device, dtype=exact)
         with torch.no_grad():
-            for block in iterate_row_blocks(self._call):
+            for block in iterate_row_blocks(self._request):
                 part = (x[:, :, block.rows].to(exact)[:, :, None] @ block.weights)[:, :, 0]
                 total[:, :, block.columns] += part
         return total
 
     def _weights(self, rows: Tensor) -> Tensor:
-        b, h, _, _, j, _, _ = self._call.sizes
-        exact = torch.promote_types(self._call.q.dtype, torch.float32)
-        found = torch.zeros(b, h, len(rows), j, device=self._call.q.device, dtype=exact)
+        b, h, _, _, j, _, _ = self._request.sizes
+        exact = torch.promote_types(self.q.dtype, torch.float32)
+        found = torch.zeros(b, h, len(rows), j, device=self.q.device, dtype=exact)
         start = 0
         with torch.no_grad():
-            for block in iterate_row_blocks(self._call, rows):
+            for block in iterate_row_blocks(self._request, rows):
                 stop = start + len(block.rows)
                 found[:, :, start:stop, block.columns] = block.weights
                 start = stop
@@ -226,8 +212,8 @@ class Statistics:
     def _chosen(self, rows: list[int] | Tensor | None) -> Tensor | None:
         if rows is None:
             return None
-        i = self._call.q.shape[2]
-        chosen = torch.as_tensor(rows, device=self._call.q.device)
+        i = self.q.shape[2]
+        chosen = torch.as_tensor(rows, device=self.q.device)
         if chosen.ndim != 1 or chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise ConfigError(f"rows takes indices of queries, such as [0, 5], not {rows!r}")
         if len(chosen) and not (-i <= int(chosen.min()) and int(chosen.max()) < i):
@@ -238,25 +224,25 @@ class Statistics:
     def _forward(self) -> tuple[Tensor, Tensor | None]:
         """The output, and the log-sum-exp if the kernel returns it."""
         with torch.no_grad():
-            return triton_statistics.attend_with_lse(self._call)
+            return triton_statistics.attend_with_lse(self._request)
 
     @cached_property
     def _row_statistics(self) -> RowStatistics:
         with torch.no_grad():
-            if triton_statistics.is_supported(self._call):
+            if triton_statistics.is_supported(self._request):
                 found = triton_statistics.compute_row_statistics(
-                    self._call, None if self.v is None else self._forward[1]
+                    self._request, None if self.v is None else self._forward[1]
                 )
                 if triton_statistics.is_exact(found):
                     return found
             return self._compute_by_blocks()
 
     def _compute_by_blocks(self) -> RowStatistics:
-        b, h, _, _, j, _, _ = self._call.sizes
-        device, exact = self._call.q.device, torch.promote_types(self._call.q.dtype, torch.float32)
+        b, h, _, _, j, _, _ = self._request.sizes
+        device, exact = self.q.device, torch.promote_types(self.q.dtype, torch.float32)
         received = torch.zeros(b, h, j, device=device, dtype=exact)
         parts: list[tuple[Tensor, ...]] = []
-        for block in iterate_row_blocks(self._call):
+        for block in iterate_row_blocks(self._request):
             weights = block.weights
             total = weights.sum(-1)
             received[:, :, block.columns] += weights.sum(-2)
@@ -298,4 +284,4 @@ def statistics(
         # prepare_request raises an error for what is not a tensor
         q, k, values = (x.detach() if isinstance(x, Tensor) else x for x in (q, k, k if v is None else v))
         call = prepare_request(q, k, values, mask, scores, beta, 0.0, positions)
-    return Statistics(call, None if v is None else call.v)
+    return Statistics(call.q, call.k, None if v is None else call.v, call.mask, call.terms, call.beta, call.positions)

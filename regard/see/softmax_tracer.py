@@ -430,19 +430,9 @@ class SoftmaxTracer:
             visible, numbers, _ = split_hidden(to_batch_and_heads(numbers.expand(shape), heads))
             mask, terms = simplify_mask(collapse_repeated(visible), i, j), (MeasuredScores(numbers),)
         q, k, v = (to_batch_and_heads(x, heads) for x in (q, k, v))
-        notes = ("" if scores is not None else UNKNOWN_PRODUCT, weights.note, note)
-        record = Record(
-            ROUTE,
-            q,
-            k,
-            v,
-            mask,
-            terms,
-            beta,
-            Positions.last_rows(i, j),
-            weights.dropout,
-            ", ".join(filter(None, notes)),
-        )
+        note = ", ".join(filter(None, ("" if scores is not None else UNKNOWN_PRODUCT, weights.note, note)))
+        positions = Positions.last_rows(i, j)
+        record = Record(q, k, v, mask, terms, beta, positions, ROUTE, weights.dropout, note)
         self._found(record, out, transform)
 
     def _count_heads(self, leading: torch.Size, factor: torch.Size) -> tuple[int | None, str]:

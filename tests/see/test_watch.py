@@ -115,7 +115,7 @@ def test_sdpa_repeats_key_heads_and_takes_a_scale() -> None:
     assert record.beta == 0.7
     assert record.k.shape[1] == 2
     torch.testing.assert_close(record.weights(), softmaxed(q, k, 0.7))
-    torch.testing.assert_close(record.statistics.out, out)
+    torch.testing.assert_close(record.out, out)
 
 
 @pytest.mark.parametrize("axes", [2, 3, 5])
@@ -243,7 +243,7 @@ def test_flex_attention_is_recorded_with_its_functions() -> None:
     reach = torch.tensor([4, 5])[:, None, None, None]
     added = added.masked_fill((i < j) | (i - j >= reach), -math.inf)
     agrees(record, softmaxed(q, k, 0.4, added))
-    torch.testing.assert_close(record.statistics.out, out)
+    torch.testing.assert_close(record.out, out)
     with watch(heads=[4], rows=[12, 3]) as seen:
         call(q, k, v)
     torch.testing.assert_close(seen["attention"].weights(), softmaxed(q, k, 0.4, added)[:, [4]][:, :, [12, 3]])
@@ -297,7 +297,7 @@ def test_nn_multiheadattention_is_recorded_with_its_weights(name: str, masked: s
     assert record.name == "MultiheadAttention"
     torch.testing.assert_close(record.weights(), expected, atol=1e-5, rtol=1e-4)
     # what the layer gives is the projection of what the record says
-    heads = record.statistics.out.transpose(1, 2).flatten(2)
+    heads = record.out.transpose(1, 2).flatten(2)
     again = functional.linear(heads, layer.out_proj.weight, layer.out_proj.bias)
     torch.testing.assert_close(
         again if settings.get("batch_first") else again.transpose(0, 1), out, atol=1e-5, rtol=1e-4
@@ -328,7 +328,7 @@ def test_the_gradient_of_multihead_attention_is_that_of_its_heads() -> None:
     with watch(layer) as seen:
         (layer(x, x, x)[0] * towards).sum().backward()
     record = seen["MultiheadAttention"]
-    heads = record.statistics.out.clone().requires_grad_()
+    heads = record.out.clone().requires_grad_()
     out = functional.linear(heads.transpose(1, 2).flatten(2), layer.out_proj.weight.detach())
     (out * towards).sum().backward()
     assert record.gradient is not None
@@ -363,7 +363,7 @@ def test_attend_is_recorded_once_with_its_mask() -> None:
     assert "padding" in repr(record.mask)
     assert record.terms[0].name == "alibi"
     torch.testing.assert_close(
-        record.statistics.out,
+        record.out,
         attend(record.q, record.k, record.v, mask=mask, scores=alibi(heads=6)),
         atol=1e-5,
         rtol=1e-5,

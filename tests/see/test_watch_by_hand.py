@@ -85,7 +85,7 @@ def test_attention_written_by_hand_is_recorded(name: str) -> None:
     assert not record.terms
     expected = softmaxed(q, k)
     torch.testing.assert_close(record.weights().reshape(expected.shape), expected)
-    torch.testing.assert_close(record.statistics.out.reshape(2, 6, 5, 3), expected @ v)
+    torch.testing.assert_close(record.out.reshape(2, 6, 5, 3), expected @ v)
 
 
 MULTIPLIED: dict[str, Any] = {
@@ -165,14 +165,14 @@ def test_one_map_shared_by_several_heads_of_values() -> None:
     ):
         record, out = seen_of(call, q, k, v)
         assert record.weights().shape == (2, 6, 5, 7)
-        torch.testing.assert_close(record.statistics.out, out)
+        torch.testing.assert_close(record.out, out)
 
 
 def test_einsum_dots_are_the_last_unnamed_axes() -> None:
     q, k, v = qkv()
     record, out = seen_of(lambda q, k, v: torch.einsum("...ij,...je->...ie", softmaxed(q, k), v[1]), q, k, v)
     torch.testing.assert_close(record.v, v[1].expand(2, -1, -1, -1))
-    torch.testing.assert_close(record.statistics.out, out)
+    torch.testing.assert_close(record.out, out)
 
 
 CHANGED: dict[str, Any] = {
@@ -542,7 +542,7 @@ def test_untraced_scores_are_kept() -> None:
     record, out = seen_of(lambda q, k, v: unseen(q, k).softmax(-1) @ v, q, k, v)
     assert record.note == "its scores are not a traced product, so queries and keys are unknown"
     torch.testing.assert_close(record.weights(), softmaxed(q, k, 0.4))
-    torch.testing.assert_close(record.statistics.out, out)
+    torch.testing.assert_close(record.out, out)
 
 
 def test_additive_attention_is_recorded_if_square() -> None:
