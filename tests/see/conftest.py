@@ -1,14 +1,14 @@
-"""What tests of this folder ask for by name."""
+"""Fixtures of the tests of `regard.see`."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.see.watching import nothing_left
+from tests.see.watch_helpers import no_hooks_left
 
 
 @pytest.fixture
-def nothing_stays() -> Iterator[None]:
-    """After a test nothing of a watcher is registered anywhere."""
+def check_hooks_removed() -> Iterator[None]:
+    """Check after a test that no hook of `watch` remains."""
     yield
-    assert nothing_left()
+    assert no_hooks_left()

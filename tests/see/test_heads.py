@@ -15,7 +15,7 @@ from regard.core.scores import alibi, shaw, sink, softcap
 from regard.see.heads import HeadSummary, HeadTable, measure_heads, weights_at
 from regard.see.record import Record, Seen
 from regard.see.watch import watch
-from tests.see.zoo import CASES, ids
+from tests.see.model_cases import CASES, ids
 
 
 def recorded(i: int = 9, j: int = 9, h: int = 6, **settings: object) -> Record:

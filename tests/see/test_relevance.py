@@ -1,4 +1,4 @@
-"""Rollout, flow, gradients and values: each against its definition, and its invariants."""
+"""Rollout, flow, gradient relevance and value zeroing, compared with their definitions."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from regard.see.relevance import (
 )
 from regard.see.value_zeroing import value_zeroing
 from regard.see.watch import watch
-from tests.see.zoo import CASES, Handmade, handmade, ids, real
+from tests.see.model_cases import CASES, ByHandModel, by_hand, ids, real
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor")
 SQUARE = ["gpt2 eager", "bert sdpa", "vit eager", "llama sdpa", "timm vit", "by hand"]
@@ -48,9 +48,9 @@ def watched(name: str) -> Seen:
 @pytest.mark.parametrize("name", SQUARE)
 def test_rollout_rows_sum_to_one(name: str) -> None:
     seen = watched(name)
-    awake = (seen.records[0].lse > -math.inf)[:, 0]
+    nonempty = (seen.records[0].lse > -math.inf)[:, 0]
     total = rollout(seen).sum(-1)
-    torch.testing.assert_close(total[awake], torch.ones_like(total[awake]))
+    torch.testing.assert_close(total[nonempty], torch.ones_like(total[nonempty]))
 
 
 @pytest.mark.parametrize("heads", ["mean", "max", "min"])
@@ -66,7 +66,7 @@ def test_rollout_without_and_with_only_the_residual() -> None:
 
 
 def test_rollout_multiplies_by_the_last_layer_from_the_left() -> None:
-    # layer one moves token 0 to place 1, layer two takes place 1 to place 2: so output 2 owes all to input 0
+    # layer 1 moves token 0 to position 1, layer 2 moves position 1 to position 2, so output 2 depends on input 0 alone
     first, second = torch.eye(3)[[0, 0, 2]], torch.eye(3)[[0, 1, 1]]
     found = rollout([first[None, None], second[None, None]], residual=0)
     assert torch.equal(found[0], torch.tensor([[1.0, 0, 0], [1, 0, 0], [1, 0, 0]]))
@@ -88,7 +88,7 @@ def test_rows_of_a_rollout_are_computed_without_a_matrix(name: str, monkeypatch:
 
 @pytest.mark.parametrize("ask", [rollout, flow, gradient_relevance])
 def test_invalid_rows_are_errors(ask: Callable[..., Tensor]) -> None:
-    model = handmade().model
+    model = by_hand().model
     with watch(model) as seen:
         model(torch.randn(1, 9, 24)).sum().backward()
     with pytest.raises(ShapeError, match="rows has index 99, but the last layer has 9 rows; choose from 0 to 8"):
@@ -170,7 +170,7 @@ def test_flow_is_limited_by_the_narrowest_cut() -> None:
 
 
 def explained(name: str) -> tuple[Seen, list[Tensor], list[Tensor]]:
-    """A model's records with gradients, and its eager weights with theirs by autograd through them."""
+    """The records of a model with gradients, its eager weights, and their gradients by autograd."""
     case = CASES[name]()
     with watch(case.model) as seen:
         case.run(case.model)[:, -1].square().sum().backward()
@@ -279,7 +279,7 @@ def test_values_of_equal_norm_give_the_weights() -> None:
     torch.testing.assert_close(value_weighted(record), record.weights() * 2.5)
 
 
-def zeroed_by_hand(model: Handmade, x: Tensor, key: int | None) -> Tensor:
+def zero_value_by_hand(model: ByHandModel, x: Tensor, key: int | None) -> Tensor:
     """The first attention's output and residual with one value zeroed, step by step."""
     layer = model.first
     q, k, v = (y.unflatten(-1, (3, -1)).transpose(1, 2) for y in layer.qkv(x).chunk(3, -1))
@@ -292,18 +292,18 @@ def zeroed_by_hand(model: Handmade, x: Tensor, key: int | None) -> Tensor:
 
 
 def test_value_zeroing_is_zeroing_by_hand() -> None:
-    case = handmade()
+    case = by_hand()
     model = case.model
-    assert isinstance(model, Handmade)
+    assert isinstance(model, ByHandModel)
     x = torch.linspace(-3, 3, 2 * 9 * 24).reshape(2, 9, 24).cos()
     done: list[tuple[int, int]] = []
     found = value_zeroing(
         model, lambda: case.run(model), "first", keys=[0, 5, -1], block="first", progress=lambda *x: done.append(x)
     )
     with torch.no_grad():
-        whole = zeroed_by_hand(model, x, None)
+        whole = zero_value_by_hand(model, x, None)
         for at, key in enumerate((0, 5, 8)):
-            other = 1 - torch.cosine_similarity(whole, zeroed_by_hand(model, x, key), dim=-1)
+            other = 1 - torch.cosine_similarity(whole, zero_value_by_hand(model, x, key), dim=-1)
             torch.testing.assert_close(found[..., at], other, atol=1e-5, rtol=1e-3)
     assert done == [(1, 3), (2, 3), (3, 3)]
     assert float(found.max()) > 1e-3
@@ -397,7 +397,7 @@ VALUE_BY_HOOK: dict[str, Callable[[nn.Module, Callable[[], object], int], Tensor
 
 
 def test_value_zeroing_normalises_rows_and_checks_its_arguments() -> None:
-    case = handmade()
+    case = by_hand()
     model = case.model
     found = value_zeroing(model, lambda: case.run(model), "second", block="second", normalised=True)
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 9))

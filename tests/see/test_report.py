@@ -1,4 +1,4 @@
-"""Reports of what was seen: every number and picture on the page is what its call gives, and tokens cannot act."""
+"""Attention reports: the code on a page reproduces its numbers and pictures, and tokens are escaped."""
 
 import warnings
 from base64 import b64decode
@@ -62,7 +62,7 @@ HOSTILE = ["</script>", "<img src=x onerror=alert(1)>", '"quoted"', "a&b", "\x1b
 
 
 class Reader(HTMLParser):
-    """A page taken apart: elements that nest as they should, images, code, and the cells of tables."""
+    """A parsed page: checks that elements nest, and collects images, code and table cells."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -79,10 +79,10 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
         self.names.add(name)
-        told = dict(attributes)
-        self.sources += [value for key in ("src", "href") if (value := told.get(key)) is not None]
-        self.without_alt += name == "img" and not told.get("alt")
-        assert not any(key.startswith("on") for key in told)
+        attributes_of_tag = dict(attributes)
+        self.sources += [value for key in ("src", "href") if (value := attributes_of_tag.get(key)) is not None]
+        self.without_alt += name == "img" and not attributes_of_tag.get("alt")
+        assert not any(key.startswith("on") for key in attributes_of_tag)
         if name not in VOID:
             self.open.append(name)
         if name == "code":
@@ -138,7 +138,7 @@ def reported(seen: Seen, labels: list[str], **more: Any) -> AttentionReport:
 
 
 def value_of(code: str, namespace: dict[str, Any]) -> Any:
-    """Run code and give its last line's value."""
+    """Run code and return the value of its last line."""
     *before, last = code.rstrip().split("\n")
     exec("\n".join(before), namespace)
     return eval(last, namespace)

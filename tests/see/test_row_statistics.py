@@ -1,4 +1,4 @@
-"""Statistics of attention weights, held against the dense matrix in float64."""
+"""Statistics of attention weights, compared with the dense matrix in float64."""
 
 import math
 
@@ -44,7 +44,7 @@ MASKS = {
     "blocks": blocks(7),
     "prefix": causal() | prefix(5),
     "padding": padding([53, 20]),
-    "blind": padding([0, 31]) & causal(),
+    "empty rows": padding([0, 31]) & causal(),
     "documents": documents(torch.arange(53) // 9),
     "random": random_links(5, seed=1),
     "predicate": Mask.of("odd", lambda i, j: (i + j) % 2 == 1),
@@ -74,8 +74,8 @@ def dense(q: Tensor, k: Tensor, **rest: object) -> Tensor:
     return attend(q.double(), k.double(), identity, **rest, kernel="reference")
 
 
-def hold(found: Statistics, w: Tensor, tolerance: float, positions: Positions | None = None) -> None:
-    """Every statistic of the matrix, worked out the plain way."""
+def assert_matches_matrix(found: Statistics, w: Tensor, tolerance: float, positions: Positions | None = None) -> None:
+    """Compare every statistic with that of the matrix."""
     b, h, i, j = w.shape
     start = j - i if positions is None else positions.queries
     far = (torch.arange(i)[:, None] + start - torch.arange(j)).abs().double()
@@ -91,11 +91,11 @@ def hold(found: Statistics, w: Tensor, tolerance: float, positions: Positions | 
         assert actual.shape == truth.shape, name
         scale = max(1.0, truth.abs().max().item())
         assert (actual.double() - truth).abs().max() <= tolerance * scale, name
-    blind = kept == 0
-    assert torch.equal(found.where == -1, blind)
+    empty = kept == 0
+    assert torch.equal(found.where == -1, empty)
     at = found.where.clamp(min=0)[..., None]
     assert (w.gather(-1, at)[..., 0] - w.amax(-1)).abs().max() <= tolerance
-    assert torch.equal(found.lse == -math.inf, blind)
+    assert torch.equal(found.lse == -math.inf, empty)
     assert (found.weights().double() - w).abs().max() <= tolerance
     assert (found.rows([i - 1, 0]).double() - w[:, :, [i - 1, 0]]).abs().max() <= tolerance
     x = torch.randn(b, h, i, dtype=torch.float64)
@@ -111,7 +111,7 @@ def hold(found: Statistics, w: Tensor, tolerance: float, positions: Positions | 
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask_agrees_with_the_dense_matrix(mask: str) -> None:
     q, k = draw()
-    hold(statistics(q, k, mask=MASKS[mask]), dense(q, k, mask=MASKS[mask]), 2e-6)
+    assert_matches_matrix(statistics(q, k, mask=MASKS[mask]), dense(q, k, mask=MASKS[mask]), 2e-6)
 
 
 @pytest.mark.parametrize("term", TERMS)
@@ -119,13 +119,13 @@ def test_every_mask_agrees_with_the_dense_matrix(mask: str) -> None:
 def test_every_term_agrees_with_the_dense_matrix(mask: str, term: str) -> None:
     q, k = draw()
     rest = {"mask": MASKS[mask], "scores": TERMS[term]}
-    hold(statistics(q, k, **rest), dense(q, k, **rest), 3e-6)
+    assert_matches_matrix(statistics(q, k, **rest), dense(q, k, **rest), 3e-6)
 
 
 def test_many_terms_act_in_their_order() -> None:
     q, k = draw()
-    rest = {"mask": MASKS["blind"], "scores": [TERMS["alibi"], softcap(2.0), TERMS["sink"], TERMS["t5"]]}
-    hold(statistics(q, k, **rest), dense(q, k, **rest), 3e-6)
+    rest = {"mask": MASKS["empty rows"], "scores": [TERMS["alibi"], softcap(2.0), TERMS["sink"], TERMS["t5"]]}
+    assert_matches_matrix(statistics(q, k, **rest), dense(q, k, **rest), 3e-6)
 
 
 @pytest.mark.parametrize(
@@ -134,21 +134,23 @@ def test_many_terms_act_in_their_order() -> None:
 def test_half_precision_is_read_exactly_and_double_stays_double(dtype: torch.dtype, tolerance: float) -> None:
     q, k = draw(dtype)
     found = statistics(q, k, mask=causal())
-    hold(found, dense(q, k, mask=causal()), tolerance)
+    assert_matches_matrix(found, dense(q, k, mask=causal()), tolerance)
     assert found.entropy.dtype == torch.promote_types(dtype, torch.float32)
 
 
 @pytest.mark.parametrize("beta", [0.0, 2.5, -1.0, 1e16, math.inf])
 def test_every_temperature(beta: float) -> None:
     q, k = draw()
-    hold(statistics(q, k, mask=causal(), beta=beta), dense(q, k, mask=causal(), beta=beta), 2e-5)
+    assert_matches_matrix(statistics(q, k, mask=causal(), beta=beta), dense(q, k, mask=causal(), beta=beta), 2e-5)
 
 
 def test_positions_of_a_cached_step() -> None:
     q, k = draw(i=3)
     positions = Positions(20, 0)
     mask = causal() & window(before=11)
-    hold(statistics(q, k, mask=mask, positions=positions), dense(q, k, mask=mask, positions=positions), 2e-6, positions)
+    assert_matches_matrix(
+        statistics(q, k, mask=mask, positions=positions), dense(q, k, mask=mask, positions=positions), 2e-6, positions
+    )
 
 
 def test_the_lse_is_that_of_the_scores() -> None:
@@ -162,7 +164,7 @@ def test_the_lse_is_that_of_the_scores() -> None:
     assert (with_sink - torch.logaddexp(truth, logits)).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("mask", ["none", "window", "blind", "matrix"])
+@pytest.mark.parametrize("mask", ["none", "window", "empty rows", "matrix"])
 @pytest.mark.parametrize("count", [1, 4, 60])
 def test_the_top_keys_are_exact_and_certified(mask: str, count: int) -> None:
     q, k = draw()
@@ -261,7 +263,7 @@ def test_row_blocks_fit_the_budget_and_skip_hidden_blocks(monkeypatch: pytest.Mo
 def test_blocks_of_a_sparse_mask_give_what_the_matrix_gives() -> None:
     q, k = (torch.randn(1, 2, 700, 8) for _ in range(2))
     mask = causal() & window(before=150) | global_tokens(3)
-    hold(statistics(q, k, mask=mask), dense(q, k, mask=mask), 5e-6)
+    assert_matches_matrix(statistics(q, k, mask=mask), dense(q, k, mask=mask), 5e-6)
 
 
 def test_values_give_the_output() -> None:

@@ -29,7 +29,7 @@ from regard.core.scores import alibi, shaw, sink, softcap, t5_buckets
 from regard.see import serialization
 from regard.see.record import Seen
 from regard.see.watch import watch
-from tests.see.zoo import CASES
+from tests.see.model_cases import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor")
 

@@ -20,11 +20,19 @@ from regard.see.heads import measure_heads
 from regard.see.record import Record, Seen
 from regard.see.relevance import rollout
 from regard.see.watch import watch
-from tests.see.watching import Calls, OneHead, agrees, nothing_left, qkv, seen_of, softmaxed
-from tests.see.zoo import CASES, Case, ids
+from tests.see.model_cases import CASES, Case, ids
+from tests.see.watch_helpers import (
+    CallModule,
+    OneHead,
+    assert_statistics_match,
+    no_hooks_left,
+    qkv,
+    seen_of,
+    softmax_weights,
+)
 
 pytestmark = [
-    pytest.mark.usefixtures("nothing_stays"),
+    pytest.mark.usefixtures("check_hooks_removed"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor"),
 ]
 
@@ -46,8 +54,8 @@ def test_statistics_are_those_of_eager_weights_and_no_bit_changes(case: Case) ->
         if "encoder" in type(case.model).__name__.lower():
             expected = expected * (record.lse > -math.inf)[..., None]  # nested tensors have no padded rows
         if record.route == "hugging face sdpa":
-            expected = expected * (record.lse > -math.inf)[..., None]  # sdpa's blind rows are zero, eager's the mean
-        agrees(record, expected)
+            expected = expected * (record.lse > -math.inf)[..., None]  # empty rows are zero in sdpa, uniform in eager
+        assert_statistics_match(record, expected)
     assert not seen.left_out
 
 
@@ -92,7 +100,7 @@ def test_all_hooks_are_removed_after_an_error(case: Case) -> None:
 
     with pytest.raises(ZeroDivisionError):
         body()
-    assert nothing_left()
+    assert no_hooks_left()
     assert not any("forward" in vars(module) for module in case.model.modules())
 
 
@@ -101,7 +109,7 @@ def test_sdpa_counts_causality_from_the_top_left_corner() -> None:
     record, _ = seen_of(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)
     hidden = torch.ones(5, 7, dtype=torch.bool).triu(1)
     torch.testing.assert_close(
-        record.weights(), softmaxed(q, k, added=torch.zeros(5, 7).masked_fill(hidden, -math.inf))
+        record.weights(), softmax_weights(q, k, added=torch.zeros(5, 7).masked_fill(hidden, -math.inf))
     )
     assert isinstance(record.mask, Causal)
     assert record.weights()[..., 5:].count_nonzero() == 0
@@ -114,7 +122,7 @@ def test_sdpa_repeats_key_heads_and_takes_a_scale() -> None:
     )
     assert record.beta == 0.7
     assert record.k.shape[1] == 2
-    torch.testing.assert_close(record.weights(), softmaxed(q, k, 0.7))
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k, 0.7))
     torch.testing.assert_close(record.out, out)
 
 
@@ -174,7 +182,7 @@ def test_merged_batch_and_heads_are_split_by_the_head_count_of_the_module(by_han
     record = seen["Folded"]
     assert torch.equal(record.q, q)
     assert record.note == "heads read from num_heads=3 of its module"
-    torch.testing.assert_close(record.weights(), softmaxed(q, k, added=bias))
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k, added=bias))
     model.num_heads = 5  # which six are no multiple of
     with watch(model) as seen:
         model(q, k, v, bias)
@@ -186,7 +194,7 @@ def test_heads_merged_for_the_softmax_are_read_from_the_product() -> None:
     q, k, v = qkv()
     record, _ = seen_of(lambda q, k, v: (q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (2, 6)) @ v, q, k, v)
     assert record.note == ""
-    torch.testing.assert_close(record.weights(), softmaxed(q, k, 1.0))
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k, 1.0))
 
 
 def test_a_boolean_mask_means_visible_and_numbers_are_added() -> None:
@@ -195,10 +203,10 @@ def test_a_boolean_mask_means_visible_and_numbers_are_added() -> None:
     visible[..., 0] = True
     record, _ = seen_of(lambda *x: functional.scaled_dot_product_attention(*x, attn_mask=visible), q, k, v)
     low = torch.zeros(2, 1, 5, 7).masked_fill(~visible, -math.inf)
-    torch.testing.assert_close(record.weights(), softmaxed(q, k, added=low))
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k, added=low))
     bias = torch.randn(6, 5, 7)
     record, _ = seen_of(lambda *x: functional.scaled_dot_product_attention(*x, attn_mask=bias), q, k, v)
-    torch.testing.assert_close(record.weights(), softmaxed(q, k, added=bias))
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k, added=bias))
     assert [term.name for term in record.terms] == ["additive"]
 
 
@@ -211,7 +219,7 @@ def test_an_additive_mask_without_other_numbers_becomes_a_mask(lowest: float) ->
     record, _ = seen_of(lambda *x: functional.scaled_dot_product_attention(*x, attn_mask=numbers), q, k, v)
     assert isinstance(record.mask, DenseMask)
     assert not record.terms
-    torch.testing.assert_close(record.weights(), softmaxed(q, k, added=numbers))
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k, added=numbers))
 
 
 def test_a_row_filled_with_the_lowest_number_is_uniform() -> None:
@@ -220,7 +228,7 @@ def test_a_row_filled_with_the_lowest_number_is_uniform() -> None:
     numbers[0, 0, 2] = torch.finfo(torch.float32).min
     numbers[1, 0, 3, 4:] = torch.finfo(torch.float32).min
     record, _ = seen_of(lambda *x: functional.scaled_dot_product_attention(*x, attn_mask=numbers), q, k, v)
-    torch.testing.assert_close(record.weights(), softmaxed(q, k, added=numbers))
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k, added=numbers))
     torch.testing.assert_close(record.entropy[0, :, 2], torch.full((6,), math.log(7)))
 
 
@@ -242,11 +250,11 @@ def test_flex_attention_is_recorded_with_its_functions() -> None:
     added = (-slopes[:, None, None] * (i - j)).expand(2, -1, -1, -1)
     reach = torch.tensor([4, 5])[:, None, None, None]
     added = added.masked_fill((i < j) | (i - j >= reach), -math.inf)
-    agrees(record, softmaxed(q, k, 0.4, added))
+    assert_statistics_match(record, softmax_weights(q, k, 0.4, added))
     torch.testing.assert_close(record.out, out)
     with watch(heads=[4], rows=[12, 3]) as seen:
         call(q, k, v)
-    torch.testing.assert_close(seen["attention"].weights(), softmaxed(q, k, 0.4, added)[:, [4]][:, :, [12, 3]])
+    torch.testing.assert_close(seen["attention"].weights(), softmax_weights(q, k, 0.4, added)[:, [4]][:, :, [12, 3]])
 
 
 LAYERS: dict[str, dict[str, Any]] = {
@@ -441,7 +449,7 @@ def test_records_are_copies() -> None:
     bias = torch.randn(5, 7)
     with watch() as seen:
         functional.scaled_dot_product_attention(q, k, v, bias)
-    expected = softmaxed(q, k, added=bias)
+    expected = softmax_weights(q, k, added=bias)
     for x in (q, k, v, bias):
         x.zero_()
     torch.testing.assert_close(seen["attention"].weights(), expected)
@@ -502,11 +510,11 @@ def test_query_positions_are_read_from_a_mask_with_a_diagonal() -> None:
 
 def test_calls_outside_the_model_are_not_recorded() -> None:
     q, k, v = qkv()
-    model = Calls(functional.scaled_dot_product_attention)
+    model = CallModule(functional.scaled_dot_product_attention)
     with watch(model) as seen:
         functional.scaled_dot_product_attention(q, k, v)
         model(q, k, v)
-    assert list(seen) == ["Calls"]
+    assert list(seen) == ["CallModule"]
 
 
 def test_a_watch_is_entered_once() -> None:
@@ -550,11 +558,11 @@ def test_checkpointed_blocks_are_recorded_once(name: str, reentrant: bool) -> No
     from torch.utils.checkpoint import checkpoint
 
     call = CHECKPOINTED[name]
-    model = Calls((lambda x: call(x, x, x)[0]) if isinstance(call, nn.Module) else call)
+    model = CallModule((lambda x: call(x, x, x)[0]) if isinstance(call, nn.Module) else call)
     x = torch.randn(2, 5, 24, requires_grad=True)
     with watch(model) as seen:
         checkpoint(model, x, use_reentrant=reentrant).sum().backward()
-    assert list(seen) == ["Calls"]
+    assert list(seen) == ["CallModule"]
 
 
 def test_checkpointed_hugging_face_models_are_recorded_once() -> None:

@@ -1,4 +1,4 @@
-"""Attention written by hand is seen as it weighs, or left out with the reason."""
+"""Attention written by hand is recorded with its weights, or left out with the reason."""
 
 import math
 from typing import Any
@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from regard.see.value_zeroing import value_zeroing
 from regard.see.watch import watch
-from tests.see.watching import LOW, Calls, agrees, qkv, seen_of, softmaxed
-from tests.see.zoo import ids, real
+from tests.see.model_cases import ids, real
+from tests.see.watch_helpers import LOW, CallModule, assert_statistics_match, qkv, seen_of, softmax_weights
 
 pytestmark = [
-    pytest.mark.usefixtures("nothing_stays"),
+    pytest.mark.usefixtures("check_hooks_removed"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor"),
 ]
 
@@ -60,20 +60,22 @@ WRITTEN: dict[str, Any] = {
     "einsum with dots": lambda q, k, v: torch.einsum(
         "...ij,...je->...ie", (torch.einsum("...ic,...jc", q, k) * 8**-0.5).softmax(-1), v
     ),
-    "einsum with values first": lambda q, k, v: torch.einsum("bhje,bhij->bhie", v, softmaxed(q, k)),
+    "einsum with values first": lambda q, k, v: torch.einsum("bhje,bhij->bhie", v, softmax_weights(q, k)),
     "einsum with numbers for letters": lambda q, k, v: torch.einsum(
-        softmaxed(q, k), [0, 1, 2, 3], v, [0, 1, 3, 4], [0, 1, 2, 4]
+        softmax_weights(q, k), [0, 1, 2, 3], v, [0, 1, 3, 4], [0, 1, 2, 4]
     ),
-    "einsum of a list": lambda q, k, v: torch.einsum("bhij,bhje->bhie", [softmaxed(q, k), v]),
-    "a product and a sum": lambda q, k, v: (softmaxed(q, k).unsqueeze(-1) * v.unsqueeze(-3)).sum(-2),
-    "values first, a product and a sum": lambda q, k, v: torch.sum(v[:, :, None] * softmaxed(q, k)[..., None], dim=3),
+    "einsum of a list": lambda q, k, v: torch.einsum("bhij,bhje->bhie", [softmax_weights(q, k), v]),
+    "a product and a sum": lambda q, k, v: (softmax_weights(q, k).unsqueeze(-1) * v.unsqueeze(-3)).sum(-2),
+    "values first, a product and a sum": lambda q, k, v: (
+        torch.sum(v[:, :, None] * softmax_weights(q, k)[..., None], dim=3)
+    ),
     "scores by a product and a sum": lambda q, k, v: (
         (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1).mul(8**-0.5).softmax(-1) @ v
     ),
     "keys first, a product and a sum": lambda q, k, v: (
         torch.sum(k[:, :, None] * q[:, :, :, None], -1).mul(8**-0.5).softmax(-1) @ v
     ),
-    "axes added and taken away": lambda q, k, v: (softmaxed(q, k)[None].detach()[0][:, :, :, :] @ v[None])[0],
+    "axes added and taken away": lambda q, k, v: (softmax_weights(q, k)[None].detach()[0][:, :, :, :] @ v[None])[0],
 }  # fmt: skip
 
 
@@ -83,7 +85,7 @@ def test_attention_written_by_hand_is_recorded(name: str) -> None:
     record, _ = seen_of(WRITTEN[name], q, k, v)
     assert record.route == "softmax"
     assert not record.terms
-    expected = softmaxed(q, k)
+    expected = softmax_weights(q, k)
     torch.testing.assert_close(record.weights().reshape(expected.shape), expected)
     torch.testing.assert_close(record.out.reshape(2, 6, 5, 3), expected @ v)
 
@@ -101,17 +103,17 @@ def test_an_einsum_of_weights_values_and_other_factors_is_recorded_with_its_grad
     equation, *shapes = MULTIPLIED[name]
     q, k, v = qkv()
     factors = [torch.randn(shape) for shape in shapes]
-    weights = softmaxed(q, k)
+    weights = softmax_weights(q, k)
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        own, more = {"bhij": softmaxed(q, k), "bhje": v}, iter(factors)
+        own, more = {"bhij": softmax_weights(q, k), "bhje": v}, iter(factors)
         return torch.einsum(equation, *(own[part] if part in own else next(more) for part in _in(equation)))
 
     record, _ = seen_of(call, q, k, v)
     torch.testing.assert_close(record.weights(), weights)
     torch.testing.assert_close(record.v, v)
 
-    model = Calls(call)
+    model = CallModule(call)
     with watch(model) as seen:
         out = model(q.requires_grad_(), k, v)
     wanted = torch.randn_like(out)
@@ -120,7 +122,7 @@ def test_an_einsum_of_weights_values_and_other_factors_is_recorded_with_its_grad
     rest = [part for part in _in(equation) if part not in ("bhij", "bhje")]
     onward = torch.einsum(f"bhie,{','.join(rest)}->{equation.partition('->')[2]}", heads, *factors)
     (expected,) = torch.autograd.grad((onward * wanted).sum(), heads)
-    torch.testing.assert_close(seen["Calls"].gradient, expected)
+    torch.testing.assert_close(seen["CallModule"].gradient, expected)
 
 
 def _in(equation: str) -> list[str]:
@@ -134,7 +136,7 @@ def test_values_are_zeroed_through_an_einsum_with_its_projection() -> None:
             self.out = nn.Parameter(torch.randn(6, 3, 11))
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return torch.einsum("bhij,bhje,hed->bid", softmaxed(q, k), v, self.out)
+            return torch.einsum("bhij,bhje,hed->bid", softmax_weights(q, k), v, self.out)
 
     q, k, v = qkv()
     model, without = Layer(), v.clone()
@@ -159,8 +161,8 @@ def test_scores_of_a_bilinear_einsum_are_traced() -> None:
 def test_one_map_shared_by_several_heads_of_values() -> None:
     q, k, v = torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 8), torch.randn(2, 6, 7, 3)
     for call in (
-        lambda q, k, v: softmaxed(q, k) @ v,
-        lambda q, k, v: torch.einsum("bhij,bhje->bhie", softmaxed(q, k).clamp(max=2), v),
+        lambda q, k, v: softmax_weights(q, k) @ v,
+        lambda q, k, v: torch.einsum("bhij,bhje->bhie", softmax_weights(q, k).clamp(max=2), v),
         lambda q, k, v: (q @ k.mT).clamp(max=0.4).softmax(-1) @ v,
     ):
         record, out = seen_of(call, q, k, v)
@@ -170,7 +172,7 @@ def test_one_map_shared_by_several_heads_of_values() -> None:
 
 def test_einsum_dots_are_the_last_unnamed_axes() -> None:
     q, k, v = qkv()
-    record, out = seen_of(lambda q, k, v: torch.einsum("...ij,...je->...ie", softmaxed(q, k), v[1]), q, k, v)
+    record, out = seen_of(lambda q, k, v: torch.einsum("...ij,...je->...ie", softmax_weights(q, k), v[1]), q, k, v)
     torch.testing.assert_close(record.v, v[1].expand(2, -1, -1, -1))
     torch.testing.assert_close(record.out, out)
 
@@ -250,7 +252,7 @@ def test_fully_masked_rows_have_the_weights_of_eager_code(name: str) -> None:
 
     expected = scores(q, k).softmax(-1).nan_to_num(0.0)  # rows of -inf alone
     record, _ = seen_of(lambda q, k, v: scores(q, k).softmax(-1) @ v, q, k, v)
-    agrees(record, expected)
+    assert_statistics_match(record, expected)
     assert torch.equal(record.lse > -math.inf, expected.sum(-1) > 0.5)
 
 
@@ -273,10 +275,10 @@ def test_local_attention_with_padding_is_recorded(side: str) -> None:
     assert not seen.left_out
     assert len(seen) == 2
     for record, weights in zip(seen.values(), expected, strict=True):
-        agrees(record, weights)
+        assert_statistics_match(record, weights)
 
 
-UNTOLD: dict[str, tuple[Any, str]] = {
+UNSUPPORTED: dict[str, tuple[Any, str]] = {
     "values first": (lambda q, k, v: v.mT @ (k @ q.mT).softmax(-2), "by a softmax over another axis"),
     "over queries": (lambda q, k, v: (q @ k.mT).softmax(-2) @ v, "by a softmax over another axis"),
     "values before the weights": (
@@ -299,45 +301,48 @@ UNTOLD: dict[str, tuple[Any, str]] = {
         "multiplied by exp of a product",
     ),
     "einsum with weights for keys": (
-        lambda q, k, v: torch.einsum("bhij,bhj,bhje->bhie", softmaxed(q, k), k[..., 0], v),
+        lambda q, k, v: torch.einsum("bhij,bhj,bhje->bhie", softmax_weights(q, k), k[..., 0], v),
         "einsum('bhij,bhj,bhje->bhie') of weights and values is not supported",
     ),
     "einsum with weights for keys at its end": (
-        lambda q, k, v: torch.einsum("bhij,bhje,bhj->bhie", softmaxed(q, k), v, k[..., 0]),
+        lambda q, k, v: torch.einsum("bhij,bhje,bhj->bhie", softmax_weights(q, k), v, k[..., 0]),
         "einsum('bhij,bhje,bhj->bhie') of weights and values is not supported",
     ),
     "einsum that sums over heads and projects": (
-        lambda q, k, v: torch.einsum("bhij,bhje,ed->bid", softmaxed(q, k), v, q[0, 0, :3, :]),
+        lambda q, k, v: torch.einsum("bhij,bhje,ed->bid", softmax_weights(q, k), v, q[0, 0, :3, :]),
         "einsum('bhij,bhje,ed->bid') of weights and values is not supported",
     ),
     "einsum that sums over heads": (
-        lambda q, k, v: torch.einsum("bhij,bhje->bie", softmaxed(q, k), v),
+        lambda q, k, v: torch.einsum("bhij,bhje->bie", softmax_weights(q, k), v),
         "einsum('bhij,bhje->bie') of weights and values is not supported",
     ),
     "einsum of two softmaxes": (
-        lambda q, k, v: torch.einsum("bhij,bhij,bhje->bhie", softmaxed(q, k), softmaxed(q, 2 * k), v),
+        lambda q, k, v: torch.einsum("bhij,bhij,bhje->bhie", softmax_weights(q, k), softmax_weights(q, 2 * k), v),
         "multiplied the weights of two softmaxes",
     ),
     "one softmax less another": (
-        lambda q, k, v: (softmaxed(q, k) - 0.3 * softmaxed(q, 2 * k)) @ v,
+        lambda q, k, v: (softmax_weights(q, k) - 0.3 * softmax_weights(q, 2 * k)) @ v,
         "by sub of two softmaxes",
     ),
-    "the mean of heads": (lambda q, k, v: softmaxed(q, k).mean(1, keepdim=True) @ v, "by mean of softmax weights"),
-    "keys left out": (lambda q, k, v: softmaxed(q, k)[..., 1:] @ v[..., 1:, :], "by getitem of softmax weights"),
+    "the mean of heads": (
+        lambda q, k, v: softmax_weights(q, k).mean(1, keepdim=True) @ v,
+        "by mean of softmax weights",
+    ),
+    "keys left out": (lambda q, k, v: softmax_weights(q, k)[..., 1:] @ v[..., 1:, :], "by getitem of softmax weights"),
     "other rows": (
-        lambda q, k, v: softmaxed(q, k)[:, :, torch.tensor([4, 3, 2, 1, 0])] @ v,
+        lambda q, k, v: softmax_weights(q, k)[:, :, torch.tensor([4, 3, 2, 1, 0])] @ v,
         "by getitem of softmax weights",
     ),
     "padded and cut again": (
-        lambda q, k, v: functional.pad(softmaxed(q, k).transpose(0, 1), (0, 2))[..., :7].transpose(0, 1) @ v,
+        lambda q, k, v: functional.pad(softmax_weights(q, k).transpose(0, 1), (0, 2))[..., :7].transpose(0, 1) @ v,
         "by transpose of softmax weights, not by",
     ),
     "joined with others": (
-        lambda q, k, v: torch.cat([softmaxed(q, k), q[..., :2]], -1) @ torch.cat([v, v[..., :2, :]], -2),
+        lambda q, k, v: torch.cat([softmax_weights(q, k), q[..., :2]], -1) @ torch.cat([v, v[..., :2, :]], -2),
         "by cat of softmax weights, not by",
     ),
     "through a linear layer": (
-        lambda q, k, v: functional.linear(softmaxed(q, k), v[0, 0].mT),
+        lambda q, k, v: functional.linear(softmax_weights(q, k), v[0, 0].mT),
         "softmax weights were an argument of linear, which is not supported",
     ),
     "learned queries": (
@@ -345,7 +350,7 @@ UNTOLD: dict[str, tuple[Any, str]] = {
         "by sigmoid of a product, which is not a softmax",
     ),
     "rows as a batch": (
-        lambda q, k, v: softmaxed(q, k).flatten(0, 2) @ v[0, 0],
+        lambda q, k, v: softmax_weights(q, k).flatten(0, 2) @ v[0, 0],
         "softmax weights (2, 6, 5, 7) were multiplied with values as (60, 7)",
     ),
     "sigmoid": (
@@ -374,19 +379,19 @@ UNTOLD: dict[str, tuple[Any, str]] = {
         "by exp of a product, which is not a softmax",
     ),
     "other values for each query": (
-        lambda q, k, v: (softmaxed(q, k)[..., None] * (v[:, :, None] + q[:, :, :, None, :3])).sum(-2),
+        lambda q, k, v: (softmax_weights(q, k)[..., None] * (v[:, :, None] + q[:, :, :, None, :3])).sum(-2),
         "values that are not one vector for each key",
     ),
     "no value for each key": (
-        lambda q, k, v: (softmaxed(q, k)[..., None] * v[:, :, :1, None]).sum(-2),
+        lambda q, k, v: (softmax_weights(q, k)[..., None] * v[:, :, :1, None]).sum(-2),
         "values that are not one vector for each key",
     ),
     "the mean over keys": (
-        lambda q, k, v: (softmaxed(q, k)[..., None] * v[:, :, None]).mean(-2),
+        lambda q, k, v: (softmax_weights(q, k)[..., None] * v[:, :, None]).mean(-2),
         "mean of weights times values is not a sum over keys alone",
     ),
     "the sum over queries": (
-        lambda q, k, v: (softmaxed(q, k)[..., None] * v[:, :, None]).sum(2),
+        lambda q, k, v: (softmax_weights(q, k)[..., None] * v[:, :, None]).sum(2),
         "sum of weights times values is not a sum over keys alone",
     ),
     "einsum with values of two axes": (
@@ -404,10 +409,10 @@ def _centred(x: Tensor) -> Tensor:
     return x - x.amax(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("name", UNTOLD)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_attention_is_left_out_with_its_reason(name: str) -> None:
-    call, words = UNTOLD[name]
-    model, (q, k, v) = Calls(call), qkv()
+    call, words = UNSUPPORTED[name]
+    model, (q, k, v) = CallModule(call), qkv()
     plain = call(q, k, v)
     with watch(model) as seen:
         out = model(q, k, v)
@@ -435,10 +440,10 @@ def test_parts_of_the_weights_are_left_out(name: str, b: int) -> None:
     q, k, v = (x[:b] for x in qkv())
     if name == "sequences" and b == 1:
         mixed, count = (lambda w, v: (w.select(0, 0) @ v[0])[None]), 1
-    model = Calls(lambda q, k, v: mixed(softmaxed(q, k), v))
+    model = CallModule(lambda q, k, v: mixed(softmax_weights(q, k), v))
     with watch(model) as seen:
         out = model(q, k, v)
-    torch.testing.assert_close(out, softmaxed(q, k) @ v)
+    torch.testing.assert_close(out, softmax_weights(q, k) @ v)
     assert len(seen) == 0
     ((reason, times),) = seen.left_out.items()
     assert times == count
@@ -447,8 +452,8 @@ def test_parts_of_the_weights_are_left_out(name: str, b: int) -> None:
 
 def test_indexing_the_only_head_or_sequence_is_supported() -> None:
     q, k, v = torch.randn(1, 1, 5, 8), torch.randn(1, 1, 7, 8), torch.randn(1, 1, 7, 3)
-    record, _ = seen_of(lambda q, k, v: softmaxed(q, k)[0, 0][None] @ v[0], q, k, v)
-    torch.testing.assert_close(record.weights(), softmaxed(q, k))
+    record, _ = seen_of(lambda q, k, v: softmax_weights(q, k)[0, 0][None] @ v[0], q, k, v)
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k))
 
 
 def test_experts_are_not_attention() -> None:
@@ -499,7 +504,7 @@ def test_keys_overwritten_before_the_softmax_do_not_change_the_record() -> None:
         return scores.softmax(-1) @ v
 
     record, _ = seen_of(call, q, k, v)
-    torch.testing.assert_close(record.weights(), softmaxed(q, k, 1.0))
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k, 1.0))
 
 
 def test_products_that_may_be_attention_are_left_out_with_a_reason() -> None:
@@ -541,7 +546,7 @@ def test_untraced_scores_are_kept() -> None:
 
     record, out = seen_of(lambda q, k, v: unseen(q, k).softmax(-1) @ v, q, k, v)
     assert record.note == "its scores are not a traced product, so queries and keys are unknown"
-    torch.testing.assert_close(record.weights(), softmaxed(q, k, 0.4))
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k, 0.4))
     torch.testing.assert_close(record.out, out)
 
 
@@ -583,7 +588,7 @@ def test_operations_on_weights_are_noted() -> None:
     q, k, v = qkv()
     record, _ = seen_of(lambda q, k, v: ((q @ k.mT).softmax(-1) * 0.5) @ v, q, k, v)
     assert "mul" in record.note
-    torch.testing.assert_close(record.weights(), softmaxed(q, k, 1.0))
+    torch.testing.assert_close(record.weights(), softmax_weights(q, k, 1.0))
 
 
 def test_a_softmax_without_values_is_not_attention() -> None:

@@ -10,10 +10,10 @@ from torch.nn import functional
 from regard.core.attend import attend
 from regard.core.masks.algebra import Mask
 from regard.see.watch import RAN_EAGERLY, watch
-from tests.see.watching import Calls, OneHead, nothing_left, qkv
+from tests.see.watch_helpers import CallModule, OneHead, no_hooks_left, qkv
 
 pytestmark = [
-    pytest.mark.usefixtures("nothing_stays"),
+    pytest.mark.usefixtures("check_hooks_removed"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor"),
 ]
 
@@ -81,15 +81,15 @@ def test_compiled_submodules_have_the_names_they_have_uncompiled() -> None:
 
 def test_a_compiled_function_inside_a_model_is_recorded_by_nested_watchers() -> None:
     inner = torch.compile(self_attention, backend="eager", fullgraph=True)
-    model = Calls(inner)
+    model = CallModule(inner)
     x = torch.randn(2, 3, 5, 8)
     with watch() as outer, watch(model) as seen:
         out = model(x)
     assert torch.equal(out, self_attention(x))
-    assert seen["Calls"].note == outer["attention"].note == RAN_EAGERLY
+    assert seen["CallModule"].note == outer["attention"].note == RAN_EAGERLY
     with pytest.raises(TypeError, match="takes 1 positional argument"), watch(model):
         model(x, x)
-    assert nothing_left()
+    assert no_hooks_left()
     with torch.compiler.set_stance("fail_on_recompile"):
         with watch(model) as seen:
             model(x)

@@ -1,4 +1,4 @@
-"""Functions registered with Hugging Face are followed inside, or told by their arguments where those hold."""
+"""Functions of Hugging Face's registry are traced inside, or recorded by their arguments."""
 
 import math
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from regard.see.row_statistics import statistics
 from regard.see.watch import watch
-from tests.see.watching import LOW, agrees, qkv, softmaxed
-from tests.see.zoo import CASES, Case, ids, real
+from tests.see.model_cases import CASES, Case, ids, real
+from tests.see.watch_helpers import LOW, assert_statistics_match, qkv, softmax_weights
 
 pytestmark = [
-    pytest.mark.usefixtures("nothing_stays"),
+    pytest.mark.usefixtures("check_hooks_removed"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor"),
 ]
 
@@ -30,7 +30,7 @@ def test_a_registered_function_is_recorded_with_its_mask() -> None:
 
     def out_of_sight(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any) -> Any:
         calls.append(mask)
-        weights = softmaxed(q, k, rest["scaling"], None if mask is None else torch.where(mask, 0.0, -math.inf))
+        weights = softmax_weights(q, k, rest["scaling"], None if mask is None else torch.where(mask, 0.0, -math.inf))
         v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
         return (weights.nan_to_num(0.0) @ v).transpose(1, 2), None
 
@@ -60,7 +60,7 @@ Masked = Tensor | None
 
 @contextmanager
 def registered(function: Any, mask: Any = None) -> Iterator[Case]:
-    """A small llama with grouped heads that runs on a function of one's own."""
+    """A small llama with grouped heads with a custom attention function."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register("own", function)
@@ -76,8 +76,8 @@ def registered(function: Any, mask: Any = None) -> Iterator[Case]:
             AttentionMaskInterface._global_mapping.pop("own")
 
 
-def written(times: float, slope: float) -> Any:
-    """Attention that adds the mask it is handed, if any, and has a scale and a bias on keys of its own."""
+def make_scaled_attention(times: float, slope: float) -> Any:
+    """Attention that adds its mask argument, with its own scale and bias of keys."""
 
     def own(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Masked, scaling: float, **rest: Any) -> Any:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -104,9 +104,9 @@ def folded(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Masked, sca
 
 
 REGISTERED: dict[str, tuple[Any, bool]] = {
-    "no mask, so the future is seen": (written(1.0, 0.0), False),
-    "scores nine times as large": (written(9.0, 0.0), True),
-    "a bias on keys": (written(1.0, 0.5), True),
+    "no mask, so the future is seen": (make_scaled_attention(1.0, 0.0), False),
+    "scores nine times as large": (make_scaled_attention(9.0, 0.0), True),
+    "a bias on keys": (make_scaled_attention(1.0, 0.5), True),
     "groups of heads": (grouped, False),
     "sequences and heads in one axis": (folded, False),
 }
@@ -127,7 +127,7 @@ def test_operations_inside_a_registered_function_are_traced(name: str) -> None:
     assert tuple(seen) == case.names
     assert not seen.left_out
     for record, expected in zip(seen.values(), weights, strict=True):
-        agrees(record, expected)
+        assert_statistics_match(record, expected)
         assert record.route == "hugging face own"
         assert (record.weights().triu(1).count_nonzero() == 0) == masked
 
@@ -147,7 +147,7 @@ def test_sdpa_inside_a_registered_function_is_recorded_with_groups_and_scale() -
 
 @torch.library.custom_op("regard_tests::opaque", mutates_args=())
 def opaque(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
-    """Attention that no ear reaches: in numpy."""
+    """Attention in numpy, where no hook can intercept it."""
     a, b, c = (x.repeat_interleave(q.shape[1] // x.shape[1], 1).double().numpy() for x in (q, k, v))
     scores = np.einsum("bhic,bhjc->bhij", a, b) * scale
     if causal:
@@ -194,13 +194,13 @@ def test_a_registered_function_without_a_mask_takes_causality_from_its_module() 
     q, k, v = qkv(i=7, j=7, g=2)
     bias = torch.randn(1, 6, 7, 7)
     sinks = torch.randn(6)
-    heard = from_interface(
+    record = from_interface(
         "own", nn.Module(), q, k, v, None, is_causal=True, softcap=3.0, position_bias=bias, s_aux=sinks
     )
-    assert repr(heard.mask) == "causal()"
-    assert [t.name for t in heard.terms] == ["softcap", "additive", "sink"]
-    heard = from_interface("flash_attention_2", nn.Module(), q, k, v, real(2, 7), sliding_window=3, is_causal=True)
-    dense = heard.mask.dense(7, 7)
+    assert repr(record.mask) == "causal()"
+    assert [t.name for t in record.terms] == ["softcap", "additive", "sink"]
+    record = from_interface("flash_attention_2", nn.Module(), q, k, v, real(2, 7), sliding_window=3, is_causal=True)
+    dense = record.mask.dense(7, 7)
     i, j = torch.arange(7)[:, None], torch.arange(7)
     assert torch.equal(dense[1, 0], (i >= j) & (i - j < 3))
     assert torch.equal(dense[0, 0], (i >= j) & (i - j < 3) & (j >= 2))
@@ -212,11 +212,11 @@ def test_a_fully_masked_row_of_a_registered_function_ignores_the_bias() -> None:
     q, k, v = qkv(i=7, j=7)
     bias, mask = torch.randn(1, 6, 7, 7), torch.zeros(2, 1, 7, 7)
     mask[1, 0, 3] = LOW
-    heard = from_interface("own", nn.Module(), q, k, v, mask, position_bias=bias)
+    record = from_interface("own", nn.Module(), q, k, v, mask, position_bias=bias)
     found = statistics(
-        heard.q, heard.k, mask=heard.mask, scores=heard.terms, beta=heard.beta, positions=heard.positions
+        record.q, record.k, mask=record.mask, scores=record.terms, beta=record.beta, positions=record.positions
     )
-    torch.testing.assert_close(found.weights(), softmaxed(q, k, added=bias + mask))
+    torch.testing.assert_close(found.weights(), softmax_weights(q, k, added=bias + mask))
 
 
 def test_a_hugging_face_block_mask_is_read() -> None:
@@ -226,10 +226,10 @@ def test_a_hugging_face_block_mask_is_read() -> None:
 
     q, k, v = qkv(i=7, j=7, g=2)
     blocks = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 2 + b), 2, None, 7, 7, device="cpu")
-    heard = from_interface("flex_attention", nn.Module(), q, k, v, blocks, scaling=0.3)
-    assert heard.beta == 0.3
-    assert heard.k.shape[1] == 2
+    record = from_interface("flex_attention", nn.Module(), q, k, v, blocks, scaling=0.3)
+    assert record.beta == 0.3
+    assert record.k.shape[1] == 2
     i, j = torch.arange(7)[:, None], torch.arange(7)
-    seen = statistics(heard.q, heard.k, mask=heard.mask, positions=heard.positions).weights() > 0
+    seen = statistics(record.q, record.k, mask=record.mask, positions=record.positions).weights() > 0
     for b in range(2):
         assert torch.equal(seen[b, 0], (i >= j) & (i - j < 2 + b))

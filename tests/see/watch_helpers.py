@@ -1,4 +1,4 @@
-"""What tests of watching share: a module of one call, its truth, and whether anything stayed behind."""
+"""Helpers of the tests of `watch`: a module of one call, its expected weights, and a check for leftover hooks."""
 
 import math
 from typing import Any
@@ -14,7 +14,8 @@ from regard.see.watch import watch
 FORWARDS = {kind: kind.forward for kind in (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)}
 
 
-def nothing_left() -> bool:
+def no_hooks_left() -> bool:
+    """Whether all hooks of `watch` are removed."""
     import transformers
 
     interface = transformers.modeling_utils.AttentionInterface
@@ -29,8 +30,8 @@ def nothing_left() -> bool:
     )
 
 
-def agrees(record: Record, weights: Tensor, positions: int | None = None) -> None:
-    """All statistics of a record are those of a matrix of weights."""
+def assert_statistics_match(record: Record, weights: Tensor, positions: int | None = None) -> None:
+    """Assert that all statistics of a record are those of a matrix of weights."""
     weights = weights.nan_to_num(0.0)  # rows that see nothing
     i, j = weights.shape[-2:]
     far = (record.query_positions[:, None] - torch.arange(j)).abs()
@@ -45,7 +46,7 @@ def agrees(record: Record, weights: Tensor, positions: int | None = None) -> Non
     torch.testing.assert_close(record.rows([i - 1]), weights[:, :, -1:], **close)
 
 
-class Calls(nn.Module):
+class CallModule(nn.Module):
     """A module that makes one call."""
 
     def __init__(self, call: Any) -> None:
@@ -59,7 +60,7 @@ class Calls(nn.Module):
 def seen_of(call: Any, *args: Tensor) -> tuple[Record, Tensor]:
     """The one record of a call."""
     plain = call(*args)
-    model = Calls(call)
+    model = CallModule(call)
     with watch(model) as seen:
         out = model(*args)
     first, second = (x[0] if isinstance(x, tuple) else x for x in (plain, out))
@@ -73,7 +74,7 @@ def qkv(i: int = 5, j: int = 7, h: int = 6, g: int = 6, c: int = 8, e: int = 3) 
     return torch.randn(2, h, i, c), torch.randn(2, g, j, c), torch.randn(2, g, j, e)
 
 
-def softmaxed(q: Tensor, k: Tensor, beta: float | None = None, added: Tensor | None = None) -> Tensor:
+def softmax_weights(q: Tensor, k: Tensor, beta: float | None = None, added: Tensor | None = None) -> Tensor:
     k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
     return (scores if added is None else scores + added).softmax(-1)

@@ -1,4 +1,4 @@
-"""Small models of other libraries with random weights, and what their eager attention weighs."""
+"""Small models of several libraries with random weights, and the weights of their eager attention."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ WORDS = 37
 
 @dataclass(frozen=True)
 class Case:
-    """A model, a way to run it that gives one tensor, and the weights of all its layers in order, by eager means."""
+    """A model, a function that runs it and returns one tensor, and the eager weights of all its layers in order."""
 
     model: nn.Module
     run: Callable[[nn.Module], Tensor]
@@ -33,8 +33,8 @@ def real(b: int = 2, n: int = 9, side: str = "left") -> Tensor:
     return mask if side == "left" else mask.flip(1)
 
 
-def _wake(model: nn.Module) -> None:
-    """Larger weights than a fresh model has, so that no map is flat."""
+def _enlarge_weights(model: nn.Module) -> None:
+    """Enlarge the initial weights, so that no attention map is uniform."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
@@ -43,13 +43,13 @@ def _wake(model: nn.Module) -> None:
                 parameter.copy_(torch.randn_like(parameter) * 0.3)
 
 
-def _hugging(kind: str, config: str, run: Callable[..., Any], names: tuple[str, ...], **settings: Any) -> Case:
+def _huggingface_case(kind: str, config: str, run: Callable[..., Any], names: tuple[str, ...], **settings: Any) -> Case:
     import transformers
 
     implementation = settings.pop("implementation")
     built = getattr(transformers, config)(**settings, attn_implementation=implementation)
     model = getattr(transformers, kind)(built).eval()
-    _wake(model)
+    _enlarge_weights(model)
     twin = getattr(transformers, kind)(getattr(transformers, config)(**settings, attn_implementation="eager")).eval()
     twin.load_state_dict(model.state_dict())
 
@@ -70,7 +70,7 @@ def _hugging(kind: str, config: str, run: Callable[..., Any], names: tuple[str, 
 
 
 def gpt2(implementation: str) -> Case:
-    return _hugging(
+    return _huggingface_case(
         "GPT2LMHeadModel",
         "GPT2Config",
         lambda model, **more: model(ids(), attention_mask=real(), use_cache=False, **more),
@@ -81,7 +81,7 @@ def gpt2(implementation: str) -> Case:
 
 
 def bert(implementation: str) -> Case:
-    return _hugging(
+    return _huggingface_case(
         "BertForMaskedLM",
         "BertConfig",
         lambda model, **more: model(ids(), attention_mask=real(side="right"), **more),
@@ -93,7 +93,7 @@ def bert(implementation: str) -> Case:
 
 def vit(implementation: str) -> Case:
     pixels = torch.linspace(-1, 1, 2 * 3 * 12 * 12).reshape(2, 3, 12, 12).sin()
-    return _hugging(
+    return _huggingface_case(
         "ViTForImageClassification",
         "ViTConfig",
         lambda model, **more: model(pixels, **more),
@@ -104,7 +104,7 @@ def vit(implementation: str) -> Case:
 
 
 def llama(implementation: str) -> Case:
-    return _hugging(
+    return _huggingface_case(
         "LlamaForCausalLM",
         "LlamaConfig",
         lambda model, **more: model(ids(), attention_mask=real(), use_cache=False, **more),
@@ -116,7 +116,7 @@ def llama(implementation: str) -> Case:
 
 
 def t5(implementation: str) -> Case:
-    return _hugging(
+    return _huggingface_case(
         "T5ForConditionalGeneration",
         "T5Config",
         lambda model, **more: model(
@@ -139,7 +139,7 @@ def timm_vit() -> Case:
     model = import_timm().create_model(
         "vit_tiny_patch16_224", img_size=48, depth=2, embed_dim=24, num_heads=3, num_classes=5, drop_path_rate=0.0
     )
-    _wake(model.eval())
+    _enlarge_weights(model.eval())
     pixels = torch.linspace(-1, 1, 2 * 3 * 48 * 48).reshape(2, 3, 48, 48).sin()
 
     def weights() -> list[Tensor]:
@@ -161,7 +161,7 @@ def timm_vit() -> Case:
 def torch_encoder(norm_first: bool = False) -> Case:
     layer = nn.TransformerEncoderLayer(24, 4, 20, batch_first=True, norm_first=norm_first)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).eval()
-    _wake(model)
+    _enlarge_weights(model)
     x = torch.linspace(-3, 3, 2 * 9 * 24).reshape(2, 9, 24).cos()
     dropped = real(side="right") == 0
 
@@ -202,7 +202,7 @@ class ByHand(nn.Module):
         return self.out((self.drop(weights) @ v).transpose(1, 2).flatten(2))
 
 
-class Handmade(nn.Module):
+class ByHandModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = ByHand(), ByHand()
@@ -212,9 +212,9 @@ class Handmade(nn.Module):
         return out + self.second(out)
 
 
-def handmade() -> Case:
-    model = Handmade().eval()
-    _wake(model)
+def by_hand() -> Case:
+    model = ByHandModel().eval()
+    _enlarge_weights(model)
     x = torch.linspace(-3, 3, 2 * 9 * 24).reshape(2, 9, 24).cos()
 
     def weights() -> list[Tensor]:
@@ -236,5 +236,5 @@ CASES |= {
     "timm vit": timm_vit,
     "torch encoder": torch_encoder,
     "torch encoder, norm first": lambda: torch_encoder(norm_first=True),
-    "by hand": handmade,
+    "by hand": by_hand,
 }
