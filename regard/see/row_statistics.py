@@ -146,7 +146,7 @@ class Statistics:
         count = check_integer("top(count)", count, 1, "keys")
         found: list[tuple[Tensor, ...]] = []
         with torch.no_grad():
-            for block in iterate_row_blocks(self._request, self._chosen(rows)):
+            for block in iterate_row_blocks(self._request, self._resolve_rows(rows)):
                 weights = block.weights
                 kept = min(count, weights.shape[-1])
                 more = min(count + 1, weights.shape[-1])
@@ -169,7 +169,7 @@ class Statistics:
 
     def rows(self, rows: list[int] | Tensor) -> Float[Tensor, "b h r j"]:
         """The weights of some queries for all keys."""
-        chosen = self._chosen(rows)
+        chosen = self._resolve_rows(rows)
         assert chosen is not None
         return self._weights(chosen)
 
@@ -209,7 +209,7 @@ class Statistics:
                 start = stop
         return found
 
-    def _chosen(self, rows: list[int] | Tensor | None) -> Tensor | None:
+    def _resolve_rows(self, rows: list[int] | Tensor | None) -> Tensor | None:
         if rows is None:
             return None
         i = self.q.shape[2]
@@ -251,8 +251,8 @@ class Statistics:
                 at = torch.arange(j, device=device)[block.columns][at].masked_fill(~(block.lse > -torch.inf), -1)
             else:
                 largest, at = total, total.long() - 1
-            far = (weights * block.distance).sum(-1) / total.masked_fill(total == 0, 1)
-            parts.append((block.lse, block.entropy, largest, at, far))
+            distance = (weights * block.distance).sum(-1) / total.masked_fill(total == 0, 1)
+            parts.append((block.lse, block.entropy, largest, at, distance))
         if not parts:
             empty = torch.zeros(b, h, 0, device=device, dtype=exact)
             return RowStatistics(empty, empty, empty, empty.long(), empty, received, None)
