@@ -451,7 +451,7 @@ def test_errors_of_text_and_images(gpt: str, vit: str, picture: str, tmp_path: P
     assert error_of(vit, picture, "--tokenizer", "x.json") == f"--tokenizer is for text; {vit} takes an image"
 
 
-def test_what_a_model_cannot_take_is_look_json(gpt: str, pair: str) -> None:
+def test_errors_of_tokens_and_targets(gpt: str, pair: str) -> None:
     assert error_of(gpt, "a" * 613) == (f"the text has 613 tokens, but {gpt} takes at most 600; shorten it by 13")
     assert error_of(gpt, "") == "the text is empty; give at least one token"
     assert error_of("birthplace-synthesizer", "a" * 128).endswith("takes at most 127; shorten it by 1")
@@ -460,14 +460,14 @@ def test_what_a_model_cannot_take_is_look_json(gpt: str, pair: str) -> None:
     assert error_of(pair, "a", "--target", "") == "the target is empty; give at least one token"
 
 
-def test_a_tokenizer_of_another_model_is_error_of(tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model_is_an_error(tmp_path: Path) -> None:
     folder = save_model(tmp_path, GPTConfig(vocab=3, context=9, width=8, depth=1, heads=1, ff_width=8))
     library = Library(models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 3}, unk_token="a"))
     library.save(str(tmp_path / "tokenizer.json"))
     assert error_of(folder, "d").startswith(f"the tokenizer returns token 3, but the vocabulary of {folder} has 3")
 
 
-def test_models_without_attention_weights_are_error_of(picture: str, tmp_path: Path) -> None:
+def test_models_without_attention_weights_are_errors(picture: str, tmp_path: Path) -> None:
     assert error_of("mlp", "x").startswith("mlp is a MLP, which has no attention over text or an image; these have: t")
     assert error_of("speech-stream", "x").startswith(
         "speech-stream is a Speech, which has no attention over text or an"
@@ -504,7 +504,7 @@ def test_an_unknown_column_is_an_error_before_the_model_runs(gpt: str) -> None:
     assert line.startswith("regard: there is no column 'sharp' to sort by; choose from layer")
 
 
-def test_places_that_cannot_be_used_are_look_json(gpt: str, tmp_path: Path) -> None:
+def test_errors_of_files_and_devices(gpt: str, tmp_path: Path) -> None:
     nowhere = tmp_path / "none" / "page.html"
     assert error_of(gpt, "abc", "--html", str(nowhere)) == (
         f"{nowhere} cannot be written: there is no folder {nowhere.parent}"

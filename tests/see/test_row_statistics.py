@@ -250,12 +250,12 @@ def test_nan_and_infinite_scores_make_only_their_rows_nan(bad: float, beta: floa
 def test_row_blocks_fit_the_budget_and_skip_hidden_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(by_rows.AT_ONCE, "cpu", 1 << 14)
     q, k = (torch.randn(1, 2, 2000, 8) for _ in range(2))
-    sizes = [slab.weights.numel() for slab in by_rows.iterate_row_blocks(statistics(q, k)._call)]
+    sizes = [block.weights.numel() for block in by_rows.iterate_row_blocks(statistics(q, k)._request)]
     assert max(sizes) <= 1 << 14
     assert sum(sizes) == 2 * 2000 * 2000
     near = [
-        slab.weights.shape[-1]
-        for slab in by_rows.iterate_row_blocks(statistics(q, k, mask=causal() & window(before=99))._call)
+        block.weights.shape[-1]
+        for block in by_rows.iterate_row_blocks(statistics(q, k, mask=causal() & window(before=99))._request)
     ]
     assert max(near) <= 2 * by_rows.BLOCK
 

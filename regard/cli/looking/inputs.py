@@ -52,7 +52,7 @@ class LoadedModel:
         """The largest number of tokens; None if there is no limit."""
         if self.huggingface is not None:
             return self.huggingface.max_length
-        limits = (getattr(self.model.config, name, None) for name in ("context", "reach"))
+        limits = (getattr(self.model.config, name, None) for name in ("max_length", "context"))
         return min((limit for limit in limits if limit), default=None)
 
     @property
