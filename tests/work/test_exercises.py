@@ -15,7 +15,7 @@ import torch
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.core.attend import attend
 from regard.models.sampling import Sample
-from regard.nn.embeddings import PatchEmbedding as OurPatches
+from regard.nn.embeddings import PatchEmbedding
 from regard.work import grade
 from regard.work.exercises import EXERCISE_SETS
 from regard.work.exercises.exercise import PlantedMistake
@@ -367,7 +367,7 @@ WRONG = [
         "patches",
         "reshape without permute",
         """
-        class PatchEmbedding(PatchEmbedding):
+        class ImagePatches(ImagePatches):
             def forward(self, images):
                 b, c, h, w = images.shape
                 n = (h // self.patch) * (w // self.patch)
@@ -431,7 +431,7 @@ WRONG = [
         "block",
         "post-norm instead of pre-norm",
         """
-        class Block(Block):
+        class TransformerBlock(TransformerBlock):
             def forward(self, x):
                 x = self.attention_norm(self.attention(x) + x)
                 return self.feedforward_norm(self.down(nn.GELU()(self.up(x))) + x)
@@ -442,7 +442,7 @@ WRONG = [
         "block",
         "missing residual",
         """
-        class Block(Block):
+        class TransformerBlock(TransformerBlock):
             def forward(self, x):
                 x = x + self.attention(self.attention_norm(x))
                 return self.down(nn.GELU()(self.up(self.feedforward_norm(x))))
@@ -453,7 +453,7 @@ WRONG = [
         "vit",
         "no class token",
         """
-        class ViT(nn.Module):
+        class VisionTransformer(nn.Module):
             def __init__(self, patches, blocks, tokens, width, classes):
                 super().__init__()
                 self.patches, self.blocks = patches, blocks
@@ -466,7 +466,7 @@ WRONG = [
         "vit",
         "positions not added",
         """
-        class ViT(ViT):
+        class VisionTransformer(VisionTransformer):
             def forward(self, images):
                 x = self.patches(images)
                 x = torch.cat([self.class_token.repeat(len(x), 1, 1), x], dim=1)
@@ -599,7 +599,8 @@ def test_any_of_equally_likely_tokens_may_be_kept() -> None:
     ids=["buffer", "frozen"],
 )
 def test_a_frozen_parameter_is_reported(frozen: str) -> None:
-    source = f"class ViT(ViT):\n    def __init__(self, *a):\n        super().__init__(*a)\n        {frozen}"
+    start = "class VisionTransformer(VisionTransformer):\n    def __init__(self, *a):\n        super().__init__(*a)\n"
+    source = f"{start}        {frozen}"
     found = grade_source("vit", "vit", source)
     assert (found.correct, found.mistake) == (False, "not a parameter")
     assert found.feedback == "positions would never be trained: it is not trainable; use nn.Parameter."
@@ -607,7 +608,7 @@ def test_a_frozen_parameter_is_reported(frozen: str) -> None:
 
 def test_a_parameter_without_gradient_is_reported() -> None:
     source = """
-    class ViT(ViT):
+    class VisionTransformer(VisionTransformer):
         def forward(self, images):
             patches = self.patches(images)
             token = self.class_token.data.expand(len(patches), -1, -1)
@@ -697,7 +698,7 @@ CORRECT = [
         "vit",
         "patches",
         """
-        class PatchEmbedding(PatchEmbedding):
+        class ImagePatches(ImagePatches):
             def forward(self, images):
                 kernel = self.project.weight.reshape(-1, images.shape[1], self.patch, self.patch)
                 out = nn.functional.conv2d(images, kernel, self.project.bias, stride=self.patch)
@@ -720,7 +721,7 @@ CORRECT = [
         "vit",
         "block",
         """
-        class Block(Block):
+        class TransformerBlock(TransformerBlock):
             def forward(self, x):
                 y = self.attention(self.attention_norm(x)) + x
                 return self.down(nn.GELU()(self.up(self.feedforward_norm(y)))) + y
@@ -771,38 +772,39 @@ def test_another_correct_answer_is_correct(set_name: str, name: str, source: str
             "def tokenise(word, merges): return word",
             "The result should be ['b', 'an', 'an', 'ana'], but is 'bananana'",
         ),
-        ("vit", "block", "Block = 3", "Block is 3; write a class that subclasses nn.Module"),
+        ("vit", "block", "TransformerBlock = 3", "TransformerBlock is 3; write a class that subclasses nn.Module"),
         (
             "vit",
             "vit",
-            "class ViT(ViT):\n    def __init__(self, *a):\n        super().__init__(*a)\n"
+            "class VisionTransformer(VisionTransformer):\n    def __init__(self, *a):\n        super().__init__(*a)\n"
             "        self.more = nn.Linear(2, 2)",
             "The module has more.weight, more.bias, which the exercise does not need",
         ),
         (
             "vit",
             "block",
-            "class Block(Block):\n    def __init__(self, *a):\n        super().__init__(*a)\n        self.u = self.up\n"
+            "class TransformerBlock(TransformerBlock):\n    def __init__(self, *a):\n        super().__init__(*a)\n"
+            "        self.u = self.up\n"
             "        del self.up",
             "The module has no up.weight, up.bias (it has u.weight, u.bias instead); use the names",
         ),
         (
             "vit",
             "block",
-            "class Block(Block):\n    def __init__(self, width, hidden, attention):\n"
+            "class TransformerBlock(TransformerBlock):\n    def __init__(self, width, hidden, attention):\n"
             "        super().__init__(width, 2 * hidden, attention)",
             "Up.weight should have shape (14, 6), but has shape (28, 6)",
         ),
         (
             "vit",
             "block",
-            "class Block(Block):\n    def forward(self, x):\n        return self.missing(x)",
-            "it fails with AttributeError in line 3: 'Block' object has no attribute 'missing'",
+            "class TransformerBlock(TransformerBlock):\n    def forward(self, x):\n        return self.missing(x)",
+            "it fails with AttributeError in line 3: 'TransformerBlock' object has no attribute 'missing'",
         ),
         (
             "vit",
             "block",
-            "class Block(Block):\n    def __init__(self, width):\n        super().__init__()",
+            "class TransformerBlock(TransformerBlock):\n    def __init__(self, width):\n        super().__init__()",
             "it fails with TypeError",
         ),
     ],
@@ -875,7 +877,7 @@ def test_the_solutions_equal_attend() -> None:
 
 
 def test_the_patch_embedding_equals_that_of_the_package() -> None:
-    ours, theirs = OurPatches(11, 3, 2).double(), vit.PatchEmbedding(2, 3, 11).double()
+    ours, theirs = PatchEmbedding(11, 3, 2).double(), vit.ImagePatches(2, 3, 11).double()
     theirs.project.load_state_dict({"weight": ours.projection.weight.flatten(1), "bias": ours.projection.bias})
     image = torch.randn(2, 2, 6, 9, dtype=torch.float64)
     torch.testing.assert_close(theirs(image), ours(image).flatten(1, 2))

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from regard.work.exercises.checks import Case, check_module
 from regard.work.exercises.exercise import Exercise, ExerciseSet, PlantedMistake
-from regard.work.exercises.solutions.vit import Block, PatchEmbedding, SelfAttention, ViT
+from regard.work.exercises.solutions.vit import ImagePatches, SelfAttention, TransformerBlock, VisionTransformer
 
 SETUP_CODE = """\
 import torch
@@ -32,8 +32,8 @@ PATCH_ARGUMENTS: tuple[Case, ...] = ((3, 4, 10), (1, 2, 5), (2, 3, 7))
 ATTENTION_ARGUMENTS: tuple[Case, ...] = ((12, 3), (10, 2), (6, 1))
 BLOCK_ARGUMENTS: tuple[Case, ...] = ((6, 14, lambda: SelfAttention(6, 3)), (4, 9, lambda: SelfAttention(4, 1)))
 VIT_ARGUMENTS: tuple[Case, ...] = (
-    (lambda: PatchEmbedding(3, 4, 6), lambda: nn.Sequential(Block(6, 11, SelfAttention(6, 2))), 6, 6, 5),
-    (lambda: PatchEmbedding(1, 2, 4), lambda: Block(4, 7, SelfAttention(4, 1)), 9, 4, 3),
+    (lambda: ImagePatches(3, 4, 6), lambda: nn.Sequential(TransformerBlock(6, 11, SelfAttention(6, 2))), 6, 6, 5),
+    (lambda: ImagePatches(1, 2, 4), lambda: TransformerBlock(4, 7, SelfAttention(4, 1)), 9, 4, 3),
 )
 
 PERMUTE = "permute(0, 2, 4, 1, 3, 5)"
@@ -62,11 +62,11 @@ VIT = ExerciseSet(
             name="patches",
             title="Patches",
             prompt="""\
-Write `PatchEmbedding`: cut an image (batch, channels, height, width) into squares of `patch` x `patch` pixels, row by
+Write `ImagePatches`: cut an image (batch, channels, height, width) into squares of `patch` x `patch` pixels, row by
 row from the top left. Flatten each square channel by channel, and within a channel row by row, and project it with one
 linear layer, `project`. This is the same as a convolution whose kernel size and stride are `patch`.
 """,
-            solution=PatchEmbedding,
+            solution=ImagePatches,
             check=check_module(
                 PATCH_ARGUMENTS,
                 lambda: [(_random_tensor(2, 3, 12, 8),), (_random_tensor(3, 1, 6, 10),), (_random_tensor(1, 2, 9, 6),)],
@@ -173,11 +173,11 @@ mixes them. Write the softmax of the scores yourself.
             name="block",
             title="A block",
             prompt="""\
-Write `Block`: x plus attention of the normalised x, then x plus the feed-forward part of the normalised x. The norm
-comes before each part (pre-norm), the residual x itself is not normalised, and the feed-forward part is `up`, GELU,
-`down`. The attention module is an argument.
+Write `TransformerBlock`: x plus attention of the normalised x, then x plus the feed-forward part of the normalised x.
+The norm comes before each part (pre-norm), the residual x itself is not normalised, and the feed-forward part is `up`,
+GELU, `down`. The attention module is an argument.
 """,
-            solution=Block,
+            solution=TransformerBlock,
             check=check_module(BLOCK_ARGUMENTS, lambda: [(_random_tensor(2, 5, 6),), (_random_tensor(1, 3, 4),)]),
             mistakes=(
                 PlantedMistake(
@@ -239,11 +239,11 @@ comes before each part (pre-norm), the residual x itself is not normalised, and 
             name="vit",
             title="The whole model",
             prompt="""\
-Write `ViT`: compute the patch tokens, put `class_token` before them, add `positions` to all tokens (one for each patch
-and one for the class token), then apply the blocks, `norm`, and `head` to the class token alone. `patches` and `blocks`
-are arguments; `tokens` is the number of patches.
+Write `VisionTransformer`: compute the patch tokens, put `class_token` before them, add `positions` to all tokens (one
+for each patch and one for the class token), then apply the blocks, `norm`, and `head` to the class token alone.
+`patches` and `blocks` are arguments; `tokens` is the number of patches.
 """,
-            solution=ViT,
+            solution=VisionTransformer,
             check=check_module(VIT_ARGUMENTS, lambda: [(_random_tensor(2, 3, 12, 8),), (_random_tensor(3, 1, 6, 6),)]),
             mistakes=(
                 PlantedMistake(

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 
-class PatchEmbedding(nn.Module):
+class ImagePatches(nn.Module):
     """Cut images into patches and project each patch to a token."""
 
     def __init__(self, channels: int, patch: int, width: int) -> None:
@@ -45,7 +45,7 @@ class SelfAttention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(b, n, d))
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """A pre-norm Transformer block: attention and a feed-forward part, each with a norm before and a residual."""
 
     def __init__(self, width: int, hidden: int, attention: nn.Module) -> None:
@@ -63,7 +63,7 @@ class Block(nn.Module):
         return x + self.down(hidden)
 
 
-class ViT(nn.Module):
+class VisionTransformer(nn.Module):
     """A class token before the patches, positions added, blocks, and the class read from the class token."""
 
     def __init__(self, patches: nn.Module, blocks: nn.Module, tokens: int, width: int, classes: int) -> None:
