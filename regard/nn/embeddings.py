@@ -102,11 +102,7 @@ def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
         raise ShapeError(f"{name} is {tuple(tokens.shape)}, but is read as (b n); for one text write {name}[None]")
     if tokens.shape[0] == 0 or tokens.shape[1] == 0:
         raise ShapeError(f"{name} is {tuple(tokens.shape)} read as (b n), but there must be at least one token")
-    if tokens.device.type != "cpu" or torch.compiler.is_compiling() or is_meta_or_fake(tokens):
-        return  # reading values would synchronise with the device, or there are none
-    low, high = (int(x) for x in tokens.aminmax())
-    if low < 0 or high >= vocab:
-        raise ShapeError(f"{name} holds {low if low < 0 else high}, but the vocabulary has tokens 0 to {vocab - 1}")
+    _check_range(tokens, vocab, f"{name} holds {{}}, but the vocabulary has tokens 0 to {vocab - 1}")
 
 
 def check_positions(positions: Tensor, context: int) -> None:
@@ -114,18 +110,15 @@ def check_positions(positions: Tensor, context: int) -> None:
     if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
         came = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise DtypeError(f"positions must be a tensor of whole numbers, (n) or (b n), not {came}")
-    if (
-        positions.device.type != "cpu"
-        or torch.compiler.is_compiling()
-        or is_meta_or_fake(positions)
-        or not positions.numel()
-    ):
-        return
-    low, high = (int(x) for x in positions.aminmax())
-    if low < 0 or high >= context:
-        raise ShapeError(
-            f"positions holds {low if low < 0 else high}, but the context has positions 0 to {context - 1}"
-        )
+    _check_range(positions, context, f"positions holds {{}}, but the context has positions 0 to {context - 1}")
+
+
+def _check_range(values: Tensor, end: int, error: str) -> None:
+    if values.device.type != "cpu" or torch.compiler.is_compiling() or is_meta_or_fake(values) or not values.numel():
+        return  # reading values would synchronise with the device, or there are none
+    low, high = (int(x) for x in values.aminmax())
+    if low < 0 or high >= end:
+        raise ShapeError(error.format(low if low < 0 else high))
 
 
 def check_image(image: Tensor, channels: int) -> None:

@@ -21,18 +21,14 @@ from regard import (
     additive,
     alibi,
     attend,
-    blocks,
     causal,
     channel_attend,
-    chunks,
-    dilated,
     documents,
     explain,
     full,
     global_tokens,
     padding,
     prefix,
-    random_links,
     recording,
     shaw,
     sink,
@@ -42,6 +38,8 @@ from regard import (
     window,
 )
 from regard.base.errors import KernelRefusedError
+from regard.cli.expressions import parse_mask
+from regard.core.masks.forms import FORMS, examples
 from regard.core.scores import ScoreTerm
 from tests.tolerance import OUTPUT, too_far
 
@@ -65,21 +63,17 @@ LABELS = torch.stack([torch.arange(J) // 4, torch.arange(J) // 3])
 VISIBLE = torch.rand(H, I, J, generator=torch.Generator().manual_seed(1)) > 0.3
 MASKS: dict[str, Mask | Tensor | None] = {
     "none": None,
-    "causal": causal(),
+    **{name: parse_mask(examples(name, J)[0]) for name in FORMS},
     "not causal": ~causal(),
     "nothing": ~full(),
     "window": window(before=2, after=3),
     "causal window": causal() & window(before=3),
     "window and global": causal() & window(before=3) | global_tokens(2),
     "not both": ~(causal() & window(before=3)),
-    "dilated": dilated(3),
-    "blocks": blocks(4),
-    "chunks": chunks(4, before=1),
-    "prefix": prefix(3) | causal(),
+    "prefix or causal": prefix(3) | causal(),
     "padding": padding([3, 9]),
     "padding left": causal() & padding([3, 9], side="left", width=J),
     "documents": documents(LABELS),
-    "random links": random_links(3),
     "predicate": Mask.of("thirds", lambda i, j: (i + j) % 3 == 0),
     "matrix": VISIBLE,
     "matrix and causal": causal() & VISIBLE,
@@ -491,7 +485,7 @@ class TestOnMeta:
         out = attend(*draw(device="meta", dtype=torch.bfloat16), mask=causal(), scores=TERMS[term]())
         assert (out.shape, out.dtype) == ((B, H, I, E), torch.bfloat16)
 
-    @pytest.mark.parametrize("mask", ["none", "causal window", "random links"])
+    @pytest.mark.parametrize("mask", ["none", "causal window", "random_links"])
     def test_rules_are_explained(self, mask):
         there, here = (explain(*draw(device=device), mask=MASKS[mask]) for device in ("meta", "cpu"))
         assert (there.visible, there.chosen) == (here.visible, here.chosen)

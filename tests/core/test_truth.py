@@ -22,7 +22,6 @@ from regard import (
     additive,
     alibi,
     attend,
-    blocks,
     causal,
     chunks,
     dilated,
@@ -31,7 +30,6 @@ from regard import (
     global_tokens,
     padding,
     prefix,
-    random_links,
     shaw,
     sink,
     softcap,
@@ -39,9 +37,11 @@ from regard import (
     window,
 )
 from regard.base.errors import KernelRefusedError
+from regard.cli.expressions import parse_mask
 from regard.core.absolute_positions import whole_grid
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import Full
+from regard.core.masks.forms import FORMS, examples
 from regard.core.scores import ScoreTerm, Sink
 from tests.tolerance import GRADIENT, OUTPUT, error, too_far
 
@@ -79,9 +79,8 @@ def matrix(*shape: int) -> Tensor:
 
 MASKS: dict[str, Callable[[Sizes], Mask | Tensor | None]] = {
     "none": lambda s: None,
-    "full": lambda s: full(),
+    **{name: (lambda s, name=name: parse_mask(examples(name, s.j)[0])) for name in FORMS},
     "open window": lambda s: window(None, None),
-    "causal": lambda s: causal(),
     "not causal": lambda s: ~causal(),
     "nothing": lambda s: ~full(),
     "window before": lambda s: window(before=9),
@@ -89,19 +88,12 @@ MASKS: dict[str, Callable[[Sizes], Mask | Tensor | None]] = {
     "window half open": lambda s: window(before=None, after=3),
     "window both": lambda s: window(before=5, after=11),
     "not window": lambda s: ~window(before=5, after=11),
-    "dilated": lambda s: dilated(3),
-    "blocks": lambda s: blocks(11),
-    "chunks": lambda s: chunks(13, before=1, after=2),
     "chunks half open": lambda s: chunks(13, before=None),
-    "global tokens": lambda s: global_tokens(3),
-    "prefix": lambda s: prefix(17),
     "no prefix": lambda s: prefix(0),
     "padding": lambda s: padding([max(0, s.j - 5 * n) for n in range(s.b)]),
     "padding to nothing": lambda s: padding([0, *[s.j - 1] * (s.b - 1)]),
     "padding left": lambda s: padding([max(0, s.j - 3 - 40 * n) for n in range(s.b)], side="left", width=s.j),
-    "documents": lambda s: documents(ids(s.j)),
     "documents by sequence": lambda s: documents(ids(s.j, rows=s.b)),
-    "random links": lambda s: random_links(4, seed=5),
     "predicate": lambda s: Mask.of("thirds", lambda i, j: (i + j) % 3 == 0),
     "causal window": lambda s: causal() & window(before=20),
     "window and global": lambda s: causal() & window(before=9) | global_tokens(3),
@@ -622,7 +614,7 @@ PLACES = {
         ("causal", "none"),
         ("causal window", "alibi"),
         ("dilated chunks", "shaw"),
-        ("random links", "t5"),
+        ("random_links", "t5"),
         ("padding", "sink"),
     ],
 )
@@ -687,7 +679,7 @@ ON_A_GPU = [
     ("causal and padding", "none", torch.bfloat16),
     ("padding to nothing", "t5", torch.float32),
     ("documents by sequence", "t5 one way", torch.bfloat16),
-    ("random links", "none", torch.float16),
+    ("random_links", "none", torch.float16),
     ("not causal", "shaw", torch.bfloat16),
     ("predicate", "softcap", torch.float32),
     ("dilated chunks", "many", torch.bfloat16),

@@ -245,16 +245,32 @@ class Full(Mask):
 
 
 @dataclass(frozen=True, repr=False)
-class And(Mask):
-    """Visible if all parts show the pair."""
+class Combination(Mask):
+    """Several masks combined: the parent of And and Or."""
 
     parts: tuple[Mask, ...]
+
+    @staticmethod
+    def combine_boxes(boxes: list[BoxVisibility]) -> BoxVisibility:
+        """The box of the combination, from the boxes of its parts."""
+        raise NotImplementedError
 
     def children(self) -> tuple[Mask, ...]:
         return self.parts
 
     def map_children(self, change: Callable[[Mask], Mask]) -> Mask:
-        return And(tuple(change(part) for part in self.parts))
+        return type(self)(tuple(change(part) for part in self.parts))
+
+    def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
+        return self.combine_boxes([part.box(first, last, start, stop) for part in self.parts])
+
+    def table(self, spans: "Spans") -> BoxVisibility:
+        return self.combine_boxes([part.table(spans) for part in self.parts])
+
+
+@dataclass(frozen=True, repr=False)
+class And(Combination):
+    """Visible if all parts show the pair."""
 
     def see(self, grid: Grid) -> Tensor:
         seen = self.parts[0].see(grid)
@@ -262,11 +278,12 @@ class And(Mask):
             seen = seen & part.see(grid)
         return seen
 
-    def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
-        return _intersect([part.box(first, last, start, stop) for part in self.parts])
-
-    def table(self, spans: "Spans") -> BoxVisibility:
-        return _intersect([part.table(spans) for part in self.parts])
+    @staticmethod
+    def combine_boxes(boxes: list[BoxVisibility]) -> BoxVisibility:
+        none, everything = boxes[0]
+        for box in boxes[1:]:
+            none, everything = none | box.none, everything & box.all
+        return BoxVisibility(none, everything)
 
     def as_window(self) -> tuple[int | None, int | None] | None:
         before: int | None = None
@@ -290,16 +307,8 @@ class And(Mask):
 
 
 @dataclass(frozen=True, repr=False)
-class Or(Mask):
+class Or(Combination):
     """Visible if any part shows the pair."""
-
-    parts: tuple[Mask, ...]
-
-    def children(self) -> tuple[Mask, ...]:
-        return self.parts
-
-    def map_children(self, change: Callable[[Mask], Mask]) -> Mask:
-        return Or(tuple(change(part) for part in self.parts))
 
     def see(self, grid: Grid) -> Tensor:
         seen = self.parts[0].see(grid)
@@ -307,11 +316,12 @@ class Or(Mask):
             seen = seen | part.see(grid)
         return seen
 
-    def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
-        return _unite([part.box(first, last, start, stop) for part in self.parts])
-
-    def table(self, spans: "Spans") -> BoxVisibility:
-        return _unite([part.table(spans) for part in self.parts])
+    @staticmethod
+    def combine_boxes(boxes: list[BoxVisibility]) -> BoxVisibility:
+        none, everything = boxes[0]
+        for box in boxes[1:]:
+            none, everything = none & box.none, everything | box.all
+        return BoxVisibility(none, everything)
 
     def within(self, first: int, last: int, start: int, stop: int) -> Mask:
         parts = [part.within(first, last, start, stop) for part in self.parts]
@@ -355,7 +365,7 @@ class Not(Mask):
         return self.part
 
     def __repr__(self) -> str:
-        return f"~({self.part!r})" if isinstance(self.part, And | Or) else f"~{self.part!r}"
+        return f"~({self.part!r})" if isinstance(self.part, Combination) else f"~{self.part!r}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -403,7 +413,7 @@ class CompoundMask(Mask):
 
     def within(self, first: int, last: int, start: int, stop: int) -> Mask:
         simpler = self.expand().within(first, last, start, stop)
-        return self if isinstance(simpler, Or | And) else simpler
+        return self if isinstance(simpler, Combination) else simpler
 
 
 NOTHING = Not(Full())
@@ -412,20 +422,6 @@ NOTHING = Not(Full())
 def is_nothing(mask: Mask) -> bool:
     """Whether this is `~full()`."""
     return isinstance(mask, Not) and isinstance(mask.part, Full)
-
-
-def _intersect(boxes: list[BoxVisibility]) -> BoxVisibility:
-    none, everything = boxes[0]
-    for box in boxes[1:]:
-        none, everything = none | box.none, everything & box.all
-    return BoxVisibility(none, everything)
-
-
-def _unite(boxes: list[BoxVisibility]) -> BoxVisibility:
-    none, everything = boxes[0]
-    for box in boxes[1:]:
-        none, everything = none & box.none, everything | box.all
-    return BoxVisibility(none, everything)
 
 
 def resolve_positions(queries: int, keys: int | None, positions: Positions | None) -> tuple[Positions, int]:
@@ -454,5 +450,5 @@ def _as_mask(other: Mask | Tensor) -> Mask:
     return as_mask(other)
 
 
-def _flatten(kind: type[And] | type[Or], *masks: Mask) -> tuple[Mask, ...]:
+def _flatten(kind: type[Combination], *masks: Mask) -> tuple[Mask, ...]:
     return tuple(part for mask in masks for part in (mask.parts if isinstance(mask, kind) else (mask,)))

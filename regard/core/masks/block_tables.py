@@ -1,4 +1,4 @@
-"""Block tables: which blocks of keys a block of queries sees, worked out from the algebra alone."""
+"""Block tables: whether each block of queries sees none, some or all of each block of keys."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +13,13 @@ from regard.core.masks.algebra import BoxVisibility, Mask, resolve_positions
 from regard.core.masks.plan_cache import Memo, joint_key
 
 NONE, SOME, ALL = 0, 1, 2
-_PAIRS_AT_ONCE = 1 << 22  # pairs looked at in one go
-_BLOCKS_MOVED_PER_VISIT = 4  # moving the rows of this many blocks takes about as long as looking at one block
+_PAIRS_AT_ONCE = 1 << 22  # pairs evaluated at once
+_BLOCKS_MOVED_PER_VISIT = 4  # gathering the rows of this many blocks takes about as long as computing one
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """n rows cut into blocks: which row each slot holds. A block with too few rows repeats its last one."""
+    """n rows cut into blocks: the row in each slot. A block with too few rows repeats its last one."""
 
     index: Int[Tensor, "m s"]
     real: Bool[Tensor, "m s"]  # false where a row is repeated
@@ -35,8 +35,8 @@ class Blocks:
 class Spans:
     """Blocks of `size` queries and keys: their first and last positions, as columns and rows that broadcast.
 
-    With `steps`, rows and columns are cut not as they come but with those together whose positions leave the same
-    remainders by every step: a dilation then shows whole blocks and hides whole blocks.
+    With `steps`, rows and columns are sorted by the remainders of their positions before they are cut into blocks, so
+    that a periodic mask shows or hides whole blocks.
     """
 
     positions: Positions
@@ -47,6 +47,7 @@ class Spans:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The number of blocks of queries and of keys."""
         return len(self.rows), len(self.columns)
 
     @cached_property
@@ -112,9 +113,9 @@ class Spans:
 
 @dataclass(frozen=True)
 class BlockTable:
-    """State of every block of queries (q) against every block of keys (k): 0 none, 1 some, 2 all visible.
+    """The state of every block of queries (q) and keys (k): 0 none, 1 some, 2 all visible.
 
-    "none" and "all" are certain. "some" may be cautious: such a block is looked at pair by pair.
+    0 and 2 are certain. 1 may also mean unknown: such a block is evaluated pair by pair.
     """
 
     size: int
@@ -123,21 +124,21 @@ class BlockTable:
 
     @cached_property
     def visited(self) -> int:
-        """How many blocks have to be looked at, over the sequences told apart."""
+        """The number of blocks that are not empty, over the sequences that differ."""
         return int((self.state != NONE).sum())
 
     @cached_property
     def visited_by_any(self) -> int:
-        """How many blocks have to be looked at for some sequence."""
+        """The number of blocks that are not empty in some sequence."""
         return int((self.union() != NONE).sum())
 
     @property
     def density(self) -> float:
-        """The share of blocks that has to be looked at."""
+        """The share of blocks that are not empty."""
         return self.visited / max(self.state.numel(), 1)
 
     def union(self) -> Int8[Tensor, "q k"]:
-        """One state for all sequences: "none" and "all" only where every sequence agrees."""
+        """One state for all sequences: none or all only if all sequences agree."""
         if self.state.ndim == 2:
             return self.state
         low, high = self.state.amin(0), self.state.amax(0)
@@ -158,9 +159,9 @@ def block_table(
 
 
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
-    """The table in the order of rows and columns in which the fewest blocks have to be looked at.
+    """The table in the order of rows and columns with the fewest blocks that are not empty.
 
-    That is the order they come in, unless dilations make it worth moving them.
+    That is the given order, unless sorting by the steps of a periodic mask is worth its cost.
     """
     # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order
     steps = () if mask.opaque() else tuple(step for step in mask.steps() if 1 < step <= keys)
@@ -177,16 +178,14 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
 
 def _cost(table: BlockTable) -> float:
-    """Blocks that have to be looked at, and what it takes to bring rows and columns into their order."""
+    """The blocks to compute, and the cost of sorting rows and columns."""
     return table.visited_by_any + (sum(table.state.shape[-2:]) / _BLOCKS_MOVED_PER_VISIT if table.steps else 0)
 
 
 def _build_table(mask: Mask, spans: Spans) -> BlockTable:
     none, everything = (torch.as_tensor(flag) for flag in mask.table(spans))
     shape = torch.broadcast_shapes(none.shape, everything.shape, spans.shape)
-    nothing, some, every = torch.tensor(
-        [NONE, SOME, ALL], dtype=torch.int8
-    )  # one byte a block, a million positions long
+    nothing, some, every = torch.tensor([NONE, SOME, ALL], dtype=torch.int8)  # one byte per block
     state = torch.where(none, nothing, torch.where(everything, every, some))
     return BlockTable(spans.size, state.expand(shape).contiguous(), spans.steps)
 
@@ -194,9 +193,9 @@ def _build_table(mask: Mask, spans: Spans) -> BlockTable:
 def find_hidden_keys_and_empty_rows(
     mask: Mask, positions: Positions, i: int, j: int, table: BlockTable
 ) -> tuple[Bool[Tensor, "b j"] | None, Bool[Tensor, "b i"] | None]:
-    """The keys that no query sees and the queries that see no key, each None where there are none.
+    """The keys that no query sees and the queries that see no key, each None if there are none.
 
-    A block that is seen whole settles its keys and its queries; only what no such block settles is looked at.
+    A block that is fully visible decides about its keys and queries; only the others are evaluated pair by pair.
     """
     spans = Spans(positions, i, j, table.size, table.steps)
     state = table.state if table.state.ndim == 3 else table.state[None]
@@ -225,19 +224,19 @@ def find_hidden_keys_and_empty_rows(
 
 
 def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
-    """Where any of the hits that share a sequence and a block is true."""
+    """Whether any of the hits with the same sequence and block is true."""
     flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)
     return (flat.index_add_(0, batch * like.shape[1] + block, hit.int()) > 0).view(like.shape)
 
 
 def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, ...]) -> Blocks:
-    """Rows at these positions in blocks: as they come, or by their remainders and then by position."""
+    """Cut rows at these positions into blocks: in order, or sorted by remainders and then by position."""
     n = len(positions)
     if not steps:
         slots = torch.arange(-(-n // size) * size).view(-1, size)
         return Blocks(slots.clamp(max=max(n - 1, 0)), slots < n)
     order = positions.argsort(stable=True)
-    for step in reversed(steps):  # the last sort weighs most
+    for step in reversed(steps):  # the last sort has precedence
         order = order[(positions[order] % step).argsort(stable=True)]
     slots = _slots(torch.stack([positions[order] % step for step in steps]), size)
     real = torch.zeros(-(-(int(slots[-1]) + 1) // size) * size if n else 0, dtype=torch.bool)
@@ -246,7 +245,7 @@ def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, .
 
 
 def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
-    """Where sorted rows go, so that rows of equal remainders share a block with others only if all of them fit in."""
+    """Slots of sorted rows: rows of equal remainders share a block with others only if all of them fit."""
     counts = torch.unique_consecutive(remainders, dim=1, return_counts=True)[1]
     gaps, end = [], 0
     for count in counts.tolist():

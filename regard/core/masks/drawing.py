@@ -1,4 +1,4 @@
-"""Masks as pictures: text for a terminal, an image on a matplotlib axis."""
+"""Draw masks as text for a terminal, or on a matplotlib axis."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def draw(
     """Rows are queries, columns are keys; a cell's shade is the share of its pairs that is visible."""
     positions, keys = resolve_positions(queries, keys, positions)
     seen = mask.dense(queries, keys, positions=positions)
-    seen = seen.flatten(0, -3)[0] if seen.ndim > 2 else seen  # the first sequence stands for all
+    seen = seen.flatten(0, -3)[0] if seen.ndim > 2 else seen  # the first sequence is drawn
     shares = _pool(seen)
     if ax is not None:
         first, start = positions.queries, positions.keys if isinstance(positions.keys, int) else 0

@@ -1,4 +1,4 @@
-"""A small memory of what was worked out for masks."""
+"""Memoisation of results that depend on a mask."""
 
 from collections.abc import Callable, Hashable
 from threading import Lock
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 def joint_key(mask: Mask, rest: tuple[Hashable, ...] | None) -> Hashable | None:
-    """The key of a mask together with what else the work depends on; None where it must not be remembered."""
+    """The memo key of a mask and of everything else a result depends on; None if it must not be memoised."""
     own = mask.key()
     return None if own is None or rest is None else (own, *rest)
 
 
 class Memo(Generic[T]):
-    """The latest `most` results by key. The mask is kept too, so that its tensors' identities stay taken."""
+    """The latest `most` results by key. Masks are stored too, so that their tensors keep their identities."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -28,16 +28,16 @@ class Memo(Generic[T]):
     def get(
         self, key: Hashable | None, mask: Mask, make: Callable[[], T], worth: Callable[[T], bool] = lambda made: True
     ) -> T:
-        """The result under the key, made if need be; with no key, or if not worth keeping, it is forgotten again."""
+        """The stored result, or `make()`, which is stored if there is a key and `worth(result)`."""
         if key is None:
             return make()
         found = self._kept.get(key)
         if found is not None:
             return found[1]
-        with _disable_current_modes():  # what is kept must be real even while a caller traces with fake tensors
+        with _disable_current_modes():  # results must be real even if the caller traces with fake tensors
             made = make()
         if worth(made):
-            with self._lock:  # threads may make the same thing twice, but must not trip over each other's clearing
+            with self._lock:  # threads may compute a result twice, but must not evict at the same time
                 while len(self._kept) >= self.most:
                     self._kept.pop(next(iter(self._kept)))
                 self._kept[key] = (mask, made)
