@@ -576,7 +576,7 @@ def test_a_kernel_that_refuses_lists_all_its_reasons():
     assert refusal.value.reasons == [
         "beta=inf is hard attention, and the fused kernels know only softmax",
         "softcap does more than add to the scores, which is all the fused kernels allow",
-        "the mask hides nothing, so there is no block to skip",
+        "the mask hides nothing, so no block can be skipped",
     ]
     listed = "".join(f"\n  - {reason}" for reason in refusal.value.reasons)
     assert str(refusal.value) == f"kernel 'blocked' refuses this call:{listed}\nno other kernel can serve it either"
