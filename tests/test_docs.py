@@ -49,7 +49,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 def same(want: str, got: str) -> bool:
     """Whether an output is the one shown, trailing spaces aside."""
-    want, got = ("\n".join(line.rstrip() for line in text.strip("\n").splitlines()) + "\n" for text in (want, got))
+    want, got = ("\n".join(line.rstrip() for line in text.splitlines()).strip("\n") + "\n" for text in (want, got))
     return doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS)
 
 
