@@ -73,7 +73,7 @@ def pairs() -> BytePairTokenizer:
 def small(**changes: Any) -> TranslationSettings:
     model = TransformerConfig(vocab=90, context=CONTEXT, width=12, depth=1, heads=3, ff_width=20, dropout=0.1)
     plan = replace(
-        built_in().plan, steps=6, batch=6, evaluate_every=3, save_every=2, averaging=LastKAverage(count=2, every=2)
+        built_in().plan, steps=6, batch_size=6, evaluate_every=3, save_every=2, averaging=LastKAverage(count=2, every=2)
     )
     settings = TranslationSettings(
         model=model,
