@@ -54,7 +54,7 @@ def test_no_turn_shear_or_move_leaves_images_as_they_are(size: tuple[int, int]) 
 
 def test_a_quarter_turn_is_clockwise_and_exact() -> None:
     x = images(3, 2)
-    turned = image_augment.affine(x, placed(3, turn=pi / 2))
+    turned = image_augment.affine(x, placed(3, angle=pi / 2))
     torch.testing.assert_close(turned, x.rot90(-1, (2, 3)), atol=2e-6, rtol=0)
 
 
