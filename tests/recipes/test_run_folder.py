@@ -101,7 +101,7 @@ def test_a_folder_that_cannot_be_written_and_files_that_are_damaged_are_told(tmp
         ("file/run", r".*Not a directory.*"),
         ("x" * 300, ".*"),
     ):
-        with pytest.raises(TrainingError, match=f"a run cannot be kept in .*{folder}: {why}; see to that, or choose"):
+        with pytest.raises(TrainingError, match=f"the run cannot be saved in .*{folder}: {why}; fix this or choose"):
             begin_run(tmp_path / folder, "vision", SETTINGS, None, resume=False)
     (tmp_path / RUN_FILE).write_text('{"recipe": "vis')
     with pytest.raises(CheckpointError, match=f"{RUN_FILE} is damaged: "):
