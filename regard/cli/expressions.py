@@ -54,7 +54,7 @@ def _mask(node: ast.expr, known: Registry[Maker], depth: int) -> "Mask":
         case ast.Call(ast.Name(name)):
             return _called(name, node, known)
         case ast.Name(name):
-            known[name]  # an unknown name is told first, with the nearest
+            known[name]  # an unknown name raises first, with the nearest one
             raise ConfigError(f"{name} is a function that makes a mask; write {name}(...)")
         case ast.BoolOp() | ast.UnaryOp(ast.Not()):
             raise ConfigError(f"masks combine with & | ~, not with and, or, not: {ast.unparse(node)}")

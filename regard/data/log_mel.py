@@ -80,7 +80,7 @@ class LogMel:
         return 1 << (self.window_length - 1).bit_length()
 
     def num_frames(self, samples: int) -> int:
-        """Number of whole frames in so many samples."""
+        """Number of whole frames in this number of samples."""
         return max(0, (samples - self.window_length) // self.hop_length + 1)
 
     @cached_property

@@ -120,7 +120,7 @@ def spec_augment(
 
 
 def max_augmented_length(samples: int, speed: float) -> int:
-    """Maximum length of a sound of so many samples after `change_speed`."""
+    """Maximum length of a sound of this number of samples after `change_speed`."""
     return int(samples / (1 - speed)) + 1
 
 

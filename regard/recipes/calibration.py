@@ -93,7 +93,7 @@ def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], 
 
 
 def exceeds_precision(hits: int, count: int, precision: float) -> bool:
-    """Whether so many hits are unlikely (under 10 %) for a share of correct answers below the precision."""
+    """Whether this number of hits is unlikely (under 10 %) for a share of correct answers below the precision."""
     if precision >= 1 or not hits:
         return False
     tail = Binomial(count, torch.tensor(precision, dtype=torch.float64), validate_args=False).log_prob(

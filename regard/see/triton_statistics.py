@@ -1,6 +1,6 @@
 """All statistics in one pass of a Triton kernel, for band masks: full, causal, windows.
 
-The kernel takes the log-sum-exp, which a fused forward pass returns. It computes each score once more, and all
+The kernel takes the log-sum-exp, which a fused forward pass returns. It computes each score again, and all
 statistics from the tile in registers.
 """
 

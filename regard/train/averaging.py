@@ -42,7 +42,7 @@ class LastKAverage:
         check_integer("LastKAverage(every)", self.every, 1, "steps")
 
     def snapshots(self, steps: int) -> int:
-        """Return the number of snapshots that a run of so many steps has at its end."""
+        """Return the number of snapshots that a run of this number of steps has at its end."""
         return min(self.count, steps // self.every)
 
 

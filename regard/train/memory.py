@@ -259,7 +259,7 @@ def predict_memory(
 def device_memory(
     step: StepMemory, micro_batch: int, accumulation: int = 1, devices: int = 1, parallel: str = "ddp"
 ) -> DeviceMemory:
-    """Return the bytes on the device with the largest shards, for a micro-batch of so many samples."""
+    """Return the bytes on the device with the largest shards, for a micro-batch of this size."""
     shards = devices if parallel == "fsdp" else 1
     size = step.sample_size * micro_batch
     parameters, gradients = (
@@ -347,7 +347,7 @@ def _sample_counts(batch_size: int) -> tuple[int, int]:
 
 
 def _largest_micro_batch(task: Task, step: int, plan: TrainingPlan, samples: int) -> Any:
-    """Return the largest of some micro-batches of a step, with so many samples."""
+    """Return the largest of some micro-batches of a step, with this number of samples."""
     of = plan.batch_size // samples
     parts = {of - 1 - of * number // MICRO_BATCHES for number in range(MICRO_BATCHES)}  # the last one included
     return max((task.batch(step, part, of) for part in sorted(parts)), key=_size)

@@ -356,7 +356,7 @@ def batch_size(a: MeasuredAttention) -> Failure | None:
             count = inputs.q.shape[0]
             together = a(inputs).detach()
             alone = torch.cat([a(inputs.select("b", torch.tensor([n]))).detach() for n in range(count)])
-            # a sum in another order may round once more at the end
+            # a sum in another order may round again at the end
             most = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps * alone.abs().nan_to_num().max().item()
             off = (together.double() - alone.double()).abs()
             error = torch.where(together.isnan() & alone.isnan(), 0.0, off).max().item()
