@@ -10,6 +10,7 @@ KINDS = {
     "DtypeError": TypeError,
     "DeviceError": ValueError,
     "ConfigError": ValueError,
+    "KeywordError": TypeError,
     "DataError": ValueError,
     "UnknownNameError": ValueError,
     "KernelRefusedError": RuntimeError,

@@ -143,7 +143,7 @@ def test_question_and_run_name_the_same_token(name: str) -> None:
     for seed in range(3):
         question = make_question(name, "ann", seed)
         (place,) = re.findall(r"Token \d+ of \d+", question.content.text)
-        assert f"{place} replaced" in question.outcome.verdict.sentence
+        assert f"{place.lower()} is replaced" in question.outcome.verdict.sentence
 
 
 @pytest.mark.parametrize("name", ["weight-at-beta", "larger-nudge"])
@@ -173,7 +173,7 @@ def test_a_graded_answer_is_explained() -> None:
         f"Wrong: the answer is {question.correct_answer}) A small beta makes all weights nearly equal"
     )
     assert "The run: At beta=0.00" in text
-    assert "The claim: The larger beta, the sharper the weights" in text
+    assert "The claim: A larger beta makes the weights sharper" in text
     assert 'A common wrong answer: "A small beta makes the weights one-hot." (refuted)' in text
     assert "Run it again: regard lab run beta --smoke --set scores=" in text
     assert str(question.grade(question.correct_answer)).startswith("Correct: the answer is")

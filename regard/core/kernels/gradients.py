@@ -221,11 +221,12 @@ def poison_saved_lse(out: Tensor) -> None:
     lse = saved_lse(out)
     if lse is not None:
         rows = lse.data  # does not count as a change of a saved tensor, which autograd would refuse
-        rows.masked_fill_(rows.abs() > WRONG_LSE, math.nan)
+        # the memory-efficient kernel pads it with +inf, which means rows that do not exist
+        rows.masked_fill_((rows.abs() > WRONG_LSE) & rows.isfinite(), math.nan)
 
 
 def poison_large_rows(out: Tensor, lse: Tensor) -> None:
-    """Register a hook that sets the gradient of rows to NaN where |log-sum-exp| > WRONG."""
+    """Register a hook that sets the gradient of rows to NaN where |log-sum-exp| > WRONG_LSE."""
     out.register_hook(lambda grad: grad.masked_fill(lse[..., None].abs() > WRONG_LSE, math.nan))
 
 
