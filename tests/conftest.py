@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tests.peers import let_torchvision_load
-from tests.slow import find_without_quick_case
+from tests.slow import find_without_quick_case, select_quick
 
 ROOT = Path(__file__).parent.parent
 SHAPES_CHECKED = importlib.util.find_spec("beartype") is not None
@@ -80,6 +80,11 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before cases are selected by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not any("::" in argument for argument in config.args):  # a selected case always runs
+        quick = select_quick([item.nodeid for item in items])
+        for item in items:
+            if item.nodeid not in quick:
+                item.add_marker(pytest.mark.slow)
     cases = [(item.nodeid, item.get_closest_marker("slow") is not None) for item in items]
     # a selection such as tests/x.py::test_y[case] shows only some cases of a function
     if not any("::" in argument for argument in config.args) and (missing := find_without_quick_case(cases)):

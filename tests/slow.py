@@ -1,4 +1,4 @@
-"""Test functions that are slow as a whole, such as full trainings. Every other function has a case in `make test`."""
+"""Which tests are slow: full trainings, and most of many similar cases. Every other function runs in `make test`."""
 
 from collections.abc import Iterable
 
@@ -15,6 +15,35 @@ SLOW: set[str] = {
     "tests/recipes/test_vision.py::test_the_other_architectures_reach_the_accuracy",
     "tests/recipes/test_vision.py::test_the_built_in_run_reaches_its_accuracy",
 }
+
+# cases of a function that run in `make test`, evenly spaced; `make slow` runs the others
+QUICK_CASES: dict[str, int] = {
+    "tests/core/test_truth.py": 40,
+    "tests/core/test_transforms.py": 16,
+    "tests/core/test_flex.py": 20,
+    "tests/core/": 60,
+    "tests/models/": 10,
+    "tests/see/": 16,
+    "tests/train/": 10,
+    "tests/data/": 30,
+    "tests/recipes/": 12,
+    "tests/cli/": 25,
+    "tests/lab/test_every_claim.py": 1000,
+    "tests/lab/": 25,
+}
+
+
+def select_quick(names: list[str]) -> set[str]:
+    """The cases that `make test` runs: all of most functions, some of those with many similar cases."""
+    functions: dict[str, list[str]] = {}
+    for name in names:
+        functions.setdefault(name.partition("[")[0], []).append(name)
+    quick: set[str] = set()
+    for function, cases in functions.items():
+        most = next((count for start, count in QUICK_CASES.items() if function.startswith(start)), len(cases))
+        step = max(1.0, len(cases) / most)
+        quick.update(cases[int(number * step)] for number in range(min(most, len(cases))))
+    return quick
 
 
 def find_without_quick_case(cases: Iterable[tuple[str, bool]]) -> list[str]:

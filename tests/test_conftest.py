@@ -10,7 +10,7 @@ import jaxtyping
 import pytest
 import torch
 
-from tests.slow import SLOW, find_without_quick_case
+from tests.slow import QUICK_CASES, SLOW, find_without_quick_case, select_quick
 
 SOURCE = '''
 """A module with annotations, some of which lie."""
@@ -117,3 +117,14 @@ def test_few_tests_are_slow_as_a_whole_and_each_exists(root: Path) -> None:
     for name in SLOW:
         file, _, function = name.partition("::")
         assert f"def {function}(" in (root / file).read_text(), name
+
+
+@pytest.mark.parametrize("start", QUICK_CASES)
+def test_some_of_many_similar_cases_run_and_all_of_few(start: str) -> None:
+    function = f"{start}::test_x" if start.endswith(".py") else f"{start}test_a.py::test_x"
+    most = QUICK_CASES[start]
+    many, few = ([f"{function}{k}[{number}]" for number in range(k)] for k in (3 * most + 1, most))
+    chosen = select_quick([*many, *few])
+    assert len(chosen & set(many)) == most
+    assert many[0] in chosen
+    assert set(few) <= chosen
