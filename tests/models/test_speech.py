@@ -180,7 +180,7 @@ def test_a_stream_refuses_what_does_not_fit_and_goes_on():
     for late in (lambda: stream.push(frames), stream.finish):
         with pytest.raises(CacheError, match=r"this stream is finished; start another with model\.stream\(\)"):
             late()
-    with pytest.raises(ConfigError, match=r"call eval\(\) first"):
+    with pytest.raises(ConfigError, match=r"call eval\(\) before streaming"):
         speech.train().stream()
     with pytest.raises(ConfigError, match="batch is 0, but must be at least 1"):
         speech.eval().stream(batch=0)
