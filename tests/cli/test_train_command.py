@@ -42,8 +42,9 @@ def regard(*words: str, typed: str | None = None) -> Result:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run") / "births"
-    ran = regard("train", "birthplaces", "--folder", str(place), *TINY, "--json")
+    ran = regard("train", "birthplaces", "--folder", str(place), *TINY, "--json", "--tensorboard")
     assert ran.exit_code == 0, ran.output
+    assert list(place.rglob("events.out.tfevents.*"))
     result = json.loads(ran.stdout)
     assert result["recipe"] == "birthplaces"
     assert result["settings"]["people"] == 12

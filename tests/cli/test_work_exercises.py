@@ -68,7 +68,7 @@ def test_the_exit_code_of_a_wrong_file_is_one(tmp_path: Path) -> None:
     right = "\n\n".join([exercises.setup_code, *(task.source for task in exercises.exercises)])
     path = tmp_path / "student.py"
     path.write_text(right.replace(" / np.sqrt(Q.shape[0])", ""))
-    done = work("exercises", "self-attention", "--grade", str(path), "--json")
+    done = work("exercises", "self-attention", "--grade", str(path), "--json", "--seconds", "40")
     told = json.loads(done.stdout)
     assert (done.exit_code, told["ok"]) == (1, False)
     assert [(each["exercise"], each["mistake"]) for each in told["grades"]] == [
