@@ -57,7 +57,7 @@ def command(
     dropout: Annotated[float, typer.Option(help="Dropout probability of weights")] = 0.0,
     json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON")] = False,
 ) -> None:
-    """Show which kernel runs a call, why others refuse, and the cost of each."""
+    """Show which kernel runs a call and why others refuse."""
     import regard
 
     b, h, i, c = sizes("--shape", shape, "b h i c")

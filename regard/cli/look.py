@@ -45,7 +45,7 @@ def command(
     device: Annotated[str, typer.Option(help="The device, such as cuda")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """Show the attention of a model: its heads, maps and relevance."""
+    """Show the attention heads, maps and relevance of a model."""
     check_folder(html)
     check_picture(picture)
     row_indices = parse_rows(rows)

@@ -31,7 +31,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_the_repository_it_says_where_the_benchmark_is(checkout: Path) -> None:
     result = run.invoke(app, ["bench"])
     assert result.exit_code == 2
-    assert result.stderr.startswith("regard: the benchmark comes with the repository, not with the installed package")
+    assert result.stderr.startswith("regard: the benchmark is part of the repository, not of the installed package")
     assert result.stderr.count("\n") == 1
 
 

@@ -128,7 +128,9 @@ def test_invalid_sizes_are_refused() -> None:
         ShuffledOrder(3, 2).at(-1)
     with pytest.raises(ConfigError, match=r"rank 2 is not one of 2 processes, which count from 0"):
         ShuffledOrder(30, 4).part(2, 2)
-    with pytest.raises(ConfigError, match=r"a batch of 7 cannot be split into 3 equal shares.*use a multiple of 3, such as 9"):
+    with pytest.raises(
+        ConfigError, match=r"a batch of 7 cannot be split into 3 equal shares.*use a multiple of 3, such as 9"
+    ):
         ShuffledOrder(30, 7).part(0, 3)
 
 
