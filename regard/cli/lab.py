@@ -51,7 +51,7 @@ def plainly(command: Callable[P, None]) -> Callable[P, None]:
 @app.callback(invoke_without_command=True)
 @plainly
 def listing(context: typer.Context, results: Results = None, html: Html = None, json: Json = False) -> None:
-    """List the claims of the lab with their verdicts; run or show them."""
+    """List, run and show the claims of the lab."""
     if context.invoked_subcommand is not None:
         for name, value in (("results", results), ("html", html), ("json", json)):
             if value:

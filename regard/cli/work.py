@@ -32,7 +32,7 @@ def mount(app: typer.Typer, clean: Callable[[Callable[..., None]], Callable[...,
     group.command(SOLVE)(clean(command))
     group.command("quiz")(clean(work_quiz.command))
     group.command("exercises")(clean(work_exercises.command))
-    app.add_typer(group, name="work", help="Work out attention by hand; check a student's answer; quiz; exercises.")
+    app.add_typer(group, name="work", help="Worked solutions, checked answers, quiz and exercises.")
 
 
 def command(
