@@ -89,10 +89,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # a selection such as tests/x.py::test_y[case] shows only some cases of a function
     if not any("::" in argument for argument in config.args) and (missing := find_without_quick_case(cases)):
         raise pytest.UsageError(f"no case of these tests runs in `make test`; see tests/slow.py: {', '.join(missing)}")
-    for item in items:
-        if item.nodeid.startswith("tests/lab/test_every_claim.py"):
-            # all tests of one claim run in one process, which runs the claim once
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("[")[2]))
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.nodeid.startswith("tests/lab/test_every_claim.py"):
+                # all tests of one claim run in one process, which runs the claim once
+                item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("[")[2]))
     if torch.cuda.is_available():
         return
     for item in items:
