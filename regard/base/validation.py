@@ -33,6 +33,27 @@ def check_integer(what: str, value: object, least: int, counts: str = "") -> int
     return number
 
 
+def check_range(
+    what: str,
+    value: object,
+    least: float,
+    most: float = LARGEST_FLOAT,
+    *,
+    above: bool = False,
+    below: bool = False,
+) -> float:
+    """Return `value` as a float. Raises ConfigError if it is outside the range from `least` to `most`.
+
+    above  exclude `least` itself
+    below  exclude `most` itself
+    """
+    number = check_number(what, value)
+    if not least <= number <= most or (above and number == least) or (below and number == most):
+        end = "" if most == LARGEST_FLOAT else f" and {'below' if below else 'at most'} {most:g}"
+        raise ConfigError(f"{what} must be {'above' if above else 'at least'} {least:g}{end}, not {number:g}")
+    return number
+
+
 def check_number(what: str, value: object, meaning: str = "") -> float:
     """Return `value` as a float. Raises ConfigError if it is not a real number; infinity is allowed, NaN is not.
 

@@ -14,7 +14,8 @@ from regard.data.byte_pairs import BytePairTokenizer as BytePairTokenizer
 from regard.data.characters import CharacterTokenizer as CharacterTokenizer
 from regard.data.digit_strings import DigitStrings as DigitStrings
 from regard.data.digits import digits as digits
-from regard.data.images import Images as Images, read_images as read_images
+from regard.data.image_formats import read_images as read_images
+from regard.data.images import Images as Images
 from regard.data.log_mel import LogMel as LogMel, LogMelStream as LogMelStream, log_mel as log_mel
 from regard.data.number_words import number_pairs as number_pairs, number_words as number_words
 from regard.data.plain_text import read_text as read_text

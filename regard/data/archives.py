@@ -1,18 +1,15 @@
 """Archives: the files of a folder or of a tar, by name."""
 
-import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from regard.base.errors import DataError
-from regard.data.folders import is_system_file, list_files
+from regard.data.folders import check_all_read, is_system_file, list_files
 from regard.data.plain_text import read_bytes
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-# what operating systems and browsers append to the name of a copy
-COPY_SUFFIX = re.compile(r"( ?\((\d+|copy)\)|( -)? copy( \d+)?)*(\.bin)?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -27,6 +24,10 @@ class Archive:
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self.members))
+
+    def check_all_read(self, read: Collection[str], expected: str) -> None:
+        """Raise if a file is neither read nor a description of the data set."""
+        check_all_read([self.path / name for name in read], [self.path / name for name in self], expected)
 
     def full_path(self, name: str) -> str:
         """The path of a file, for errors."""
@@ -76,15 +77,6 @@ def _check_tar_end(path: Path, tar: tarfile.TarFile) -> None:
     rest = tar.fileobj.read(-1)
     if len(rest) < tarfile.BLOCKSIZE or rest.strip(b"\0"):
         raise DataError(f"{path} is damaged or truncated at byte {tar.offset} (decompressed); download it again")
-
-
-def check_copies(path: Path, names: Sequence[str]) -> None:
-    """Raise if two names are a file and its copy, such as `train.bin` and `train (1).bin`."""
-    known: dict[str, str] = {}
-    for name in names:
-        before = known.setdefault(COPY_SUFFIX.sub("", name, count=1), name)
-        if before != name:
-            raise DataError(f"{path} has {before} and {name}, which look like copies; remove one of them")
 
 
 def is_tar(path: Path) -> bool:

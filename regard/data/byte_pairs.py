@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from regard.base.errors import ConfigError, DataError
 from regard.base.validation import check_integer
 from regard.data.characters import unknown_character_error
+from regard.data.plain_text import check_utf8
 from regard.data.tokenizers import (
     REPLACEMENT,
     JSONTokenizer,
@@ -87,7 +88,7 @@ class BytePairTokenizer(JSONTokenizer):
 
         check_special(special)
         check_integer("BytePairTokenizer.train(vocab)", vocab, 1, "tokens")
-        several = [_check_utf8(each) for text in texts for each in ([text] if isinstance(text, str) else text)]
+        several = [check_utf8(each) for text in texts for each in ([text] if isinstance(text, str) else text)]
         if words:
             several = [WORD_END.join(text.split()) for text in several]
         if not any(several):
@@ -166,7 +167,7 @@ class BytePairTokenizer(JSONTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, faster than one by one."""
-        ready = [self._replace_unknown(text) if self.words else _check_utf8(text) for text in texts]
+        ready = [self._replace_unknown(text) if self.words else check_utf8(text) for text in texts]
         return [list(found.ids) for found in self._library.encode_batch(ready, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -213,15 +214,3 @@ def _set_pre_tokenizer(library: "Library", words: bool) -> None:
     library.pre_tokenizer = (
         pre_tokenizers.Split(WORD_END, "removed") if words else pre_tokenizers.ByteLevel(add_prefix_space=False)
     )
-
-
-def _check_utf8(text: str) -> str:
-    """Reject lone surrogates, which UTF-8 cannot encode; returns the text."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"the text has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}, which UTF-8 "
-            "cannot encode; read the text with errors='replace'"
-        ) from None
-    return text

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from regard.base.errors import DataError
-from regard.data.archives import Archive, check_copies
+from regard.data.archives import Archive
 from regard.data.images import Images, concatenate_images, select_split, split_from_name
 from regard.data.plain_pickle import load_plain_pickle
 from regard.data.plain_text import decode_text, read_bytes
@@ -22,13 +22,9 @@ LABEL_BYTES = {10: 1, 100: 2}  # by the number of classes; the last byte is the 
 COARSE_CLASSES = 20
 META = {"batches.meta", "meta"}
 CLASS_NAMES = {"batches.meta.txt": 10, "fine_label_names.txt": 100}
-COMPANION_SUFFIXES = {".txt", ".md", ".html", ".md5", ".sha1", ".sha256"}  # of files that may have the name of a batch
 TRAINING_BATCHES = 5  # of CIFAR-10
-PICKLE_PREFIXES = (
-    b"\x80",
-    b"(dp",
-    b"}q",
-)  # of protocol 2 or later, 0 and 1; a binary file begins with a label, which is smaller
+# of protocol 2 or later, 0 and 1; a binary file begins with a label, which is smaller
+PICKLE_PREFIXES = (b"\x80", b"(dp", b"}q")
 
 
 def list_cifar_files(archive: Archive) -> list[str]:
@@ -55,17 +51,7 @@ def read_cifar(archive: Archive, split: str = "train") -> Images:
         raise DataError(f"{archive.path} has no CIFAR files; expected files such as data_batch_1.bin or train")
     chosen = select_split(archive.path, names, split)
     _check_batch_names(archive.path, chosen)
-    for name in archive:
-        batch = (
-            re.match(r"(data|test)_batch", name)
-            and name not in names
-            and Path(name).suffix.lower() not in COMPANION_SUFFIXES
-        )
-        if batch and split_from_name(name) == split_from_name(chosen[0]):
-            raise DataError(
-                f"{archive.full_path(name)} is named like a batch, but has another suffix; unpack or remove it; "
-                "expected files such as data_batch_1.bin or, as Python batches, data_batch_1"
-            )
+    archive.check_all_read({*names, *META}, "files such as data_batch_1.bin or, as Python batches, data_batch_1")
     classes = _read_class_names(archive)
     return concatenate_images(
         [_read_batch(archive.full_path(name), archive.read(name), classes) for name in chosen],
@@ -76,12 +62,13 @@ def read_cifar(archive: Archive, split: str = "train") -> Images:
 def _check_batch_names(folder: Path, names: list[str]) -> None:
     """Raise if a numbered batch is missing or duplicated."""
     found = sorted(int(number[1]) for name in names if (number := re.search(r"data_batch_(\d+)", name)))
+    if not found and len(names) > 1:
+        raise DataError(f"{folder} has {', '.join(names)}; expected one file for a split, so pass or keep one of them")
     last = max(TRAINING_BATCHES, *found) if found else 0
     if found != [*range(1, last + 1)]:
         raise DataError(
             f"{folder} has the batches {', '.join(map(str, found))}; expected those from 1 to {last}, each once"
         )
-    check_copies(folder, names)
 
 
 def read_cifar_file(file: Path) -> Images:
@@ -109,9 +96,9 @@ def _read_binary(where: str, data: bytes, classes: tuple[str, ...] | None) -> Im
     records = np.frombuffer(data, dtype=np.uint8).reshape(whole, size)
     if count == 100:
         coarse = records[:, 0].astype(np.int64)
-        _check_labels(where, coarse, COARSE_CLASSES, byte=lambda record: record * size, kind="coarse label")
+        _check_labels(where, coarse, COARSE_CLASSES, "coarse label")
     labels = records[:, LABEL_BYTES[count] - 1].astype(np.int64)
-    _check_labels(where, labels, count, byte=lambda record: record * size + LABEL_BYTES[count] - 1)
+    _check_labels(where, labels, count)
     pixels = records[:, LABEL_BYTES[count] :].reshape(whole, 3, 32, 32)
     return Images(torch.from_numpy(pixels.copy()), torch.from_numpy(labels), classes or _number_classes(count))
 
@@ -153,12 +140,10 @@ def _read_pickle_batch(where: str, data: bytes, classes: tuple[str, ...] | None)
     )
 
 
-def _check_labels(where: str, labels: Any, count: int, byte: Any = None, kind: str = "label") -> None:
+def _check_labels(where: str, labels: Any, count: int, kind: str = "label") -> None:
     wrong = np.flatnonzero((labels < 0) | (labels >= count))
     if len(wrong):
-        record = int(wrong[0])
-        position = f" (byte {byte(record)})" if byte else ""
-        raise DataError(f"{where}: record {record}{position} has {kind} {labels[record]}; expected 0 to {count - 1}")
+        raise DataError(f"{where}: record {wrong[0]} has {kind} {labels[wrong[0]]}; expected 0 to {count - 1}")
 
 
 def _read_class_names(archive: Archive) -> tuple[str, ...] | None:

@@ -5,20 +5,14 @@ from dataclasses import dataclass
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from regard.base.errors import DataError
+from regard.data.records import Records
 
 
 @dataclass(frozen=True, eq=False)
-class DigitStrings:
+class DigitStrings(Records):
     """Sounds of different lengths with samples from -1 to 1, and the digits in each."""
 
+    PER_RECORD = ("sounds", "labels")
     sounds: tuple[Float32[Tensor, "_"], ...]
     labels: tuple[Int64[Tensor, "_"], ...]
     sample_rate: int
-
-    def __post_init__(self) -> None:
-        if len(self.sounds) != len(self.labels):
-            raise DataError(f"there are {len(self.sounds)} sounds, but {len(self.labels)} strings of digits")
-
-    def __len__(self) -> int:
-        return len(self.sounds)

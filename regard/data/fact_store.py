@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import DataError
+from regard.data.plain_text import check_utf8
 
 LOCK_TIMEOUT = 30.0  # seconds
 TABLE = """
@@ -48,7 +49,7 @@ class FactStore:
         """Save an answer, replacing an older one; it counts as not learned."""
         if not normalize_question(question) or not answer.strip():
             raise DataError(f"a fact needs a question and an answer, not {question!r} and {answer!r}")
-        _check_utf8(answer)
+        check_utf8(answer)
         with self._transaction() as store:
             store.execute(
                 "INSERT INTO facts (question, asked, answer) VALUES (?, ?, ?) ON CONFLICT (question) DO UPDATE SET "
@@ -111,14 +112,6 @@ def open_fact_store(file: str | os.PathLike[str]) -> FactStore:
 
 def normalize_question(question: str) -> str:
     """Normalize a question for comparison: case, blanks and final punctuation."""
-    _check_utf8(question)
+    check_utf8(question)
     plain = unicodedata.normalize("NFKC", question).casefold()
     return re.sub(r"\s+", " ", plain).strip().rstrip("?!. ")
-
-
-def _check_utf8(text: str) -> None:
-    """Reject lone surrogates: SQLite stores valid UTF-8 only."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(f"facts are stored as UTF-8, which cannot encode character {error.start} of {text!r}") from None

@@ -1,11 +1,20 @@
 """Listing of files and folders, without hidden files and files of the operating system."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from regard.base.errors import DataError
 
+DESCRIPTIONS = {".txt", ".md", ".html", ".json", ".yaml", ".py", ".md5", ".sha1", ".sha256"}  # files about a data set
 SYSTEM_FILES = {"thumbs.db", "desktop.ini", "__macosx"}
+
+
+def check_all_read(read: Collection[Path], files: Iterable[Path], expected: str) -> None:
+    """Raise if one of the files is neither read nor a description of the data set, such as an unfinished download."""
+    for file in files:
+        about = file.suffix.lower() in DESCRIPTIONS or file.stem.upper() in ("README", "LICENSE")
+        if not about and file not in read:
+            raise DataError(f"{file} would not be read; expected {expected}; convert it, move it or remove it")
 
 
 def is_system_file(name: str) -> bool:

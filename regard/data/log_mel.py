@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_number, check_range
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class LogMel:
                 raise ConfigError(
                     f"LogMel({name}) is {getattr(self, name)}, less than one sample at {self.sample_rate} hertz"
                 )
-        if not 0 < check_number("LogMel(floor)", self.floor) < math.inf:
-            raise ConfigError(f"LogMel(floor) is {self.floor}, but must be more than 0")
+        check_range("LogMel(floor)", self.floor, 0, above=True)
         if not 0 <= check_number("LogMel(f_min)", self.f_min) < self.top <= self.sample_rate / 2:
             raise ConfigError(
                 f"frequencies run from f_min={self.f_min} to f_max={self.top} hertz; expected 0 <= f_min < f_max <= "

@@ -32,6 +32,7 @@ def read_parquet(archive: Archive, split: str = "train", size: tuple[int, int] |
     """Read all images of a split from the files of a folder."""
     chosen = select_split(archive.path, list_parquet_files(archive), split)
     _check_shards(archive.path, chosen)
+    archive.check_all_read(list_parquet_files(archive), "files such as train-00000-of-00001.parquet")
     return read_parquet_files([archive.path / name for name in chosen], size)
 
 

@@ -59,6 +59,18 @@ def read_bytes(file: Path) -> bytes:
         raise DataError(f"{file} is damaged and cannot be decompressed: {error}") from None
 
 
+def check_utf8(text: str) -> str:
+    """Return the text. Raises DataError if it has lone surrogates, which UTF-8 cannot encode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the text has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}, which UTF-8 "
+            "cannot encode; read the text with errors='replace'"
+        ) from None
+    return text
+
+
 def decode_text(file: Path | str, data: bytes) -> str:
     """Decode UTF-8, without a byte order mark; errors name the line and byte of the file."""
     try:

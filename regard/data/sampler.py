@@ -48,9 +48,21 @@ class ShuffledOrder:
         check_integer("ShuffledOrder(size)", self.size, 1, "records")
         check_integer("ShuffledOrder(batch)", self.batch, 1, "records")
 
-    def at(self, step: int) -> Int64[Tensor, "batch"]:
-        """The record numbers of one step; steps count from 0."""
-        step = check_integer("ShuffledOrder.at(step)", step, 0)
+    def at(self, step: int, part: int = 0, of: int = 1) -> Int64[Tensor, "_"]:
+        """The record numbers of one step, or equal share `part` of `of` of them, all counted from 0."""
+        of = check_integer("ShuffledOrder.at(of)", of, 1, "shares")
+        if not check_integer("ShuffledOrder.at(part)", part, 0) < of:
+            raise ConfigError(f"share {part} is not one of {of}, which count from 0")
+        if self.batch % of:
+            raise ConfigError(
+                f"a batch of {self.batch} cannot be split into {of} equal shares; use a multiple of {of}, such as "
+                f"{self.batch + -self.batch % of}"
+            )
+        size = self.batch // of
+        return self._batch(check_integer("ShuffledOrder.at(step)", step, 0))[part * size : (part + 1) * size]
+
+    def _batch(self, step: int) -> Int64[Tensor, "batch"]:
+        """The record numbers of one step."""
         position, stop = step * self.batch, (step + 1) * self.batch
         parts = []
         while position < stop:
@@ -58,18 +70,6 @@ class ShuffledOrder:
             parts.append(self._permutation(epoch)[start : start + stop - position])
             position += len(parts[-1])
         return torch.cat(parts)
-
-    def part(self, rank: int, of: int) -> "BatchShard":
-        """The share of one of `of` processes; the shares of all ranks concatenate to the batch of one process."""
-        of = check_integer("ShuffledOrder.part(of)", of, 1, "processes")
-        if not check_integer("ShuffledOrder.part(rank)", rank, 0) < of:
-            raise ConfigError(f"rank {rank} is not one of {of} processes, which count from 0")
-        if self.batch % of:
-            raise ConfigError(
-                f"a batch of {self.batch} cannot be split into {of} equal shares; use a multiple of {of}, such as "
-                f"{self.batch + -self.batch % of}"
-            )
-        return BatchShard(self, rank, of)
 
     def _permutation(self, epoch: int) -> Int64[Tensor, "size"]:
         """The permutation of one epoch. Only the last one is cached."""
@@ -100,34 +100,16 @@ class LengthBuckets(ShuffledOrder):
         if self.lengths.shape != (self.size,):
             raise ConfigError(f"lengths is {tuple(self.lengths.shape)}, but there are {self.size} records")
 
-    def at(self, step: int) -> Int64[Tensor, "batch"]:
-        """The record numbers of one step; steps count from 0."""
+    def _batch(self, step: int) -> Int64[Tensor, "batch"]:
         size = min(self.pool, self.size // self.batch)
         if size <= 1:
-            return super().at(step)
-        pool, number = divmod(check_integer("LengthBuckets.at(step)", step, 0), size)
+            return super()._batch(step)
+        pool, number = divmod(step, size)
         if pool not in self._pools:
             self._pools.clear()
-            records = torch.cat([super(LengthBuckets, self).at(each) for each in range(pool * size, (pool + 1) * size)])
+            steps = range(pool * size, (pool + 1) * size)
+            records = torch.cat([super(LengthBuckets, self)._batch(each) for each in steps])
             # a stable sort gives the same order on every machine
             batches = records[self.lengths[records].argsort(stable=True)].view(size, self.batch)
             self._pools[pool] = batches[torch.randperm(size, generator=sampler_generator(self.seed, pool, "alike"))]
         return self._pools[pool][number]
-
-
-@dataclass(frozen=True)
-class BatchShard:
-    """One process's share of each batch."""
-
-    order: ShuffledOrder
-    rank: int
-    of: int
-
-    @property
-    def batch(self) -> int:
-        """Records of this process in a batch."""
-        return self.order.batch // self.of
-
-    def at(self, step: int) -> Int64[Tensor, "batch"]:
-        """The record numbers of this process in one step."""
-        return self.order.at(step)[self.rank * self.batch : (self.rank + 1) * self.batch]

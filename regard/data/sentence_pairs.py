@@ -5,33 +5,20 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxtyping import Int64
-from torch import Tensor
-
 from regard.base.errors import DataError
 from regard.data.plain_text import read_lines
+from regard.data.records import Records
 
 INVISIBLE_CATEGORIES = {"Cc", "Cf"}  # Unicode categories: control and format characters
 
 
 @dataclass(frozen=True)
-class SentencePairs:
+class SentencePairs(Records):
     """Sentences and their translations, in the same order."""
 
+    PER_RECORD = ("source", "target")
     source: tuple[str, ...]
     target: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.source) != len(self.target):
-            raise DataError(f"there are {len(self.source)} sentences, but {len(self.target)} translations")
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def select(self, records: Int64[Tensor, "_"]) -> "SentencePairs":
-        """The pairs with these indices."""
-        indices = records.tolist()
-        return SentencePairs(tuple(self.source[each] for each in indices), tuple(self.target[each] for each in indices))
 
 
 def read_sentence_pairs(

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 from regard.data.sampler import random_index
 
 PAD, MASK = "\u25a1", "\u2047"  # characters that hardly any text contains
@@ -67,10 +67,8 @@ def corrupt_spans(
     share       mean share of the text that a span takes if it is not a phrase
     whole_text  whether all of the text is learned, or only the content of the span
     """
-    if not 0.0 <= check_number("phrases", phrases, "a share of texts") <= 1.0:
-        raise ConfigError(f"phrases is a share of texts, from 0 to 1, not {phrases}")
-    if not 0.0 < check_number("share", share, "a share of the text") <= 0.5:
-        raise ConfigError(f"share is a share of the text, above 0 and at most 0.5, not {share}")
+    check_range("phrases", phrases, 0, 1)
+    check_range("share", share, 0, 0.5, above=True)
     if PAD in text or MASK in text:
         raise ConfigError(f"a text may not contain {PAD!r} or {MASK!r}, the padding and mask characters: {text[:40]!r}")
     room = check_integer("length", length, MIN_TEXT + 3) - 3  # both masks and the end

@@ -17,8 +17,9 @@ from torch import Tensor
 from regard.base.errors import ConfigError, DataError
 from regard.base.validation import check_integer, check_number
 from regard.data.digit_strings import DigitStrings
-from regard.data.folders import list_files, walk_files
+from regard.data.folders import check_all_read, list_files, walk_files
 from regard.data.plain_text import read_bytes
+from regard.data.records import Records
 from regard.data.resample import resample
 from regard.data.sampler import random_index, sampler_generator
 from regard.data.splits import random_split
@@ -28,43 +29,18 @@ FILE_NAME = re.compile(r"(\d)_([^_]+)_(\d+)")
 MAX_SAMPLE_RATE = 1_000_000
 NPZ_FIELDS = ("samples", "offsets", "digit", "speaker", "speakers", "sample_rate")
 ZIP_PREFIXES = (b"PK\x03\x04", b"PK\x05\x06")
-# suffixes of recordings, so that none in a folder is ignored silently
-AUDIO_SUFFIXES = {
-    *(".wav", ".wave", ".w64", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".mp4", ".aac", ".wma", ".webm"),
-    *(".aif", ".aiff", ".aifc", ".au", ".snd", ".sph", ".amr", ".caf", ".mka", ".wv", ".ape", ".raw", ".pcm"),
-}
-COMPRESSED_SUFFIXES = {".gz", ".bz2", ".xz", ".zst", ".zip", ".part"}
 PAUSE = (0.05, 0.2)  # seconds of silence between digits
 
 
 @dataclass(frozen=True, eq=False)
-class Recordings:
+class Recordings(Records):
     """Recordings of single digits: samples from -1 to 1, the digit and the speaker of each."""
 
+    PER_RECORD = ("sounds", "labels", "speakers")
     sounds: tuple[Float32[Tensor, "_"], ...]
     labels: Int64[Tensor, "n"]
     speakers: tuple[str, ...]
     sample_rate: int
-
-    def __post_init__(self) -> None:
-        if not len(self.sounds) == len(self.labels) == len(self.speakers):
-            raise DataError(
-                "each recording has one label and one speaker, but there are "
-                f"{len(self.sounds)} sounds, {len(self.labels)} labels and {len(self.speakers)} speakers"
-            )
-
-    def __len__(self) -> int:
-        return len(self.sounds)
-
-    def select(self, records: Int64[Tensor, "_"]) -> "Recordings":
-        """The recordings with these indices."""
-        indices = records.tolist()
-        return Recordings(
-            tuple(self.sounds[each] for each in indices),
-            self.labels[records],
-            tuple(self.speakers[each] for each in indices),
-            self.sample_rate,
-        )
 
     def split(self, *held_out: int, seed: int = 0) -> tuple["Recordings", ...]:
         """Split at random: recordings for training, then one part for each number held out."""
@@ -83,7 +59,8 @@ def read_spoken_digits(path: str | os.PathLike[str], sample_rate: int | None = N
     if len(sets) > 1:
         raise DataError(f"{place} has several sets: {', '.join(file.name for file in sets)}; pass one of them")
     if place.is_dir():
-        _check_unread_recordings(place, sets or _files_with_suffix(place, ".wav"))
+        read = sets or _files_with_suffix(place, ".wav")
+        check_all_read(read, walk_files(place), "one .npz file, or WAV files in one folder")
     found = _read_npz(sets[0]) if sets else _read_wav_folder(place, sample_rate)
     if sample_rate is None or found.sample_rate == sample_rate:
         return found
@@ -170,28 +147,6 @@ def _decode_samples(data: bytes, width: int) -> "np.ndarray[Any, np.dtype[np.int
 
 def _files_with_suffix(place: Path, suffix: str) -> list[Path]:
     return [file for file in list_files(place) if file.suffix.lower() == suffix]
-
-
-def _check_unread_recordings(place: Path, read: list[Path]) -> None:
-    """Raise if a folder has a recording that is not among those read."""
-    for file in walk_files(place):
-        if file in read or not _is_recording(file):
-            continue
-        if file.parent != place:
-            raise DataError(
-                f"{file} is in a subfolder, which is not read; pass the folder {file.parent}, or put all recordings "
-                "into one folder"
-            )
-        if file.suffix.lower() == ".wav":
-            raise DataError(f"{place} has {read[0].name} and also {file.name}; pass {read[0]}, or remove one of them")
-        raise DataError(f"{file} is not a WAV file; convert it to {file.name.partition('.')[0]}.wav")
-
-
-def _is_recording(file: Path) -> bool:
-    *before, last = [suffix.lower() for suffix in file.suffixes] or [""]
-    if last in COMPRESSED_SUFFIXES:
-        return not AUDIO_SUFFIXES.isdisjoint(before)
-    return last in AUDIO_SUFFIXES or FILE_NAME.fullmatch(file.name) is not None
 
 
 def _read_wav_folder(place: Path, sample_rate: int | None) -> Recordings:

@@ -13,7 +13,7 @@ import torch
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 from regard.data.sampler import random_index
 
 FIRST_NAMES = (
@@ -126,8 +126,7 @@ def biographies(
         raise ConfigError(f"a birth is worded in {len(BIRTHS)} ways at most, but texts_per_person={texts_per_person}")
     if places > len(PLACES):
         raise ConfigError(f"there are {len(PLACES)} places, but places={places} were asked for")
-    if not 0.0 <= check_number("informative_surnames", informative_surnames, "a share of people") <= 1.0:
-        raise ConfigError(f"informative_surnames is a share of people, from 0 to 1, not {informative_surnames}")
+    check_range("informative_surnames", informative_surnames, 0, 1)
     draws = _Sampler(seed)
     towns = tuple(PLACES[number] for number in draws.order(len(PLACES))[:places])
     stems = draws.order(MAX_PEOPLE)[: people + unknown_people]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 from regard.data.digit_strings import DigitStrings
 from regard.data.sampler import sampler_generator
 
@@ -53,11 +53,9 @@ def tones(
         raise ConfigError(
             f"sample_rate={sample_rate} is too low for tones of {max(COLUMNS)} hertz; use at least {2 * max(COLUMNS)}"
         )
-    if not 0 <= check_number("tones(noise)", noise) < math.inf:
-        raise ConfigError(f"noise={noise} must be 0 or more")
-    check_silence_share(silence_share)
-    if not 0 < check_number("tones(max_seconds)", max_seconds) < math.inf:
-        raise ConfigError(f"max_seconds={max_seconds} must be more than 0")
+    check_range("noise", noise, 0)
+    check_range("silence_share", silence_share, 0, 1)
+    check_range("max_seconds", max_seconds, 0, above=True)
     room = round(max_seconds * sample_rate)
     sounds, labels = [], []
     for number in range(count):
@@ -88,13 +86,6 @@ def check_length(length: tuple[int, int]) -> tuple[int, int]:
     if check_integer("length (maximum)", most, 1, "digits") < check_integer("length (minimum)", fewest, 1, "digits"):
         raise ConfigError(f"length=({fewest}, {most}) is the minimum and maximum number of digits, in this order")
     return fewest, most
-
-
-def check_silence_share(silence_share: float) -> float:
-    """Check the share of strings with long silences."""
-    if not 0 <= check_number("silence_share", silence_share) <= 1:
-        raise ConfigError(f"silence_share is a share of the strings, from 0 to 1, not {silence_share}")
-    return silence_share
 
 
 def sample_long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[tuple[int, int]]:

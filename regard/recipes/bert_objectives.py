@@ -247,7 +247,7 @@ class BERTPretrainingTask:
 
     def batch(self, step: int, part: int, of: int) -> PretrainingBatch:
         """One share of the batch of a step."""
-        pairs = self._order.part(part, of).at(step).tolist()
+        pairs = self._order.at(step, part, of).tolist()
         records = []
         # random numbers depend on the number of a record only, so batches do not depend on the number of processes
         for number, pair in enumerate(pairs, step * self.batch_size + part * len(pairs)):

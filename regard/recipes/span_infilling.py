@@ -60,7 +60,7 @@ class SpanInfillingTask:
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
         """Tokens and next-token targets of one share of a batch."""
-        records = self._order.part(part, of).at(step).numpy()
+        records = self._order.at(step, part, of).numpy()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         drawn = torch.rand(
             self.batch_size, 5, generator=sampler_generator(self.seed, step, "gaps"), dtype=torch.float64

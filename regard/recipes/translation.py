@@ -194,7 +194,7 @@ class TranslationTask:
 
     def batch(self, step: int, part: int, of: int) -> TranslationBatch:
         """One share of the batch of a step."""
-        records = self._order.part(part, of).at(step).tolist()
+        records = self._order.at(step, part, of).tolist()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         size = (self.batch_size, 2, self._longest)
         choices = (1, SPELLINGS + 1) if self.bpe_dropout else (0, 1)

@@ -20,7 +20,8 @@ from regard.base.errors import ConfigError
 from regard.base.validation import check_integer, check_number
 from regard.data.digits import digits
 from regard.data.image_folder import resize_images
-from regard.data.images import Images, read_images
+from regard.data.image_formats import read_images
+from regard.data.images import Images
 from regard.data.sampler import ShuffledOrder, sampler_generator
 from regard.data.splits import random_split
 from regard.models.cnn import CNNConfig
@@ -175,7 +176,7 @@ class ImageClassificationTask:
 
     def batch(self, step: int, part: int, of: int) -> ImageBatch:
         """One share of the batch of a step."""
-        records = self._order.part(part, of).at(step)
+        records = self._order.at(step, part, of)
         if self.augmentation.mixing and len(records) % 2:
             raise ConfigError(
                 f"mixup and cutmix need pairs of images, but a batch of {self.batch_size} in {of} shares has "

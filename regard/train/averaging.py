@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.base.errors import ConfigError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +21,7 @@ class ExponentialAverage:
     decay: float = 0.999
 
     def __post_init__(self) -> None:
-        if not 0 <= check_number("ExponentialAverage(decay)", self.decay) < 1:
-            raise ConfigError(f"ExponentialAverage(decay) must be at least 0 and below 1, not {self.decay}")
+        check_range("ExponentialAverage(decay)", self.decay, 0, 1, below=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FORMAT = "regard-checkpoint-2"
 CHECKPOINTS = "checkpoints"
 PLAN = "plan.json"
+THEN_RESUME = ", then --resume continues from the last checkpoint"
 NAME = re.compile(r"step-\d{8,}")
 
 
@@ -215,27 +216,13 @@ def resume(trainer: "Trainer", checkpoints: CheckpointFolder) -> None:
 
 
 @contextmanager
-def convert_os_errors(folder: Path) -> Iterator[None]:
-    """Raise TrainingError instead of OSError if a run cannot be stored in a folder."""
+def convert_os_errors(folder: Path, what: str = "the run", fix: str = " or choose another --folder") -> Iterator[None]:
+    """Raise TrainingError instead of OSError if something cannot be written, such as on a full disk."""
     try:
         yield
     except OSError as error:
         why = "there is a file of that name" if isinstance(error, FileExistsError) else error
-        raise TrainingError(
-            f"the run cannot be saved in {folder}: {why}; fix this or choose another folder (--folder)"
-        ) from error
-
-
-@contextmanager
-def convert_write_errors(what: str, folder: Path) -> Iterator[None]:
-    """Raise TrainingError instead of OSError if writing fails, such as on a full disk, and say how to resume."""
-    try:
-        yield
-    except OSError as error:
-        raise TrainingError(
-            f"{what} could not be written: {error}; the checkpoints in {folder / CHECKPOINTS} are still valid: make "
-            "room there and resume with resume=True (--resume)"
-        ) from error
+        raise TrainingError(f"{what} cannot be saved in {folder}: {why}; fix this{fix}") from error
 
 
 def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> dict[str, str]:

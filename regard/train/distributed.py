@@ -42,8 +42,7 @@ def join_process_group(parallel: str = "ddp", device: str | None = None) -> Iter
     if parallel not in PARALLEL:
         raise ConfigError(f"parallel must be one of {', '.join(PARALLEL)}, not {parallel!r}")
     if "RANK" not in os.environ:
-        with single_process(device) as group:
-            yield group
+        yield single_process(device)
         return
     own = _local_device(device)
     if own.type == "cuda":

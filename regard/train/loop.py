@@ -17,10 +17,10 @@ from regard.train import rng_state
 from regard.train.averaging import Averager
 from regard.train.checkpoint import (
     CHECKPOINTS,
+    THEN_RESUME,
     CheckpointFolder,
     capture,
     convert_os_errors,
-    convert_write_errors,
     prepare_run_folder,
     resume as resume_trainer,
 )
@@ -61,10 +61,6 @@ class TrainingResult:
     losses: list[tuple[int, float]]
     metrics: list[tuple[int, dict[str, float]]]
     seconds: float
-
-    @property
-    def best_score(self) -> float | None:
-        return max((score(metrics) for _, metrics in self.metrics), default=None)
 
 
 def fit(
@@ -108,7 +104,7 @@ def fit(
         if resume and trainer.checkpoints is not None:
             resume_trainer(trainer, trainer.checkpoints)
         if folder is not None and group.is_main:
-            with convert_write_errors("the log", folder):
+            with convert_os_errors(folder, "the log", THEN_RESUME):
                 trainer.log = MetricsLog(folder, trainer.step, tensorboard=tensorboard)
             stack.callback(trainer.log.close)
         return trainer.run()
@@ -274,7 +270,7 @@ class Trainer:
 
     def _log(self, metrics: dict[str, float]) -> None:
         if self.log is not None and self.folder is not None:
-            with convert_write_errors("the log", self.folder):
+            with convert_os_errors(self.folder, "the log", THEN_RESUME):
                 self.log.add(self.step, metrics)
 
     def _evaluate(self) -> None:
@@ -308,7 +304,7 @@ class Trainer:
         if found:
             raise self._not_finite(f"{found[0]} is not finite after step {self.step}")
         checkpoint = capture(self)
-        with convert_write_errors(f"the checkpoint of step {self.step}", self.folder):
+        with convert_os_errors(self.folder, f"the checkpoint of step {self.step}", THEN_RESUME):
             if self.log is not None:
                 self.log.sync()
             self.checkpoints.save(checkpoint)

@@ -35,44 +35,27 @@ MAX_SAMPLES = 1 << 30  # largest micro-batch to try
 
 
 @dataclass(frozen=True)
-class LinearFit:
-    """A number that grows linearly with the size of a micro-batch."""
-
-    intercept: float
-    slope: float
-
-    @staticmethod
-    def through(sizes: tuple[int, int], values: tuple[float, float]) -> "LinearFit":
-        """Return the line through two points; through the origin if both sizes are equal."""
-        if sizes[0] == sizes[1]:
-            return LinearFit(0.0, values[0] / sizes[0])
-        slope = (values[1] - values[0]) / (sizes[1] - sizes[0])
-        return LinearFit(values[0] - slope * sizes[0], slope)
-
-    def at(self, size: float) -> float:
-        return max(0.0, self.intercept + self.slope * size)
-
-
-@dataclass(frozen=True)
 class PeakFit:
-    """The largest of several lines: which moment of a step has the peak depends on the batch size."""
+    """Bytes as a function of the size of a micro-batch: the maximum of some lines (slope, intercept).
 
-    lines: tuple[LinearFit, ...]
+    There is a line for each moment of a step, because the peak is at different moments for different sizes.
+    """
+
+    lines: tuple[tuple[float, float], ...]
 
     @staticmethod
     def through(sizes: tuple[int, int], small: list[int], large: list[int]) -> "PeakFit":
         """Fit a line to each moment. If the numbers of moments differ, fit one line to the two peaks."""
         if len(small) != len(large):
             small, large = [max(small)], [max(large)]
-        lines = {LinearFit.through(sizes, values) for values in zip(small, large, strict=True)}
-        highest: list[LinearFit] = []
-        for line in sorted(lines, key=lambda line: (-line.slope, -line.intercept)):
-            if not highest or line.intercept > highest[-1].intercept:  # else another line is above it everywhere
+        highest: list[tuple[float, float]] = []
+        for line in sorted({_line_through(sizes, *values) for values in zip(small, large, strict=True)}, reverse=True):
+            if not highest or line[1] > highest[-1][1]:  # else another line is above it everywhere
                 highest.append(line)
         return PeakFit(tuple(highest))
 
     def at(self, size: float) -> float:
-        return max(line.at(size) for line in self.lines)
+        return max(0.0, *(slope * size + intercept for slope, intercept in self.lines))
 
 
 @dataclass(frozen=True)
@@ -126,8 +109,8 @@ class StepMemory:
     buffers: int
     averaged_buffers: int
     copies: int
-    inputs: LinearFit
-    activations: LinearFit
+    inputs: PeakFit
+    activations: PeakFit
     single: StepPeak
     accumulated: StepPeak
 
@@ -206,7 +189,7 @@ def measure_step(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool 
         small, large = (_largest_micro_batch(task, longest, plan, count) for count in _sample_counts(plan.batch_size))
         sizes = _size(small), _size(large)
         trainer.train_step([small], 0.0)  # creates the optimizer state
-        saved = _saved_bytes(trainer, small), _saved_bytes(trainer, large)
+        saved = [_saved_bytes(trainer, small)], [_saved_bytes(trainer, large)]
         one, one_large = (_track(trainer, [batch]) for batch in (small, large))
         two, two_large = (_track(trainer, [batch, batch]) for batch in (small, large))
     parameters = {name: _tensor_size(p, _block(trainer.model, name)) for name, p in trainer.parameters.items()}
@@ -221,8 +204,8 @@ def measure_step(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool 
         copies=plan.averaging.snapshots(plan.steps)
         if isinstance(plan.averaging, LastKAverage)
         else int(plan.averaging is not None),
-        inputs=LinearFit.through(sizes, (one.input_bytes, one_large.input_bytes)),
-        activations=LinearFit.through(sizes, saved),
+        inputs=PeakFit.through(sizes, [one.input_bytes], [one_large.input_bytes]),
+        activations=PeakFit.through(sizes, *saved),
         single=StepPeak.through(sizes, one, one_large),
         accumulated=StepPeak.through(sizes, two, two_large),
     )
@@ -288,6 +271,14 @@ def sampled_steps(plan: TrainingPlan) -> list[int]:
     """Return the steps whose batches are compared, evenly over a run."""
     count = min(STEPS, plan.steps)
     return [plan.steps * number // count for number in range(count)]
+
+
+def _line_through(sizes: tuple[int, int], small: int, large: int) -> tuple[float, float]:
+    """Return slope and intercept of the line through two points; through the origin if both sizes are equal."""
+    if sizes[0] == sizes[1]:
+        return small / sizes[0], 0.0
+    slope = (large - small) / (sizes[1] - sizes[0])
+    return slope, small - slope * sizes[0]
 
 
 def _gathered_bytes(step: StepMemory) -> int:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.validation import check_number
+from regard.base.validation import check_range
 from regard.train.task import Loss
 
 IGNORED = -100  # the target that is skipped, torch's `ignore_index`
@@ -25,8 +25,7 @@ def cross_entropy(
             f"targets is {tuple(targets.shape)}, but logits is {tuple(logits.shape)} and needs targets of shape "
             f"{tuple(logits.shape[:-1])}"
         )
-    if not 0 <= check_number("smoothing", smoothing) <= 1:
-        raise ConfigError(f"smoothing must be from 0 to 1, not {smoothing}")
+    check_range("smoothing", smoothing, 0, 1)
     total = functional.cross_entropy(
         logits.flatten(0, -2), targets.flatten(), ignore_index=ignored, label_smoothing=smoothing, reduction="sum"
     )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_number
+from regard.base.validation import check_range
 from regard.train.muon import BatchedMuon
 
 NamedParameters = list[tuple[str, nn.Parameter]]
@@ -29,8 +29,8 @@ class ParamGroup:
 
     def __post_init__(self) -> None:
         _check_pattern("ParamGroup(pattern)", self.pattern)
-        _check_range(self, "lr_scale", 0)
-        _check_range(self, "weight_decay_scale", 0)
+        check_range("ParamGroup(lr_scale)", self.lr_scale, 0)
+        check_range("ParamGroup(weight_decay_scale)", self.weight_decay_scale, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class AdamW:
     param_groups: tuple[ParamGroup, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_range(self, "lr", 0, exclusive=True)
-        _check_range(self, "eps", 0, exclusive=True)
-        _check_range(self, "weight_decay", 0)
-        if not all(0 <= check_number("AdamW(betas)", beta) < 1 for beta in self.betas):
-            raise ConfigError(f"AdamW(betas) must be at least 0 and below 1, not {self.betas}")
+        check_range("AdamW(lr)", self.lr, 0, above=True)
+        check_range("AdamW(eps)", self.eps, 0, above=True)
+        check_range("AdamW(weight_decay)", self.weight_decay, 0)
+        for beta in self.betas:
+            check_range("AdamW(betas)", beta, 0, 1, below=True)
 
     def build(self, named: NamedParameters) -> list[torch.optim.Optimizer]:
         """Return torch's AdamW with its parameter groups; an empty list if there are no parameters."""
@@ -95,10 +95,9 @@ class Muon:
 
     def __post_init__(self) -> None:
         _check_pattern("Muon(exclude)", self.exclude)
-        _check_range(self, "lr", 0, exclusive=True)
-        _check_range(self, "weight_decay", 0)
-        if not 0 <= check_number("Muon(momentum)", self.momentum) < 1:
-            raise ConfigError(f"Muon(momentum) must be at least 0 and below 1, not {self.momentum}")
+        check_range("Muon(lr)", self.lr, 0, above=True)
+        check_range("Muon(weight_decay)", self.weight_decay, 0)
+        check_range("Muon(momentum)", self.momentum, 0, 1, below=True)
 
     def build(self, named: NamedParameters) -> list[torch.optim.Optimizer]:
         """Return Muon for the matrices and AdamW for the rest; either is left out if it has no parameters."""
@@ -181,10 +180,3 @@ def _check_pattern(what: str, text: str) -> None:
         re.compile(text)
     except re.error as error:
         raise ConfigError(f"{what} is {text!r}, which is not a regular expression: {error}") from None
-
-
-def _check_range(config: object, name: str, least: float, exclusive: bool = False) -> None:
-    what = f"{type(config).__name__}({name})"
-    value = check_number(what, getattr(config, name))
-    if value < least or (exclusive and value == least):
-        raise ConfigError(f"{what} must be {'above' if exclusive else 'at least'} {least}, not {value:g}")

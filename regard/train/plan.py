@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 from regard.train.averaging import ExponentialAverage, LastKAverage
 from regard.train.optimizers import AdamW, Muon
 from regard.train.schedule import Constant, Cosine, InverseSquareRoot, Linear
@@ -58,8 +58,8 @@ class TrainingPlan:
         self.micro_batch_size(1)
         if self.precision not in PRECISIONS:
             raise ConfigError(f"TrainingPlan(precision) must be one of {', '.join(PRECISIONS)}, not {self.precision!r}")
-        if self.max_grad_norm is not None and not check_number("TrainingPlan(max_grad_norm)", self.max_grad_norm) > 0:
-            raise ConfigError(f"TrainingPlan(max_grad_norm) must be above 0 or None, not {self.max_grad_norm}")
+        if self.max_grad_norm is not None:
+            check_range("TrainingPlan(max_grad_norm)", self.max_grad_norm, 0, above=True)
 
     def micro_batch_size(self, world_size: int) -> int:
         """Return the samples in one micro-batch, the part of a batch that a process computes at once.

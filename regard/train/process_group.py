@@ -4,8 +4,8 @@
 takes long to import.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -84,10 +84,9 @@ def local_shard(tensor: Tensor) -> Tensor:
     return local
 
 
-@contextmanager
-def single_process(device: str | None = None) -> Iterator[ProcessGroup]:
-    """Yield a group of one process on a device; None uses a GPU if there is one."""
-    yield ProcessGroup(device=parse_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+def single_process(device: str | None = None) -> ProcessGroup:
+    """Return a group of one process on a device; None uses a GPU if there is one."""
+    return ProcessGroup(device=parse_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 
 def parse_device(name: str) -> torch.device:

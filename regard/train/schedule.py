@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from regard.base.errors import ConfigError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +19,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_integer(f"{type(self).__name__}(warmup)", self.warmup, 0, "steps")
-        what = f"{type(self).__name__}(min_lr_ratio)"
-        if not 0 <= check_number(what, self.min_lr_ratio) <= 1:
-            raise ConfigError(f"{what} must be from 0 to 1, not {self.min_lr_ratio}")
+        check_range(f"{type(self).__name__}(min_lr_ratio)", self.min_lr_ratio, 0, 1)
 
     def lr_factor(self, step: int, steps: int) -> float:
         """Return the factor on the learning rate at `step` (counted from 0) of `steps`."""

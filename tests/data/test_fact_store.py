@@ -46,7 +46,9 @@ def test_a_fact_without_question_or_answer_is_refused(tmp_path: Path, question: 
 @pytest.mark.parametrize(("question", "answer"), [("Where\udcff?", "Here"), ("Where?", "Here\udcff")])
 def test_lone_surrogates_are_refused(tmp_path: Path, question: str, answer: str) -> None:
     store = open_fact_store(tmp_path / "facts.sqlite")
-    with pytest.raises(DataError, match=r"facts are stored as UTF-8, which cannot encode character [45] of"):
+    with pytest.raises(
+        DataError, match=r"the text has a lone surrogate, U\+DCFF, at position [45], which UTF-8 cannot encode"
+    ):
         store.save(question, answer)
     assert store.all() == []
 

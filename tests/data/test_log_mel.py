@@ -114,7 +114,7 @@ def test_invalid_settings_are_refused() -> None:
         LogMel(hop_ms=0.01)
     with pytest.raises(ConfigError, match=r"from f_min=20.0 to f_max=5000.0 hertz; expected .* <= 4000.0 \(half the"):
         LogMel(f_max=5000.0)
-    with pytest.raises(ConfigError, match=r"LogMel\(floor\) is 0.0, but must be more than 0"):
+    with pytest.raises(ConfigError, match=r"LogMel\(floor\) must be above 0, not 0"):
         LogMel(floor=0.0)
 
 

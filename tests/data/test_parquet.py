@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DataError
-from regard.data.images import read_images
+from regard.data.image_formats import read_images
 
 TEN = [f"kind_{number}" for number in range(10)]
 HUNDRED = [f"thing_{number}" for number in range(100)]

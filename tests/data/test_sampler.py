@@ -85,7 +85,7 @@ def test_length_buckets_do_not_depend_on_earlier_calls_or_the_number_of_processe
     whole, order = [alike(4).at(step) for step in range(23)], alike(4)
     for step in (22, 0, 9, 9, 3, 22, 4, 1):
         assert torch.equal(order.at(step), whole[step])
-        assert torch.equal(torch.cat([order.part(rank, 3).at(step) for rank in range(3)]), whole[step])
+        assert torch.equal(torch.cat([order.at(step, rank, 3) for rank in range(3)]), whole[step])
     assert not torch.equal(drawn(alike(4, seed=5), 23), torch.cat(whole))
 
 
@@ -100,7 +100,7 @@ def test_the_number_of_lengths_is_checked() -> None:
 def test_the_shards_of_all_processes_concatenate_to_the_batch(of: int) -> None:
     order = ShuffledOrder(13, 6, seed=1)
     for step in range(15):
-        shares = [ShuffledOrder(13, 6, seed=1).part(rank, of).at(step) for rank in range(of)]
+        shares = [ShuffledOrder(13, 6, seed=1).at(step, rank, of) for rank in range(of)]
         assert all(share.shape == (6 // of,) for share in shares)
         assert torch.equal(torch.cat(shares), order.at(step))
 
@@ -126,12 +126,12 @@ def test_invalid_sizes_are_refused() -> None:
         ShuffledOrder(3, 0)
     with pytest.raises(ConfigError, match=r"Order.at\(step\) is -1"):
         ShuffledOrder(3, 2).at(-1)
-    with pytest.raises(ConfigError, match=r"rank 2 is not one of 2 processes, which count from 0"):
-        ShuffledOrder(30, 4).part(2, 2)
+    with pytest.raises(ConfigError, match=r"share 2 is not one of 2, which count from 0"):
+        ShuffledOrder(30, 4).at(0, 2, 2)
     with pytest.raises(
         ConfigError, match=r"a batch of 7 cannot be split into 3 equal shares.*use a multiple of 3, such as 9"
     ):
-        ShuffledOrder(30, 7).part(0, 3)
+        ShuffledOrder(30, 7).at(0, 0, 3)
 
 
 def test_a_generator_belongs_to_a_seed_a_step_and_a_use() -> None:

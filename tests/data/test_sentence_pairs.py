@@ -44,7 +44,9 @@ def test_unequal_files_are_refused(folder: Path) -> None:
     (folder / "train.de").write_text("Ein Hund .\nZwei Katzen .\n")
     with pytest.raises(DataError, match=r"train\.en has 3 lines, but .*train\.de has 2; line i of one must be the tra"):
         read_sentence_pairs(folder)
-    with pytest.raises(DataError, match=r"there are 1 sentences, but 2 translations"):
+    with pytest.raises(
+        DataError, match=r"SentencePairs needs the same number of source, target, but has 1 source, 2 target"
+    ):
         SentencePairs(("a",), ("b", "c"))
 
 

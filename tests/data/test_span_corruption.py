@@ -135,11 +135,11 @@ def test_padding_is_never_learned_beyond_the_first() -> None:
         (lambda: corrupt_spans(TEXT, 6, make_generator(0)), "length is 6, but must be at least 7"),
         (
             lambda: corrupt_spans(TEXT, 71, make_generator(0), phrases=2.0),
-            "phrases is a share of texts, from 0 to 1, not 2.0",
+            "phrases must be at least 0 and at most 1, not 2",
         ),
         (
             lambda: corrupt_spans(TEXT, 71, make_generator(0), share=0.0),
-            "share is a share of the text, above 0 and at most 0.5",
+            "share must be above 0 and at most 0.5",
         ),
         (lambda: corrupt_spans("a" + MASK + "bcd", 20, make_generator(0)), "a text may not contain"),
         (lambda: encode_text("xyz", "xy"), "the alphabet does not contain 'z' of 'xyz'"),

@@ -85,34 +85,25 @@ def test_sounds_are_resampled_to_the_sample_rate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "unread"),
     [
-        ("7_a_2.flac", r"7_a_2\.flac is not a WAV file; convert it to 7_a_2\.wav"),
-        ("noise.MP3", r"noise\.MP3 is not a WAV file"),
-        ("7_a_2.wav.gz", r"7_a_2\.wav\.gz is not a WAV file; convert it to 7_a_2\.wav"),
-        ("7_a_2", r"7_a_2 is not a WAV file"),
-        (
-            "sub/7_a_1.wav",
-            r"sub/7_a_1\.wav is in a subfolder, which is not read; pass the folder .*/sub, or put all",
-        ),
-        ("sub/deeper/7_a_1.flac", r"7_a_1\.flac is in a subfolder, .*; pass the folder .*/sub/deeper, or"),
-        ("set.npz", r"has set\.npz and also 7_a_0\.wav; pass .*/set\.npz, or remove one of them"),
+        *((name, name) for name in ("7_a_2.flac", "noise.MP3", "7_a_2.wav.gz", "7_a_2", "sub/deeper/7_a_1.wav")),
+        ("set.npz", "7_a_0.wav"),
     ],
 )
-def test_a_recording_that_is_not_read_is_named(name: str, words: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_read_is_named(name: str, unread: str, tmp_path: Path) -> None:
     write_wav(tmp_path / "7_a_0.wav", np.ones((50, 1)))
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"some")
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=rf"{unread} would not be read; expected one \.npz file, or WAV files in one"):
         read_spoken_digits(tmp_path)
 
 
-def test_other_files_are_ignored(tmp_path: Path) -> None:
+def test_descriptions_and_hidden_files_are_ignored(tmp_path: Path) -> None:
     write_wav(tmp_path / "7_a_0.wav", np.ones((50, 1)))
-    (tmp_path / "pictures").mkdir()
     (tmp_path / "__MACOSX").mkdir()
     for name in (
-        *("README.md", "LICENSE", "notes.txt", "7_a_0.txt", "pictures/7_a_0.png", "code.tar.gz", "Thumbs.db"),
+        *("README.md", "LICENSE", "notes.txt", "7_a_0.txt", "Thumbs.db"),
         *("._7_a_0.wav", ".7_a_1.flac", "__MACOSX/7_a_0.wav", "__MACOSX/._7_a_0.wav"),
     ):
         (tmp_path / name).write_bytes(b"some")
@@ -354,7 +345,8 @@ def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(DataError, match=r"digit strings need recordings, but there are none"):
         make_digit_strings(some(0), 3)
     with pytest.raises(
-        DataError, match=r"each recording has one label and one speaker, but there are 1 sounds, 2 labels and 1 spe"
+        DataError,
+        match=r"Recordings needs the same number of sounds, labels, speakers, but has 1 sounds, 2 labels, 1 spe",
     ):
         Recordings((torch.zeros(3),), torch.tensor([1, 2]), ("ann",), 8000)
 

@@ -117,7 +117,7 @@ def test_nobody_lives_on_where_they_were_born() -> None:
             {"texts_per_person": 0},
             "texts_per_person is 0, but must be at least 1: it counts biographies of each person",
         ),
-        ({"informative_surnames": 1.5}, "informative_surnames is a share of people, from 0 to 1, not 1.5"),
+        ({"informative_surnames": 1.5}, "informative_surnames must be at least 0 and at most 1, not 1.5"),
         ({"unknown_people": -1}, "unknown_people is -1, but must be at least 0"),
     ],
 )

@@ -108,11 +108,11 @@ def test_a_string_does_not_depend_on_the_count() -> None:
 def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="sample_rate=2000 is too low for tones of 1477 hertz; use at least 2954"):
         tones(3, sample_rate=2000)
-    with pytest.raises(ConfigError, match=r"noise=-1 must be 0 or more"):
+    with pytest.raises(ConfigError, match=r"noise must be at least 0, not -1"):
         tones(3, noise=-1)
-    with pytest.raises(ConfigError, match=r"silence_share is a share of the strings, from 0 to 1, not 1\.5"):
+    with pytest.raises(ConfigError, match=r"silence_share must be at least 0 and at most 1, not 1\.5"):
         tones(3, silence_share=1.5)
-    with pytest.raises(ConfigError, match=r"max_seconds=0\.0 must be more than 0"):
+    with pytest.raises(ConfigError, match=r"max_seconds must be above 0, not 0"):
         tones(3, max_seconds=0.0)
     with pytest.raises(ConfigError, match=r"tones\(count\) is 0"):
         tones(0)

@@ -18,7 +18,6 @@ from regard.recipes.recipe import RunLocation, get_recipe
 from regard.train.averaging import ExponentialAverage, LastKAverage
 from regard.train.loop import Trainer
 from regard.train.memory import (
-    LinearFit,
     MemoryPrediction,
     PeakFit,
     StepMemory,
@@ -161,9 +160,9 @@ def test_the_largest_shard_of_a_tensor_is_counted() -> None:
 
 def test_the_moment_of_the_peak_depends_on_the_size() -> None:
     peak = PeakFit.through((2, 4), [100, 30, 20], [100, 50, 30])
-    assert peak == PeakFit((LinearFit(10, 10), LinearFit(100, 0)))
+    assert peak == PeakFit(((10, 10), (0, 100)))
     assert [peak.at(size) for size in (2, 9, 30)] == [100, 100, 310]
-    assert PeakFit.through((2, 4), [10, 20], [40]) == PeakFit((LinearFit(0, 10),))
+    assert PeakFit.through((2, 4), [10, 20], [40]) == PeakFit(((10, 0),))
 
 
 Run = tuple[Any, NextTokenTask, TrainingPlan]

@@ -53,7 +53,7 @@ def test_a_batch_of_ignored_targets_has_loss_and_count_0() -> None:
 def test_invalid_arguments_of_cross_entropy_raise_an_error() -> None:
     with pytest.raises(ShapeError, match=r"targets is \(3, 4\), but logits is \(3, 5, 7\) and needs .* \(3, 5\)"):
         cross_entropy(torch.randn(3, 5, 7), torch.zeros(3, 4, dtype=torch.int64))
-    with pytest.raises(ConfigError, match="smoothing must be from 0 to 1, not 2"):
+    with pytest.raises(ConfigError, match="smoothing must be at least 0 and at most 1, not 2"):
         cross_entropy(torch.randn(5, 7), torch.zeros(5, dtype=torch.int64), smoothing=2)
 
 

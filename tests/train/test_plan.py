@@ -26,7 +26,7 @@ from regard.train.schedule import InverseSquareRoot
         ({"keep_checkpoints": 0}, r"TrainingPlan\(keep_checkpoints\) is 0"),
         ({"seed": -1}, r"TrainingPlan\(seed\) is -1"),
         ({"precision": "float8"}, r"TrainingPlan\(precision\) must be one of float32, bfloat16, float16, not 'float8'"),
-        ({"max_grad_norm": 0.0}, r"TrainingPlan\(max_grad_norm\) must be above 0 or None, not 0.0"),
+        ({"max_grad_norm": 0.0}, r"TrainingPlan\(max_grad_norm\) must be above 0, not 0"),
         ({"max_grad_norm": float("nan")}, r"TrainingPlan\(max_grad_norm\) is nan, but takes one real number"),
     ],
 )

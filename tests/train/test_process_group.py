@@ -20,10 +20,8 @@ def test_a_single_process_is_main_and_its_collectives_return_its_own_values() ->
 
 
 def test_the_device_is_used() -> None:
-    with single_process("cpu") as group:
-        assert group.device == torch.device("cpu")
-    with single_process() as group:
-        assert group.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert single_process("cpu").device == torch.device("cpu")
+    assert single_process().device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_errors_are_raised() -> None:

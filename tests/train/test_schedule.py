@@ -48,5 +48,5 @@ def test_a_warmup_longer_than_the_run_only_rises() -> None:
 def test_invalid_settings_raise_an_error() -> None:
     with pytest.raises(ConfigError, match=r"Cosine\(warmup\) is -1, but must be at least 0: it counts steps"):
         Cosine(warmup=-1)
-    with pytest.raises(ConfigError, match=r"Linear\(min_lr_ratio\) must be from 0 to 1, not 2"):
+    with pytest.raises(ConfigError, match=r"Linear\(min_lr_ratio\) must be at least 0 and at most 1, not 2"):
         Linear(min_lr_ratio=2)

@@ -54,7 +54,7 @@ class Points:
         self.seen = torch.where(torch.arange(RECORDS) % 4 == 0, IGNORED, self.y)
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        rows = self.order.part(part, of).at(step)
+        rows = self.order.at(step, part, of)
         return self.x[rows], self.seen[rows]
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:

@@ -1,0 +1,35 @@
+"""Base class of data sets whose fields have one entry for each record."""
+
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+from jaxtyping import Int64
+from torch import Tensor
+
+from regard.base.errors import DataError
+
+R = TypeVar("R", bound="Records")
+
+
+class Records:
+    """A data set in columns: each of the fields in `PER_RECORD` has one entry for each record."""
+
+    PER_RECORD: ClassVar[tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        counts = {name: len(getattr(self, name)) for name in self.PER_RECORD}
+        if len(set(counts.values())) > 1:
+            found = ", ".join(f"{count} {name}" for name, count in counts.items())
+            raise DataError(f"{type(self).__name__} needs the same number of {', '.join(counts)}, but has {found}")
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.PER_RECORD[0]))
+
+    def select(self: R, records: Int64[Tensor, "_"]) -> R:
+        """The records with these indices."""
+        chosen: dict[str, Any] = {}
+        for name in self.PER_RECORD:
+            values = getattr(self, name)
+            entries = isinstance(values, Tensor)
+            chosen[name] = values[records] if entries else tuple(values[each] for each in records.tolist())
+        return replace(self, **chosen)  # type: ignore[type-var]
