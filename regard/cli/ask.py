@@ -106,11 +106,11 @@ def learn_facts(
         location = RunLocation(
             data=data, group=group, on_message=tell if group.is_main else ignore, on_progress=on_progress
         )  # fmt: skip
-        new, figures = answerer.learn(location, LEARNING_STEPS if steps is None else steps)
+        new, metrics = answerer.learn(location, LEARNING_STEPS if steps is None else steps)
     if not group.is_main:
         return
     if json:
-        show_json({"learned": [asdict(fact) for fact in new], "figures": figures})
+        show_json({"learned": [asdict(fact) for fact in new], "metrics": metrics})
     else:
         print(f"learned: {len(new)}")
-        print_metrics(figures)
+        print_metrics(metrics)

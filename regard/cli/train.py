@@ -103,10 +103,10 @@ def command(
     if not group.is_main:
         return None
     if json:
-        about = {"recipe": name, "figures": outcome.figures, "parameters": outcome.parameters}
+        about = {"recipe": name, "metrics": outcome.metrics, "parameters": outcome.parameters}
         show_json({**about, "folder": str(run_folder), "settings": to_json(complete)})
     else:
-        print_metrics(outcome.figures)
+        print_metrics(outcome.metrics)
         print(f"parameters: {outcome.parameters:,}\nmodel: {run_folder / 'model'}")
     return None
 
@@ -131,7 +131,7 @@ def evaluate(
     if not group.is_main:
         return
     if json:
-        show_json({"recipe": recipe.name, "figures": metrics, "folder": str(folder)})
+        show_json({"recipe": recipe.name, "metrics": metrics, "folder": str(folder)})
     else:
         print_metrics(metrics)
 

@@ -140,5 +140,5 @@ def load_run(folder: Path) -> TranslationRun:
     if recipe.name != "translation":
         raise ConfigError(f"{folder} has a run of {recipe.name}, which does not translate; give one of translation")
     assert isinstance(model, Transformer)
-    figures = parse_json((folder / RESULT_FILE).read_text(encoding="utf-8"))["figures"]
-    return TranslationRun(settings, model, pairs, figures[LENGTH_PENALTY])
+    metrics = parse_json((folder / RESULT_FILE).read_text(encoding="utf-8"))["metrics"]
+    return TranslationRun(settings, model, pairs, metrics[LENGTH_PENALTY])

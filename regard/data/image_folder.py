@@ -8,12 +8,11 @@ import numpy as np
 import torch
 
 from regard.base.errors import DataError
-from regard.data.folders import list_entries, list_files, list_folders
+from regard.data.folders import check_all_read, list_entries, list_files, list_folders
 from regard.data.images import Images
 from regard.data.plain_text import read_bytes
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-UNSUPPORTED_SUFFIXES = {".avif", ".heic", ".heif", ".jfif", ".jp2", ".j2k", ".jxl", ".pbm", ".pnm", ".tga", ".dng"}
 EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"}
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -55,7 +54,7 @@ def read_image_folder(folder: Path, size: tuple[int, int] | None = None) -> Imag
 
     size  height and width to resize every image to; without it, all images must have the same size
     """
-    check_loose_images(folder, folder)
+    check_all_read([], list_files(folder), f"images in the folder of a class, such as {folder.name}/CLASS/image.png")
     classes = list_folders(folder)
     collector = ImageCollector(size)
     for label, subfolder in enumerate(classes):
@@ -68,13 +67,6 @@ def read_image_folder(folder: Path, size: tuple[int, int] | None = None) -> Imag
                 raise DataError(f"{file} is not an image; expected files named {supported} in {subfolder}")
             collector.add(str(file), read_bytes(file), label)
     return collector.images(tuple(subfolder.name for subfolder in classes))
-
-
-def check_loose_images(folder: Path, split_folder: Path) -> None:
-    """Raise if an image is directly in a folder instead of in the subfolder of its class."""
-    for file in list_files(folder):
-        if file.suffix.lower() in IMAGE_SUFFIXES | UNSUPPORTED_SUFFIXES:
-            raise DataError(f"{file} is not in the folder of a class; expected {split_folder.name}/CLASS/{file.name}")
 
 
 def decode_image(where: str, data: bytes, size: tuple[int, int] | None = None) -> Pixels:

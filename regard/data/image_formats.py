@@ -7,8 +7,8 @@ from pathlib import Path
 from regard.base.errors import DataError
 from regard.data.archives import Archive, is_tar, open_archive
 from regard.data.cifar import is_cifar_file, list_cifar_files, read_cifar, read_cifar_file
-from regard.data.folders import list_folders
-from regard.data.image_folder import check_loose_images, read_image_folder, resize_images
+from regard.data.folders import check_all_read, list_files, list_folders
+from regard.data.image_folder import read_image_folder, resize_images
 from regard.data.images import SPLIT_NAMES, Images, names_of_split, select_split, split_from_name
 from regard.data.parquet import list_parquet_files, read_parquet, read_parquet_files
 
@@ -64,9 +64,8 @@ def _read_folder(folder: Path, split: str, size: Size) -> Images:
     if tars:
         return read_cifar(open_archive(folder / tars[0]), split)
     if list_folders(folder):
-        split_folder = _find_split_folder(folder, split)
-        check_loose_images(folder, split_folder)
-        return read_image_folder(split_folder, size)
+        check_all_read([], list_files(folder), "images in the folders of classes")
+        return read_image_folder(_find_split_folder(folder, split), size)
     raise DataError(f"{folder} has no images in a known format; expected {SUPPORTED_FORMATS}")
 
 

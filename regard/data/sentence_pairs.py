@@ -1,15 +1,12 @@
 """Parallel corpora: sentence pairs in two languages, one sentence per line."""
 
 import os
-import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
 from regard.base.errors import DataError
 from regard.data.plain_text import read_lines
 from regard.data.records import Records
-
-INVISIBLE_CATEGORIES = {"Cc", "Cf"}  # Unicode categories: control and format characters
 
 
 @dataclass(frozen=True)
@@ -62,10 +59,6 @@ def _read_sentences(file: Path) -> list[str]:
             raise DataError(
                 f"{file}, line {number} contains \\r; expected one sentence per line, and lines that end in \\n or "
                 "\\r\\n"
-            )
-        if all(each.isspace() or unicodedata.category(each) in INVISIBLE_CATEGORIES for each in sentence):
-            raise DataError(
-                f"{file}, line {number} has only invisible characters, {sentence[:4]!a}; expected a sentence"
             )
     return sentences
 

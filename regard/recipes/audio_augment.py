@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import hash_integers
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_number, check_range
 
 DRAWS = 4  # random numbers for each sound, before those of its masks
 
@@ -36,10 +36,8 @@ class AudioAugmentation:
     mel_mask: int = 6
 
     def __post_init__(self) -> None:
-        if not 0 <= check_number("speed", self.speed) < 1:
-            raise ConfigError(f"speed is a relative change, from 0 to below 1, not {self.speed}")
-        if check_number("gain_db", self.gain_db) < 0:
-            raise ConfigError(f"gain_db is a number of decibels, 0 or more, not {self.gain_db}")
+        check_range("speed", self.speed, 0, 1, below=True)
+        check_range("gain_db", self.gain_db, 0)
         if self.snr_db is not None:
             least, most = (check_number("snr_db", each) for each in self.snr_db)
             if least > most:

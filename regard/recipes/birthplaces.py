@@ -13,7 +13,7 @@ from pathlib import Path
 
 from regard.base.config import to_json
 from regard.base.errors import ConfigError, DataError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 from regard.core.positions import Rotary
 from regard.data.birthplaces_dataset import QUESTION, BirthplaceQuestion, read_birthplaces
 from regard.data.characters import CharacterTokenizer
@@ -83,10 +83,10 @@ class BirthplaceSettings:
             raise ConfigError(
                 f"position_offset={self.position_offset} leaves too little of model.context={self.model.context}"
             )
-        for name in ("phrase_share", "question_share", "self_training_share", "reading_share", "crop_share"):
-            most = 1 + (name in ("phrase_share", "crop_share"))
-            if not 0 <= check_number(name, getattr(self, name)) < most:
-                raise ConfigError(f"{name} is a share, from 0 to 1, not {getattr(self, name)}")
+        for name in ("phrase_share", "crop_share"):
+            check_range(name, getattr(self, name), 0, 1)
+        for name in ("question_share", "self_training_share", "reading_share"):
+            check_range(name, getattr(self, name), 0, 1, below=True)
         if self.pretraining is None and self.finetuning is None:
             raise ConfigError("with neither pretraining nor finetuning there is nothing to train")
         if self.question_share + self.reading_share >= 1:
@@ -314,8 +314,8 @@ def run(settings: BirthplaceSettings, location: RunLocation) -> RecipeResult:
             f"the questions do not have the form {QUESTION!r}, so no questions about unknown people can be made and "
             "the confidence cannot be calibrated: the model gives no answers"
         )
-    figures, confidence = evaluate_with_confidence(settings, model, tokenizer, splits)
-    return RecipeResult({**figures, "seconds": seconds}, model, tokenizer, {"confidence": to_json(confidence)})
+    metrics, confidence = evaluate_with_confidence(settings, model, tokenizer, splits)
+    return RecipeResult({**metrics, "seconds": seconds}, model, tokenizer, {"confidence": to_json(confidence)})
 
 
 def evaluate(
@@ -344,16 +344,16 @@ def evaluate_with_confidence(
         confidence = replace(confidence, threshold=NEVER, coverage=0.0)
     test_likelihoods, test_correct = predict_answers(model, tokenizer, splits.test)
     given = [hit for one, hit in zip(test_likelihoods, test_correct, strict=True) if confidence.accepts(one)]
-    figures = {
+    metrics = {
         "test accuracy": sum(test_correct) / len(test_correct),
         "validation accuracy": sum(correct) / len(correct),
         "answered": len(given) / len(test_correct),
     }
     if given:
-        figures["accuracy of answered"] = sum(given) / len(given)
+        metrics["accuracy of answered"] = sum(given) / len(given)
     if others:
-        figures["unknown people answered"] = sum(map(confidence.accepts, others)) / len(others)
-    return figures, confidence
+        metrics["unknown people answered"] = sum(map(confidence.accepts, others)) / len(others)
+    return metrics, confidence
 
 
 def unknown_questions(settings: BirthplaceSettings, splits: BirthplaceSplits) -> list[str]:

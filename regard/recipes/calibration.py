@@ -11,7 +11,7 @@ from torch.distributions import Binomial
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_number
+from regard.base.validation import check_range
 
 CONFIDENCE_LEVEL = 0.9  # probability that the threshold reaches the precision on other questions
 NEVER = 2.0  # a threshold that no confidence reaches
@@ -71,8 +71,7 @@ def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], 
     The precision holds on other questions with a probability of 90 %: a one-sided binomial bound on the share of
     correct answers has to reach it (Clopper and Pearson 1934). No threshold is below the precision itself.
     """
-    if not 0 < check_number("precision", precision, "a share of correct answers") <= 1:
-        raise ConfigError(f"precision is a share of correct answers, above 0 and at most 1, not {precision}")
+    check_range("precision", precision, 0, 1, above=True)
     if not correct or len(correct) != len(likelihoods):
         raise ConfigError(f"there are {len(likelihoods)} answers, but {len(correct)} labels saying which are correct")
     odds, name, offset = _fit_logistic(likelihoods, correct)

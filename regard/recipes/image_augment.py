@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 
 OPERATIONS = (
     "identity", "rotate", "shear_x", "shear_y", "translate_x", "translate_y",
@@ -56,13 +56,8 @@ class ImageAugmentation:
         check_integer("Augmentation(shift)", self.shift, 0, "pixels")
         check_integer("Augmentation(operations)", self.operations, 0)
         for name in ("flip", "magnitude", "erase", "mixup", "cutmix"):
-            if not 0 <= check_number(f"Augmentation({name})", getattr(self, name)) <= 1:
-                raise ConfigError(f"Augmentation({name}) is a share, from 0 to 1, not {getattr(self, name)}")
-        if self.mixing > 1:
-            raise ConfigError(
-                "mixup and cutmix are shares of images, so mixup + cutmix is at most 1, not "
-                f"{self.mixup} + {self.cutmix}"
-            )
+            check_range(f"Augmentation({name})", getattr(self, name), 0, 1)
+        check_range("mixup + cutmix, which are shares of images,", self.mixing, 0, 1)
 
     @property
     def mixing(self) -> float:

@@ -12,7 +12,7 @@ Memory: built-in 0.7 GB; tinyshakespeare 2.7 GiB of GPU memory for GPT and 3.4 G
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, DataError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 from regard.core.positions import Rotary
 from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.characters import CharacterTokenizer
@@ -33,7 +33,7 @@ from regard.models.model import Model
 from regard.models.presets import build_from_config
 from regard.nn.init import constant, fan_in, init_parameters, normal
 from regard.recipes.bert_objectives import SPECIAL, BERTPretrainingTask, SentenceCorpus, evaluate_objectives
-from regard.recipes.recipe import Phase, RunLocation, TrainingSetup
+from regard.recipes.recipe import Phase, RecipeTokenizer, RunLocation, Splits, TrainingSetup
 from regard.train.averaging import ExponentialAverage
 from regard.train.objectives import cross_entropy
 from regard.train.optimizers import AdamW, Muon
@@ -81,8 +81,7 @@ class BERTSettings:
             "bert.bpe_vocab", self.bpe_vocab, 256 + len(SPECIAL), "tokens, with those of bytes and objectives"
         )
         check_integer("bert.eval_sentences", self.eval_sentences, 1, "sentences")
-        if not 0 < check_number("bert.mask_share", self.mask_share) <= 1:
-            raise ConfigError(f"bert.mask_share is a share of words, above 0 and up to 1, not {self.mask_share}")
+        check_range("bert.mask_share", self.mask_share, 0, 1, above=True)
         if self.model.head != "pretraining" or self.model.segments < 2:
             raise ConfigError(
                 "bert.model predicts words and pairs, so it needs head='pretraining' and segments=2, not "
@@ -111,18 +110,12 @@ class LanguageSettings:
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
             raise ConfigError(f"architecture is one of {', '.join(ARCHITECTURES)}, not {self.architecture!r}")
-        if not 0 < check_number("validation", self.validation) <= 0.25:
-            raise ConfigError(f"validation is a share of the text, above 0 and up to 0.25, not {self.validation}")
+        check_range("validation", self.validation, 0, 0.25, above=True)
 
     @property
-    def model(self) -> GPTConfig | BERTConfig:
-        """Configuration of the chosen architecture."""
-        return self.gpt.model if self.architecture == "gpt" else self.bert.model
-
-    @property
-    def plan(self) -> TrainingPlan:
-        """Training plan of the chosen architecture."""
-        return self.gpt.plan if self.architecture == "gpt" else self.bert.plan
+    def chosen(self) -> GPTSettings | BERTSettings:
+        """Settings of the chosen architecture."""
+        return self.gpt if self.architecture == "gpt" else self.bert
 
 
 def built_in() -> LanguageSettings:
@@ -189,31 +182,22 @@ def bert(settings: LanguageSettings) -> LanguageSettings:
 VARIANTS = {"gpt": gpt, "bert": bert}
 
 
-@dataclass(frozen=True)
-class TextSplits:
-    """A text split into train, validation and test, in this order."""
-
-    train: str
-    validation: str
-    test: str
-
-    @staticmethod
-    def from_text(text: str, share: float) -> "TextSplits":
-        """Split a text; validation and test have the same share."""
-        size = int(len(text) * share)
-        if not size:
-            raise DataError(f"validation={share} of a text of {len(text)} characters is empty; use a longer text")
-        return TextSplits(text[: -2 * size], text[-2 * size : -size], text[-size:])
-
-
-def load_data(path: Path | None, share: float) -> TextSplits:
+def load_data(path: Path | None, share: float) -> Splits[str]:
     """Read the text of a path, or Python's help without repeated paragraphs."""
     if path is not None:
-        return TextSplits.from_text(read_text(path), share)
-    return TextSplits.from_text("\n\n".join(dict.fromkeys(python_text().split("\n\n"))), share)
+        return split_text(read_text(path), share)
+    return split_text("\n\n".join(dict.fromkeys(python_text().split("\n\n"))), share)
 
 
-def train_tokenizer(settings: LanguageSettings, splits: TextSplits) -> CharacterTokenizer | BytePairTokenizer:
+def split_text(text: str, share: float) -> Splits[str]:
+    """Split a text into train, validation and test, in this order; validation and test have the same share."""
+    size = int(len(text) * share)
+    if not size:
+        raise DataError(f"validation={share} of a text of {len(text)} characters is empty; use a longer text")
+    return Splits(text[: -2 * size], text[-2 * size : -size], text[-size:])
+
+
+def train_tokenizer(settings: LanguageSettings, splits: Splits[str]) -> RecipeTokenizer:
     """Train byte pairs on the training text, or collect the characters of the whole text."""
     if settings.architecture == "bert":
         return BytePairTokenizer.train(splits.train, vocab=settings.bert.bpe_vocab, special=SPECIAL)
@@ -275,28 +259,24 @@ def negative_log_likelihood(model: nn.Module, tokens: Int[Tensor, "n"], context:
     return total
 
 
-@dataclass(frozen=True)
 class NGramModel:
-    """A character n-gram model with Witten-Bell smoothing (Witten and Bell 1991).
+    """A character n-gram model with Witten-Bell smoothing (Witten and Bell 1991), trained on a text.
 
     Each order is interpolated with the next shorter one, with a weight given by the number of different characters
     that followed the context.
+
+    order     maximum number of characters of an n-gram
+    alphabet  number of different characters
     """
 
-    order: int
-    counts: Counter[str] = field(repr=False)
-    totals: Counter[str] = field(repr=False)
-    kinds: Counter[str] = field(repr=False)
-    alphabet: int
-
-    @staticmethod
-    def from_text(text: str, order: int, alphabet: int) -> "NGramModel":
-        """Count the n-grams of a text up to an order; `alphabet` is the number of different characters."""
-        counts = Counter(text[end - size : end] for size in range(1, order + 1) for end in range(size, len(text) + 1))
-        totals: Counter[str] = Counter()
-        for gram, count in counts.items():
-            totals[gram[:-1]] += count
-        return NGramModel(order, counts, totals, Counter(gram[:-1] for gram in counts), alphabet)
+    def __init__(self, text: str, order: int, alphabet: int) -> None:
+        ends = {size: range(size, len(text) + 1) for size in range(1, order + 1)}
+        self.order, self.alphabet = order, alphabet
+        self.counts = Counter(text[end - size : end] for size in ends for end in ends[size])
+        self.kinds = Counter(gram[:-1] for gram in self.counts)
+        self.totals: Counter[str] = Counter()
+        for gram, count in self.counts.items():
+            self.totals[gram[:-1]] += count
 
     def likelihood(self, gram: str) -> float:
         """Probability of the last character given the others."""
@@ -317,9 +297,9 @@ def prepare(settings: LanguageSettings, location: RunLocation) -> TrainingSetup:
     """Train the tokenizer, and build the model and its training task."""
     splits = load_data(location.data, settings.validation)
     tokenizer = train_tokenizer(settings, splits)
-    model = build_model(replace(settings.model, vocab=tokenizer.vocab), settings.seed)
+    model = build_model(replace(settings.chosen.model, vocab=tokenizer.vocab), settings.seed)
     task = make_task(settings, splits, tokenizer)
-    return TrainingSetup(model, (Phase(settings.architecture, task, settings.plan),), tokenizer)
+    return TrainingSetup(model, (Phase(settings.architecture, task, settings.chosen.plan),), tokenizer)
 
 
 def build_model(config: GPTConfig | BERTConfig, seed: int) -> Model:
@@ -332,11 +312,9 @@ def build_model(config: GPTConfig | BERTConfig, seed: int) -> Model:
     return model
 
 
-def make_task(
-    settings: LanguageSettings, splits: TextSplits, tokenizer: CharacterTokenizer | BytePairTokenizer
-) -> Task:
+def make_task(settings: LanguageSettings, splits: Splits[str], tokenizer: RecipeTokenizer) -> Task:
     """The training task of the chosen architecture."""
-    plan, context = settings.plan, settings.model.context
+    plan, context = settings.chosen.plan, settings.chosen.model.context
     if settings.architecture == "gpt":
         train, validation = (torch.tensor(tokenizer.encode(text)) for text in (splits.train, splits.validation))
         if len(train) <= context:
@@ -347,44 +325,40 @@ def make_task(
     train_set, validation_set = (
         SentenceCorpus.from_text(text, tokenizer, context) for text in (splits.train, splits.validation)
     )
-    options = settings.bert
-    return BERTPretrainingTask(
-        train_set, validation_set, plan.batch_size, options.mask_share, options.eval_sentences, settings.seed
-    )
+    shares = settings.bert.mask_share, settings.bert.eval_sentences
+    return BERTPretrainingTask(train_set, validation_set, plan.batch_size, *shares, settings.seed)
 
 
 def evaluate(
-    settings: LanguageSettings, model: Model, tokenizer: CharacterTokenizer | BytePairTokenizer, location: RunLocation
+    settings: LanguageSettings, model: Model, tokenizer: RecipeTokenizer, location: RunLocation
 ) -> dict[str, float]:
     """Cross-entropy of GPT beside that of n-gram models, or accuracies of BERT beside chance."""
     splits = load_data(location.data, settings.validation)
     texts = {"test": splits.test, "validation": splits.validation}
-    figures: dict[str, float] = {}
+    context, metrics = settings.chosen.model.context, dict[str, float]()
     if settings.architecture == "bert":
         assert isinstance(tokenizer, BytePairTokenizer)
+        shares = settings.bert.mask_share, settings.bert.eval_sentences
         for name, text in texts.items():
-            corpus = SentenceCorpus.from_text(text, tokenizer, settings.model.context)
-            scores = evaluate_objectives(
-                model, corpus, settings.bert.mask_share, settings.bert.eval_sentences, settings.seed
-            )
-            figures |= {f"{name} {objective}": each.accuracy for objective, each in scores.items()}
-            figures |= {f"{name} {objective} by chance": each.chance for objective, each in scores.items()}
-            figures |= {f"{name} {objective} interval": each.interval for objective, each in scores.items()}
-        return figures
+            corpus = SentenceCorpus.from_text(text, tokenizer, context)
+            scores = evaluate_objectives(model, corpus, *shares, settings.seed)
+            for field, words in (("accuracy", ""), ("chance", " by chance"), ("interval", " interval")):
+                metrics |= {f"{name} {objective}{words}": getattr(each, field) for objective, each in scores.items()}
+        return metrics
     alphabet = len({*splits.train, *splits.validation, *splits.test})
-    baselines = {words: NGramModel.from_text(splits.train, order, alphabet) for words, order in NGRAM_BASELINES.items()}
+    baselines = {words: NGramModel(splits.train, order, alphabet) for words, order in NGRAM_BASELINES.items()}
     for name, text in texts.items():
         tokens = torch.tensor(tokenizer.encode(text))
-        nats = negative_log_likelihood(model, tokens, settings.model.context) / _predicted_characters(
-            text, tokens, tokenizer
+        total, characters = (
+            negative_log_likelihood(model, tokens, context),
+            _predicted_characters(text, tokens, tokenizer),
         )
-        figures |= {f"{name} nats per character": nats, f"{name} bits per character": nats / math.log(2)}
-        figures |= {f"{name} nats by {words}": model_of.cross_entropy(text) for words, model_of in baselines.items()}
-    return figures
+        nats = total / characters
+        metrics |= {f"{name} nats per character": nats, f"{name} bits per character": nats / math.log(2)}
+        metrics |= {f"{name} nats by {words}": model_of.cross_entropy(text) for words, model_of in baselines.items()}
+    return metrics
 
 
-def _predicted_characters(
-    text: str, tokens: Int[Tensor, "n"], tokenizer: CharacterTokenizer | BytePairTokenizer
-) -> int:
+def _predicted_characters(text: str, tokens: Int[Tensor, "n"], tokenizer: RecipeTokenizer) -> int:
     """Number of characters of a text without those of its first token."""
     return len(text) - len(tokenizer.decode(tokens[:1].tolist()))

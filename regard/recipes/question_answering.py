@@ -7,6 +7,7 @@ from pathlib import Path
 from regard.base.config import from_json, to_json
 from regard.base.errors import ConfigError, RegardError
 from regard.base.lock import lock_folder
+from regard.base.validation import check_range
 from regard.data.birthplaces_dataset import QUESTION, BirthplaceQuestion
 from regard.data.characters import CharacterTokenizer
 from regard.data.fact_store import FactStore, StoredFact, open_fact_store
@@ -125,8 +126,8 @@ class QuestionAnswerer:
         )  # fmt: skip
         learned = tuple(sorted({*self.settings.learned, *(each.text for each in taught)}))
         settings = replace(self.settings, learned=learned)
-        figures, confidence = self._evaluate(settings, location)
-        outcome = RecipeResult(figures, self.model, self.tokenizer, {"confidence": to_json(confidence)})
+        metrics, confidence = self._evaluate(settings, location)
+        outcome = RecipeResult(metrics, self.model, self.tokenizer, {"confidence": to_json(confidence)})
         if location.group.is_main:
             save_result("birthplaces", settings, outcome, self.folder)
         known = [replace(fact, learned=True) for fact in new if self.guess(fact.question)[0] == fact.answer]
@@ -136,7 +137,7 @@ class QuestionAnswerer:
                 location.on_message(f"not learned yet, increase --steps: {fact.question} {fact.answer}")
         if location.group.is_main:
             self.store.mark_learned(known)
-        return known, figures
+        return known, metrics
 
     def _evaluate(
         self, settings: birthplaces.BirthplaceSettings, location: RunLocation
@@ -146,7 +147,7 @@ class QuestionAnswerer:
         if splits.validation and splits.test:
             return birthplaces.evaluate_with_confidence(settings, self.model, self.tokenizer, splits)
         location.on_message("every validation or test question was taught: metrics and confidence are not updated")
-        return read_json_fields(self.folder / RESULT_FILE, "figures")["figures"], self.confidence
+        return read_json_fields(self.folder / RESULT_FILE, "metrics")["metrics"], self.confidence
 
     def _is_learnable(self, fact: StoredFact) -> bool:
         """Whether the model can read the question and its answer."""
@@ -183,6 +184,5 @@ def load_question_answerer(folder: Path, store: Path | None = None) -> QuestionA
 
 def with_threshold(answerer: QuestionAnswerer, threshold: float) -> QuestionAnswerer:
     """A copy that gives the model's answers from another confidence on."""
-    if not 0 <= threshold <= 1:
-        raise ConfigError(f"the threshold is a confidence, from 0 to 1, not {threshold}")
+    check_range("threshold", threshold, 0, 1)
     return replace(answerer, confidence=replace(answerer.confidence, threshold=threshold))

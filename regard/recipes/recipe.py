@@ -20,7 +20,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from safetensors import SafetensorError
 
@@ -40,6 +40,17 @@ from regard.train.task import Task
 
 RESULT_FILE = "result.json"
 RECIPES = ("birthplaces", "vision", "translation", "language", "speech")
+RecipeTokenizer = CharacterTokenizer | BytePairTokenizer
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Splits(Generic[T]):
+    """The data of a recipe for training, validation and test."""
+
+    train: T
+    validation: T
+    test: T
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class TrainingSetup:
 
     model: Model
     phases: tuple[Phase, ...]
-    tokenizer: CharacterTokenizer | BytePairTokenizer | None = None
+    tokenizer: RecipeTokenizer | None = None
 
     def train(self, location: RunLocation) -> float:
         """Train the model, one phase after another. Returns the seconds it took."""
@@ -108,9 +119,9 @@ class TrainingSetup:
 class RecipeResult:
     """The metrics of a run by name, and the trained model."""
 
-    figures: dict[str, float]
+    metrics: dict[str, float]
     model: Model
-    tokenizer: CharacterTokenizer | BytePairTokenizer | None = None
+    tokenizer: RecipeTokenizer | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -175,8 +186,8 @@ def train_and_evaluate(
     """Prepare, train and evaluate a model with the functions of a recipe."""
     setup = prepare(settings, location)
     seconds = setup.train(location)
-    figures = evaluate(settings, setup.model, setup.tokenizer, location)
-    return RecipeResult({**figures, "seconds": seconds}, setup.model, setup.tokenizer)
+    metrics = evaluate(settings, setup.model, setup.tokenizer, location)
+    return RecipeResult({**metrics, "seconds": seconds}, setup.model, setup.tokenizer)
 
 
 def _check_no_learned_facts(folder: Path) -> None:
@@ -199,7 +210,7 @@ def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
         resume = f"Resume the unfinished one with `regard train {started} --resume --folder {folder}`."
         train = f"Train one with `regard train NAME --folder {folder}`."
         raise CheckpointError(f"{folder} has no finished run ({RESULT_FILE}). {train if started is None else resume}")
-    about = read_json_fields(file, "recipe", "settings", "figures")
+    about = read_json_fields(file, "recipe", "settings", "metrics")
     recipe = get_recipe(about["recipe"])
     settings: Any = from_json(f"{file}: settings", recipe.settings_type, about["settings"])
     tokens = folder / "model" / "tokenizer.json"
@@ -225,7 +236,7 @@ def get_recipe(name: str) -> Recipe:
 def save_result(name: str, settings: Any, outcome: RecipeResult, folder: Path) -> None:
     """Save the finished model, its tokenizer, and the settings and metrics of the run."""
     about = {
-        "recipe": name, "settings": to_json(settings), "figures": outcome.figures,
+        "recipe": name, "settings": to_json(settings), "metrics": outcome.metrics,
         "tokenizer": outcome.tokenizer is not None, **outcome.more,
     }  # fmt: skip
     text = json.dumps(about, indent=1) + "\n"

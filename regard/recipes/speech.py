@@ -25,13 +25,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_number, check_range
 from regard.data.characters import CharacterTokenizer
 from regard.data.digit_strings import DigitStrings
 from regard.data.log_mel import LogMel
 from regard.data.sampler import sampler_generator
 from regard.data.spoken_digits import Recordings, check_pause, make_digit_strings, read_spoken_digits
-from regard.data.tones import check_length, check_silence_share, sample_long_silences, tones
+from regard.data.tones import check_length, sample_long_silences, tones
 from regard.models.model import Model
 from regard.models.presets import build_from_config
 from regard.models.speech import STEP, Speech, SpeechConfig
@@ -95,11 +95,8 @@ class SpeechSettings:
         for length in (self.train_digits, self.eval_digits):
             check_length(length)
         check_pause(self.pause)
-        if not 0 <= check_number("no_pause_share", self.no_pause_share) < 1:
-            raise ConfigError(
-                f"no_pause_share is a share of the silences, from 0 to below 1, not {self.no_pause_share}"
-            )
-        check_silence_share(self.silence_share)
+        check_range("no_pause_share", self.no_pause_share, 0, 1, below=True)
+        check_range("silence_share", self.silence_share, 0, 1)
         if not self.log_mel.num_frames(self.max_samples) >= STEP:
             raise ConfigError(f"max_seconds={self.max_seconds} is shorter than the {STEP} frames of a row")
         if self.model.vocab != DIGITS.vocab:
@@ -175,12 +172,9 @@ def load_data(path: Path | None, settings: SpeechSettings) -> SpeechSplits:
     if path is None:
         generate = partial(tones, sample_rate=rate, silence_share=settings.silence_share)
         longest = settings.max_seconds + SILENCE
+        one = partial(generate, 1, settings.train_digits, max_seconds=settings.max_seconds)
         return SpeechSplits(
-            lambda number: _first_string(
-                generate(
-                    1, settings.train_digits, seed=_seed(settings, "train", number), max_seconds=settings.max_seconds
-                )
-            ),
+            lambda number: _first_string(one(seed=_seed(settings, "train", number))),
             generate(settings.validation, settings.eval_digits, seed=_seed(settings, "held"), max_seconds=longest),
             generate(settings.test, settings.eval_digits, seed=_seed(settings, "test"), max_seconds=longest),
         )
@@ -345,13 +339,13 @@ def evaluate(
     model = deepcopy(model).cpu().float().eval()
     splits = load_data(location.data, settings)
     digits, difference = recognize_streaming(model, splits.test, settings.log_mel)
-    figures = {"token error": token_error_rate(digits, splits.test)}
+    metrics = {"token error": token_error_rate(digits, splits.test)}
     if splits.test_single is not None:
         digits, other = recognize_streaming(model, splits.test_single, settings.log_mel)
-        figures["digit accuracy"], difference = sequence_accuracy(digits, splits.test_single), max(difference, other)
+        metrics["digit accuracy"], difference = sequence_accuracy(digits, splits.test_single), max(difference, other)
     validation = _validation_metrics(model, splits, settings.log_mel)
     return {
-        **figures, "digits in silence": float(count_digits_in_silence(model, settings.log_mel)),
+        **metrics, "digits in silence": float(count_digits_in_silence(model, settings.log_mel)),
         "latency": settings.latency, "streamed - whole": difference,
         **{f"validation {name}": value for name, value in validation.items()},
     }  # fmt: skip

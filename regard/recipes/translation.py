@@ -10,7 +10,7 @@ width.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, DataError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 from regard.core.masks import padding
 from regard.core.masks.algebra import Mask
 from regard.data.byte_pairs import WORD_END, BytePairTokenizer
@@ -35,7 +35,7 @@ from regard.models.sampling import BeamSearch, Greedy, Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.bleu import bleu, check_sacrebleu, plain_text_bleu
 from regard.recipes.moses_tokenizer import moses_detokenize, moses_tokenize
-from regard.recipes.recipe import Phase, RecipeResult, RunLocation, TrainingSetup, train_and_evaluate
+from regard.recipes.recipe import Phase, RecipeResult, RunLocation, Splits, TrainingSetup, train_and_evaluate
 from regard.train.averaging import LastKAverage
 from regard.train.objectives import cross_entropy
 from regard.train.optimizers import AdamW, Muon
@@ -47,7 +47,7 @@ SPECIAL = PAD, START, END = "pad", "start", "end"
 SPELLINGS = 16  # tokenisations of a word by BPE dropout, sampled once; training picks one for each occurrence
 PAD_MULTIPLE = 8  # batches are padded to a multiple of this: fewer shapes, and shapes that kernels are fast for
 EXTRA_TOKENS = 20  # tokens that a translation may have beyond twice the width of its source
-MAX_NAMED = 5  # further sentences that an error names
+MAX_OTHERS = 200  # characters for the further sentences that an error names
 LENGTH_PENALTY = "length penalty"  # the metric with the exponent that was chosen
 
 
@@ -91,10 +91,8 @@ class TranslationSettings:
         check_integer("num_beams", self.num_beams, 1, "beams")
         check_integer("seed", self.seed, 0)
         for name in ("label_smoothing", "bpe_dropout"):
-            if not 0 <= check_number(name, getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is a share, from 0 to below 1, not {getattr(self, name)}")
-        if check_number("r_drop", self.r_drop) < 0:
-            raise ConfigError(f"r_drop is 0 or above, such as 5, not {self.r_drop}")
+            check_range(name, getattr(self, name), 0, 1, below=True)
+        check_range("r_drop", self.r_drop, 0)
         if not self.length_penalties:
             raise ConfigError("length_penalties is empty; (1.0,) ranks translations by their mean log-probability")
         if self.source == self.target:
@@ -130,28 +128,18 @@ def real() -> TranslationSettings:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TranslationSplits:
-    """Sentence pairs for training, validation and test."""
-
-    train: SentencePairs
-    validation: SentencePairs
-    test: SentencePairs
-
-
-def load_data(folder: Path | None, settings: TranslationSettings) -> TranslationSplits:
+def load_data(folder: Path | None, settings: TranslationSettings) -> Splits[SentencePairs]:
     """Read the pairs of a folder, or generate numbers in words."""
     names = settings.source, settings.target
     if folder is not None:
         splits = ("train", "val", settings.test_split)
-        return TranslationSplits(
-            *(read_sentence_pairs(folder, split, *names, preprocessing=settings.preprocessing) for split in splits)
-        )
+        read = partial(read_sentence_pairs, folder, preprocessing=settings.preprocessing)
+        return Splits(*(read(split, *names) for split in splits))
     if set(names) != {"en", "de"}:
         raise ConfigError(f"the built-in numbers are in words of 'en' and 'de', not of {names[0]!r} and {names[1]!r}")
     parts = number_words(seed=settings.seed)
     swapped = (SentencePairs(each.target, each.source) for each in parts)
-    return TranslationSplits(*(parts if names == ("en", "de") else swapped))
+    return Splits(*(parts if names == ("en", "de") else swapped))
 
 
 def train_tokenizer(train: SentencePairs, bpe_vocab: int) -> BytePairTokenizer:
@@ -184,28 +172,27 @@ class TranslationTask:
     train: SentencePairs
     validation: SentencePairs
     tokenizer: BytePairTokenizer
-    context: int
-    batch_size: int
-    label_smoothing: float
-    r_drop: float
-    bpe_dropout: float
-    bucket_batches: int
-    seed: int
+    settings: TranslationSettings
+
+    @property
+    def context(self) -> int:
+        """Maximum number of tokens of a sentence."""
+        return self.settings.model.context
 
     def batch(self, step: int, part: int, of: int) -> TranslationBatch:
         """One share of the batch of a step."""
         records = self._order.at(step, part, of).tolist()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
-        size = (self.batch_size, 2, self._longest)
-        choices = (1, SPELLINGS + 1) if self.bpe_dropout else (0, 1)
-        draws = torch.randint(*choices, size, generator=sampler_generator(self.seed, step, "spelling"))
+        size = (self.settings.plan.batch_size, 2, self._longest)
+        choices = (1, SPELLINGS + 1) if self.settings.bpe_dropout else (0, 1)
+        draws = torch.randint(*choices, size, generator=sampler_generator(self.settings.seed, step, "spelling"))
         mine = draws[part * len(records) : (part + 1) * len(records)].tolist()
         rows = [
             tuple(self._row(words[record], chosen) for words, chosen in zip(self._words, both, strict=True))
             for record, both in zip(records, mine, strict=True)
         ]
         pad, start, end = (self.tokenizer.token(name) for name in SPECIAL)
-        times = 2 if self.r_drop else 1  # two passes in one batch: dropout differs from row to row
+        times = 2 if self.settings.r_drop else 1  # two passes in one batch: dropout differs from row to row
         inputs = pad_rows([[start, *target] for _, target in rows], pad, self.context).repeat(times, 1)
         return TranslationBatch(
             pad_rows([source for source, _ in rows], pad, self.context).repeat(times, 1),
@@ -218,12 +205,12 @@ class TranslationTask:
     def loss(self, model: nn.Module, batch: TranslationBatch) -> Loss:
         """Cross-entropy, with R-Drop the mean of two passes plus their weighted divergence."""
         logits = model(batch.source, batch.inputs, source_padding=batch.source_padding, indices=batch.positions).float()
-        found = cross_entropy(logits, batch.targets, smoothing=self.label_smoothing)
-        if not self.r_drop:
+        found = cross_entropy(logits, batch.targets, smoothing=self.settings.label_smoothing)
+        if not self.settings.r_drop:
             return found
         divergence = symmetric_kl(*logits.chunk(2)).sum()
         assert isinstance(found.count, Tensor)
-        return Loss((found.total + self.r_drop * divergence) / 2, found.count // 2)
+        return Loss((found.total + self.settings.r_drop * divergence) / 2, found.count // 2)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """BLEU and exact matches on the validation pairs, with greedy decoding."""
@@ -238,7 +225,8 @@ class TranslationTask:
             torch.tensor([sum(len(self._spelled[word][0]) for word in words) for words in side]) for side in self._words
         )
         lengths = target * self.context + source  # by the target first, whose tokens cost more: each has its logits
-        return LengthBuckets(len(self.train), self.batch_size, self.seed, lengths=lengths, pool=self.bucket_batches)
+        pool, plan = self.settings.bucket_batches, self.settings.plan
+        return LengthBuckets(len(self.train), plan.batch_size, self.settings.seed, lengths=lengths, pool=pool)
 
     @cached_property
     def _words(self) -> tuple[list[list[str]], ...]:
@@ -268,8 +256,11 @@ class TranslationTask:
         )
         usual = self.tokenizer.encode_batch(list(words))
         spelled = {word: [tokens] for word, tokens in zip(words, usual, strict=True)}
-        if self.bpe_dropout:
-            dropout, draw = BPEDropout(self.tokenizer, self.bpe_dropout), random.Random(self.seed).random
+        if self.settings.bpe_dropout:
+            dropout, draw = (
+                BPEDropout(self.tokenizer, self.settings.bpe_dropout),
+                random.Random(self.settings.seed).random,
+            )
             for word, spellings in spelled.items():
                 spellings += [dropout(word, draw) for _ in range(SPELLINGS)]
         return spelled
@@ -341,11 +332,11 @@ def generate_translations(
     encoded = tokenizer.encode_batch(sentences)
     unfit = [number for number, tokens in enumerate(encoded) if not 0 < len(tokens) <= context]
     if unfit:
-        called = [f"sentence {number + 1}" if names is None else names[number] for number in unfit]
-        sentence, tokens = sentences[unfit[0]], encoded[unfit[0]]
+        called, first = [f"sentence {number + 1}" if names is None else names[number] for number in unfit], unfit[0]
+        others = f"; the same holds for {', '.join(called[1:])}"[:MAX_OTHERS] if called[1:] else ""
         raise DataError(
-            f"{called[0]}: {sentence[:40]!r} has {len(tokens)} tokens, but the model reads from 1 to {context}; "
-            f"{'split it' if tokens else 'leave it out'}{_list_others(called[1:])}"
+            f"{called[0]}: {sentences[first][:40]!r} has {len(encoded[first])} tokens, but the model reads from 1 to "
+            f"{context}; split long sentences and leave empty ones out{others}"
         )
     by_width: dict[int, list[int]] = {}
     for number, tokens in enumerate(encoded):
@@ -359,14 +350,6 @@ def generate_translations(
             texts = _generate_batch(model, tokenizer, rows, strategy, 2 * width + EXTRA_TOKENS)
             found.update(zip(chosen, texts, strict=True))
     return [found[number] for number in range(len(encoded))]
-
-
-def _list_others(called: Sequence[str]) -> str:
-    """The further sentences that an error is about, a few of them by name."""
-    if not called:
-        return ""
-    more = f" and {len(called) - MAX_NAMED} more" if len(called) > MAX_NAMED else ""
-    return f". The same holds for {', '.join(called[:MAX_NAMED])}{more}"
 
 
 def _generate_batch(
@@ -414,12 +397,8 @@ def prepare(settings: TranslationSettings, location: RunLocation) -> TrainingSet
     """Train the tokenizer, and build the model and its training task."""
     splits = load_data(location.data, settings)
     tokenizer = train_tokenizer(splits.train, settings.bpe_vocab)
-    config = replace(settings.model, vocab=tokenizer.vocab)
-    task = TranslationTask(
-        splits.train, splits.validation, tokenizer, config.context, settings.plan.batch_size, settings.label_smoothing,
-        settings.r_drop, settings.bpe_dropout, settings.bucket_batches, settings.seed,
-    )  # fmt: skip
-    model = build_from_config(config, seed=settings.seed)
+    task = TranslationTask(splits.train, splits.validation, tokenizer, settings)
+    model = build_from_config(replace(settings.model, vocab=tokenizer.vocab), seed=settings.seed)
     return TrainingSetup(model, (Phase("training", task, settings.plan),), tokenizer)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_range
 from regard.data.digits import digits
 from regard.data.image_folder import resize_images
 from regard.data.image_formats import read_images
@@ -30,7 +30,7 @@ from regard.models.model import Model
 from regard.models.presets import build_from_config
 from regard.models.vit import ViTConfig
 from regard.recipes.image_augment import ImageAugmentation, mix_labels
-from regard.recipes.recipe import Phase, RunLocation, TrainingSetup
+from regard.recipes.recipe import Phase, RunLocation, Splits, TrainingSetup
 from regard.train.averaging import ExponentialAverage
 from regard.train.objectives import cross_entropy
 from regard.train.optimizers import AdamW, Muon
@@ -76,8 +76,7 @@ class VisionSettings:
             check_integer("size", self.size, 1, "pixels")
         if not self.validation and (self.plan.patience is not None or self.plan.load_best_at_end):
             raise ConfigError("patience and load_best_at_end need validation images, but validation=0")
-        if not 0 <= check_number("label_smoothing", self.label_smoothing) < 1:
-            raise ConfigError(f"label_smoothing is a share, from 0 to below 1, not {self.label_smoothing}")
+        check_range("label_smoothing", self.label_smoothing, 0, 1, below=True)
         ready = {ARCHITECTURE_NAMES[type(each)]: each for each in (*self.alternatives, self.model)}
         if self.architecture not in ready:
             raise ConfigError(f"architecture is one of {', '.join(sorted(ready))}, not {self.architecture!r}")
@@ -131,15 +130,7 @@ def real() -> VisionSettings:
     )
 
 
-class ImageSplits(NamedTuple):
-    """Images for training, validation and test."""
-
-    train: Images
-    validation: Images
-    test: Images
-
-
-def load_data(folder: Path | None, settings: VisionSettings) -> ImageSplits:
+def load_data(folder: Path | None, settings: VisionSettings) -> Splits[Images]:
     """Read the training images of a folder, or the built-in digits, and split them."""
     size = None if settings.size is None else (settings.size, settings.size)
     found = digits() if folder is None else read_images(folder, size=size)
@@ -152,7 +143,7 @@ def load_data(folder: Path | None, settings: VisionSettings) -> ImageSplits:
     # the test images first, so that they do not depend on the size of the validation set
     rest, test = random_split(len(found), [settings.test], SPLIT_SEED)
     train, validation = random_split(len(rest), [settings.validation], SPLIT_SEED)
-    return ImageSplits(*(found.select(records) for records in (rest[train], rest[validation], test)))
+    return Splits(*(found.select(records) for records in (rest[train], rest[validation], test)))
 
 
 class ImageBatch(NamedTuple):
@@ -168,36 +159,32 @@ class ImageClassificationTask:
 
     train: Images
     validation: Images
-    augmentation: ImageAugmentation
-    label_smoothing: float
-    batch_size: int
-    seed: int
+    settings: VisionSettings
     _on_device: dict[torch.device, Images] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, step: int, part: int, of: int) -> ImageBatch:
         """One share of the batch of a step."""
-        records = self._order.at(step, part, of)
-        if self.augmentation.mixing and len(records) % 2:
+        records, settings = self._order.at(step, part, of), self.settings
+        if settings.augmentation.mixing and len(records) % 2:
             raise ConfigError(
-                f"mixup and cutmix need pairs of images, but a batch of {self.batch_size} in {of} shares has "
+                f"mixup and cutmix need pairs of images, but a batch of {settings.plan.batch_size} in {of} shares has "
                 f"{len(records)} in each; use an even number, or mixup=0 and cutmix=0"
             )
         # drawn for the whole batch, so that the examples do not depend on the number of processes
-        drawn = torch.rand(
-            self.batch_size, self.augmentation.draws, generator=sampler_generator(self.seed, step, "augmentation")
-        )
+        generator = sampler_generator(settings.seed, step, "augmentation")
+        drawn = torch.rand(settings.plan.batch_size, settings.augmentation.draws, generator=generator)
         return ImageBatch(records, drawn[part * len(records) : (part + 1) * len(records)])
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> Loss:
         """Cross-entropy of the augmented images."""
-        images = self._images_on(batch.records.device)
+        images, smoothing = self._images_on(batch.records.device), self.settings.label_smoothing
         labels = images.labels[batch.records]
-        x, own = self.augmentation(images.pixels[batch.records] / 255, batch.draws)
+        x, own = self.settings.augmentation(images.pixels[batch.records] / 255, batch.draws)
         logits = model(normalize_pixels(x)).float()
-        if not self.augmentation.mixing:
-            return cross_entropy(logits, labels, smoothing=self.label_smoothing)
+        if not self.settings.augmentation.mixing:
+            return cross_entropy(logits, labels, smoothing=smoothing)
         targets = mix_labels(labels, own, len(images.classes))
-        total = functional.cross_entropy(logits, targets, label_smoothing=self.label_smoothing, reduction="sum")
+        total = functional.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
         return Loss(total, len(labels))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -206,13 +193,12 @@ class ImageClassificationTask:
 
     @cached_property
     def _order(self) -> ShuffledOrder:
-        return ShuffledOrder(len(self.train), self.batch_size, self.seed)
+        return ShuffledOrder(len(self.train), self.settings.plan.batch_size, self.settings.seed)
 
     def _images_on(self, device: torch.device) -> Images:
         if device not in self._on_device:
-            self._on_device[device] = Images(
-                self.train.pixels.to(device), self.train.labels.to(device), self.train.classes
-            )
+            pixels, labels = self.train.pixels.to(device), self.train.labels.to(device)
+            self._on_device[device] = Images(pixels, labels, self.train.classes)
         return self._on_device[device]
 
 
@@ -224,9 +210,8 @@ def normalize_pixels(x: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b cha
 def predict_classes(model: nn.Module, pixels: UInt8[Tensor, "n channels y x"]) -> Int[Tensor, "n"]:
     """The most likely class of each image."""
     device = next(model.parameters()).device
-    return torch.cat(
-        [model(normalize_pixels(some.to(device) / 255)).argmax(-1).cpu() for some in pixels.split(EVAL_BATCH)]
-    )
+    batches = (normalize_pixels(some.to(device) / 255) for some in pixels.split(EVAL_BATCH))
+    return torch.cat([model(some).argmax(-1).cpu() for some in batches])
 
 
 @torch.no_grad()
@@ -249,17 +234,14 @@ def prepare(settings: VisionSettings, location: RunLocation) -> TrainingSetup:
     """Build the model and its training task."""
     splits = load_data(location.data, settings)
     model = build_from_config(adapt_config(settings.model, splits.train), seed=settings.seed)
-    task = ImageClassificationTask(
-        splits.train, splits.validation, settings.augmentation, settings.label_smoothing, settings.plan.batch_size,
-        settings.seed,
-    )  # fmt: skip
+    task = ImageClassificationTask(splits.train, splits.validation, settings)
     return TrainingSetup(model, (Phase("training", task, settings.plan),))
 
 
 def evaluate(settings: VisionSettings, model: Model, tokenizer: None, location: RunLocation) -> dict[str, float]:
     """Accuracy on the test and validation images."""
     splits = load_data(location.data, settings)
-    figures = {"test accuracy": accuracy(model, splits.test)}
+    metrics = {"test accuracy": accuracy(model, splits.test)}
     if len(splits.validation):
-        figures["validation accuracy"] = accuracy(model, splits.validation)
-    return figures
+        metrics["validation accuracy"] = accuracy(model, splits.validation)
+    return metrics

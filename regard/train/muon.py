@@ -17,12 +17,9 @@ class BatchedMuon(torch.optim.Muon):
     def step(self, closure: Any = None) -> Any:
         """Do one optimizer step."""
         sharded = any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"])
-        if sharded or any(group["adjust_lr_fn"] not in (None, "original") for group in self.param_groups):
+        other_scale = any(group["adjust_lr_fn"] not in (None, "original") for group in self.param_groups)
+        if sharded or other_scale or closure is not None:
             return super().step(closure)  # type: ignore[no-untyped-call]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for p in group["params"]:
@@ -30,7 +27,7 @@ class BatchedMuon(torch.optim.Muon):
                     shapes.setdefault(p.shape, []).append(p)
             for shape, parameters in shapes.items():
                 self._update(parameters, shape, group)
-        return loss
+        return None
 
     def _update(self, parameters: list[Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
         """Update the parameters of one shape."""

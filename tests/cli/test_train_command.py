@@ -67,8 +67,8 @@ def test_progress_goes_to_stderr_and_metrics_to_stdout(tmp_path: Path) -> None:
 
 
 def test_eval_gives_the_metrics_of_the_finished_run(folder: Path) -> None:
-    metrics = json.loads(regard("eval", str(folder), "--json", "--device", "cpu").stdout)["figures"]
-    saved = json.loads((folder / "result.json").read_text())["figures"]
+    metrics = json.loads(regard("eval", str(folder), "--json", "--device", "cpu").stdout)["metrics"]
+    saved = json.loads((folder / "result.json").read_text())["metrics"]
     assert metrics == {name: saved[name] for name in metrics}
 
 

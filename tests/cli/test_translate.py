@@ -159,8 +159,8 @@ def test_a_line_that_is_too_long_is_named_before_any_is_translated(
         result = run.invoke(app, [folder, *words], input=text)
         assert (result.exit_code, result.stdout) == (2, "")
         assert (
-            f"{origin}, line 3: '{'one ' * 10}' has 30 tokens, but the model reads from 1 to 19; split it. "
-            f"The same holds for {origin}, line 5\n"
+            f"{origin}, line 3: '{'one ' * 10}' has 30 tokens, but the model reads from 1 to 19; split long "
+            f"sentences and leave empty ones out; the same holds for {origin}, line 5\n"
         ) in result.stderr
 
 

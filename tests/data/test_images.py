@@ -379,9 +379,7 @@ def test_images_outside_of_class_folders_are_refused(place: Path) -> None:
     tree(place / "train")
     tree(place / "test")
     (place / "loose.heic").write_bytes(b"some")
-    with pytest.raises(
-        DataError, match=r"set/loose\.heic is not in the folder of a class; expected train/CLASS/loose\.heic"
-    ):
+    with pytest.raises(DataError, match=r"set/loose\.heic would not be read; expected images in the folders of cla"):
         read_images(place)
 
 
@@ -428,7 +426,7 @@ def test_a_file_that_is_not_an_image_is_named(place: Path) -> None:
     with pytest.raises(DataError, match=r"notes\.txt is not an image; expected files named \.bmp"):
         read_images(place)
     (place / "cat" / "notes.txt").rename(place / "loose.png")
-    with pytest.raises(DataError, match=r"loose\.png is not in the folder of a class; expected set/CLASS/loose\.png"):
+    with pytest.raises(DataError, match=r"loose\.png would not be read; expected images in the folders of classes"):
         read_images(place)
     (place / "loose.png").unlink()
     (place / "empty").mkdir()

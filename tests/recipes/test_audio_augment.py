@@ -85,8 +85,8 @@ def test_spec_augment_masks_time_spans_and_bands_inside_the_sound():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"speed": 1.0}, "speed is a relative change, from 0 to below 1, not 1.0"),
-        ({"gain_db": -1.0}, "gain_db is a number of decibels, 0 or more, not -1.0"),
+        ({"speed": 1.0}, "speed must be at least 0 and below 1, not 1"),
+        ({"gain_db": -1.0}, "gain_db must be at least 0, not -1"),
         ({"snr_db": (20.0, 10.0)}, r"snr_db=\(20.0, 10.0\) is the minimum and maximum in decibels"),
         ({"masks": -1}, "masks is -1, but must be at least 0"),
     ],

@@ -126,7 +126,7 @@ def test_a_saved_run_gives_the_same_metrics_and_answers_questions(tmp_path: Path
     found, settings, model, tokenizer = load_finished_run(tmp_path)
     assert settings == tiny()
     again = found.module.evaluate(settings, model, tokenizer, RunLocation())
-    assert again == {name: outcome.figures[name] for name in again}
+    assert again == {name: outcome.metrics[name] for name in again}
     asking = load_question_answerer(tmp_path)
     reply = asking.reply("Where was Nobody Atall born?")
     assert reply.answer is None
@@ -192,8 +192,8 @@ def test_a_model_is_not_tested_on_questions_it_was_taught(tmp_path: Path) -> Non
     _, settings, model, tokenizer = load_finished_run(tmp_path)
     left = birthplaces.load_data(None, settings)
     assert {*left.validation, *left.test} == {*found.validation, *found.test} - {*told}
-    figures = birthplaces.evaluate(settings, model, tokenizer, RunLocation())
-    assert read_run(tmp_path / "result.json")["figures"] == figures
+    metrics = birthplaces.evaluate(settings, model, tokenizer, RunLocation())
+    assert read_run(tmp_path / "result.json")["metrics"] == metrics
     with pytest.raises(ConfigError, match="has learned 4 answers since it was trained, which would be lost; train in"):
         get_recipe("birthplaces").run(tiny(), RunLocation(folder=tmp_path, resume=True))
     for each in (*found.validation, *found.test):
@@ -201,7 +201,7 @@ def test_a_model_is_not_tested_on_questions_it_was_taught(tmp_path: Path) -> Non
     messages: list[str] = []
     load_question_answerer(tmp_path).learn(RunLocation(on_message=messages.append), steps=1)
     assert "every validation or test question was taught: metrics and confidence are not updated" in messages
-    assert read_run(tmp_path / "result.json")["figures"] == figures
+    assert read_run(tmp_path / "result.json")["metrics"] == metrics
 
 
 def test_a_blank_answer_is_not_given(done: Path, tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_self_training_uses_the_models_answers_about_everybody_else(tmp_path: Pa
     ("changes", "words"),
     [
         ({"validation": 100}, "validation=100 leaves none"),
-        ({"question_share": 1.0}, "question_share is a share"),
+        ({"question_share": 1.0}, "question_share must be at least 0 and below 1, not 1"),
         ({"position_offset": 40}, "position_offset=40 leaves too little"),
         ({"pretraining": None}, "nothing to train"),
         ({"question_share": 0.6, "reading_share": 0.4}, "leave no share for texts"),
@@ -355,10 +355,10 @@ def test_a_constant_answer_is_never_given_even_if_it_is_correct() -> None:
     )
     found = replace(found, validation=validation, test=test)
     model = constant_model("o", found.tokenizer)
-    figures, confidence = birthplaces.evaluate_with_confidence(settings, model, found.tokenizer, found)
-    assert (figures["validation accuracy"], figures["test accuracy"]) == (1, 1)
-    assert (figures["answered"], figures["unknown people answered"], confidence.threshold) == (0, 0, NEVER)
-    assert "accuracy of answered" not in figures, "no question was answered"
+    metrics, confidence = birthplaces.evaluate_with_confidence(settings, model, found.tokenizer, found)
+    assert (metrics["validation accuracy"], metrics["test accuracy"]) == (1, 1)
+    assert (metrics["answered"], metrics["unknown people answered"], confidence.threshold) == (0, 0, NEVER)
+    assert "accuracy of answered" not in metrics, "no question was answered"
     said, right = birthplaces.predict_answers(model, found.tokenizer, found.validation)
     assert calibrate(said, right, settings.precision).coverage > 0.9, "known people alone do not reveal it"
 
@@ -371,7 +371,7 @@ def test_without_unknown_people_no_question_is_answered(tmp_path: Path) -> None:
     messages: list[str] = []
     outcome = birthplaces.run(tiny(2, validation=24), RunLocation(data=tmp_path, on_message=messages.append))
     assert any("no questions about unknown people can be made" in each for each in messages)
-    assert "unknown people answered" not in outcome.figures
+    assert "unknown people answered" not in outcome.metrics
     assert outcome.more["confidence"]["threshold"] == NEVER
 
 
@@ -411,9 +411,9 @@ def test_each_fact_is_a_fiftieth_of_the_examples_and_all_facts_at_most_half(
 @pytest.mark.slow
 def test_the_built_in_run_reaches_its_accuracy_and_abstains_on_unknown_people() -> None:
     outcome = birthplaces.run(birthplaces.built_in(), RunLocation())
-    assert outcome.figures["test accuracy"] >= 0.9
-    assert outcome.figures["answered"] >= 0.8
-    assert outcome.figures["unknown people answered"] <= 0.06
+    assert outcome.metrics["test accuracy"] >= 0.9
+    assert outcome.metrics["answered"] >= 0.8
+    assert outcome.metrics["unknown people answered"] <= 0.06
     others = biographies(100, seed=77)
     unknown = [BirthplaceQuestion(*each) for each in (*others.training, *others.evaluation)]
     confidence = from_json("confidence", Confidence, outcome.more["confidence"])
@@ -422,8 +422,8 @@ def test_the_built_in_run_reaches_its_accuracy_and_abstains_on_unknown_people() 
     said, _ = birthplaces.predict_answers(outcome.model, outcome.tokenizer, unknown)
     assert sum(map(confidence.accepts, said)) <= 2
     without = birthplaces.run(birthplaces.no_pretraining(birthplaces.built_in()), RunLocation())
-    assert without.figures["test accuracy"] < 0.1
-    assert "accuracy of answered" not in without.figures
+    assert without.metrics["test accuracy"] < 0.1
+    assert "accuracy of answered" not in without.metrics
 
 
 @pytest.mark.parametrize("name", ["wiki.txt", "train.tsv", "dev.tsv"])

@@ -140,7 +140,7 @@ def test_answers_that_are_equally_sure_are_given_together() -> None:
 
 @pytest.mark.parametrize("precision", [0.0, 1.5])
 def test_a_precision_is_a_share(precision: float) -> None:
-    with pytest.raises(ConfigError, match="precision is a share of correct answers"):
+    with pytest.raises(ConfigError, match="precision must be above 0 and at most 1"):
         calibrate(alike(-1.0), [True], precision)
 
 

@@ -277,9 +277,9 @@ def test_autocast_does_not_make_augmentation_coarse() -> None:
     ("settings", "words"),
     [
         ({"shift": -1}, r"Augmentation\(shift\) is -1, but must be at least 0: it counts pixels"),
-        ({"flip": 1.5}, r"Augmentation\(flip\) is a share, from 0 to 1, not 1.5"),
+        ({"flip": 1.5}, r"Augmentation\(flip\) must be at least 0 and at most 1, not 1.5"),
         ({"operations": 0.5}, r"Augmentation\(operations\) takes a whole number, not 0.5"),
-        ({"mixup": 0.7, "cutmix": 0.6}, r"mixup \+ cutmix is at most 1, not 0.7 \+ 0.6"),
+        ({"mixup": 0.7, "cutmix": 0.6}, r"mixup \+ cutmix, which are shares of images, must be .* at most 1, not 1.3"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, float], words: str) -> None:

@@ -49,9 +49,9 @@ from regard.recipes.language import (
     LanguageSettings,
     NextTokenTask,
     NGramModel,
-    TextSplits,
     load_data,
     negative_log_likelihood,
+    split_text,
 )
 from regard.recipes.recipe import RunLocation, get_recipe, load_finished_run
 from regard.train.objectives import IGNORED
@@ -87,14 +87,14 @@ def corpus() -> SentenceCorpus:
 
 def test_a_text_is_cut_into_three_parts_in_its_order() -> None:
     told = "".join(chr(97 + number % 26) for number in range(103))
-    found = TextSplits.from_text(told, 0.1)
+    found = split_text(told, 0.1)
     assert found.train + found.validation + found.test == told
     assert (len(found.train), len(found.validation), len(found.test)) == (83, 10, 10)
 
 
 def test_a_text_too_short_to_split_is_refused() -> None:
     with pytest.raises(DataError, match=r"validation=0.05 of a text of 9 characters is empty; use a longer text"):
-        TextSplits.from_text("too short", 0.05)
+        split_text("too short", 0.05)
 
 
 def test_the_built_in_text_has_no_repeated_paragraphs() -> None:
@@ -137,13 +137,13 @@ def test_a_text_costs_what_its_tokens_cost_one_after_the_other(length: int) -> N
 
 
 def test_counted_likelihoods_sum_to_one_after_any_context() -> None:
-    grams = NGramModel.from_text("abracadabra, abracadabra", 3, alphabet=8)
+    grams = NGramModel("abracadabra, abracadabra", 3, alphabet=8)
     for before in ("", "a", "br", "bz", "zz", "z"):
         assert math.fsum(grams.likelihood(before + each) for each in "abrcd, z") == pytest.approx(1)
 
 
 def test_counted_likelihoods_are_those_of_witten_and_bell() -> None:
-    grams = NGramModel.from_text("aab", 2, alphabet=4)
+    grams = NGramModel("aab", 2, alphabet=4)
     alone = (2 + 2 / 4) / (3 + 2)  # seen twice of three times, and two kinds were seen
     assert grams.likelihood("a") == pytest.approx(alone)
     assert grams.likelihood("aa") == pytest.approx((1 + 2 * alone) / (2 + 2))
@@ -155,7 +155,7 @@ def test_counted_likelihoods_are_those_of_witten_and_bell() -> None:
 
 def test_longer_n_grams_predict_better_and_training_text_best() -> None:
     found = load_data(None, 0.1)
-    counted = [NGramModel.from_text(found.train[:20_000], order, 103) for order in (1, 2, 3)]
+    counted = [NGramModel(found.train[:20_000], order, 103) for order in (1, 2, 3)]
     one, two, three = (grams.cross_entropy(found.validation[:900]) for grams in counted)
     assert one > two + 0.3 > three + 0.4
     assert counted[2].cross_entropy(found.train[:900]) < three - 0.2
@@ -502,10 +502,10 @@ def test_examples_are_padded_to_the_context(corpus: SentenceCorpus) -> None:
 
 FAULTS = [
     ({"architecture": "rnn"}, r"architecture is one of gpt, bert, not 'rnn'"),
-    ({"validation": 0.3}, r"validation is a share of the text, above 0 and up to 0.25, not 0.3"),
+    ({"validation": 0.3}, r"validation must be above 0 and at most 0.25, not 0.3"),
     ({"gpt.bpe_vocab": 255}, r"gpt.bpe_vocab is 255, but must be at least 256"),
     ({"bert.bpe_vocab": 262}, r"bert.bpe_vocab is 262, but must be at least 263"),
-    ({"bert.mask_share": 0.0}, r"bert.mask_share is a share of words, above 0 and up to 1, not 0.0"),
+    ({"bert.mask_share": 0.0}, r"bert.mask_share must be above 0 and at most 1, not 0"),
     ({"bert.eval_sentences": 0}, r"bert.eval_sentences is 0, but must be at least 1"),
     ({"bert.model.head": "masked"}, r"needs head='pretraining' and segments=2, not head='masked' and segments=2"),
     ({"bert.model.segments": 1}, r"not head='pretraining' and segments=1"),
@@ -531,9 +531,9 @@ def test_a_context_longer_than_the_text_is_refused(text: Path) -> None:
 @pytest.mark.parametrize("form", [language.built_in, language.real])
 def test_the_settings_are_those_of_the_chosen_architecture(form: Any) -> None:
     made_so = form()
-    assert (made_so.model, made_so.plan) == (made_so.gpt.model, made_so.gpt.plan)
+    assert made_so.chosen == made_so.gpt
     other = override(made_so, {"architecture": "bert"})
-    assert (other.model, other.plan) == (made_so.bert.model, made_so.bert.plan)
+    assert other.chosen == made_so.bert
 
 
 def test_each_variant_chooses_an_architecture() -> None:
@@ -574,8 +574,8 @@ def test_a_killed_run_resumes_to_the_same_parameters_and_metrics(
         assert torch.equal(one, other)
     again, kept, model, tokenizer = load_finished_run(tmp_path / "whole")
     assert kept == chosen
-    figures = {name: value for name, value in whole.figures.items() if name != "seconds"}
-    assert again.module.evaluate(kept, model, tokenizer, RunLocation(data=text)) == pytest.approx(figures, rel=1e-6)
+    metrics = {name: value for name, value in whole.metrics.items() if name != "seconds"}
+    assert again.module.evaluate(kept, model, tokenizer, RunLocation(data=text)) == pytest.approx(metrics, rel=1e-6)
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["recipe"] == "language"
     if isinstance(model, GPT):
         (written,) = generate(model, [tokenizer.encode("the ")], max_new_tokens=5)
@@ -586,31 +586,31 @@ def test_an_untrained_model_has_the_entropy_of_the_alphabet(text: Path) -> None:
     untrained = settings(**{"gpt.plan.steps": 1, "gpt.plan.optimizer.lr": 1e-9})
     found = get_recipe("language").run(untrained, RunLocation(data=text))
     alphabet = len(set(text.read_text(encoding="utf-8")))
-    assert found.figures["test nats per character"] == pytest.approx(math.log(alphabet), abs=0.05)
-    assert found.figures["test bits per character"] == pytest.approx(math.log2(alphabet), abs=0.07)
-    assert found.figures["test nats by trigrams"] < found.figures["test nats by single characters"] < math.log(alphabet)
+    assert found.metrics["test nats per character"] == pytest.approx(math.log(alphabet), abs=0.05)
+    assert found.metrics["test bits per character"] == pytest.approx(math.log2(alphabet), abs=0.07)
+    assert found.metrics["test nats by trigrams"] < found.metrics["test nats by single characters"] < math.log(alphabet)
 
 
 @pytest.mark.slow
 def test_the_built_in_gpt_is_far_better_than_trigrams() -> None:
-    figures = get_recipe("language").run(language.built_in(), RunLocation()).figures
+    metrics = get_recipe("language").run(language.built_in(), RunLocation()).metrics
     for part in ("test", "validation"):
-        assert figures[f"{part} nats per character"] < figures[f"{part} nats by trigrams"] - 0.45
-        assert figures[f"{part} nats by trigrams"] < figures[f"{part} nats by single characters"] - 1
-    assert figures["test nats per character"] < 1.38
+        assert metrics[f"{part} nats per character"] < metrics[f"{part} nats by trigrams"] - 0.45
+        assert metrics[f"{part} nats by trigrams"] < metrics[f"{part} nats by single characters"] - 1
+    assert metrics["test nats per character"] < 1.38
 
 
 @pytest.mark.slow
 def test_the_built_in_bert_is_better_than_chance_on_every_objective() -> None:
     recipe = get_recipe("language")
-    figures = recipe.run(recipe.settings(real=False, variant="bert"), RunLocation()).figures
+    metrics = recipe.run(recipe.settings(real=False, variant="bert"), RunLocation()).metrics
     parts_unread = ("test", "validation")
     for part in parts_unread:
-        assert figures[f"{part} next by chance"] == figures[f"{part} order by chance"] == 1 / 2
-        assert figures[f"{part} halves by chance"] == 1 / 8
+        assert metrics[f"{part} next by chance"] == metrics[f"{part} order by chance"] == 1 / 2
+        assert metrics[f"{part} halves by chance"] == 1 / 8
     for question, least in {"words": 0.11, "next": 0.58, "order": 0.55, "halves": 0.22}.items():
         right, chance, interval = (
-            [figures[f"{part} {question}{what}"] for part in parts_unread] for what in ("", " by chance", " interval")
+            [metrics[f"{part} {question}{what}"] for part in parts_unread] for what in ("", " by chance", " interval")
         )
         assert sum(right) / 2 - math.hypot(*interval) / 2 > sum(chance) / 2, question
         assert sum(right) / 2 > least, question

@@ -116,5 +116,5 @@ def test_a_folder_that_cannot_be_written_and_files_that_are_damaged_are_told(tmp
     with pytest.raises(CheckpointError, match=f"{RESULT_FILE} is damaged: recipe is missing"):
         load_finished_run(tmp_path)
     (tmp_path / RESULT_FILE).write_text('{"recipe": "vision", "settings": {}}')
-    with pytest.raises(CheckpointError, match=f"{RESULT_FILE} is damaged: figures is missing"):
+    with pytest.raises(CheckpointError, match=f"{RESULT_FILE} is damaged: metrics is missing"):
         load_finished_run(tmp_path)

@@ -95,10 +95,10 @@ def test_a_batch_has_its_strings_and_the_loss_works_in_half_precision():
     exact = task.loss(model, batch).total
     with torch.autocast("cpu", dtype=torch.bfloat16):
         lower = task.loss(model, batch).total
-        figures = task.evaluate(model)
+        metrics = task.evaluate(model)
     torch.testing.assert_close(lower, exact, rtol=0.03, atol=0)
     assert not torch.equal(lower, exact)
-    assert figures == task.evaluate(model)  # which is always in full precision
+    assert metrics == task.evaluate(model)  # which is always in full precision
 
 
 def test_the_splits_share_no_recording(recorded: Path):
@@ -207,7 +207,7 @@ def test_a_saved_run_gives_the_same_metrics(real: bool, recorded: Path, tmp_path
     found, settings, model, tokenizer = load_finished_run(tmp_path / "run")
     assert settings == TINY
     again = found.module.evaluate(settings, model, tokenizer, place)
-    assert again == {name: figure for name, figure in outcome.figures.items() if name != "seconds"}
+    assert again == {name: figure for name, figure in outcome.metrics.items() if name != "seconds"}
     assert ("digit accuracy" in again) == real
     assert again["latency"] == TINY.latency
     assert again["streamed - whole"] < 1e-4
@@ -238,8 +238,8 @@ def test_an_interrupted_run_resumes_to_the_same_parameters(tmp_path: Path):
         ({"validation": 0}, "validation is 0, but must be at least 1"),
         ({"eval_digits": (4, 2)}, r"length=\(4, 2\) is the minimum and maximum number of digits"),
         ({"pause": (0.2, 0.1)}, r"pause=\(0.2, 0.1\) is the minimum and maximum silence"),
-        ({"no_pause_share": 1.0}, "no_pause_share is a share of the silences, from 0 to below 1, not 1.0"),
-        ({"silence_share": -0.1}, "silence_share is a share of the strings, from 0 to 1, not -0.1"),
+        ({"no_pause_share": 1.0}, "no_pause_share must be at least 0 and below 1, not 1"),
+        ({"silence_share": -0.1}, "silence_share must be at least 0 and at most 1, not -0.1"),
         ({"max_seconds": 0.05}, "max_seconds=0.05 is shorter than the 4 frames of a row"),
         ({"model": replace(MODEL, vocab=12)}, "model.vocab is 11, the ten digits and the blank, not 12"),
         ({"model": replace(MODEL, mels=6)}, "model.mels=6 and log_mel.mels=5 must be equal"),
@@ -273,10 +273,10 @@ def test_the_built_in_run_reaches_its_error_rate_and_outputs_nothing_in_silence(
         outcome = get_recipe("speech").run(speech.built_in(), RunLocation())
     finally:
         torch.set_num_threads(1)
-    figures, model = outcome.figures, outcome.model
-    assert figures["token error"] <= 0.01
-    assert figures["latency"] <= 0.25
-    assert figures["digits in silence"] == 0
+    metrics, model = outcome.metrics, outcome.model
+    assert metrics["token error"] <= 0.01
+    assert metrics["latency"] <= 0.25
+    assert metrics["digits in silence"] == 0
     assert isinstance(model, Speech)
     noise = torch.randn(5 * 8000, generator=torch.Generator().manual_seed(5))
     assert [said(model, spread * noise) for spread in (0.0, 1e-4, 1e-3, 1e-2, 0.05)] == [[]] * 5

@@ -89,16 +89,8 @@ def small(**changes: Any) -> TranslationSettings:
 
 
 def task_of(pairs: BytePairTokenizer, **changes: Any) -> TranslationTask:
-    given: dict[str, Any] = {
-        "label_smoothing": 0.1,
-        "r_drop": 0.0,
-        "bpe_dropout": 0.0,
-        "bucket_batches": 1,
-        "context": CONTEXT,
-    } | changes
-    return TranslationTask(
-        numbers(SIZES["train"]), numbers(SIZES["val"]), pairs, batch_size=6, seed=5, **given
-    )  # fmt: skip
+    given = {"r_drop": 0.0, "bpe_dropout": 0.0, "model.context": CONTEXT, "plan.batch_size": 6, "seed": 5} | changes
+    return TranslationTask(numbers(SIZES["train"]), numbers(SIZES["val"]), pairs, small(**given))
 
 
 def model_of(pairs: BytePairTokenizer, seed: int = 3, dropout: float = 0.0, context: int = CONTEXT) -> Transformer:
@@ -132,9 +124,9 @@ def rows(batch: TranslationBatch) -> list[tuple[list[int], list[int], list[int]]
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"label_smoothing": 1.0}, "label_smoothing is a share, from 0 to below 1, not 1.0"),
-        ({"bpe_dropout": -0.1}, "bpe_dropout is a share, from 0 to below 1, not -0.1"),
-        ({"r_drop": -1.0}, "r_drop is 0 or above, such as 5, not -1.0"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, not 1"),
+        ({"bpe_dropout": -0.1}, "bpe_dropout must be at least 0 and below 1, not -0.1"),
+        ({"r_drop": -1.0}, "r_drop must be at least 0, not -1"),
         ({"bucket_batches": 0}, "bucket_batches is 0, but must be at least 1"),
         ({"num_beams": 0}, "num_beams is 0, but must be at least 1"),
         ({"bpe_vocab": 0}, "bpe_vocab is 0, but must be at least 1"),
@@ -273,14 +265,14 @@ def test_bpe_dropout_changes_from_step_to_step(pairs: BytePairTokenizer) -> None
 
 def test_a_sentence_that_bpe_dropout_makes_too_long_is_tokenised_as_usual(pairs: BytePairTokenizer) -> None:
     tokens = max(len(pairs.encode(text)) for side in (english, german) for text in map(side, SIZES["train"]))
-    tight, wide = task_of(pairs, bpe_dropout=0.9, context=tokens + 1), task_of(pairs, bpe_dropout=0.9)
+    tight, wide = task_of(pairs, bpe_dropout=0.9, **{"model.context": tokens + 1}), task_of(pairs, bpe_dropout=0.9)
     assert max(wide.batch(0, 0, 1).inputs.shape) > tokens + 1
     assert max(tight.batch(0, 0, 1).inputs.shape) <= tokens + 1
 
 
 def test_a_training_sentence_longer_than_the_context_is_refused(pairs: BytePairTokenizer) -> None:
     with pytest.raises(DataError, match=r"sentence \d+ of the training set has \d+ tokens, but model.context is 4"):
-        task_of(pairs, context=4).batch(0, 0, 1)
+        task_of(pairs, **{"model.context": 4}).batch(0, 0, 1)
 
 
 def test_rows_are_padded_to_a_multiple_of_eight_within_the_context() -> None:
@@ -366,8 +358,8 @@ def test_evaluation_is_greedy_and_in_full_precision(pairs: BytePairTokenizer) ->
     task, model = task_of(pairs), model_of(pairs)
     said = translate(model, pairs, task.validation.source, Greedy())
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        figures = task.evaluate(model)
-    assert figures == {"BLEU": bleu(said, task.validation.target), "exact": 0.0}
+        metrics = task.evaluate(model)
+    assert metrics == {"BLEU": bleu(said, task.validation.target), "exact": 0.0}
 
 
 def test_the_share_of_exact_translations() -> None:
@@ -399,9 +391,9 @@ def test_a_saved_run_gives_the_same_metrics(folder: Path, ran: tuple[Path, Any])
     found, settings, model, pairs = load_finished_run(where)
     assert settings == small(length_penalties=(0.0, 2.0))
     assert pairs == outcome.tokenizer
-    figures = found.module.evaluate(settings, model, pairs, RunLocation(data=folder))
-    assert {**figures, "seconds": outcome.figures["seconds"]} == outcome.figures
-    assert {"test BLEU", "test exact", "validation BLEU", LENGTH_PENALTY} <= set(figures)
+    metrics = found.module.evaluate(settings, model, pairs, RunLocation(data=folder))
+    assert {**metrics, "seconds": outcome.metrics["seconds"]} == outcome.metrics
+    assert {"test BLEU", "test exact", "validation BLEU", LENGTH_PENALTY} <= set(metrics)
 
 
 def test_the_length_penalty_is_chosen_on_validation_pairs(
@@ -420,10 +412,10 @@ def test_the_length_penalty_is_chosen_on_validation_pairs(
     found = load_data(folder, settings)
     both = SentencePairs((*found.validation.source, *found.test.source), (*found.validation.target, *found.test.target))
     monkeypatch.setattr(translation, "translate", searched)
-    figures = translation.evaluate(settings, model_of(pairs), pairs, RunLocation(data=folder))
+    metrics = translation.evaluate(settings, model_of(pairs), pairs, RunLocation(data=folder))
     assert asked == [(7, 0.0), (7, 2.0), (7, 1.0), (5, 2.0)]
-    assert (figures[LENGTH_PENALTY], figures["test BLEU"], figures["test exact"]) == (2.0, pytest.approx(100), 1.0)
-    assert 0 < figures["validation BLEU"] < 100
+    assert (metrics[LENGTH_PENALTY], metrics["test BLEU"], metrics["test exact"]) == (2.0, pytest.approx(100), 1.0)
+    assert 0 < metrics["validation BLEU"] < 100
 
 
 def test_an_interrupted_run_resumes_to_the_same_result(folder: Path, ran: tuple[Path, Any], tmp_path: Path) -> None:
@@ -436,7 +428,7 @@ def test_an_interrupted_run_resumes_to_the_same_result(folder: Path, ran: tuple[
         run(settings, RunLocation(data=folder, folder=tmp_path, on_progress=stop))
     outcome = run(settings, RunLocation(data=folder, folder=tmp_path, resume=True))
     straight = ran[1]
-    assert {**outcome.figures, "seconds": 0} == {**straight.figures, "seconds": 0}
+    assert {**outcome.metrics, "seconds": 0} == {**straight.metrics, "seconds": 0}
     for one, other in zip(outcome.model.parameters(), straight.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -449,10 +441,10 @@ def test_sacrebleu_is_left_out_without_plain_text_and_required_for_training(
     monkeypatch.setattr(translation, "translate", lambda m, p, sentences, s: ["drei hundert eins ."] * len(sentences))
     for file in folder.glob("*.lc.tok.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    figures = translation.evaluate(settings, model, pairs, RunLocation(data=tmp_path, on_message=messages.append))
+    metrics = translation.evaluate(settings, model, pairs, RunLocation(data=tmp_path, on_message=messages.append))
     assert "sacreBLEU is left out because there is no plain text" in messages[0]
     assert "has neither test.en nor" in messages[0]
-    assert "test sacreBLEU" not in figures
+    assert "test sacreBLEU" not in metrics
     monkeypatch.setattr("regard.recipes.bleu.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install regard\[translate\]"):
         run(settings, RunLocation(data=folder))
@@ -465,8 +457,8 @@ def test_sacrebleu_compares_plain_text_without_case(
     monkeypatch.setattr(translation, "translate", lambda m, p, sentences, s: ["drei hundert eins ."] * len(sentences))
     calls: list[Any] = []
     monkeypatch.setattr(translation, "plain_text_bleu", lambda *given, **more: calls.append((given, more)) or 12.5)
-    figures = translation.evaluate(settings, model, pairs, RunLocation(data=folder))
-    assert figures["test sacreBLEU"] == 12.5
+    metrics = translation.evaluate(settings, model, pairs, RunLocation(data=folder))
+    assert metrics["test sacreBLEU"] == 12.5
     (((translations, references), more),) = calls
     assert (translations[0], references[0], more) == ("drei hundert eins.", "Drei hundert eins.", {"lowercase": True})
 
@@ -474,5 +466,5 @@ def test_sacrebleu_compares_plain_text_without_case(
 @pytest.mark.slow
 def test_the_built_in_run_translates_numbers_that_are_not_in_training() -> None:
     outcome = get_recipe("translation").run(built_in(), RunLocation())
-    assert outcome.figures["test exact"] >= 0.99
-    assert outcome.figures["test BLEU"] >= 99
+    assert outcome.metrics["test exact"] >= 0.99
+    assert outcome.metrics["test BLEU"] >= 99

@@ -38,9 +38,7 @@ def tiny(**changes: Any) -> vision.VisionSettings:
 def task(settings: vision.VisionSettings | None = None) -> vision.ImageClassificationTask:
     settings = tiny() if settings is None else settings
     found = vision.load_data(None, settings)
-    return vision.ImageClassificationTask(
-        found.train, found.validation, settings.augmentation, 0.1, settings.plan.batch_size, 3
-    )
+    return vision.ImageClassificationTask(found.train, found.validation, replace(settings, seed=3))
 
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
@@ -54,14 +52,14 @@ def alike(model: nn.Module, other: nn.Module) -> bool:
 @pytest.mark.slow
 def test_the_built_in_run_reaches_its_accuracy() -> None:
     outcome = get_recipe("vision").run(vision.built_in(), RunLocation())
-    assert outcome.figures["test accuracy"] >= 0.98
+    assert outcome.metrics["test accuracy"] >= 0.98
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["davit", "cnn"])
 def test_the_other_architectures_reach_the_accuracy(architecture: str) -> None:
     outcome = get_recipe("vision").run(override(vision.built_in(), {"architecture": architecture}), RunLocation())
-    assert outcome.figures["test accuracy"] >= 0.98
+    assert outcome.metrics["test accuracy"] >= 0.98
 
 
 def test_a_saved_run_gives_the_same_metrics(tmp_path: Path) -> None:
@@ -70,8 +68,8 @@ def test_a_saved_run_gives_the_same_metrics(tmp_path: Path) -> None:
     assert (found.name, settings, tokenizer) == ("vision", tiny(), None)
     assert alike(model, outcome.model)
     told = vision.evaluate(settings, model, tokenizer, RunLocation())
-    assert told == {name: outcome.figures[name] for name in ("test accuracy", "validation accuracy")}
-    assert json.loads((tmp_path / "result.json").read_text())["figures"] == outcome.figures
+    assert told == {name: outcome.metrics[name] for name in ("test accuracy", "validation accuracy")}
+    assert json.loads((tmp_path / "result.json").read_text())["metrics"] == outcome.metrics
 
 
 def test_an_interrupted_run_resumes_to_the_same_parameters(tmp_path: Path) -> None:
@@ -86,7 +84,7 @@ def test_an_interrupted_run_resumes_to_the_same_parameters(tmp_path: Path) -> No
         get_recipe("vision").run(settings, RunLocation(folder=tmp_path / "killed", on_progress=kill))
     resumed = get_recipe("vision").run(settings, RunLocation(folder=tmp_path / "killed", resume=True))
     assert alike(whole.model, resumed.model)
-    assert whole.figures["test accuracy"] == resumed.figures["test accuracy"]
+    assert whole.metrics["test accuracy"] == resumed.metrics["test accuracy"]
 
 
 @pytest.mark.parametrize("architecture", ["davit", "cnn"])
@@ -96,7 +94,7 @@ def test_every_architecture_can_be_trained(architecture: str) -> None:
     )
     outcome = get_recipe("vision").run(settings, RunLocation())
     assert type(outcome.model.config) is KINDS[architecture]
-    assert 0 <= outcome.figures["test accuracy"] <= 1
+    assert 0 <= outcome.metrics["test accuracy"] <= 1
 
 
 @pytest.mark.parametrize("make_settings", [vision.built_in, vision.real])
@@ -123,9 +121,10 @@ def test_the_network_for_real_images_is_a_plain_one_of_at_most_six_million_param
 
 def test_the_splits_share_no_image_and_are_reproducible() -> None:
     first, again = vision.load_data(None, tiny()), vision.load_data(None, tiny())
-    assert [len(part) for part in first] == [1797 - 150 - 360, 150, 360]
-    assert all(torch.equal(part.pixels, same.pixels) for part, same in zip(first, again, strict=True))
-    every = torch.cat([part.pixels for part in first]).flatten(1)
+    parts = [*vars(first).values()]
+    assert [len(part) for part in parts] == [1797 - 150 - 360, 150, 360]
+    assert all(torch.equal(part.pixels, same.pixels) for part, same in zip(parts, vars(again).values(), strict=True))
+    every = torch.cat([part.pixels for part in parts]).flatten(1)
     assert len(every.unique(dim=0)) == 1797  # no two digits are alike
     other = vision.load_data(None, tiny(seed=1))
     assert torch.equal(other.test.pixels, first.test.pixels)  # no seed learns from what another is judged by
@@ -187,7 +186,7 @@ def test_accuracy_is_the_share_of_correct_classes(monkeypatch: pytest.MonkeyPatc
 def test_without_validation_images_there_are_no_validation_metrics() -> None:
     settings = tiny(validation=0)
     assert task(settings).evaluate(Bright()) == {}
-    assert set(get_recipe("vision").run(settings, RunLocation()).figures) == {"test accuracy", "seconds"}
+    assert set(get_recipe("vision").run(settings, RunLocation()).metrics) == {"test accuracy", "seconds"}
 
 
 def test_real_images_are_read_from_a_folder_and_decide_channels_and_classes(tmp_path: Path) -> None:
@@ -207,7 +206,7 @@ def test_images_of_several_sizes_are_resized(tmp_path: Path) -> None:
         (tmp_path / "ab"[number % 2]).mkdir(exist_ok=True)
         Image.new("RGB", (5 + number, 7)).save(tmp_path / "ab"[number % 2] / f"{number}.png")
     found = vision.load_data(tmp_path, tiny(size=9, test=3, validation=2))
-    assert [tuple(part.pixels.shape) for part in found] == [(7, 3, 9, 9), (2, 3, 9, 9), (3, 3, 9, 9)]
+    assert [tuple(part.pixels.shape) for part in vars(found).values()] == [(7, 3, 9, 9), (2, 3, 9, 9), (3, 3, 9, 9)]
     assert vision.load_data(None, tiny(size=12)).train.pixels.shape[1:] == (1, 12, 12)
 
 
@@ -215,14 +214,14 @@ def test_images_of_several_sizes_are_resized(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"architecture": "resnet"}, "architecture is one of cnn, davit, vit, not 'resnet'"),
-        ({"label_smoothing": 1.0}, "label_smoothing is a share, from 0 to below 1, not 1.0"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, not 1"),
         ({"test": 0}, "test is 0, but must be at least 1: it counts images"),
         ({"validation": -1}, "validation is -1, but must be at least 0: it counts images"),
         ({"size": 0}, "size is 0, but must be at least 1: it counts pixels"),
         ({"validation": 0, "plan.load_best_at_end": True}, "need validation images, but validation=0"),
         ({"validation": 0, "plan.patience": 2}, "need validation images, but validation=0"),
         ({"model.depht": 3}, "did you mean 'depth'"),
-        ({"augmentation.flip": 2.0}, r"Augmentation\(flip\) is a share"),
+        ({"augmentation.flip": 2.0}, r"Augmentation\(flip\) must be at least 0 and at most 1"),
     ],
 )
 def test_invalid_settings_are_refused(changes: dict[str, Any], words: str) -> None:
