@@ -1,25 +1,21 @@
-"""Grade exercises: one function directly, or a whole file in a separate process with a time limit."""
+"""Grade exercises: one function directly, or a whole file in a separate process with limits on time and memory."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import time
+import functools
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import regard
+import numpy as np
+
 from regard.base.errors import ConfigError
 from regard.work.exercises import EXERCISE_SETS
+from regard.work.exercises.answer_process import AnswerProcess, Limits, ProcessEndedError, Sources, run_submission
 from regard.work.exercises.exercise import CheckResult, Exercise, ExerciseSet
 from regard.work.notebook import read_sources
 
 SUFFIXES = (".py", ".ipynb")
-STARTUP_SECONDS = 120.0  # time to start Python and import torch, before the student's code runs
 
 
 @dataclass(frozen=True)
@@ -82,66 +78,51 @@ def make_grade(exercise_set: ExerciseSet, exercise: Exercise, result: CheckResul
 
 
 def grade_file(exercise_set: str, path: Path, seconds: float = 60.0) -> FileGrade:
-    """Grade a .py or .ipynb file in a separate process.
+    """Grade a .py or .ipynb file in a separate process, on inputs that are drawn after the file has run.
 
-    seconds  time limit for the file and for each exercise
-
-    If an exercise never ends, another process grades the remaining ones.
+    seconds  time limit for the file and for each call
     """
-    names = [exercise.name for exercise in EXERCISE_SETS[exercise_set].exercises]
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{path} is neither a .py nor an .ipynb file")
-    read_sources(path)  # a file that cannot be read is an error, not a wrong answer
-    if seconds <= 0:
-        raise ConfigError(f"seconds must be positive, not {seconds:g}")
+    sources = read_sources(path)
+    found = grade_sources(EXERCISE_SETS[exercise_set], sources, Limits(seconds), readable=[path.parent])
+    return FileGrade(str(path), tuple(found.values()))
+
+
+def grade_sources(
+    exercise_set: ExerciseSet,
+    sources: Sources,
+    limits: Limits,
+    hidden: Sequence[Path] = (),
+    readable: Sequence[Path] = (),
+) -> dict[str, Grade]:
+    """Grade a submission by exercise. If an exercise ends the process, another process grades the remaining ones."""
     grades: dict[str, Grade] = {}
-    while remaining := [name for name in names if name not in grades]:
-        log, ended = _run_grader(exercise_set, path, remaining, seconds)
-        grades |= {entry["exercise"]: Grade(**entry) for entry in log if "correct" in entry}
-        unfinished = [name for name in remaining if name not in grades]
-        if not unfinished:
-            break
-        begun = [entry["begins"] for entry in log if "begins" in entry and entry["begins"] not in grades]
-        # if no exercise has begun, the file itself did not finish
-        what = "it" if begun else "the file, before any exercise was reached,"
-        grades |= {name: Grade(exercise_set, name, False, "error", f"{what} {ended}") for name in begun or unfinished}
-    return FileGrade(str(path), tuple(grades[name] for name in names))
+    while remaining := [each for each in exercise_set.exercises if each.name not in grades]:
+        try:
+            with run_submission(sources, limits, hidden, readable) as process:
+                for exercise in remaining:
+                    result, ended = _check_answer(exercise, process)
+                    grades[exercise.name] = make_grade(exercise_set, exercise, result)
+                    if ended:
+                        break
+        except ProcessEndedError as error:  # in the file itself
+            result = CheckResult("error", f"the file, before any exercise was reached, {error}")
+            grades |= {each.name: make_grade(exercise_set, each, result) for each in remaining}
+    return grades
 
 
-def _run_grader(
-    exercise_set: str, path: Path, names: Sequence[str], seconds: float
-) -> tuple[list[dict[str, Any]], str]:
-    """Run the grading process; return its log entries and how it ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        log, printed = Path(folder) / "grades.jsonl", Path(folder) / "printed.txt"
-        log.touch()
-        module = "regard.work.exercises.run_student_file"
-        command = [sys.executable, "-m", module, exercise_set, str(path), str(log), *names]
-        root = str(Path(regard.__file__).parent.parent)
-        python_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        env = {**os.environ, "PYTHONPATH": python_path, "MPLBACKEND": "agg"}
-        # output goes to a file: a pipe would stay open as long as any process that the student's code started
-        with printed.open("wb") as out:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
-            )
-            ended = _wait_with_timeout(process, log, seconds)
-        lines = log.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines], ended
-
-
-def _wait_with_timeout(process: "subprocess.Popen[bytes]", log: Path, seconds: float) -> str:
-    """Wait for a process and describe how it ended. Every new log line restarts the timeout."""
-    size, deadline = 0, time.monotonic() + STARTUP_SECONDS
+def _check_answer(exercise: Exercise, process: AnswerProcess) -> tuple[CheckResult | None, bool]:
+    """Check one exercise; also return whether its code ended the process."""
+    name = exercise.function_name
+    if name not in process.names:
+        # a file may import `regard.work`, which fails here and is not why a name is missing
+        errors = [each for each in process.errors if each.kind != "ImportError"] or process.errors
+        if errors:
+            return CheckResult("error", f"{name} is not defined, and the file fails with {errors[0]}"), False
+        return CheckResult("not written", f"{name} is not defined in the file"), False
+    generator = np.random.default_rng(secrets.randbits(64))  # drawn now: the submission cannot know the inputs
     try:
-        while process.poll() is None:
-            if log.stat().st_size > size:
-                size, deadline = log.stat().st_size, time.monotonic() + seconds
-            if time.monotonic() > deadline:
-                return f"took longer than {seconds if size else STARTUP_SECONDS:g} seconds"
-            time.sleep(0.02)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # including the processes that it started
-            process.wait()
-    return f"ended the process with exit code {process.returncode}"
+        return exercise.check(exercise, functools.partial(process.ask, name), generator), False
+    except ProcessEndedError as error:
+        return CheckResult("error", f"it {error}"), True

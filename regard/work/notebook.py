@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import ConfigError
-from regard.work.exercises.checks import CELL
 from regard.work.exercises.exercise import ExerciseSet
+from regard.work.exercises.run_answer import CELL
 
 Cell = dict[str, Any]
 Notebook = dict[str, Any]
@@ -102,12 +102,12 @@ def read_sources(path: Path) -> list[tuple[str, str]]:
 
 
 def read_code_cells(path: Path) -> list[tuple[int, str]]:
-    """The code cells of a notebook with their numbers, without test cells and IPython magic lines."""
+    """The code cells of a notebook with their numbers, without the cells that have a role and IPython magic lines."""
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         found = []
         for number, cell in enumerate(cells, 1):
-            if cell["cell_type"] == "code" and cell.get("metadata", {}).get(ROLE, {}).get("role") != TEST:
+            if cell["cell_type"] == "code" and ROLE not in cell.get("metadata", {}):
                 source = cell["source"]
                 text = source if isinstance(source, str) else "".join(source)
                 # an empty line instead, so that the lines after it keep their numbers

@@ -1,253 +1,201 @@
-"""Checks for exercises: run an answer, compare its results with the solution and with every known mistake."""
+"""Checks for exercises: run an answer on drawn inputs, compare the results with the solution and with mistakes."""
 
-import copy
 import math
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.work.exercises.exercise import Check, CheckResult, Exercise
+from regard.work.exercises.exercise import Answer, CheckResult, Exercise
+from regard.work.exercises.run_answer import RaisedError, perform, shorten
 
 Case = tuple[Any, ...]
-Function = Callable[..., Any]
+Draw = Callable[[np.random.Generator], list[Case]]
 TOLERANCE = 1e-6  # an answer may sum in another order, or use float32
-CELL = "cell "  # the file name of a notebook cell in a traceback, followed by its number
 
 
 @dataclass(frozen=True)
-class RaisedError:
-    """An exception that an answer raised: its type, the line in the student's own code, and its message."""
-
-    kind: str
-    location: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}{self.location}: {self.message}" if self.message else f"{self.kind}{self.location}"
-
-
-def describe_error(error: BaseException, student_file: str | None) -> RaisedError:
-    """Describe an exception, with the innermost line that is in the student's file or notebook."""
-    lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    message = " ".join(str(error).split())
-    if isinstance(error, SyntaxError):
-        lines, message = [(error.filename or "", error.lineno)], error.msg
-    own = [(file, line) for file, line in lines if file == student_file or file.startswith(CELL)]
-    if not own:
-        return RaisedError(type(error).__name__, "", message)
-    file, line = own[-1]
-    return RaisedError(type(error).__name__, f" in line {line}{f' of {file}' * file.startswith(CELL)}", message)
-
-
-def call_answer(function: Any, case: Case, answer: Any = None) -> Any:
-    """Call a function on a copy of the arguments; return its result or the error it raised.
-
-    answer  the student's function or class, if `function` is a wrapper around it
-    """
-    try:
-        with np.errstate(all="ignore"):
-            return function(*copy.deepcopy(case))
-    except NotImplementedError as error:
-        return error
-    except (Exception, SystemExit) as error:  # whatever a student's code raises is reported
-        own = function if answer is None else answer
-        code = getattr(own, "__code__", None) or getattr(getattr(own, "forward", None), "__code__", None)
-        return describe_error(error, None if code is None else code.co_filename)
-
-
-def check_outputs(*stages: Callable[[], list[Case]], transform: Function | None = None) -> Check:
-    """Build a check that calls an answer on each case and compares the results.
+class FunctionCheck:
+    """A check that calls a function on each case and compares the results.
 
     stages     lists of cases, ordinary ones first: the next list is tried when the one before is correct, so that a
                mistake is recognised in ordinary cases whatever happens in extreme ones
-    transform  applied to every result before the comparison
+    unordered  cases in which equal numbers may change places
+    kind       the type that results must have
     """
 
-    def wrap(function: Function) -> Function:
-        return function if transform is None else lambda *case: transform(function(*case))
+    stages: tuple[Draw, ...]
+    unordered: Draw | None = None
+    kind: type | None = None
 
-    def check(exercise: Exercise, answer: Any) -> CheckResult | None:
-        if not callable(answer):
-            return CheckResult(
-                None, f"{exercise.function_name} is {shorten(answer)}, which is not callable; write a function"
-            )
-        for cases in (stage() for stage in stages):
-            results = [call_answer(wrap(answer), case, answer) for case in cases]
-            found = compare_results(exercise, results, cases, wrap)
+    def __call__(self, exercise: Exercise, answer: Answer, generator: np.random.Generator) -> CheckResult | None:
+        for stage in self.stages:
+            requests = [("call", case) for case in stage(generator)]
+            results = [answer(request) for request in requests]
+            found = compare_results(exercise, results, requests)
             if found is not None:
                 return found
-        return None
-
-    return check
-
-
-def check_sorted_outputs(cases: Callable[[], list[Case]]) -> Check:
-    """Build a check that compares sorted results, for cases in which equal numbers may change places."""
-    return check_outputs(cases, transform=lambda result: np.sort(np.asarray(result, dtype=np.float64)))
-
-
-def check_type(kind: type, cases: Callable[[], list[Case]]) -> Check:
-    """Build a check that results have exactly this type."""
-
-    def check(exercise: Exercise, answer: Any) -> CheckResult | None:
-        found = type(call_answer(answer, cases()[0]))
-        if found is kind:
+            if self.kind is not None and type(results[0]) is not self.kind:
+                name, kind = type(results[0]).__name__, self.kind.__name__
+                feedback = f"the items are right, but the result is a {name}; return a {kind}."
+                return CheckResult(f"{name} instead of {kind}", feedback)
+        if self.unordered is None:
             return None
-        feedback = f"the items are right, but the result is a {found.__name__}; return a {kind.__name__}."
-        return CheckResult(f"{found.__name__} instead of {kind.__name__}", feedback)
-
-    return check
+        requests = [("call", case) for case in self.unordered(generator)]
+        return compare_results(exercise, [answer(each) for each in requests], requests, sort_numbers)
 
 
-def run_checks(*checks: Check) -> Check:
-    """Build a check that runs several checks in order and returns the first mistake found."""
-
-    def check(exercise: Exercise, answer: Any) -> CheckResult | None:
-        results = (each(exercise, answer) for each in checks)
-        return next((result for result in results if result is not None), None)
-
-    return check
+def sort_numbers(result: Any) -> Any:
+    """Numbers in ascending order; anything else unchanged."""
+    array = _as_array(result)
+    return result if array is None else np.sort(array)
 
 
-def check_module(arguments: Sequence[Case], cases: Callable[[], list[Case]]) -> Check:
-    """Build a check for a module class: construct it, load the weights of the solution, compare the outputs.
+@dataclass(frozen=True)
+class ModuleCheck:
+    """A check that builds a module, loads the weights of the solution and compares outputs and gradients.
 
-    arguments  constructor arguments of each module; an argument may be a function that builds a fresh value
-    cases      the inputs of each module
+    cases  draws pairs of the arguments of the constructor and the inputs of the module
     """
 
-    def check(exercise: Exercise, answer: Any) -> CheckResult | None:
-        if not (isinstance(answer, type) and issubclass(answer, nn.Module)):
-            return CheckResult(
-                None, f"{exercise.function_name} is {shorten(answer)}; write a class that subclasses nn.Module"
-            )
-        references = [_build_module(exercise.solution, each) for each in arguments]
-        modules = [_try_build_module(answer, each) for each in arguments]
-        for reference, module in zip(references, modules, strict=True):
-            if isinstance(module, NotImplementedError | RaisedError):
-                return _error_result(module)
-            found = _check_parameters(exercise, reference, module, arguments[0])
-            if found is not None:
-                return found
-        inputs = cases()
-        loaded = [_load_weights(module, reference) for module, reference in zip(modules, references, strict=True)]
-        results = [call_answer(module, case) for module, case in zip(loaded, inputs, strict=True)]
+    cases: Draw
 
-        def outputs(module_class: Function) -> Function:
-            """The outputs of a class as a function of the index of the case; fails if parameters differ."""
-            return lambda index: _load_weights(_build_module(module_class, arguments[index]), references[index])(
-                *inputs[index]
-            )
-
-        found = compare_results(exercise, results, [(index,) for index in range(len(inputs))], outputs)
-        return _check_gradients(references[0], modules[0], inputs[0]) if found is None else found
-
-    return check
-
-
-def _check_gradients(reference: nn.Module, module: nn.Module, case: Case) -> CheckResult | None:
-    """Report parameters that no gradient reaches, although the outputs are correct."""
-    expected, found = (_parameters_with_gradient(each, case) for each in (reference, module))
-    cut = [name for name in expected if name not in found]
-    feedback = f"{', '.join(cut)} would never be trained: no gradient reaches {'it' if len(cut) == 1 else 'them'}"
-    return (
-        CheckResult("no gradient", f"{feedback}; use the parameter itself, without .data or detach().") if cut else None
-    )
+    def __call__(self, exercise: Exercise, answer: Answer, generator: np.random.Generator) -> CheckResult | None:
+        requests, plain, all_sources = [], [], []
+        for arguments, inputs in self.cases(generator):
+            built = answer(("build", arguments))
+            if isinstance(built, RaisedError):
+                return _error_result(exercise, built)
+            shapes, trainable = built
+            weights = _draw_weights(exercise.solution, arguments, generator)
+            sources = match_parameters(weights, shapes)
+            if sources is None:
+                return _describe_parameters(exercise, weights, shapes, arguments)
+            fixed = _names_missing(sources, perform(exercise.solution, ("build", arguments))[1], trainable)
+            if fixed:
+                feedback = f"{', '.join(fixed)} would never be trained: {'it is' if len(fixed) == 1 else 'they are'}"
+                return CheckResult("not a parameter", f"{feedback} not trainable; use nn.Parameter.")
+            adapted = {name: torch.cat([weights[each] for each in sources[name]]) for name in shapes}
+            adapted = {name: value.reshape(shapes[name]) for name, value in adapted.items()}
+            requests.append(("run", arguments, adapted, inputs))
+            plain.append(("run", arguments, weights, inputs))
+            all_sources.append(sources)
+        replies = [answer(request) for request in requests]
+        found = compare_results(exercise, [_output(reply) for reply in replies], plain, _output)
+        if found is not None:
+            return found
+        cut = _names_missing(all_sources[0], perform(exercise.solution, plain[0])[1], replies[0][1])
+        feedback = f"{', '.join(cut)} would never be trained: no gradient reaches {'it' if len(cut) == 1 else 'them'}"
+        advice = "use the parameter itself, without .data or detach()."
+        return CheckResult("no gradient", f"{feedback}; {advice}") if cut else None
 
 
-def _parameters_with_gradient(module: nn.Module, case: Case) -> list[str]:
-    module.requires_grad_(True)
-    out = module(*copy.deepcopy(case))
-    if not out.requires_grad:
-        return []
-    out.square().sum().backward()
-    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
-    # the gradient of a parameter without effect, such as the bias of the keys, is a rounding error
-    return [name for name, grad in gradients.items() if grad is not None and float(grad.abs().max()) > 1e-9]
+def _output(reply: Any) -> Any:
+    """The output of a module, without the names of parameters that have a gradient."""
+    return reply[0] if isinstance(reply, tuple) else reply
 
 
-def _build_module(module_class: Function, arguments: Case) -> nn.Module:
-    torch.manual_seed(len(arguments))
-    module: nn.Module = module_class(*(each() if callable(each) else each for each in arguments)).double().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():  # with gains of 1 and biases of 0 a missing one would not show
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
+def _draw_weights(solution: Any, arguments: Case, generator: np.random.Generator) -> dict[str, Tensor]:
+    """Random weights for a module; with gains of 1 and biases of 0 a missing one would not show."""
+    shapes, _ = perform(solution, ("build", arguments))
+    return {name: torch.from_numpy(generator.normal(0.2, 0.5, shape)) for name, shape in shapes.items()}
 
 
-def _try_build_module(answer: Any, arguments: Case) -> Any:
-    state = torch.get_rng_state()
-    try:
-        return call_answer(lambda: _build_module(answer, arguments), (), answer)
-    finally:
-        torch.set_rng_state(state)
+def match_parameters(
+    weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[str, ...]] | None:
+    """The parameters of the solution that each parameter of a student's module consists of; None if they do not match.
+
+    A convolution is accepted for a linear layer on patches, and one fused layer for query, key and value.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for name, shape in shapes.items():
+        kind = name.rpartition(".")[2]
+        fused = tuple(f"{role}.{kind}" for role in ("query", "key", "value"))
+        if name in weights and _same_layout(tuple(weights[name].shape), shape):
+            found[name] = (name,)
+        elif all(each in weights and each not in shapes for each in fused):
+            if torch.cat([weights[each] for each in fused]).shape != shape:
+                return None
+            found[name] = fused
+        else:
+            return None
+    return found if {each for sources in found.values() for each in sources} == set(weights) else None
 
 
-def _load_weights(module: nn.Module, source: nn.Module) -> nn.Module:
-    module.load_state_dict(source.state_dict())
-    return module.requires_grad_(False)
+def _same_layout(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two shapes hold the same numbers in the same order: axes of length 1 and the axes of a kernel aside."""
+    flat = [(shape[0], math.prod(shape[1:])) for shape in (one, other) if shape]
+    return [n for n in one if n != 1] == [n for n in other if n != 1] or (len(flat) == 2 and flat[0] == flat[1])
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
+def _names_missing(sources: Mapping[str, tuple[str, ...]], expected: Sequence[str], found: Sequence[str]) -> list[str]:
+    """Parameters that consist of expected ones of the solution, but are not among those found."""
+    return [name for name, parts in sources.items() if set(parts) & set(expected) and name not in found]
 
 
-def _check_parameters(
-    exercise: Exercise, reference: nn.Module, module: nn.Module, arguments: Case
-) -> CheckResult | None:
-    """Report parameters that are missing, unexpected, frozen or of another shape."""
-    expected, found = _shapes(reference), _shapes(module)
-    if expected == found:
-        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        fixed = [name for name, _ in reference.named_parameters() if name not in trained]
-        feedback = f"{', '.join(fixed)} would never be trained: {'it is' if len(fixed) == 1 else 'they are'} not"
-        return CheckResult("not a parameter", f"{feedback} trainable; use nn.Parameter.") if fixed else None
+def _describe_parameters(
+    exercise: Exercise, weights: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], arguments: Case
+) -> CheckResult:
+    """Report parameters that are missing, unexpected or of another shape."""
     for mistake in exercise.mistakes:
-        if _shapes(_build_module(exercise.wrong_solution(mistake), arguments)) == found:
+        if perform(exercise.wrong_solution(mistake), ("build", arguments))[0] == found:
             return CheckResult(mistake.name, mistake.hint)
-    missing, extra = [name for name in expected if name not in found], [name for name in found if name not in expected]
+    missing, extra = [name for name in weights if name not in found], [name for name in found if name not in weights]
     if missing:
         more = f" (it has {', '.join(extra)} instead)" if extra else ""
         return CheckResult(None, f"the module has no {', '.join(missing)}{more}; use the names of the exercise text")
     if extra:
         return CheckResult(None, f"the module has {', '.join(extra)}, which the exercise does not need; remove it")
-    name = next(name for name in expected if expected[name] != found[name])
-    return CheckResult(None, f"{name} should have shape {expected[name]}, but has shape {found[name]}")
+    name = next(name for name in weights if not _same_layout(tuple(weights[name].shape), found[name]))
+    return CheckResult(None, f"{name} should have shape {tuple(weights[name].shape)}, but has shape {found[name]}")
 
 
 def compare_results(
-    exercise: Exercise, results: Sequence[Any], cases: Sequence[Case], wrap: Callable[[Function], Function]
+    exercise: Exercise, results: Sequence[Any], requests: Sequence[Case], transform: Callable[[Any], Any] | None = None
 ) -> CheckResult | None:
     """Compare the results of an answer with those of the solution, then with those of each known mistake.
 
-    wrap  turns the solution or a wrong solution into a function of a case
+    requests   what the solution and the wrong solutions are asked
+    transform  applied to every result before the comparison
     """
-    expected = [call_answer(wrap(exercise.solution), case) for case in cases]
-    wrong = [index for index, pair in enumerate(zip(results, expected, strict=True)) if not same_result(*pair)]
+
+    def outcomes(solution: Any) -> list[Any]:
+        return [perform(solution, request) for request in requests]
+
+    def is_same(one: Any, other: Any) -> bool:
+        return same_result(one, other) if transform is None else same_result(transform(one), transform(other))
+
+    expected = outcomes(exercise.solution)
+    wrong = [index for index, pair in enumerate(zip(results, expected, strict=True)) if not is_same(*pair)]
     if not wrong:
         return None
-    unfinished = next((each for each in results if isinstance(each, NotImplementedError)), None)
+    unfinished = next((each for each in results if getattr(each, "kind", "") == "NotImplementedError"), None)
     if unfinished is not None:
-        return _error_result(unfinished)
+        return _error_result(exercise, unfinished)
     for mistake in exercise.mistakes:
-        function = wrap(exercise.wrong_solution(mistake))
-        if all(same_result(one, call_answer(function, case)) for one, case in zip(results, cases, strict=True)):
+        if all(map(is_same, results, outcomes(exercise.wrong_solution(mistake)))):
             return CheckResult(mistake.name, mistake.hint)
     first = wrong[0]
     if isinstance(results[first], RaisedError):
-        return _error_result(results[first])
-    return CheckResult(None, f"{describe_difference(results[first], expected[first])}. No known mistake gives this.")
+        return _error_result(exercise, results[first])
+    correct = expected[first] if transform is None else transform(expected[first])
+    return CheckResult(None, f"{describe_difference(results[first], correct)}. No known mistake gives this.")
 
 
-def _error_result(error: "NotImplementedError | RaisedError") -> CheckResult:
-    if isinstance(error, RaisedError):
-        return CheckResult("error", f"it fails with {error}")
-    return CheckResult("to do", "it is not written yet")
+def _error_result(exercise: Exercise, error: RaisedError) -> CheckResult:
+    name = exercise.function_name
+    match error.kind:
+        case "NotImplementedError":
+            return CheckResult("to do", "it is not written yet")
+        case "NotCallable":
+            return CheckResult(None, f"{name} is {error.message}, which is not callable; write a function")
+        case "NotAModule":
+            return CheckResult(None, f"{name} is {error.message}; write a class that subclasses nn.Module")
+    return CheckResult("error", f"it fails with {error}")
 
 
 def same_result(one: Any, other: Any) -> bool:
@@ -287,9 +235,3 @@ def describe_difference(result: Any, expected: Any) -> str:
         entry = f" at {[int(index) for index in at]}" if far.ndim else ""
         return f"the result should be {second[at]:.6g}{entry}, but is {first[at]:.6g}"
     return f"the result should be {shorten(expected)}, but is {shorten(result)}"
-
-
-def shorten(value: Any) -> str:
-    """The repr of a value, cut to 120 characters."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,33 +1,44 @@
-"""What an exercise is: a prompt, a reference solution, a check, and mistakes that students often make.
+"""What an exercise is: a prompt, a reference solution, a check, mistakes that students often make, and variants.
 
-A planted mistake is the reference solution with some of its text replaced. A student's answer is run on the same inputs
-as the solution. If the results differ, the mistake that gives the same wrong results tells which hint to show.
+The texts of a set are in `texts/NAME.toml`, its solutions in `solutions/NAME.py`. A planted mistake is the reference
+solution with some of its text replaced. A student's answer is run on the same inputs as the solution. If the results
+differ, the mistake that gives the same wrong results decides which hint is shown. A variant is a change of the task:
+an edit of the solution, and a sentence in the prompt.
 """
 
+import ast
 import functools
 import importlib
 import inspect
 import re
+import tomllib
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
+
+from regard.base.errors import ConfigError
 from regard.base.registry import Registry
+from regard.work.exercises.run_answer import perform
 
 _TODO_BODY = re.compile(r"((?:^( +)# TODO.*\n)+)(?:^\2.*\n|^\n(?=\2))+", re.MULTILINE)
+CHECK_SEED = 0  # of the inputs on which a student checks an answer; whoever grades a class draws other inputs
+
+Edits = tuple[tuple[str, str], ...]  # pairs of a text of the solution's module and its replacement
+Answer = Callable[[tuple[Any, ...]], Any]  # performs requests on a student's function or class; see `perform`
 
 
 @dataclass(frozen=True)
 class PlantedMistake:
-    """A typical wrong solution and the hint for whoever wrote it.
-
-    wrong  edits of the solution's module, {text: replacement}, or the wrong function itself
-    """
+    """A typical wrong solution and the hint for whoever wrote it."""
 
     name: str
     hint: str
-    wrong: Mapping[str, str] | Callable[..., Any]
+    edits: Edits
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class CheckResult:
     feedback: str
 
 
-Check = Callable[["Exercise", Any], CheckResult | None]
+Check = Callable[["Exercise", Answer, np.random.Generator], CheckResult | None]
 
 
 @dataclass(frozen=True)
@@ -47,68 +58,158 @@ class Exercise:
 
     name: str
     title: str
+    function_name: str
     prompt: str
-    solution: Callable[..., Any]
+    module: str  # of the reference solution
     check: Check
     mistakes: tuple[PlantedMistake, ...]
+    edits: Edits = ()  # of the module, in a variant
 
     @property
-    def function_name(self) -> str:
-        """The name of the function or class to write."""
-        return self.solution.__name__
+    def solution(self) -> Any:
+        """The reference solution, a function or class."""
+        return getattr(edited_module(self.module, self.edits), self.function_name)
 
     @property
     def source(self) -> str:
-        """The source of the reference solution."""
-        return solution_source(self.solution)
+        """The source of the reference solution without its `# TODO` comments."""
+        return re.sub(r"(?m)^ +# TODO.*\n", "", self._source_with_todos)
 
     @property
     def starter(self) -> str:
         """The solution's source with `raise NotImplementedError` in place of the code below each `# TODO`."""
-        return _TODO_BODY.sub(r"\1\2raise NotImplementedError\n", inspect.getsource(self.solution))
+        return _TODO_BODY.sub(r"\1\2raise NotImplementedError\n", self._source_with_todos)
+
+    @property
+    def _source_with_todos(self) -> str:
+        source = edited_source(self.module, self.edits)
+        found = next(node for node in ast.parse(source).body if getattr(node, "name", "") == self.function_name)
+        return "".join(source.splitlines(keepends=True)[found.lineno - 1 : found.end_lineno])
 
     def find_mistake(self, answer: Any) -> CheckResult | None:
-        """Check a student's function or class; None if it is correct."""
-        return self.check(self, answer)
+        """Check a student's function or class in this process; None if it is correct."""
+        return self.check(self, functools.partial(perform, answer), np.random.default_rng(CHECK_SEED))
 
     def wrong_solution(self, mistake: PlantedMistake) -> Any:
         """The function or class that makes this mistake."""
-        if callable(mistake.wrong):
-            return mistake.wrong
-        return getattr(_edited_module(self.solution.__module__, tuple(mistake.wrong.items())), self.function_name)
-
-
-def solution_source(solution: Callable[..., Any]) -> str:
-    """The source of a reference solution without its `# TODO` comments."""
-    return re.sub(r"(?m)^ +# TODO.*\n", "", inspect.getsource(solution))
+        return getattr(edited_module(self.module, self.edits + mistake.edits), self.function_name)
 
 
 @functools.cache
-def _edited_module(name: str, edits: tuple[tuple[str, str], ...]) -> types.ModuleType:
-    """A copy of a module in which every occurrence of some texts is replaced."""
-    original = importlib.import_module(name)
-    source = inspect.getsource(original)
+def edited_source(name: str, edits: Edits) -> str:
+    """The source of a module in which every occurrence of some texts is replaced."""
+    source = inspect.getsource(importlib.import_module(name))
     for old, new in edits:
         if old not in source:
-            raise ValueError(f"a planted mistake replaces {old!r}, which is not in {name}")
+            raise ValueError(f"a planted mistake or variant replaces {old!r}, which is not in {name}")
         source = source.replace(old, new)
+    return source
+
+
+@functools.cache
+def edited_module(name: str, edits: Edits) -> types.ModuleType:
+    """A module in which every occurrence of some texts is replaced; the module itself without edits."""
+    if not edits:
+        return importlib.import_module(name)
     module = types.ModuleType(name)
-    exec(compile(source, str(original.__file__), "exec"), vars(module))
+    exec(compile(edited_source(name, edits), f"{name} (edited)", "exec"), vars(module))
     return module
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A change of the task: edits of the solutions and of the prompt, and a sentence at the end of the prompt."""
+
+    exercise: str
+    text: str
+    edits: Edits
+    prompt_edits: Edits = ()
+
+
+@dataclass(frozen=True)
 class ExerciseSet:
-    """Exercises that build on each other, and the code that comes before the first."""
+    """Exercises that build on each other, the code before the first and, if any, after the last."""
 
     name: str
     title: str
     about: str
     setup_code: str
     exercises: tuple[Exercise, ...]
+    variants: tuple[tuple[Variant, ...], ...] = ()  # alternatives to the task, for each thing that can vary
+    closing_code: str = ""
+    variant: str = ""  # which alternatives were chosen, such as "0201"; empty for the tasks as they are
 
     def __getitem__(self, name: str) -> Exercise:
         known: Registry[Exercise] = Registry(f"exercise of {self.name}")
         for exercise in self.exercises:
             known.add(exercise.name)(exercise)
         return known[name]
+
+    def for_student(self, student: str, class_seed: str) -> "ExerciseSet":
+        """The set with the variants of one student, drawn by a seed that only the teacher knows."""
+        random = Random(f"{class_seed}\n{student}\n{self.name}")
+        return self.with_variant("".join(str(random.randint(0, len(options))) for options in self.variants))
+
+    def with_variant(self, variant: str) -> "ExerciseSet":
+        """The set with these variants: a digit for each thing that can vary, 0 for the task as it is."""
+        if len(variant) != len(self.variants) or not all(
+            digit.isdigit() and int(digit) <= len(options)
+            for digit, options in zip(variant, self.variants, strict=True)
+        ):
+            raise ConfigError(f"{self.name} has no variant {variant!r}; use the one in the notebook")
+        chosen = [options[int(n) - 1] for n, options in zip(variant, self.variants, strict=True) if n != "0"]
+        edits = tuple(edit for each in chosen for edit in each.edits)
+        return replace(self, variant=variant, exercises=tuple(_vary(each, chosen, edits) for each in self.exercises))
+
+
+def _vary(exercise: Exercise, chosen: list[Variant], edits: Edits) -> Exercise:
+    """An exercise with the edits of the chosen variants, and with the planted mistakes that they leave possible."""
+    prompt = exercise.prompt
+    for variant in chosen:
+        if variant.exercise == exercise.name:
+            for old, new in variant.prompt_edits:
+                prompt = prompt.replace(old, new)
+            prompt += f"\n**Your variant:** {variant.text}\n"
+    source = edited_source(exercise.module, edits)
+    mistakes = tuple(each for each in exercise.mistakes if all(old in source for old, _ in each.edits))
+    return replace(exercise, prompt=prompt, edits=edits, mistakes=mistakes)
+
+
+def load_set(name: str, checks: Mapping[str, Check]) -> ExerciseSet:
+    """Load the texts of a set and combine them with the checks of its exercises."""
+    stem = name.replace("-", "_")
+    texts = tomllib.loads((Path(__file__).parent / "texts" / f"{stem}.toml").read_text(encoding="utf-8"))
+    module = f"{__package__}.solutions.{stem}"
+
+    def mistakes(entries: list[dict[str, Any]]) -> list[PlantedMistake]:
+        return [PlantedMistake(each["name"], each["hint"], _edits(each["edits"])) for each in entries]
+
+    exercises = []
+    for entry in texts["exercises"]:
+        shared = [each for each in texts.get("mistakes", []) if entry["name"] in each["exercises"]]
+        exercises.append(
+            Exercise(
+                entry["name"],
+                entry["title"],
+                entry["function"],
+                entry["prompt"],
+                module,
+                checks[entry["name"]],
+                tuple(mistakes(entry["mistakes"]) + mistakes(shared)),
+            )
+        )
+    variants = tuple(
+        tuple(
+            Variant(each["exercise"], each["text"], _edits(each["edits"]), _edits(each.get("prompt_edits", [])))
+            for each in entry["options"]
+        )
+        for entry in texts.get("variants", [])
+    )
+    return ExerciseSet(
+        name, texts["title"], texts["about"], texts["setup_code"], tuple(exercises), variants,
+        texts.get("closing_code", ""),
+    )  # fmt: skip
+
+
+def _edits(pairs: list[list[str]]) -> Edits:
+    return tuple((old, new) for old, new in pairs)

@@ -1,0 +1,123 @@
+"""A separate process in which a submission runs, with limits on time and memory; the parent side of `run_answer`."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import regard
+from regard.base.errors import ConfigError
+from regard.work.exercises import run_answer
+from regard.work.exercises.run_answer import RaisedError, decode, encode
+
+STARTUP_SECONDS = 120.0  # time to start Python and import libraries, before the student's code runs
+MAX_REPLY = 64 * 2**20  # bytes of one reply
+Sources = list[tuple[str, str]]  # pairs of the file name shown in a traceback and the source
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits for a submission: seconds for the file and for each call, and megabytes of memory."""
+
+    seconds: float = 60.0
+    megabytes: int = 2048
+
+    def __post_init__(self) -> None:
+        if not (self.seconds > 0 and self.megabytes > 0):
+            raise ConfigError(f"seconds and megabytes must be positive, not {self.seconds:g} and {self.megabytes}")
+
+
+class ProcessEndedError(Exception):
+    """The process ended, or was stopped because it exceeded a limit."""
+
+
+@dataclass
+class AnswerProcess:
+    """The names that a submission defines and the errors it raised; `ask` performs requests on them."""
+
+    process: "subprocess.Popen[bytes]"
+    requests: int
+    replies: int
+    limits: Limits
+    names: list[str] = field(default_factory=list)
+    errors: list[RaisedError] = field(default_factory=list)
+    _buffer: bytes = b""
+
+    def ask(self, name: str, request: tuple[Any, ...]) -> Any:
+        """Perform a request on the function or class of this name."""
+        try:
+            return decode(self._exchange([name, encode(request)], self.limits.seconds))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ProcessEndedError("sent a reply that is not a result") from None
+
+    def _exchange(self, message: Any, seconds: float) -> Any:
+        try:
+            with open(self.requests, "wb", closefd=False) as out:
+                out.write(json.dumps(message).encode() + b"\n")
+        except BrokenPipeError:
+            raise ProcessEndedError(f"ended the process with exit code {self.process.wait()}") from None
+        return self.read_reply(seconds)
+
+    def read_reply(self, seconds: float) -> Any:
+        """Read the next reply, a line of JSON."""
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self.replies], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise ProcessEndedError(f"took longer than {seconds:g} seconds")
+            data = os.read(self.replies, 1 << 20)
+            self._buffer += data
+            if not data:
+                raise ProcessEndedError(f"ended the process with exit code {self.process.wait()}")
+            if len(self._buffer) > MAX_REPLY:
+                raise ProcessEndedError("sent more than 64 MB")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+
+@contextmanager
+def run_submission(
+    sources: Sources, limits: Limits, hidden: Sequence[Path] = (), readable: Sequence[Path] = ()
+) -> Iterator[AnswerProcess]:
+    """Run sources in a separate process; yield it when they have finished.
+
+    hidden    folders that the submission may not read, such as the submissions of others
+    readable  folders of hidden ones that it may read and import from
+    """
+    if os.name != "posix":
+        raise ConfigError("grading files needs Linux or macOS: their limits on processes are used")
+    package = Path(regard.__file__).parent
+    python_path = os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH", "")]))
+    env = {**os.environ, "PYTHONPATH": python_path, "MPLBACKEND": "agg", "PYTHONDONTWRITEBYTECODE": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        (read_requests, requests), (replies, write_replies) = os.pipe(), os.pipe()
+        process = subprocess.Popen(
+            [sys.executable, "-P", run_answer.__file__, str(read_requests), str(write_replies)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=env, cwd=folder, pass_fds=(read_requests, write_replies), start_new_session=True,
+        )  # fmt: skip
+        os.close(read_requests)
+        os.close(write_replies)
+        started = AnswerProcess(process, requests, replies, limits)
+        start = {"sources": sources, "hidden": [str(each) for each in (package / "work", *hidden)]}
+        start |= {"readable": [str(each) for each in readable], "megabytes": limits.megabytes}
+        try:
+            started._exchange(start, STARTUP_SECONDS)
+            found = started.read_reply(limits.seconds)
+            started.names, started.errors = found["names"], [RaisedError(**each) for each in found["errors"]]
+            yield started
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # including the processes that it started
+                process.wait()
+            os.close(requests)
+            os.close(replies)

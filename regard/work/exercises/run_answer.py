@@ -1,0 +1,278 @@
+"""Run a student's function or module on the inputs of a check; as a script, the process in which a submission runs.
+
+The script reads requests from one file descriptor and writes replies to another, one JSON line each. It imports nothing
+from this package, so that a submission finds neither solutions nor checks in its process.
+"""
+
+import ast
+import base64
+import contextlib
+import copy
+import importlib
+import json
+import os
+import sys
+import traceback
+import types
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CELL = "cell "  # the file name of a notebook cell in a traceback, followed by its number
+FORBIDDEN = "regard.work"
+# audit events of Python that start processes, load native code, signal processes or open connections
+FORBIDDEN_EVENTS = ("subprocess.", "os.exec", "os.fork", "os.posix_spawn", "os.system", "os.kill", "ctypes.", "socket.")
+FILE_EVENTS = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink",
+               "os.truncate", "shutil.")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RaisedError:
+    """An exception that an answer raised: its type, the line in the student's own code, and its message."""
+
+    kind: str
+    location: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.location}: {self.message}" if self.message else f"{self.kind}{self.location}"
+
+
+@dataclass(frozen=True)
+class TorchModule:
+    """A torch.nn module as an argument of a student's class: its name and settings."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NextTokenTable:
+    """A `step` function: the probabilities of the next token, by the last token or by the last two."""
+
+    table: np.ndarray
+
+    def __call__(self, tokens: Sequence[int]) -> np.ndarray:
+        known = list(tokens[-(self.table.ndim - 1) :])
+        row: np.ndarray = self.table[(*[0] * (self.table.ndim - 1 - len(known)), *known)]
+        return row
+
+
+@dataclass(frozen=True)
+class OtherValue:
+    """A result of a type that no check expects, described by its repr."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def perform(answer: Any, request: tuple[Any, ...]) -> Any:
+    """Perform a request on a student's function or class; return the result or the RaisedError.
+
+    ("call", arguments)                     the result of a function
+    ("build", arguments)                    shapes of the state of a module, and names of its trainable parameters
+    ("run", arguments, weights, inputs)     the output of a module with these weights, and the parameters with gradient
+    """
+    kind, arguments, *rest = copy.deepcopy(request)
+    try:
+        with np.errstate(all="ignore"):
+            if kind == "call":
+                return answer(*arguments) if callable(answer) else RaisedError("NotCallable", "", shorten(answer))
+            import torch
+
+            if not (isinstance(answer, type) and issubclass(answer, torch.nn.Module)):
+                return RaisedError("NotAModule", "", shorten(answer))
+            built = [
+                getattr(torch.nn, each.name)(**each.settings) if isinstance(each, TorchModule) else each
+                for each in arguments
+            ]
+            with torch.random.fork_rng(devices=[]):
+                module = answer(*built).double().eval()
+            if kind == "build":
+                shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+                return shapes, [name for name, each in module.named_parameters() if each.requires_grad]
+            return _run_module(module, *rest)
+    except (Exception, SystemExit) as error:  # whatever a student's code raises is reported
+        code = getattr(answer, "__code__", None) or getattr(getattr(answer, "forward", None), "__code__", None)
+        return describe_error(error, [] if code is None else [code.co_filename])
+
+
+def _run_module(module: Any, weights: dict[str, Any], inputs: tuple[Any, ...]) -> Any:
+    module.load_state_dict(weights)
+    output = module(*inputs)
+    if not getattr(output, "requires_grad", False):
+        return output, []
+    output.square().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    # the gradient of a parameter without effect, such as the bias of the keys, is a rounding error
+    reached = [name for name, grad in gradients.items() if grad is not None and float(grad.abs().max()) > 1e-9]
+    return output.detach(), reached
+
+
+def describe_error(error: BaseException, files: Iterable[str]) -> RaisedError:
+    """Describe an exception, with the innermost line that is in the student's files or notebook."""
+    lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    message = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):
+        lines, message = [(error.filename or "", error.lineno)], error.msg
+    own = [(file, line) for file, line in lines if file in files or file.startswith(CELL)]
+    if not own:
+        return RaisedError(type(error).__name__, "", message)
+    file, line = own[-1]
+    return RaisedError(type(error).__name__, f" in line {line}{f' of {file}' * file.startswith(CELL)}", message)
+
+
+def shorten(value: Any) -> str:
+    """The repr of a value, cut to 120 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+DATACLASSES = {each.__name__: each for each in (RaisedError, TorchModule, NextTokenTable)}
+
+
+def encode(value: Any) -> Any:
+    """Encode arguments or results for JSON: numbers, texts, arrays, tensors and containers of them.
+
+    JSON instead of pickle: what a submission sends cannot run code in the process that grades it.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return encode(value.item())
+    if isinstance(value, list):
+        return [encode(each) for each in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(each) for each in value]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key), encode(each)] for key, each in value.items()]}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        return {"array": data, "dtype": str(value.dtype), "shape": list(value.shape)}
+    if type(value).__name__ in DATACLASSES:
+        return {type(value).__name__: {name: encode(each) for name, each in vars(value).items()}}
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return {"tensor": encode(value.detach().numpy())}
+    return {"other": shorten(value)}
+
+
+def decode(value: Any) -> Any:
+    """The reverse of `encode`; a value of any other type becomes an OtherValue."""
+    if isinstance(value, list):
+        return [decode(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return np.frombuffer(base64.b64decode(value["array"]), value["dtype"]).reshape(value["shape"]).copy()
+    if "tensor" in value:
+        import torch
+
+        return torch.from_numpy(decode(value["tensor"]))
+    ((name, inside),) = value.items()
+    if name == "tuple":
+        return tuple(decode(inside))
+    if name == "dict":
+        return {decode(key): decode(each) for key, each in inside}
+    if name == "other":
+        return OtherValue(inside)
+    return DATACLASSES[name](**{key: decode(each) for key, each in inside.items()})
+
+
+def execute(sources: list[tuple[str, str]]) -> tuple[types.ModuleType, list[RaisedError]]:
+    """Run sources statement by statement, also after errors; return the module they define and the errors."""
+    module = types.ModuleType("student")
+    sys.modules["student"] = module  # dataclasses and pickle look their module up there
+    errors = []
+    files = [file for file, _ in sources]
+    for file, source in sources:
+        try:
+            statements = ast.parse(source, file).body
+        except (SyntaxError, ValueError) as error:
+            errors.append(describe_error(error, files))
+            continue
+        for statement in statements:
+            try:
+                exec(compile(ast.Module([statement], []), file, "exec"), vars(module))
+            except (Exception, SystemExit) as error:
+                errors.append(describe_error(error, files))
+    return module, errors
+
+
+def import_libraries(sources: list[tuple[str, str]]) -> None:
+    """Import the installed libraries that sources name, before `restrict` forbids what some of them do on import."""
+    for _, source in sources:
+        with contextlib.suppress(SyntaxError, ValueError):
+            for node in ast.walk(ast.parse(source)):
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+                for name in names:
+                    with contextlib.suppress(Exception):
+                        if name and not name.startswith(FORBIDDEN):
+                            importlib.import_module(name)
+
+
+def restrict(hidden: list[str], readable: list[str], megabytes: int) -> None:
+    """Limit memory, and forbid processes, native calls, connections, other files and imports of `regard.work`."""
+    import resource
+
+    status = Path("/proc/self/status")
+    used = int(status.read_text().partition("VmData:")[2].split()[0]) * 1024 if status.exists() else 0
+    with contextlib.suppress(ValueError):  # macOS refuses the limit
+        resource.setrlimit(resource.RLIMIT_DATA, (used + megabytes * 2**20,) * 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**20,) * 2)
+    # local names: a submission can replace what modules hold, such as os.path.realpath
+    realpath, fsdecode, writing = os.path.realpath, os.fsdecode, os.O_WRONLY | os.O_RDWR | os.O_CREAT
+    package, forbidden_events, file_events = FORBIDDEN, FORBIDDEN_EVENTS, FILE_EVENTS
+    folder = realpath(".")
+    own, others = [folder, *map(realpath, readable)], [realpath(each) for each in hidden]
+
+    def is_within(path: Any, folders: list[str]) -> bool:
+        found = realpath(fsdecode(path))
+        return any(found == each or found.startswith(f"{each}/") for each in folders)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event == "import" and f"{args[0]}.".startswith(f"{package}."):
+            raise ImportError(f"{package} cannot be imported while answers are graded")
+        if event == "open" and isinstance(args[0], str | bytes):
+            if is_within(args[0], others) and not is_within(args[0], own):
+                raise PermissionError(f"{fsdecode(args[0])} cannot be read while answers are graded")
+            if args[2] & writing and not is_within(args[0], [folder, "/dev/null"]):
+                raise PermissionError(f"{fsdecode(args[0])} cannot be written while answers are graded")
+        paths = [each for each in args if isinstance(each, str | bytes)]
+        if event.startswith(file_events) and not all(is_within(each, [folder]) for each in paths):
+            raise PermissionError(f"{event} is not allowed outside the working folder")
+        if event.startswith(forbidden_events):
+            raise PermissionError(f"{event} is not allowed while answers are graded")
+
+    sys.addaudithook(hook)
+
+
+def main(requests: int, replies: int) -> None:
+    """Run a submission, then perform the requests that arrive."""
+    with os.fdopen(requests, encoding="utf-8") as lines, os.fdopen(replies, "w", encoding="utf-8") as out:
+
+        def reply(value: Any) -> None:
+            out.write(json.dumps(value) + "\n")
+            out.flush()
+
+        start = json.loads(lines.readline())
+        sources = [(file, source) for file, source in start["sources"]]
+        import_libraries(sources)
+        sys.path[:0] = start["readable"]
+        restrict(start["hidden"], start["readable"], start["megabytes"])
+        reply({"ready": True})
+        module, errors = execute(sources)
+        reply({"names": list(vars(module)), "errors": [asdict(each) for each in errors]})
+        for line in lines:
+            name, request = json.loads(line)
+            reply(encode(perform(vars(module).get(name), decode(request))))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
