@@ -4,29 +4,14 @@ import io
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from typing import Annotated, ParamSpec
 
 import typer
 
 import regard
 from regard.base.errors import RegardError
-from regard.cli import (
-    ask,
-    bench,
-    check,
-    count,
-    explain,
-    generate,
-    lab,
-    listen,
-    look,
-    masks,
-    plan,
-    tour,
-    train,
-    translate,
-    work,
-)
+from regard.cli import lab, train, work
 
 P = ParamSpec("P")
 
@@ -50,22 +35,13 @@ def clean(command: Callable[P, None]) -> Callable[P, None]:
     return shown
 
 
-for _name, _module in {
-    "tour": tour,
-    "masks": masks,
-    "explain": explain,
-    "count": count,
-    "generate": generate,
-    "look": look,
-    "check": check,
-    "train": train,
-    "plan": plan,
-    "ask": ask,
-    "translate": translate,
-    "listen": listen,
-    "bench": bench,
-}.items():
-    app.command(_name)(clean(_module.command))
+# each is a module of this package with a function `command`
+COMMANDS = (
+    "tour", "masks", "explain", "count", "generate", "look", "check", "train", "plan", "ask", "translate", "listen",
+    "bench",
+)  # fmt: skip
+for _name in COMMANDS:
+    app.command(_name)(clean(import_module(f"regard.cli.{_name}").command))
 app.command("eval")(clean(train.evaluate))
 app.add_typer(lab.app, name="lab")
 work.mount(app, clean)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.base.errors import ConfigError
-from regard.cli.output import show_json, tell
+from regard.cli.output import JsonOption, show_json, tell
 from regard.cli.text_input import check_argument
-from regard.cli.train import Json, ignore, print_metrics, show_progress
+from regard.cli.train import ignore, print_metrics, show_progress
 
 if TYPE_CHECKING:
     from regard.recipes.question_answering import QuestionAnswerer
@@ -30,7 +30,7 @@ def command(
     steps: Annotated[int | None, typer.Option(help="--learn: number of training steps [300]")] = None,
     data: Annotated[Path | None, typer.Option(help="--learn: new path of the data, if they have moved")] = None,
     device: Annotated[str | None, typer.Option(help="--learn: cpu, cuda ... [a GPU if there is one]")] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Answer a question, or ask you for the answer and save it. Exit code 1: the answer is unknown."""
     if (question is None) != learn:

@@ -9,11 +9,12 @@ import typer
 
 import regard
 from regard.base.errors import ConfigError
+from regard.cli.output import JsonOption
 
 
 def command(
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes and rounds")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Compare speed and memory with other libraries. Checks correctness first."""
     root = find_checkout(Path(regard.__file__).parent.parent)

@@ -8,7 +8,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from regard.cli.output import show, show_json
+from regard.cli.output import JsonOption, show, show_json
 
 if TYPE_CHECKING:
     from regard.models.count import Count
@@ -20,7 +20,7 @@ def command(
         int | None, typer.Option(help="Positions, frames or pixels a side [default: the model's own]")
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences or images in the batch")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Count the parameters, multiply-adds and memory of a model."""
     from regard.models.count import count

@@ -1,5 +1,6 @@
 """`regard explain`: which kernel runs a call, why others refuse, and the cost of each."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from regard.base.axes import LEGEND
 from regard.base.errors import ConfigError
 from regard.base.registry import Registry
 from regard.cli.expressions import parse_mask
-from regard.cli.output import show, show_json
+from regard.cli.output import JsonOption, show, show_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,24 +23,7 @@ if TYPE_CHECKING:
     from regard.core.kernels import Explanation
     from regard.core.scores import ScoreTerm
 
-# the score terms there are, each with the number it takes unless one follows its colon
-TERMS: dict[str, float | None] = {
-    "alibi": None,
-    "softcap": 30,
-    "sink": None,
-    "shaw": 8,
-    "t5_buckets": 32,
-    "additive": None,
-}
-
-
-class Dtype(StrEnum):
-    """The floating types a call may have."""
-
-    float32 = "float32"
-    float64 = "float64"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
+Dtype = StrEnum("Dtype", ["float32", "float64", "float16", "bfloat16"])  # the dtypes a call may have
 
 
 def command(
@@ -55,7 +39,7 @@ def command(
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="dtype of q, k and v")] = Dtype.float32,
     dropout: Annotated[float, typer.Option(help="Dropout probability of weights")] = 0.0,
-    json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Show which kernel runs a call and why others refuse."""
     import regard
@@ -101,41 +85,28 @@ def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
     """Build the score term written as `name` or `name:number`, for a call of these sizes."""
     from regard.core import scores
 
+    known: Registry[tuple[float | None, Callable[[float], ScoreTerm]]] = Registry("score term")  # default number, maker
+    known.add("alibi")((None, lambda _: scores.alibi(heads=h)))
+    known.add("softcap")((30, scores.softcap))
+    known.add("sink")((None, lambda _: scores.sink(blank((h,)))))
+    known.add("shaw")((8, lambda reach: scores.shaw(blank((2 * int(reach) + 1, c)))))
+    known.add("t5_buckets")((32, lambda buckets: scores.t5_buckets(blank((int(buckets), h)))))
+    known.add("additive")((None, lambda _: scores.additive(blank((i, j)))))
     name, _, setting = text.partition(":")
-    number = _number(name, setting)
-    match name:
-        case "alibi":
-            return scores.alibi(heads=h)
-        case "softcap":
-            return scores.softcap(number)
-        case "sink":
-            return scores.sink(blank((h,)))
-        case "shaw":
-            return scores.shaw(blank((2 * int(number) + 1, c)))
-        case "t5_buckets":
-            return scores.t5_buckets(blank((int(number), h)))
-    return scores.additive(blank((i, j)))
-
-
-def _number(name: str, setting: str) -> float:
-    """The number after the colon, or the default; 0 for a term without a number."""
-    known: Registry[float | None] = Registry("score term")
-    for each, number in TERMS.items():
-        known.add(each)(number)
-    usual = known[name]
-    if usual is None:
+    default, make = known[name]
+    if default is None:
         if setting:
             raise ConfigError(f"{name} takes no number: write {name}, not {name}:{setting}")
-        return 0
+        return make(0)
     try:
-        value = float(setting) if setting else usual
+        number = float(setting) if setting else default
     except ValueError:
-        value = -1
-    if not 0 < value < 1 << 20:
+        number = -1
+    if not 0 < number < 1 << 20:
         raise ConfigError(
-            f"{name} takes a number above zero after its colon, for instance {name}:{usual:g}, not {setting!r}"
+            f"{name} takes a number above zero after its colon, for instance {name}:{default:g}, not {setting!r}"
         )
-    return value
+    return make(number)
 
 
 def explanation_json(explanation: "Explanation") -> dict[str, object]:

@@ -1,6 +1,5 @@
 """`regard generate`: continue a prompt, printing each token as soon as it is known."""
 
-import sys
 from dataclasses import asdict, replace
 from enum import StrEnum
 from json import loads as parse_json
@@ -11,7 +10,7 @@ import typer
 
 from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.base.validation import check_integer
-from regard.cli.output import show_json, tell
+from regard.cli.output import JsonOption, show_json, tell, write_text
 from regard.cli.text_input import check_argument, read_stdin
 
 if TYPE_CHECKING:
@@ -31,13 +30,7 @@ OTHER_COMMANDS = {
 CONFIG_FILES = ("generation_config.json", "config.json")  # files of Hugging Face with special tokens; the first wins
 
 
-class StrategyName(StrEnum):
-    """The decoding strategies."""
-
-    greedy = "greedy"
-    sample = "sample"
-    beam = "beam"
-    kth = "kth"
+StrategyName = StrEnum("StrategyName", ["greedy", "sample", "beam", "kth"])  # decoding strategies
 
 
 def command(
@@ -67,20 +60,12 @@ def command(
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json [default: the folder's own, else bytes]")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON with tokens and log-probabilities")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Continue a prompt, or answer it with an encoder-decoder."""
-    strategies = make_strategies(
-        strategy,
-        kth,
-        num_return_sequences,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
-    )
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    beam = {"num_beams": num_beams, "length_penalty": length_penalty}
+    strategies = make_strategies(strategy, kth, num_return_sequences, **sampling, **beam)
     text = read_prompt(prompt)
     folder = find_model(model)
     network = load_model(folder)
@@ -269,9 +254,3 @@ def generate_text(
             write_text(decoder.push(rest))
         write_text(decoder.finish() + "\n")
     return text
-
-
-def write_text(text: str) -> None:
-    """Write to stdout at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()

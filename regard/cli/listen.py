@@ -12,7 +12,7 @@ import typer
 
 from regard.base.errors import ConfigError, DataError
 from regard.base.validation import check_integer
-from regard.cli.output import show_json, tell
+from regard.cli.output import JsonOption, show_json, tell, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +28,7 @@ def command(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run of the recipe speech")],
     file: Annotated[str, typer.Argument(help="A WAV file, or - for raw 16-bit mono samples on stdin")],
     rate: Annotated[int | None, typer.Option(help="Sample rate of stdin [that of the model]")] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="All words with their times as JSON, at the end of the sound")
-    ] = False,
+    json: JsonOption = False,
 ) -> None:
     """Recognise the words of a sound while it is streamed.
 
@@ -51,14 +49,16 @@ def command(
     for word in recognizer.words(pieces):
         words.append(word)
         if not json:
-            write(f"{word.text}  recognised at {word.shown:.2f} s, delay {word.shown - word.at:.2f} s\n")
+            write_text(f"{word.text}  recognised at {word.shown:.2f} s, delay {word.shown - word.at:.2f} s\n")
     if json:
         recognized = [asdict(word) for word in words]
         about = {"folder": str(folder), "file": file, "rate": own, "seconds": recognizer.seconds}
         show_json({**about, "latency": recognizer.latency, "words": recognized})
         return
     count = "1 word" if len(words) == 1 else f"{len(words)} words"
-    write(f"{count} in {recognizer.seconds:.2f} s of sound; algorithmic latency {1000 * recognizer.latency:.0f} ms\n")
+    write_text(
+        f"{count} in {recognizer.seconds:.2f} s of sound; algorithmic latency {1000 * recognizer.latency:.0f} ms\n"
+    )
 
 
 def load_speech_run(folder: Path) -> "tuple[SpeechSettings, Speech]":
@@ -189,9 +189,3 @@ class StreamResampler:
         needed = max(0, self.returned * self.down // self.up - self.reach) // self.down * self.down
         self._buffer, self._begin = buffer[needed - self._begin :].clone(), needed
         return found
-
-
-def write(text: str) -> None:
-    """Write to stdout at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()

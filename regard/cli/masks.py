@@ -13,7 +13,7 @@ from rich.text import Text
 
 from regard.base.errors import ConfigError
 from regard.cli.expressions import makers, parse_mask
-from regard.cli.output import PictureOption, check_picture, save_picture, show, show_json
+from regard.cli.output import JsonOption, PictureOption, check_picture, save_picture, show, show_json
 
 if TYPE_CHECKING:
     from regard.core.masks.algebra import Mask
@@ -60,7 +60,7 @@ def command(
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Positions in a block of the block table; default chosen by size")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print numbers as JSON")] = False,
+    json: JsonOption = False,
     picture: PictureOption = None,
 ) -> None:
     """Draw and count masks: all mask forms, or one expression."""
@@ -68,38 +68,31 @@ def command(
     if expression is None:
         if keys is not None:
             raise ConfigError("--keys goes with an expression; the gallery has as many keys as queries")
-        size = queries or 12
-        named = {name: parse_mask(text) for name, text in examples(size).items()}
-        summaries = [summary(mask, size, size, block_size, meaning(name)) for name, mask in named.items()]
-        if json:
-            show_json([asdict(each) for each in summaries])
-        else:
-            show(gallery(list(named.values()), summaries))
-        if picture:
-            save_masks(picture, list(named.values()), size, size)
-        return
-    mask = parse_mask(expression)
-    queries = queries or mask.length() or 16
-    keys = keys or queries
-    numbers = summary(mask, queries, keys, block_size)
-    if json:
-        show_json(asdict(numbers))
+        queries = keys = queries or 12
+        shown, summaries = summarize_forms(queries, block_size)
     else:
-        show(Text(numbers.mask, style="bold"), "", drawing_or_reason(mask, queries, keys), "", facts(numbers))
+        mask = parse_mask(expression)
+        queries = queries or mask.length() or 16
+        keys = keys or queries
+        shown, summaries = [mask], [summary(mask, queries, keys, block_size)]
+    if json:
+        values = [asdict(each) for each in summaries]
+        show_json(values if expression is None else values[0])
+    elif expression is None:
+        show(gallery(shown, summaries))
+    else:
+        show(Text(summaries[0].mask, style="bold"), "", drawing_or_reason(mask, queries, keys), "", facts(summaries[0]))
     if picture:
-        save_masks(picture, [mask], queries, keys)
+        save_masks(picture, shown, queries, keys)
 
 
-def examples(size: int) -> dict[str, str]:
-    """One expression for each mask form, for this number of positions."""
+def summarize_forms(size: int, block_size: int | None = None) -> "tuple[list[Mask], list[Summary]]":
+    """An example of each mask form for this number of positions, and its numbers."""
     from regard.core.masks import forms
 
-    return {name: forms.examples(name, size)[0] for name in forms.FORMS}
-
-
-def meaning(name: str) -> str:
-    """The first line of the docstring of a mask's constructor."""
-    return (makers()[name].__doc__ or "").splitlines()[0]
+    shown = {name: parse_mask(forms.examples(name, size)[0]) for name in forms.FORMS}
+    meanings = {name: (makers()[name].__doc__ or "").splitlines()[0] for name in shown}
+    return [*shown.values()], [summary(mask, size, size, block_size, meanings[name]) for name, mask in shown.items()]
 
 
 def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant: str | None = None) -> Summary:

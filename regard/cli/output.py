@@ -31,6 +31,11 @@ def show_json(value: object) -> None:
     sys.stdout.write("\n")
 
 
+def write_text(text: str) -> None:
+    """Write to stdout at once, without a line break."""
+    print(text, end="", flush=True)
+
+
 def tell(words: str) -> None:
     """Print a message about progress on stderr."""
     print(words, file=sys.stderr)
@@ -49,6 +54,7 @@ def check_picture(path: Path | None) -> None:
     check_folder(path)
 
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
 PictureOption = Annotated[
     Path | None, typer.Option("--picture", metavar="PATH", help="Write a picture: .png, .svg or .pdf")
 ]  # a command calls check_picture first and save_picture at its end

@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 
 from regard.base.errors import ConfigError
-from regard.cli.output import show, show_json
-from regard.cli.train import Changes, Data, Json, Parallel, Variant, build_settings
+from regard.cli.output import JsonOption, show, show_json
+from regard.cli.train import Changes, Data, Parallel, Variant, build_settings
 
 if TYPE_CHECKING:
     from regard.train.memory import MemoryPrediction
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
-class DeviceType(StrEnum):
-    """The type of device to plan for."""
-
-    cpu = "cpu"
-    cuda = "cuda"
+DeviceType = StrEnum("DeviceType", ["cpu", "cuda"])
 
 
 def command(
@@ -39,7 +35,7 @@ def command(
         DeviceType | None, typer.Option(help="Type of the devices [cuda if this machine has a GPU, else cpu]")
     ] = None,
     memory: Annotated[float | None, typer.Option(help="GiB of one device [the GPU of this machine]")] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Predict the memory of a recipe's run on each device. The exit code is 1 if it does not fit.
 

@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from regard.base.errors import ConfigError
-from regard.cli.output import show, show_json, tell
+from regard.cli.output import JsonOption, show, show_json, tell
 from regard.cli.settings import Setting, apply_settings, list_settings
 
 if TYPE_CHECKING:
@@ -23,13 +28,7 @@ if TYPE_CHECKING:
 LINE_INTERVAL = 15.0  # seconds between progress lines if stderr is not a terminal
 
 
-class Parallel(StrEnum):
-    """How several processes share a run."""
-
-    ddp = "ddp"
-    fsdp = "fsdp"
-
-
+Parallel = StrEnum("Parallel", ["ddp", "fsdp"])  # how several processes share a run
 Data = Annotated[Path | None, typer.Option(help="Folder or file of real data [the built-in data set]")]
 MovedData = Annotated[Path | None, typer.Option(help="New path of the data, if it has moved")]
 Changes = Annotated[
@@ -40,7 +39,6 @@ Changes = Annotated[
     ),
 ]
 Variant = Annotated[str | None, typer.Option(help="A variant of the recipe; `regard train list` shows them")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU if there is one]")]
 
 
@@ -61,7 +59,7 @@ def command(
     ] = Parallel.ddp,
     device: Device = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too")] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Train a recipe. `regard train list` shows all recipes and their expected results.
 
@@ -82,10 +80,17 @@ def command(
     run_folder = folder or Path("runs") / name
     with_saved_settings = resume and not settings and variant is None
     complete = None if with_saved_settings else build_settings(recipe, data, variant, settings or [])
-    last = LastStep()
+    last_step = "stopped before the first step was done"
     try:
         with join_process_group(parallel.value, device) as group, show_progress(group.is_main) as on_progress:
             message = tell if group.is_main else ignore
+
+            def record(phase: str, now: "Progress") -> None:
+                nonlocal last_step
+                later = " or a little later" if now.step < now.steps else ""  # not every step is reported
+                last_step = f"stopped at step {now.step:,} of {now.steps:,} of {phase}{later}"
+                on_progress(phase, now)
+
             if resume:
                 group.run_on_main(lambda: check_recipe(recipe, run_folder))
             if with_saved_settings:
@@ -93,12 +98,12 @@ def command(
             restarted = group.run_on_main(lambda: has_restarted(run_folder))
             location = RunLocation(
                 data=data, folder=run_folder, resume=resume or restarted, group=group, tensorboard=tensorboard,
-                on_message=message, on_progress=last.record(on_progress),
+                on_message=message, on_progress=record,
             )  # fmt: skip
             outcome = recipe.run(complete, location)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
-            tell(f"{last.text}; {describe_resume(run_folder)}")
+            tell(f"{last_step}; {describe_resume(run_folder)}")
         raise typer.Exit(130) from None
     if not group.is_main:
         return None
@@ -115,7 +120,7 @@ def evaluate(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run")],
     data: MovedData = None,
     device: Device = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Compute the metrics of a finished run again."""
     from regard.recipes.recipe import RunLocation, load_finished_run
@@ -179,24 +184,6 @@ def check_recipe(recipe: "Recipe", folder: Path) -> None:
         )
 
 
-class LastStep:
-    """The last step that a run reported, for the message after Ctrl-C."""
-
-    def __init__(self) -> None:
-        self.text = "stopped before the first step was done"
-
-    def record(self, on_progress: Callable[[str, "Progress"], None]) -> Callable[[str, "Progress"], None]:
-        """Return a callback that records the step and calls `on_progress`."""
-
-        def recording(phase: str, now: "Progress") -> None:
-            # not every step is reported
-            later = " or a little later" if now.step < now.steps else ""
-            self.text = f"stopped at step {now.step:,} of {now.steps:,} of {phase}{later}"
-            on_progress(phase, now)
-
-        return recording
-
-
 def describe_resume(folder: Path) -> str:
     """Return a sentence about the step from which `--resume` would continue."""
     from regard.train.checkpoint import CHECKPOINTS, CheckpointFolder
@@ -236,9 +223,7 @@ def _recipe_json(recipe: "Recipe") -> dict[str, Any]:
     return {**{name: getattr(recipe, name) for name in names}, "variants": _variants(recipe)}
 
 
-def _recipe_table(recipe: "Recipe") -> Any:
-    from rich.table import Table
-
+def _recipe_table(recipe: "Recipe") -> Table:
     table = Table(title=recipe.name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("", recipe.title)
     for name in ("expected", "time", "memory"):
@@ -248,14 +233,8 @@ def _recipe_table(recipe: "Recipe") -> Any:
     return table
 
 
-def _settings_table(settings: list[Setting]) -> Any:
+def _settings_table(settings: list[Setting]) -> Table:
     """Return a table of settings with their descriptions; equal values for built-in and real data are shown once."""
-    from rich import box
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table("--set", "built-in", "with --data", box=box.SIMPLE_HEAD)
     table.columns[0].min_width = max(len(each.name) for each in settings)
     for column in table.columns[1:]:
@@ -286,7 +265,6 @@ def show_progress(is_main: bool) -> Iterator[Callable[[str, "Progress"], None]]:
     elif not sys.stderr.isatty():
         yield _ProgressLines()
     else:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress as Bars, TextColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.base.errors import ConfigError, DataError
-from regard.cli.output import show_json, tell
+from regard.cli.output import JsonOption, show_json, tell
 from regard.cli.text_input import check_argument, read_stdin
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def command(
     length_penalty: Annotated[
         float | None, typer.Option(help="alpha of log-probability / tokens ** alpha [as chosen in the run]")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON with tokens and log-probabilities")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Translate sentences, one on each line; empty lines stay empty."""
     if greedy and (num_beams is not None or length_penalty is not None):

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 import regard
 from regard import causal, softcap, window
 from regard.cli import app
-from regard.cli.explain import TERMS, blank, sizes, term
+from regard.cli.explain import blank, sizes, term
+from regard.core.scores import TERMS
 
 run = CliRunner()
 
@@ -54,7 +55,7 @@ def test_a_call_that_would_not_fit_in_memory_is_explained_all_the_same() -> None
     assert "torch.bfloat16" in told["call"]
 
 
-@pytest.mark.parametrize("name", TERMS)
+@pytest.mark.parametrize("name", list(TERMS))
 def test_every_term_can_be_spelled(name: str) -> None:
     q, k, v = blank((2, 6, 7, 8)), blank((2, 6, 9, 8)), blank((2, 6, 9, 5))
     made = term(name, 6, 7, 9, 8)

@@ -53,9 +53,7 @@ def test_the_solution_is_correct_and_every_planted_mistake_gets_its_own_hint(set
 
 def test_a_planted_mistake_must_replace_text_of_the_solution() -> None:
     stale = PlantedMistake("stale", "no hint", (("not in the solution", ""),))
-    with pytest.raises(
-        ValueError, match="variant replaces 'not in the solution', which is not in regard"
-    ):
+    with pytest.raises(ValueError, match="variant replaces 'not in the solution', which is not in regard"):
         EXERCISE_SETS["vit"]["block"].wrong_solution(stale)
 
 
