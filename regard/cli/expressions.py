@@ -1,4 +1,4 @@
-"""Masks written as text: `causal() & window(before=3) | global_tokens(1)`. Read, never executed."""
+"""Parse mask expressions: `causal() & window(before=3) | global_tokens(1)`. The text is never executed."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Maker = Callable[..., "Mask"]
 Value = int | float | str | None | list["Value"]
 
-_FARTHEST = 1 << 40  # whole numbers beyond this are no positions, and would not fit a tensor's arithmetic
+_FARTHEST = 1 << 40  # larger whole numbers are not positions, and could overflow in a tensor
 _DEEPEST = 100
 
 
@@ -30,12 +30,12 @@ def makers() -> Registry[Maker]:
 
 
 def parse_mask(text: str) -> "Mask":
-    """The mask that the text spells, or an error that says which part of it is none."""
+    """Parse a mask expression; an error names the part that is not a mask."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(
-            f"{text!r} is no mask expression ({getattr(error, 'msg', 'it nests too deeply')}); "
+            f"{text!r} is not a mask expression ({getattr(error, 'msg', 'it nests too deeply')}); "
             "write for instance causal() & window(before=3)"
         ) from None
     return _mask(tree.body, makers(), _DEEPEST)
@@ -58,7 +58,7 @@ def _mask(node: ast.expr, known: Registry[Maker], depth: int) -> "Mask":
             raise ConfigError(f"{name} is a function that makes a mask; write {name}(...)")
         case ast.BoolOp() | ast.UnaryOp(ast.Not()):
             raise ConfigError(f"masks combine with & | ~, not with and, or, not: {ast.unparse(node)}")
-    raise ConfigError(f"{ast.unparse(node)} is no mask; there are {', '.join(known)}, combined with & | ~")
+    raise ConfigError(f"{ast.unparse(node)} is not a mask; masks are {', '.join(known)}, combined with & | ~")
 
 
 def _called(name: str, node: ast.Call, known: Registry[Maker]) -> "Mask":
@@ -89,10 +89,10 @@ def _value(node: ast.expr) -> Value:
     match node:
         case ast.Constant(int() | float() | str() | None as value) if not isinstance(value, bool):
             if isinstance(value, int) and value > _FARTHEST:
-                raise ConfigError(f"{value} is farther than any position; use at most {_FARTHEST}")
+                raise ConfigError(f"{value} is larger than any position; use at most {_FARTHEST}")
             return value
         case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)) if not isinstance(value, bool):
             return -value
         case ast.List(items):
             return [_value(item) for item in items]
-    raise ConfigError(f"{ast.unparse(node)} is no setting of a mask; use numbers, lists of them, None or a quoted word")
+    raise ConfigError(f"{ast.unparse(node)} is not a setting of a mask; use numbers, lists of them, None or a quoted word")
