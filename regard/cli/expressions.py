@@ -95,4 +95,4 @@ def _value(node: ast.expr) -> Value:
             return -value
         case ast.List(items):
             return [_value(item) for item in items]
-    raise ConfigError(f"{ast.unparse(node)} is not a setting of a mask; use numbers, lists of them, None or a quoted word")
+    raise ConfigError(f"{ast.unparse(node)} is not a setting of a mask; use numbers, lists, None or a quoted word")

@@ -89,7 +89,7 @@ def test_what_a_mask_prints_spells_the_mask_again(mask: Mask) -> None:
         ("documents([0.5])", "takes whole numbers"),
         ("padding(*[3])", "*[3] is not a setting of a mask"),
         ("padding(**{'lengths': [3]})", "padding takes its settings one by one"),
-        ("window(before=2 ** 3)", "2 ** 3 is not a setting of a mask; use numbers, lists of them, None or a quoted word"),
+        ("window(before=2 ** 3)", "2 ** 3 is not a setting of a mask; use numbers, lists, None or a quoted word"),
         ("window(before=len('abc'))", "len('abc') is not a setting of a mask"),
         ("Mask.of('x', print)", "Mask.of('x', print) is not a mask"),
         ("causal().__class__", "causal().__class__ is not a mask"),
