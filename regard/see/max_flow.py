@@ -1,11 +1,15 @@
-"""Maximum flow through a layered graph, for attention flow."""
+"""Maximum flow through a layered graph by Dinic's algorithm, for attention flow.
+
+Sets of positions are bits of a Python integer, so that one operation follows the edges of a position to a whole layer.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
-UNREACHABLE = np.iinfo(np.int64).max // 2
-CHUNK = 1 << 24  # residual capacities to hold at once
 
 
 def layered_max_flow(capacities: Integers, sink: int) -> Integers:
@@ -14,69 +18,99 @@ def layered_max_flow(capacities: Integers, sink: int) -> Integers:
     capacities  (l, i, j): how much may flow from position j of layer l to position i of layer l + 1
     sink        the position of the last layer
     """
-    n = capacities.shape[-1]
-    at_once = max(1, CHUNK // capacities.size)
-    chunks = [np.arange(start, min(start + at_once, n)) for start in range(0, n, at_once)]
-    return np.concatenate([_push_relabel(capacities, sources, sink) for sources in chunks])
+    graph = _ResidualGraph(capacities)
+    return np.array([graph.max_flow(source, sink) for source in range(capacities.shape[-1])], np.int64)
 
 
-def _push_relabel(capacities: Integers, sources: Integers, sink: int) -> Integers:
-    """The push-relabel method with exact distances (Goldberg and Tarjan 1988), for several sources at a time.
+class _ResidualGraph:
+    """What may still flow along each edge; the graph is restored after every source."""
 
-    All edges of a source are saturated. Every round moves the excess of each node to nodes that are nearer to the
-    sink, until no excess can reach it.
-    """
-    depth, n, _ = capacities.shape
-    count = np.arange(len(sources))
-    forward = np.repeat(capacities[None], len(sources), 0)  # what may still flow from (l, j) to (l + 1, i)
-    backward = np.zeros_like(forward)  # what may flow back
-    excess = np.zeros((len(sources), depth + 1, n), np.int64)
-    excess[:, 1] = backward[count, 0, :, sources] = forward[count, 0, :, sources]
-    forward[count, 0, :, sources] = 0
-    while True:
-        distance = _distances(forward, backward, sink)
-        reaching = (excess > 0) & (distance < UNREACHABLE) & (distance > 0)
-        if not reaching.any():
-            return excess[:, depth, sink]
-        for near in range(distance[reaching].max(), 0, -1):
-            for layer in range(depth + 1):
-                moving = np.where(distance[:, layer] == near, excess[:, layer], 0)
-                if not moving.any():
-                    continue
-                if layer < depth:
-                    allowed = forward[:, layer] * (distance[:, layer + 1, :, None] == near - 1)
-                    pushed = _distribute(moving[:, None, :], allowed, axis=1)
-                    forward[:, layer] -= pushed
-                    backward[:, layer] += pushed
-                    excess[:, layer] -= pushed.sum(1)
-                    excess[:, layer + 1] += pushed.sum(2)
-                    moving = moving - pushed.sum(1)
-                if layer > 0:
-                    allowed = backward[:, layer - 1] * (distance[:, layer - 1, None, :] == near - 1)
-                    pushed = _distribute(moving[:, :, None], allowed, axis=2)
-                    backward[:, layer - 1] -= pushed
-                    forward[:, layer - 1] += pushed
-                    excess[:, layer] -= pushed.sum(2)
-                    excess[:, layer - 1] += pushed.sum(1)
+    def __init__(self, capacities: Integers) -> None:
+        self.depth, self.n, _ = capacities.shape
+        self.capacity: list[int] = capacities.ravel().tolist()
+        self.residual = self.capacity.copy()
+        # the positions to which something may flow, from (layer, position) to the next layer and back to the last
+        self.open_edges = [
+            [sum(1 << int(i) for i in np.flatnonzero(capacities[layer, :, j])) for j in range(self.n)]
+            for layer in range(self.depth)
+        ]
+        self.open_edges.append([0] * self.n)
+
+    def max_flow(self, source: int, sink: int) -> int:
+        """The maximum flow from one position of the first layer."""
+        self.forward = [edges.copy() for edges in self.open_edges]
+        self.backward = [[0] * self.n for _ in range(self.depth + 1)]
+        self.changed: set[int] = set()
+        total = 0
+        while (levels := self._levels(source, sink)) is not None:
+            for path in self._paths(levels, source):
+                total += self._augment(path)
+        for edge in self.changed:
+            self.residual[edge] = self.capacity[edge]
+        return total
+
+    def _levels(self, source: int, sink: int) -> list[list[int]] | None:
+        """The positions of each layer by their distance from the source; None if the sink cannot be reached."""
+        seen = [0] * (self.depth + 1)
+        frontier = [1 << source, *([0] * self.depth)]
+        levels = [frontier]
+        while any(frontier) and not frontier[self.depth] >> sink & 1:
+            seen = [before | now for before, now in zip(seen, frontier, strict=True)]
+            following = [0] * (self.depth + 1)
+            for layer, positions in enumerate(frontier):
+                for j in _bits(positions):
+                    if layer < self.depth:
+                        following[layer + 1] |= self.forward[layer][j]
+                    if layer > 0:
+                        following[layer - 1] |= self.backward[layer][j]
+            frontier = [now & ~before for now, before in zip(following, seen, strict=True)]
+            levels.append(frontier)
+        if not any(frontier):
+            return None
+        levels[-1] = [*([0] * self.depth), 1 << sink]
+        return levels
+
+    def _paths(self, levels: list[list[int]], source: int) -> Iterator[list[tuple[int, int]]]:
+        """Shortest paths with something left on every edge, as (layer, position), until there are none."""
+        path = [(0, source)]
+        while path:
+            layer, j = path[-1]
+            if len(path) == len(levels):
+                yield path
+                path = path[:1]
+                continue
+            following = levels[len(path)]
+            if layer < self.depth and (there := self.forward[layer][j] & following[layer + 1]):
+                path.append((layer + 1, _lowest_bit(there)))
+            elif layer > 0 and (there := self.backward[layer][j] & following[layer - 1]):
+                path.append((layer - 1, _lowest_bit(there)))
+            else:
+                levels[len(path) - 1][layer] &= ~(1 << j)  # a dead end
+                path.pop()
+
+    def _augment(self, path: list[tuple[int, int]]) -> int:
+        """Send as much as possible along a path."""
+        steps = []
+        for (layer, j), (after, i) in pairwise(path):
+            ahead = after > layer
+            edge = (layer * self.n + i) * self.n + j if ahead else (after * self.n + j) * self.n + i
+            steps.append((edge, ahead, self.residual[edge] if ahead else self.capacity[edge] - self.residual[edge]))
+        amount = min(left for _, _, left in steps)
+        for (edge, ahead, left), (layer, j), (after, i) in zip(steps, path, path[1:], strict=False):
+            self.residual[edge] -= amount if ahead else -amount
+            self.changed.add(edge)
+            here, there = (self.forward, self.backward) if ahead else (self.backward, self.forward)
+            there[after][i] |= 1 << j
+            if left == amount:
+                here[layer][j] &= ~(1 << i)
+        return amount
 
 
-def _distribute(amount: Integers, allowed: Integers, axis: int) -> Integers:
-    """Fill the allowed capacities along an axis one after the other, until the amount is used up."""
-    return np.clip(amount - (allowed.cumsum(axis) - allowed), 0, allowed)
+def _bits(positions: int) -> Iterator[int]:
+    while positions:
+        yield _lowest_bit(positions)
+        positions &= positions - 1
 
 
-def _distances(forward: Integers, backward: Integers, sink: int) -> Integers:
-    """The number of edges from each node to the sink in the residual graph."""
-    depth = forward.shape[1]
-    distance = np.full((len(forward), depth + 1, forward.shape[-1]), UNREACHABLE)
-    distance[:, depth, sink] = 0
-    while True:
-        before = distance.copy()
-        for layer in reversed(range(depth)):
-            through = np.where(forward[:, layer] > 0, distance[:, layer + 1, :, None] + 1, UNREACHABLE)
-            distance[:, layer] = np.minimum(distance[:, layer], through.min(1))
-        for layer in range(depth):
-            through = np.where(backward[:, layer] > 0, distance[:, layer, None, :] + 1, UNREACHABLE)
-            distance[:, layer + 1] = np.minimum(distance[:, layer + 1], through.min(2))
-        if np.array_equal(before, distance):
-            return distance
+def _lowest_bit(positions: int) -> int:
+    return (positions & -positions).bit_length() - 1

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from regard.see import max_flow
 from regard.see.max_flow import layered_max_flow
 
 
@@ -23,10 +22,3 @@ def test_the_maximum_flow_is_that_of_scipy(depth: int, n: int, zeros: float) -> 
     for sink in range(n):
         capacities = draws.integers(0, 1000, (depth, n, n)) * (draws.random((depth, n, n)) > zeros)
         assert layered_max_flow(capacities, sink).tolist() == scipy_flows(capacities, sink)
-
-
-def test_sources_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    capacities = np.random.default_rng(0).integers(0, 100, (3, 7, 7))
-    whole = layered_max_flow(capacities, 2).tolist()
-    monkeypatch.setattr(max_flow, "CHUNK", 3 * capacities.size)
-    assert layered_max_flow(capacities, 2).tolist() == whole
