@@ -9,7 +9,8 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.generate import read_prompt
-from regard.cli.looking.inputs import LoadedModel, ModelInput, build_input, load_model
+from regard.cli.looking.inputs import ModelInput, build_input
+from regard.cli.looking.models import LoadedModel, load_model
 from regard.cli.looking.relevance import compute_relevance
 from regard.cli.looking.terminal import show_report
 from regard.cli.output import PictureOption, check_folder, check_picture, save_picture, show_json, tell, write_file
@@ -54,7 +55,7 @@ def command(
     check_column(sort)  # before the model runs
     loaded = load_model(model, device)
     inputs = build_input(loaded, read_prompt(prompt), target, tokenizer, device)
-    if loaded.random:
+    if loaded.weights.startswith("random"):
         tell(f"{model} is a preset with random weights, so its attention is random too")
     tell(f"running {model} on {inputs.size}")
     report = build_report(loaded, inputs, sort=sort, layer=layer, head=head, layers=layers, rows=row_indices)
@@ -109,11 +110,7 @@ def build_report(
     with torch.no_grad(), watch(loaded.model, layers=layers or None, rows=rows) as seen:
         loaded.run(inputs.inputs)
     if not seen:
-        raise ConfigError(
-            f"{loaded.name} ran, but no attention was recorded: it mixes positions without attention weights"
-            if not layers
-            else f"no attention was recorded in --layers {' '.join(layers)}; omit it to list the attention layers"
-        )
+        raise ConfigError(explain_empty(loaded.name, layers, seen.left_out))
     sides = {name: inputs.sides(record) for name, record in seen.items()}
     table = build_labelled_table(seen, sides)
     chosen = choose_head(seen, table, layer, head)
@@ -133,7 +130,7 @@ def build_report(
     return AttentionReport(
         title=loaded.name,
         facts={
-            "model": f"{type(loaded.model).__name__}, {loaded.parameter_count:,} parameters",
+            "model": f"{type(loaded.model).__name__}, {sum(x.numel() for x in loaded.model.parameters()):,} parameters",
             "weights": loaded.weights,
             "input": inputs.size,
         },
@@ -150,6 +147,16 @@ def build_report(
         image=inputs.pixels,
         notes=(*nan_notes(table), *inputs.notes, *relevance.notes, *left_out),
     )
+
+
+def explain_empty(name: str, layers: list[str] | None, left_out: dict[str, int]) -> str:
+    """Why no attention was recorded."""
+    if left_out:
+        reasons = "; ".join(f"{reason} ({count} calls)" for reason, count in left_out.items())
+        return f"{name} ran, but none of its attention calls could be recorded: {reasons}"
+    if layers:
+        return f"no attention was recorded in --layers {' '.join(layers)}; omit it to list the attention layers"
+    return f"{name} ran, but no attention was recorded: it mixes positions without attention weights"
 
 
 def nan_notes(table: "HeadTable") -> tuple[str, ...]:
@@ -185,7 +192,7 @@ def report_as_json(report: "AttentionReport") -> dict[str, Any]:
             "head": report.head,
             "queries": list(sides.queries.labels),
             "keys": list(sides.keys.labels),
-            "map": report.chosen_map().tolist(),
+            "map": report.chosen_map().values.tolist(),
         },
         "relevance": [
             {"title": each.title, "labels": list(each.words.labels), "values": each.values.tolist()}

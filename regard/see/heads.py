@@ -143,13 +143,29 @@ def spread(record: Record) -> Float[Tensor, "b h i"]:
 def visible_keys(record: Record) -> Int[Tensor, "b h i"]:
     """The number of visible keys of each row."""
     b, h, i, _ = record.q.shape
-    j = record.k.shape[2]
-    device = record.q.device
-    counts = []
-    for rows in torch.arange(i, device=device).split(max(1, (1 << 22) // max(1, b * h * j))):
+    counts = [seen.sum(-1).expand(b, h, -1) for _, seen in iterate_visible(record)]
+    return torch.cat(counts, -1) if counts else torch.zeros(b, h, i, dtype=torch.long, device=record.q.device)
+
+
+def hidden_cells(record: Record, rows: int, columns: int) -> Bool[Tensor, "b h rows columns"]:
+    """The cells of `record.pooled((rows, columns))` that hold hidden pairs only."""
+    (b, h, i, _), j = record.q.shape, record.k.shape[2]
+    counts = torch.zeros(b, h, rows, columns, device=record.q.device)
+    row_cell, key_cell = (
+        torch.arange(n, device=counts.device) * cells // max(n, 1) for n, cells in ((i, rows), (j, columns))
+    )
+    inside = torch.nn.functional.one_hot(key_cell, columns).float()
+    for some, seen in iterate_visible(record):
+        counts.index_add_(2, row_cell[some], (seen.float() @ inside).expand(b, h, -1, -1))
+    return counts == 0
+
+
+def iterate_visible(record: Record) -> Iterator[tuple[Int[Tensor, "r"], Bool[Tensor, "#b #h r j"]]]:
+    """Yield some rows at a time, and which keys they see."""
+    (_, _, i, _), j = record.q.shape, record.k.shape[2]
+    for rows in torch.arange(i, device=record.q.device).split(max(1, (1 << 20) // max(1, j))):
         seen = record.mask.see(pair_grid(record, rows))
-        counts.append(seen.expand(b, h, len(rows), j).sum(-1))
-    return torch.cat(counts, -1) if counts else torch.zeros(b, h, 0, dtype=torch.long, device=device)
+        yield rows, seen.expand(*(1,) * (4 - seen.ndim), *seen.shape[:-2], len(rows), j)
 
 
 def previous_token(record: Record) -> Float[Tensor, "h"] | None:

@@ -4,7 +4,9 @@ A hook on these modules, or an active function mode, disables the fast path and 
 unchanged, and q, k and v are projected from the inputs a second time.
 """
 
+import inspect
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from regard.see.call_adapters import cast_for_autocast, read_mask
 from regard.see.record import Record
 
 ROUTE = "nn.MultiheadAttention"
+FUNCTIONAL = inspect.signature(functional.multi_head_attention_forward)
 # attributes of nn.MultiheadAttention that multi_head_attention_forward takes by the same name
 SAME_NAMES = (
     "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "add_zero_attn", "training", "q_proj_weight",
@@ -27,62 +30,36 @@ SAME_NAMES = (
 )  # fmt: skip
 
 
-def from_functional(
-    query: Float[Tensor, "i *b d"],
-    key: Float[Tensor, "j *b _"],
-    value: Float[Tensor, "j *b _"],
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,
-    q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
-) -> Record:
+def from_functional(*args: Any, **kwargs: Any) -> Record:
     """Record a call of functional.multi_head_attention_forward, with its arguments."""
+    bound = FUNCTIONAL.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = SimpleNamespace(**bound.arguments)
+    query, key, value, padding = given.query, given.key, given.value, given.key_padding_mask
     if query.ndim == 2:
         query, key, value = query[:, None], key[:, None], value[:, None]
-        key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
-    i, b = query.shape[:2]
-    if use_separate_proj_weight:
-        weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+        padding = None if padding is None else padding[None]
+    (i, b), heads = query.shape[:2], given.num_heads
+    if given.use_separate_proj_weight:
+        weights: Any = (given.q_proj_weight, given.k_proj_weight, given.v_proj_weight)
     else:
-        assert in_proj_weight is not None
-        weights = in_proj_weight.chunk(3)
-    biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-    q, k, v = (
-        functional.linear(x, weight, bias) for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
-    )
-    if bias_k is not None and bias_v is not None:
-        k, v = torch.cat([k, bias_k.repeat(1, b, 1)]), torch.cat([v, bias_v.repeat(1, b, 1)])
-    q, k, v = (x.reshape(len(x), b, num_heads, -1).permute(1, 2, 0, 3) for x in (q, k, v))
-    k = k if static_k is None else static_k.unflatten(0, (b, num_heads))
-    v = v if static_v is None else static_v.unflatten(0, (b, num_heads))
-    if add_zero_attn:
+        weights = given.in_proj_weight.chunk(3)
+    biases = (None, None, None) if given.in_proj_bias is None else given.in_proj_bias.chunk(3)
+    q, k, v = map(functional.linear, (query, key, value), weights, biases)
+    if given.bias_k is not None and given.bias_v is not None:
+        k, v = torch.cat([k, given.bias_k.repeat(1, b, 1)]), torch.cat([v, given.bias_v.repeat(1, b, 1)])
+    q, k, v = (x.reshape(len(x), b, heads, -1).permute(1, 2, 0, 3) for x in (q, k, v))
+    k = k if given.static_k is None else given.static_k.unflatten(0, (b, heads))
+    v = v if given.static_v is None else given.static_v.unflatten(0, (b, heads))
+    if given.add_zero_attn:
         k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
     q, k, v = cast_for_autocast(q, k, v)
-    j, dropout = k.shape[2], dropout_p if training else 0.0
-    beta = q.shape[-1] ** -0.5
-    if is_causal and key_padding_mask is None and not need_weights:
-        # is_causal replaces the mask
-        return Record(q, k, v, causal(), (), beta, Positions(0, 0), ROUTE, dropout)
-    mask, terms, positions = read_mask(merge_masks(attn_mask, key_padding_mask, b, j, q.dtype), i, j)
-    return Record(q, k, v, mask, terms, beta, positions, ROUTE, dropout)
+    j, dropout = k.shape[2], given.dropout_p if given.training else 0.0
+    if given.is_causal and padding is None and not given.need_weights:  # is_causal replaces the mask
+        mask, terms, positions = causal(), (), Positions(0, 0)
+    else:
+        mask, terms, positions = read_mask(merge_masks(given.attn_mask, padding, b, j, q.dtype), i, j)
+    return Record(q, k, v, mask, terms, q.shape[-1] ** -0.5, positions, ROUTE, dropout)
 
 
 def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dtype: torch.dtype) -> Tensor | None:

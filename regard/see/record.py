@@ -26,7 +26,8 @@ class Record(Statistics):
                      "nn.MultiheadAttention", "hugging face ...", or "attend, ..." with the kernel
     dropout          the dropout probability of the weights; statistics are of the weights before dropout
     note             what was done to the weights afterwards, or what is unknown
-    positions_known  whether the positions of the queries are known; if not, distances are None
+    positions_known  whether the positions of queries and keys are known and related; if not, distances are None
+    over_channels    whether rows and columns are channels, not positions, as in the channel attention of a DaViT
     name             the path of the module; its second call is `path:2`
     heads            indices of the recorded heads in the model, None for all
     rows_kept        indices of the recorded queries in the model, None for all
@@ -36,6 +37,7 @@ class Record(Statistics):
     dropout: float = 0.0
     note: str = ""
     positions_known: bool = True
+    over_channels: bool = False
     name: str = ""
     heads: tuple[int, ...] | None = None
     rows_kept: tuple[int, ...] | None = None

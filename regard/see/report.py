@@ -1,6 +1,6 @@
 """An attention report: the recorded heads, labels of positions, a chosen head and relevance, ready to be shown.
 
-`regard.see.report_html` renders it as an HTML page, `regard.see.report_figure` as a matplotlib figure.
+`regard.see.report_html` renders it as an HTML page, `regard.see.report_figure` draws it with matplotlib.
 """
 
 import math
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from regard.base.errors import UnknownNameError
-from regard.see.heads import HeadSummary, HeadTable, measure_heads
+from regard.see.heads import HeadSummary, HeadTable, hidden_cells, measure_heads
 from regard.see.record import Record, Seen
 
 LARGE = 128  # most cells a side of the chosen map
@@ -41,6 +41,20 @@ class Sides(NamedTuple):
 
     queries: TokenLabels
     keys: TokenLabels
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMap:
+    """The pooled attention map of one head; a cell is hidden if the mask hides all of its pairs."""
+
+    head: int
+    values: Float[Tensor, "rows columns"]
+    hidden: Bool[Tensor, "rows columns"]
+
+    @property
+    def top(self) -> float:
+        """The largest weight, 0 if there is none."""
+        return float(self.values.nan_to_num(0.0).max()) if self.values.numel() else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +101,12 @@ class AttentionReport:
     image: UInt8[Tensor, "y x channels"] | None = None
     notes: tuple[str, ...] = ()
 
-    def small_maps(self, name: str, most: int) -> list[Float[Tensor, "rows columns"]]:
+    def small_maps(self, name: str, most: int) -> list[HeadMap]:
         """The map of every head of a layer, pooled to at most `most` cells a side."""
         record = self.seen[name]
-        return list(record.pooled(map_cells(record, most)).mean(0).cpu())
+        return [head_map(record, head, most) for head in record.heads or range(record.q.shape[1])]
 
-    def chosen_map(self, most: int = LARGE) -> Float[Tensor, "rows columns"]:
+    def chosen_map(self, most: int = LARGE) -> HeadMap:
         """The map of the chosen head."""
         return head_map(self.seen[self.layer], self.head, most)
 
@@ -167,9 +181,11 @@ def _resolve_layer(seen: Seen, layer: str) -> str:
     )
 
 
-def head_map(record: Record, head: int, most: int) -> Float[Tensor, "rows columns"]:
+def head_map(record: Record, head: int, most: int) -> HeadMap:
     """The map of one head, pooled to at most `most` cells a side; the mean over the batch."""
-    return record.pooled(map_cells(record, most))[:, _head_index(record, head)].mean(0).cpu()
+    cells, at = map_cells(record, most), _head_index(record, head)
+    values = record.pooled(cells)[:, at].mean(0).cpu()
+    return HeadMap(head, values, hidden_cells(record, *cells)[:, at].all(0).cpu())
 
 
 def head_code(record: Record, head: int, most: int) -> str:

@@ -1,27 +1,19 @@
 """An attention report as one HTML page without scripts or remote files. Tokens of a model are escaped."""
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 
-import torch
-from torch import Tensor
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from regard.base.html import Markup, join_html, render_page, tag, void_tag
-from regard.see.colormaps import (
-    ColourScale,
-    cell_colours,
-    data_uri,
-    linear_scale,
-    map_png,
-    overlay,
-    pixels_png,
-    root_scale,
-)
 from regard.see.heads import COLUMNS
 from regard.see.record import Record
 from regard.see.report import (
     LARGE,
     MOST_RELEVANT,
     AttentionReport,
+    HeadMap,
     TokenRelevance,
     escape_control_characters,
     head_code,
@@ -29,6 +21,7 @@ from regard.see.report import (
     relevance_cells,
     shorten,
 )
+from regard.see.report_figure import COLORMAP, encode_png, head_figure, layer_figure, overlay_figure
 
 TABLED = 32  # most positions a side whose weights are shown as numbers
 
@@ -95,79 +88,38 @@ def format_number(value: object) -> str:
 
 
 def _chosen(report: AttentionReport) -> Markup:
-    record = report.seen[report.layer]
-    values = report.chosen_map()
+    record, drawn = report.seen[report.layer], report.chosen_map()
     rows, columns = report.chosen_labels()
     what = f"{report.layer}, head {report.head}"
     several = f" The mean over {record.q.shape[0]} sequences." if record.q.shape[0] > 1 else ""
-    words = f"Rows are queries, columns are keys. {_describe_cells(record, values)}{several}"
-    drawing = _map_svg(values, rows, columns, f"Attention map of {what}")
-    table = (
-        [] if rows is None or columns is None or max(values.shape) > TABLED else [_weights_table(values, rows, columns)]
-    )
+    words = f"Rows are queries, columns are keys. {_describe_cells(record, drawn)}{several}"
+    tabled = rows is not None and columns is not None and max(drawn.values.shape) <= TABLED
     return tag(
         "section",
         tag("h2", f"Chosen head: {what}"),
         tag("p", repr(record), class_="route"),
         *([tag("p", record.note, class_="note")] if record.note else []),
-        tag("figure", drawing, tag("figcaption", words, " ", _scale(root_scale(values)))),
-        *table,
+        _picture(head_figure(report), f"Attention map of {what}", words),
+        *([_weights_table(drawn, rows or [], columns or [])] if tabled else []),
         _code(head_code(record, report.head, LARGE)),
     )
 
 
-def _describe_cells(record: Record, values: Tensor) -> str:
-    i, j = record.q.shape[2], record.k.shape[2]
-    if tuple(values.shape) == (i, j):
-        return "Every cell is one weight."
-    rows, columns = values.shape
-    return f"{i} x {j} weights pooled in {rows} x {columns} cells."
-
-
-def _scale(scale: ColourScale) -> Markup:
-    """A colour bar with the numbers at both ends, and in the middle if the scale is not linear."""
-    ramp = data_uri(map_png(torch.linspace(0, 1, 64)[None], ColourScale(0, 1)))
-    middle = scale.low + (scale.top - scale.low) * 0.5 ** (1 / scale.power)
-    return tag(
-        "span",
-        f"{scale.low:.4f} ",
-        void_tag("img", src=ramp, alt="from dark blue to bright yellow", class_="ramp"),
-        f" {scale.top:.4f}",
-        "" if scale.power == 1 else f", {middle:.4f} in the middle (square-root scale)",
-        class_="scale",
+def _describe_cells(record: Record, drawn: HeadMap) -> str:
+    (i, j), (rows, columns) = (record.q.shape[2], record.k.shape[2]), drawn.values.shape
+    return (
+        "Every cell is one weight." if (rows, columns) == (i, j) else f"{i} x {j} weights in {rows} x {columns} cells."
     )
 
 
-def _map_svg(values: Tensor, rows: list[str] | None, columns: list[str] | None, alt: str) -> Markup:
-    """A map as SVG, with the labels of its positions if they fit."""
-    down, across = values.shape
-    cell = 16 if rows is not None else max(4, 512 // max(down, across))
-    left = 8 * max(map(len, rows)) + 8 if rows else 0
-    top = 8 * max(map(len, columns)) + 8 if columns else 0
-    width, height = left + cell * across, top + cell * down
-    picture = void_tag(
-        "image",
-        href=data_uri(map_png(values, root_scale(values))),
-        x=str(left),
-        y=str(top),
-        width=str(cell * across),
-        height=str(cell * down),
-        preserveAspectRatio="none",
-        class_="crisp",
-    )
-    names = [
-        tag("text", label, x=str(left - 4), y=str(top + cell * (at + 0.75)), text_anchor="end")
-        for at, label in enumerate(rows or [])
-    ]
-    for at, label in enumerate(columns or []):
-        x, y = left + cell * (at + 0.75), top - 4
-        names.append(tag("text", label, transform=f"translate({x} {y}) rotate(-90)"))
-    size = {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
-    return tag("svg", tag("title", alt), picture, *names, role="img", **size)
+def _picture(figure: Figure, alt: str, caption: str) -> Markup:
+    source = f"data:image/png;base64,{b64encode(encode_png(figure)).decode('ascii')}"
+    return tag("figure", void_tag("img", src=source, alt=alt, class_="plot"), tag("figcaption", caption))
 
 
-def _weights_table(values: Tensor, rows: list[str], columns: list[str]) -> Markup:
-    lines = [[label, *(f"{value:.4f}" for value in row)] for label, row in zip(rows, values.tolist(), strict=True)]
+def _weights_table(drawn: HeadMap, rows: list[str], columns: list[str]) -> Markup:
+    numbers = zip(rows, drawn.values.tolist(), strict=True)
+    lines = [[label, *(f"{value:.4f}" for value in row)] for label, row in numbers]
     table = _table(["query \\ key", *columns], lines, class_="weights")
     return tag("details", tag("summary", "These weights as numbers"), tag("div", table, class_="scroll"))
 
@@ -179,12 +131,11 @@ def _relevance(report: AttentionReport) -> Markup:
 
 def _one_relevance(relevance: TokenRelevance) -> list[Markup]:
     labels, values = relevance_cells(relevance)
-    scale = ColourScale(0.0, float(values.max()))
-    tokens = []
-    for label, value in zip(labels, values.tolist(), strict=True):
-        background, text = cell_colours(value, scale)
-        style = f"background:{background};color:{text}"
-        tokens.append(tag("span", label, style=style, title=f"{label}: {value:.4f}"))
+    top = float(values.max()) or 1.0
+    tokens = [
+        tag("span", label, style=_token_style(value / top), title=f"{label}: {value:.4f}")
+        for label, value in zip(labels, values.tolist(), strict=True)
+    ]
     count = min(MOST_RELEVANT, len(relevance.values))
     best = relevance.values.topk(count)
     names = relevance.words.labels
@@ -196,42 +147,40 @@ def _one_relevance(relevance: TokenRelevance) -> list[Markup]:
     return [
         tag("h3", relevance.title),
         tag("p", join_html(tokens), class_="tokens"),
-        tag("p", _scale(scale)),
+        tag("p", f"From dark blue for 0 to bright yellow for {float(values.max()):.4f}."),
         table,
         _code(relevance.code),
     ]
 
 
+def _token_style(share: float) -> str:
+    """The background colour of a share from 0 to 1, and black or white for the text on it."""
+    red, green, blue, _ = colour = COLORMAP(share)
+    text = "#000" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#fff"
+    return f"background:{to_hex(colour)};color:{text}"
+
+
 def _overlays(report: AttentionReport) -> Markup:
-    assert report.image is not None
-    plain = report.image if report.image.shape[-1] == 3 else report.image.expand(-1, -1, 3)
-    parts: list[Markup] = [_picture(pixels_png(plain.contiguous()), "The input image", "the input of the model")]
+    parts = []
     for each in report.overlays:
         rows, columns = each.values.shape
-        words = join_html([f"{each.title}; {rows} x {columns} cells. ", _scale(linear_scale(each.values))])
-        picture = pixels_png(overlay(report.image, each.values))
-        parts.append(tag("div", _picture(picture, each.title, words), _code(each.code)))
+        words = f"{each.title}; {rows} x {columns} cells"
+        parts.append(tag("div", _picture(overlay_figure(report, each), each.title, words), _code(each.code)))
     return tag("section", tag("h2", "Overlays on the image"), tag("div", *parts, class_="pictures"))
-
-
-def _picture(png: bytes, alt: str, caption: str) -> Markup:
-    image = void_tag("img", src=data_uri(png), alt=alt, class_="crisp photo")
-    return tag("figure", image, tag("figcaption", caption))
 
 
 def _every_head(report: AttentionReport) -> Markup:
     parts = []
     for name in report.seen:
-        record = report.seen[name]
-        numbers = range(record.q.shape[1]) if record.heads is None else record.heads
-        figures = []
-        for number, values in zip(numbers, report.small_maps(name, report.small_cells), strict=True):
-            address = data_uri(map_png(values, root_scale(values)))
-            picture = void_tag("img", src=address, alt=f"map of {name}, head {number}", class_="crisp", loading="lazy")
-            figures.append(tag("figure", picture, tag("figcaption", f"{number}: to {float(values.max()):.4f}")))
-        code = f"seen[{name!r}].pooled({map_cells(record, report.small_cells)}).mean(0)  # (head, query cell, key cell)"
-        parts += [tag("h3", name), tag("div", *figures, class_="maps"), _code(code)]
-    words = "Each map has its own scale from 0 to its largest cell, shown after the number of the head."
+        cells = map_cells(report.seen[name], report.small_cells)
+        figure = layer_figure(report, name, report.small_cells)
+        code = f"seen[{name!r}].pooled({cells}).mean(0)  # (head, query cell, key cell)"
+        parts += [
+            tag("h3", name),
+            _picture(figure, f"maps of {name}", "Rows are queries, columns are keys."),
+            _code(code),
+        ]
+    words = "Each map has its own square-root scale, from 0 to its largest cell. Hidden pairs are grey."
     return tag("section", tag("h2", "Every head"), tag("p", words), *parts)
 
 

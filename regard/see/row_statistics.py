@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, ShapeError
@@ -24,21 +25,14 @@ from regard.see.triton_statistics import RowStatistics
 class Top:
     """The keys with the largest weights of each row, exactly.
 
-    keys       their indices, -1 if fewer keys are visible
-    weights    their weights, largest first
-    dismissed  the largest weight that is not listed
-    rest       the sum of all weights that are not listed
+    keys     their indices, -1 if fewer keys are visible
+    weights  their weights, largest first
+    rest     the sum of all other weights
     """
 
     keys: Int[Tensor, "b h r count"]
     weights: Float[Tensor, "b h r count"]
-    dismissed: Float[Tensor, "b h r"]
     rest: Float[Tensor, "b h r"]
-
-    @property
-    def certain(self) -> bool:
-        """Whether no other key has a larger weight than a listed one."""
-        return bool((self.weights[..., -1] >= self.dismissed).all())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -148,23 +142,18 @@ class Statistics:
         with torch.no_grad():
             for block in iterate_row_blocks(self._request, self._resolve_rows(rows)):
                 weights = block.weights
-                kept = min(count, weights.shape[-1])
-                more = min(count + 1, weights.shape[-1])
-                values, at = weights.topk(more, -1)
-                keys = torch.arange(j, device=weights.device)[block.columns][at[..., :kept]]
-                seen = torch.ones_like(keys, dtype=torch.bool)
+                values, at = weights.topk(min(count, weights.shape[-1]), -1)
+                keys = torch.arange(j, device=weights.device)[block.columns][at]
                 if block.hidden is not None:
-                    seen = ~block.hidden.expand_as(weights).gather(-1, at[..., :kept])
-                listed, keys = values[..., :kept] * seen, keys.masked_fill(~seen, -1)
-                padding = (0, count - kept)
-                dismissed = values[..., kept] if more > kept else listed.new_zeros(listed.shape[:-1])
-                rest = weights.sum(-1) - listed.sum(-1)
-                keys = torch.nn.functional.pad(keys, padding, value=-1)
-                found.append((keys, torch.nn.functional.pad(listed, padding), dismissed, rest.clamp(min=0)))
+                    hidden = block.hidden.expand_as(weights).gather(-1, at)
+                    values, keys = values.masked_fill(hidden, 0), keys.masked_fill(hidden, -1)
+                rest = (weights.sum(-1) - values.sum(-1)).clamp(min=0)
+                padding = (0, count - at.shape[-1])
+                found.append((pad(keys, padding, value=-1), pad(values, padding), rest))
         if not found:
             empty = self.q.new_zeros(b, h, 0, dtype=torch.promote_types(self.q.dtype, torch.float32))
             nothing = empty[..., None].expand(b, h, 0, count)
-            return Top(nothing.long(), nothing, empty, empty)
+            return Top(nothing.long(), nothing, empty)
         return Top(*(torch.cat(parts, 2) for parts in zip(*found, strict=True)))
 
     def rows(self, rows: list[int] | Tensor) -> Float[Tensor, "b h r j"]:

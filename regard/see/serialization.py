@@ -1,7 +1,7 @@
 """Save and load records: one safetensors file with all tensors, and the other fields as JSON in its header.
 
-Masks and score terms are saved as the fields of their classes. A mask that is a function is saved as a boolean matrix,
-and a score_mod as the scores that it returned, up to a size. A record that cannot be saved is listed in `left_out`.
+Masks and score terms are saved as the fields of their classes. A mask that is a function is saved as a boolean matrix.
+A record that cannot be saved, as one with a score_mod of flex_attention, is listed in `left_out`.
 """
 
 import json
@@ -21,13 +21,11 @@ from regard.core.absolute_positions import Positions
 from regard.core.masks.algebra import Mask, Predicate
 from regard.core.masks.data import DenseMask
 from regard.core.scores import ScoreTerm
-from regard.see.call_adapters import FlexMask, FlexScore, MeasuredScores, collapse_repeated, to_four_axes
+from regard.see.call_adapters import FlexMask, FlexScore, collapse_repeated, to_four_axes
 from regard.see.record import Record, Seen, pair_grid
 
 FORMAT = "regard-seen-2"
 LARGEST_MASK = 1 << 28  # entries of a mask that is saved as a matrix
-LARGEST_SCORES = 1 << 24  # scores of a score_mod that are saved: 64 MiB
-SCORES_AT_ONCE = 1 << 20
 
 
 def save(seen: Seen, path: str | os.PathLike[str]) -> None:
@@ -95,8 +93,6 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
             field.name: _encode(getattr(value, field.name), f"{key}.{field.name}", tensors) for field in fields(value)
         }
         return {"class": type(value).__name__, "fields": entries}
-    if callable(value):
-        raise CheckpointError(f"{value!r} is a function and cannot be saved; save the model's inputs and watch again")
     return value
 
 
@@ -117,14 +113,12 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _without_functions(record: Record) -> Record:
-    """The record with a matrix for each mask that is a function, and the scores for a score_mod."""
-    mask = _evaluate_masks(record.mask, record)
-    last = max((at for at, term in enumerate(record.terms) if isinstance(term, FlexScore)), default=None)
-    if last is None:
-        return replace(record, mask=mask)
-    terms = (_evaluate_scores(record, record.terms[: last + 1]), *record.terms[last + 1 :])
-    note = "; ".join(filter(None, (record.note, "saved with the scores of its score_mod")))
-    return replace(record, mask=mask, terms=terms, note=note)
+    """The record with a matrix for each mask that is a function."""
+    if any(isinstance(term, FlexScore) for term in record.terms):
+        raise CheckpointError(
+            f"the score_mod of {record.name} is a function and cannot be saved; save the model's inputs and watch again"
+        )
+    return replace(record, mask=_evaluate_masks(record.mask, record))
 
 
 def _evaluate_masks(mask: Mask, record: Record) -> Mask:
@@ -139,24 +133,3 @@ def _evaluate_masks(mask: Mask, record: Record) -> Mask:
         )
     seen = mask.see(pair_grid(record, torch.arange(i, device=record.q.device)))
     return DenseMask(collapse_repeated(to_four_axes(seen)))
-
-
-def _evaluate_scores(record: Record, terms: tuple[ScoreTerm, ...]) -> MeasuredScores:
-    """The scores after some terms, of which one is a score_mod."""
-    b, h, i, _ = record.q.shape
-    g, j = record.k.shape[1:3]
-    if (pairs := b * h * i * j) > LARGEST_SCORES:
-        raise CheckpointError(
-            f"the score_mod of {record.name} is a function, and its {pairs:,} scores are too many to save; "
-            "watch fewer rows or heads"
-        )
-    exact = torch.promote_types(record.q.dtype, torch.float32)
-    q, k = record.q.to(exact), record.k.to(exact).repeat_interleave(h // g, 1)
-    bound = [term.bind(q, record.beta) for term in terms]
-    found = []
-    for rows in torch.arange(i, device=q.device).split(max(1, SCORES_AT_ONCE // max(1, b * h * j))):
-        scores, grid = torch.einsum("bhic,bhjc->bhij", q[:, :, rows], k) * record.beta, pair_grid(record, rows)
-        for modify in bound:
-            scores = modify(scores, grid)
-        found.append(scores)
-    return MeasuredScores(torch.cat(found, 2))

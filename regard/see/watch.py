@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import wraps
 from itertools import chain
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -75,27 +75,7 @@ def watch(
     >>> seen["self_attn"].entropy.shape
     torch.Size([1, 2, 5])
     """
-    return Watching(Watcher(model, layers, heads, rows, device, values).recording())
-
-
-class Watching(AbstractContextManager[Seen]):
-    """The context manager of `watch`, which can be entered once."""
-
-    def __init__(self, block: AbstractContextManager[Seen]) -> None:
-        self._block, self._entered = block, False
-
-    def __enter__(self) -> Seen:
-        if self._entered:
-            raise ConfigError(
-                "this watch was entered before, and records one block: write `with watch(...) as seen:` for each block"
-            )
-        self._entered = True
-        return self._block.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._block.__exit__(kind, error, trace)
+    return Watcher(model, layers, heads, rows, device, values).recording()
 
 
 class Watcher(TorchFunctionMode):

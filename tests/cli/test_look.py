@@ -28,7 +28,7 @@ from regard.models.saving import load
 from regard.models.transformer import TransformerConfig
 from regard.models.vit import ViTConfig
 from regard.nn.windows import merge
-from regard.see.colormaps import normalise_pixels, read_image
+from regard.see.images import normalise_pixels, read_image
 from regard.see.record import Seen
 from regard.see.relevance import encoder_decoder_rollout, patch_map, rollout
 from regard.see.watch import watch
@@ -515,5 +515,5 @@ def test_errors_of_files_and_devices(gpt: str, tmp_path: Path) -> None:
     result = look(gpt, "abc", "--html", str(tmp_path))
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == f"regard: {tmp_path} cannot be written: Is a directory"
-    assert error_of(gpt, "abc", "--device", "gpu").startswith("--device gpu cannot be used here: ")
+    assert error_of(gpt, "abc", "--device", "gpu").startswith("--device='gpu' cannot be used here: ")
     assert error_of(gpt, "abc", "--device", "gpu").endswith("; cpu always can")

@@ -1,40 +1,24 @@
 """Attention reports: the code on a page reproduces its numbers and pictures, and tokens are escaped."""
 
 import warnings
-from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
-from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 from PIL import Image
-from torch import Tensor
 
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.cli.output import save_picture
 from regard.core.attend import attend
 from regard.core.masks import causal
-from regard.see.colormaps import (
-    ColourScale,
-    apply_colormap,
-    cell_colours,
-    downsample,
-    linear_scale,
-    map_png,
-    normalise_pixels,
-    overlay,
-    palette,
-    pixels_png,
-    quantise,
-    read_image,
-    root_scale,
-    shade_rows,
-)
 from regard.see.heads import COLUMNS
+from regard.see.images import normalise_pixels, read_image
 from regard.see.record import Seen
 from regard.see.report import (
     AttentionReport,
@@ -53,7 +37,15 @@ from regard.see.report import (
     shorten,
     table_code,
 )
-from regard.see.report_figure import draw_report
+from regard.see.report_figure import (
+    COLORMAP,
+    HIDDEN_COLOUR,
+    draw_report,
+    head_figure,
+    layer_figure,
+    overlay_figure,
+    root_norm,
+)
 from regard.see.report_html import format_number, render_report
 from regard.see.watch import watch
 
@@ -103,12 +95,6 @@ class Reader(HTMLParser):
             self.rows[-1][-1] += text
 
 
-def pixels(address: str) -> Tensor:
-    assert address.startswith("data:image/png;base64,")
-    image = Image.open(BytesIO(b64decode(address.partition(",")[2]))).convert("RGB")
-    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).reshape(image.height, image.width, 3)
-
-
 def seen_of(n: int = 7, layers: int = 2, b: int = 1) -> Seen:
     q, k, v = torch.randn(b, 6, n, 8), torch.randn(b, 2, n, 8), torch.randn(b, 2, n, 5)
     with watch() as seen:
@@ -156,15 +142,14 @@ def test_the_code_on_the_page_reproduces_its_numbers_and_pictures() -> None:
     assert len(lines) == 12
     closer = value_of(reader.code[2], space)
     torch.testing.assert_close(closer, seen[report.layer].weights()[0, report.head])
-    assert torch.equal(pixels(reader.sources[0]), apply_colormap(closer, root_scale(closer)))
     weights = reader.rows[2 + len(lines) : 2 + len(lines) + 7]
     assert weights == [
         [letter, *(f"{w:.4f}" for w in row)] for letter, row in zip("abcdefg", closer.tolist(), strict=True)
     ]
-    small = reader.sources[-12:]
     maps = [values for code in reader.code[-2:] for values in value_of(code.partition("  #")[0], space)]
-    for address, values in zip(small, maps, strict=True):
-        assert torch.equal(pixels(address), apply_colormap(values, root_scale(values)))
+    drawn = [each for name in seen for each in report.small_maps(name, report.small_cells)]
+    for values, each in zip(maps, drawn, strict=True):
+        assert torch.equal(values, each.values)
 
 
 def test_the_page_is_self_contained_and_has_alt_texts() -> None:
@@ -203,10 +188,7 @@ def test_the_size_of_a_page_is_bounded() -> None:
     words = TokenLabels(tuple(f"t{number}" for number in range(n)))
     relevance = (TokenRelevance("long", words, torch.rand(n), "1"),)
     text = render_report(reported(seen, list(words.labels), relevance=relevance))
-    assert len(text) < 400_000  # 24 maps of 64 x 64 and one of 128 x 128
-    sizes = [tuple(pixels(source).shape) for source in Reader(text).sources]
-    assert sizes[0] == (128, 128, 3)
-    assert sizes[-1] == (64, 64, 3)
+    assert len(text) < 600_000  # 24 maps of 64 x 64 and one of 128 x 128
 
 
 def test_many_heads_have_smaller_maps() -> None:
@@ -226,13 +208,13 @@ def test_cells_of_a_pooled_map_have_equally_many_positions() -> None:
     assert cell.bincount().tolist().count(2) == 21
     truth = torch.stack([weights[cell == row].mean(0) for row in range(22)])
     truth = torch.stack([truth[:, cell == column].sum(1) for column in range(22)], 1)
-    torch.testing.assert_close(head_map(record, 4, 32), truth)
+    torch.testing.assert_close(head_map(record, 4, 32).values, truth)
 
 
 def test_several_sequences_are_averaged() -> None:
     seen = seen_of(5, b=3)
     record = seen["attention"]
-    torch.testing.assert_close(head_map(record, 1, 128), record.weights()[:, 1].mean(0))
+    torch.testing.assert_close(head_map(record, 1, 128).values, record.weights()[:, 1].mean(0))
     assert "The mean over 3 sequences." in Reader(render_report(reported(seen, list("abcde")))).words
 
 
@@ -271,7 +253,7 @@ def test_recorded_rows_have_their_labels() -> None:
         attend(q, k, k, mask=causal())
     report = reported(seen, list("abcdefghi"))
     assert report.chosen_labels() == (["g", "c"], list("abcdefghi"))
-    assert report.chosen_map().shape == (2, 9)
+    assert report.chosen_map().values.shape == (2, 9)
     Reader(render_report(report))
 
 
@@ -309,54 +291,61 @@ def test_labels_show_whitespace_and_escape_control_characters() -> None:
     assert escape_control_characters("a b\u202e") == "a b\\u202e"
 
 
-def test_colour_scales() -> None:
-    values = torch.tensor([[0.0, 0.25, 1.0], [0.5, 0.0625, 0.0]])
-    assert quantise(values, ColourScale(0, 1)).tolist() == [[0, 64, 255], [128, 16, 0]]
-    assert quantise(values, root_scale(values)).tolist() == [[0, 128, 255], [180, 64, 0]]
-    assert linear_scale(values * 2 + 3) == (3.0, 5.0, 1.0)
-    assert quantise(torch.full((2, 3), 0.3), linear_scale(torch.full((2, 3), 0.3))).tolist() == [[0, 0, 0], [0, 0, 0]]
-    assert quantise(torch.zeros(2, 3), root_scale(torch.zeros(2, 3))).tolist() == [[0, 0, 0], [0, 0, 0]]
-    grey = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue in palette()]
-    assert all(a <= b + 1.5 for a, b in pairwise(grey)), "brightness must grow, for print"
-    assert cell_colours(0.0, ColourScale(0, 1)) == ("#00224d", "#fff")
-    assert cell_colours(1.0, ColourScale(0, 1))[1] == "#000"
+def test_the_colours_grow_brighter_on_a_square_root_scale() -> None:
+    norm = root_norm(4.0)
+    assert [round(float(norm(value)), 3) for value in (0.0, 0.25, 1.0, 4.0)] == [0.0, 0.25, 0.5, 1.0]
+    assert float(root_norm(0.0)(0.0)) == 0.0
+    grey = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue, _ in COLORMAP(range(256))]
+    assert all(a <= b + 0.006 for a, b in pairwise(grey)), "brightness must grow, for print"
 
 
-def test_a_map_as_png_has_one_pixel_for_each_number() -> None:
-    values = torch.rand(5, 9)
-    image = Image.open(BytesIO(map_png(values, root_scale(values))))
-    assert (image.size, image.mode) == ((9, 5), "P")
-    colours = apply_colormap(values, root_scale(values))
-    assert image.convert("RGB").getpixel((7, 2)) == tuple(colours[2, 7].tolist())
-    again = Image.open(BytesIO(pixels_png(colours)))
-    assert again.tobytes() == image.convert("RGB").tobytes()
+def test_a_map_has_axes_in_positions_a_colour_bar_and_grey_hidden_pairs() -> None:
+    report = reported(seen_of(301), [f"t{number}" for number in range(301)])
+    figure = head_figure(report)
+    ax, bar = figure.axes
+    (image,) = ax.images
+    values = report.chosen_map()
+    assert values.values.shape == (101, 101)
+    assert np.array_equal(image.get_array().filled(-1.0), values.values.masked_fill(values.hidden, -1.0).numpy())
+    assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, 300.5), (300.5, -0.5))
+    assert max(tick for tick in ax.get_xticks() if tick < 301) >= 250
+    assert bar.get_ylabel().startswith("weight, sum over keys")
+    hidden = values.hidden.numpy()
+    assert hidden[0, 1:].all()
+    assert not hidden[100].any()
+    colours = image.to_rgba(image.get_array())
+    assert (colours[hidden][:, :3] == np.array(to_rgb(HIDDEN_COLOUR))).all()
+    assert np.abs(colours[~hidden][:, :3] - np.array(to_rgb(HIDDEN_COLOUR))).max(1).min() > 0.05
 
 
-def test_shades_grow_with_the_numbers() -> None:
-    values = torch.tensor([[0.0, 0.01, 0.05, 0.2, 0.5, 0.7, 1.0]])
-    assert shade_rows(values, root_scale(values), wide=1) == [" ░░▒▓▓█"]
-    assert shade_rows(torch.tensor([[2.0, 3.0]]), ColourScale(2.0, 3.0)) == ["  ██"]
-    assert shade_rows(torch.zeros(2, 1), root_scale(torch.zeros(2, 1))) == ["  ", "  "]
+def test_a_visible_weight_of_zero_differs_from_a_hidden_pair() -> None:
+    q = torch.tensor([[[[0.0], [300.0], [0.0]]]])
+    with watch() as seen:
+        attend(q, torch.tensor([[[[-1.0], [1.0], [0.0]]]]), torch.ones(1, 1, 3, 2), mask=causal(), beta=1.0)
+    drawn = reported(seen, list("abc")).chosen_map()
+    assert drawn.values[1].tolist() == [0.0, 1.0, 0.0]
+    assert drawn.hidden[1].tolist() == [False, False, True]
 
 
-def test_downsampling_averages() -> None:
-    values = torch.rand(8, 12)
-    fewer = downsample(values, 4)
-    assert fewer.shape == (4, 4)
-    torch.testing.assert_close(fewer[1, 2], values[2:4, 6:9].mean())
-    assert torch.equal(downsample(values, 12), values)
+def test_queries_of_a_cache_are_at_their_positions() -> None:
+    with watch() as seen:
+        attend(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 90, 8), torch.randn(1, 2, 90, 8), mask=causal())
+    report = reported(seen, [f"t{number}" for number in range(90)])
+    assert head_figure(report).axes[0].get_ylim() == (89.5, 86.5)
 
 
-def test_an_overlay_keeps_the_edges_of_its_cells() -> None:
-    grey = torch.full((8, 6, 3), 100, dtype=torch.uint8)
-    values = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-    laid = overlay(grey, values)
-    assert laid.shape == (8, 6, 3)
-    assert (laid[:4, :3] == laid[0, 0]).all()
-    assert (laid[4:, 3:] == laid[7, 5]).all()
-    colours = apply_colormap(values, ColourScale(0, 3)).float()
-    torch.testing.assert_close(laid[0, 5].float(), (0.6 * colours[0, 1] + 40).round())
-    assert overlay(grey[..., :1], values).shape == (8, 6, 3)
+def test_small_maps_are_those_of_every_head() -> None:
+    report = reported(seen_of(5), list("abcde"))
+    (sheet,) = layer_figure(report, "attention", 32).axes[0].images
+    maps = report.small_maps("attention", 32)
+    assert sheet.get_array().shape == (5, 6 * 7 - 2, 4)
+    third = maps[2]
+    colours = COLORMAP(root_norm(third.top)(third.values.numpy()))
+    shown = sheet.get_array()[:, 14:19]
+    assert np.allclose(shown[~third.hidden.numpy()], colours[~third.hidden.numpy()])
+    assert [each.get_text() for each in layer_figure(report, "attention", 32).axes[0].get_xticklabels()] == list(
+        "012345"
+    )
 
 
 def test_an_image_is_read_upright_resized_and_scaled(tmp_path: Path) -> None:
@@ -390,15 +379,18 @@ def test_errors_of_read_image(tmp_path: Path) -> None:
         read_image(tmp_path / "half.png", 8, channels=4)
 
 
-def test_the_image_and_its_overlays_are_on_the_page() -> None:
-    image = torch.randint(0, 255, (12, 12, 3), dtype=torch.uint8)
+def test_an_overlay_covers_the_image() -> None:
+    image = torch.randint(0, 255, (12, 8, 3), dtype=torch.uint8)
     values = torch.rand(3, 4)
     over = (Overlay("relevance", values, "code"),)
-    reader = Reader(render_report(reported(seen_of(), list("abcdefg"), image=image, overlays=over)))
-    shown = [pixels(source) for source in reader.sources]
-    assert any(torch.equal(each, image) for each in shown)
-    assert any(torch.equal(each, overlay(image, values)) for each in shown)
+    report = reported(seen_of(), list("abcdefg"), image=image, overlays=over)
+    reader = Reader(render_report(report))
+    assert len(reader.sources) == 4  # the chosen head, the overlay, two layers
     assert "code" in reader.code
+    below, above = overlay_figure(report, over[0]).axes[0].images
+    assert below.get_extent() == above.get_extent() == [-0.5, 7.5, 11.5, -0.5]
+    assert np.array_equal(above.get_array(), values.numpy())
+    assert np.allclose(below.get_array(), image.float().mean(-1).numpy())
 
 
 def test_the_figure_has_every_part(tmp_path: Path) -> None:
@@ -411,5 +403,10 @@ def test_the_figure_has_every_part(tmp_path: Path) -> None:
             draw_report(reported(seen_of(5), list("a漢c💡e"), image=image, overlays=over)), tmp_path / "over.png"
         )
     with Image.open(tmp_path / "plain.png") as plain, Image.open(tmp_path / "over.png") as laid:
-        assert (plain.format, plain.size, laid.size) == ("PNG", (1200, 720), (1800, 720))
+        assert plain.format == laid.format == "PNG"
+        assert laid.width > plain.width
         assert len(set(plain.convert("RGB").get_flattened_data())) > 100
+    save_picture(draw_report(reported(seen_of(), [*HOSTILE])), tmp_path / "plain.svg")
+    text = (tmp_path / "plain.svg").read_text()
+    assert "<svg" in text
+    assert "<script>" not in text

@@ -517,23 +517,6 @@ def test_calls_outside_the_model_are_not_recorded() -> None:
     assert list(seen) == ["CallModule"]
 
 
-def test_a_watch_is_entered_once() -> None:
-    model = OneHead(True)
-    watching = watch(model)
-    with watching as seen:
-        model(torch.randn(2, 5, 24), torch.ones(5, 5, dtype=torch.bool))
-        with pytest.raises(ConfigError, match="this watch was entered before"), watching:
-            pass
-    with (
-        pytest.raises(
-            ConfigError, match=r"this watch was entered before.*: write `with watch\(\.\.\.\) as seen:` for each"
-        ),
-        watching,
-    ):
-        pass
-    assert len(seen) == 1
-
-
 def test_nested_watchers_record_the_same() -> None:
     case = CASES["torch encoder"]()
     with torch.no_grad():

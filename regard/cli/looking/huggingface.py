@@ -1,14 +1,11 @@
 """Models of Hugging Face that regard cannot load itself: loaded by transformers, if it is installed."""
 
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from regard.base.errors import CheckpointError, ConfigError
-
-INPUT_NAMES = ("input_ids", "decoder_input_ids")
+from regard.cli.looking.models import LoadedModel
 
 
 def foreign_model_type(folder: str) -> str | None:
@@ -21,29 +18,7 @@ def foreign_model_type(folder: str) -> str | None:
     return None if config.get("format") == FORMAT or not kind or kind in FAMILIES else kind
 
 
-@dataclass(frozen=True)
-class TransformersModel:
-    """A model of transformers, and the Python code that loads it."""
-
-    model: Any
-    code: str
-    imports: str
-
-    @property
-    def kind(self) -> str:
-        return "pair" if self.model.config.is_encoder_decoder else "text"
-
-    @property
-    def vocab(self) -> int:
-        return int(self.model.get_input_embeddings().num_embeddings)
-
-    @property
-    def max_length(self) -> int | None:
-        """The longest input; None if the configuration has no limit."""
-        return getattr(self.model.config, "max_position_embeddings", None)
-
-
-def load_transformers_model(folder: str, model_type: str, device: str) -> TransformersModel:
+def load_transformers_model(folder: str, model_type: str, device: str) -> LoadedModel:
     """Load a folder with the class that its config.json names."""
     from regard.integrations.torchvision import let_torchvision_load
     from regard.models.convert import FAMILIES
@@ -74,8 +49,17 @@ def load_transformers_model(folder: str, model_type: str, device: str) -> Transf
             "inside `with regard.watch(model) as seen:`"
         )
     on = "" if device == "cpu" else f".to({device!r})"
-    code = f"model = {name}.from_pretrained({folder!r}){on}.eval()"
-    return TransformersModel(model.to(device).eval(), code, f"from transformers import {name}")
+    return LoadedModel(
+        name=folder,
+        model=model.to(device).eval(),
+        weights="from the folder",
+        code=f"model = {name}.from_pretrained({folder!r}){on}.eval()",
+        imports=f"from transformers import {name}",
+        kind="pair" if model.config.is_encoder_decoder else "text",
+        vocab=model.get_input_embeddings().num_embeddings,
+        max_length=getattr(model.config, "max_position_embeddings", None),
+        input_names=("input_ids", "decoder_input_ids"),
+    )
 
 
 def choose_class(transformers: ModuleType, architectures: object) -> str:

@@ -1,82 +1,25 @@
-"""The model and the input of `regard look`: tensors, labels of positions, and Python code that makes them again."""
+"""The input of `regard look`: tensors, labels of positions, and Python code that makes them again."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.cli.generate import find_tokenizer, special_tokens
-from regard.cli.looking.huggingface import INPUT_NAMES, TransformersModel, foreign_model_type, load_transformers_model
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from regard.cli.looking.models import LoadedModel
     from regard.data.tokenizers import Tokenizer
-    from regard.models.model import Model
     from regard.see.record import Record
     from regard.see.report import Sides, TokenLabels
 
 PREPROCESSOR = "preprocessor_config.json"  # how Hugging Face scales pixels
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 LONGEST_TEXT = 4000  # characters of a prompt that a report repeats
-KINDS = {"GPT": "text", "BERT": "text", "Transformer": "pair", "RNN": "pair", "ViT": "image", "DaViT": "image"}
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model, and the Python code that loads it."""
-
-    name: str
-    model: "Model"
-    random: bool
-    code: str
-    imports: str
-    huggingface: TransformersModel | None = None  # if transformers loaded it
-
-    @property
-    def kind(self) -> str:
-        """The kind of input: text, a pair of texts, or an image."""
-        return KINDS[type(self.model).__name__] if self.huggingface is None else self.huggingface.kind
-
-    @property
-    def vocab(self) -> int:
-        """The size of the vocabulary."""
-        config: Any = self.model.config
-        return int(config.vocab) if self.huggingface is None else self.huggingface.vocab
-
-    @property
-    def max_length(self) -> int | None:
-        """The largest number of tokens; None if there is no limit."""
-        if self.huggingface is not None:
-            return self.huggingface.max_length
-        limits = (getattr(self.model.config, name, None) for name in ("max_length", "context"))
-        return min((limit for limit in limits if limit), default=None)
-
-    @property
-    def parameter_count(self) -> int:
-        """The number of parameters."""
-        return self.model.parameter_count if self.huggingface is None else self.huggingface.model.num_parameters()
-
-    def run(self, inputs: tuple["Tensor", ...]) -> None:
-        """Run one forward pass."""
-        if self.huggingface is None:
-            self.model(*inputs)
-            return
-        try:
-            self.model(**dict(zip(INPUT_NAMES, inputs, strict=False)))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # errors of models of transformers
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConfigError(f"{self.name} rejected the input: {type(error).__name__}: {first}") from None
-
-    @property
-    def weights(self) -> str:
-        """The origin of the weights."""
-        if self.random:
-            return "random, from seed 0 (an untrained preset)"
-        return "from the folder"
 
 
 @dataclass(frozen=True)
@@ -99,46 +42,6 @@ class ModelInput:
     notes: tuple[str, ...] = ()
 
 
-def load_model(name: str, device: str) -> LoadedModel:
-    """Load the model in a folder, or build a preset with random weights."""
-    from regard.models.presets import PRESETS, build, model_class
-    from regard.models.saving import load
-
-    check_device(device)
-    exists = path_exists(name)
-    on = "" if device == "cpu" else f", device={device!r}"
-    if exists or (name not in PRESETS and ("/" in name or "\\" in name) and not get_close_matches(name, PRESETS, n=1)):
-        if exists and (kind := foreign_model_type(name)) is not None:
-            foreign = load_transformers_model(name, kind, device)
-            return LoadedModel(name, foreign.model, False, foreign.code, foreign.imports, foreign)
-        model = load(name, device=device)
-        check_kind(name, type(model).__name__)
-        return LoadedModel(name, model, False, f"model = load({name!r}{on})", "from regard import load")
-    check_kind(name, model_class(PRESETS[name]).__name__)
-    code = f"model = build({name!r}, seed=0{on}).eval()"
-    return LoadedModel(name, build(name, seed=0, device=device).eval(), True, code, "from regard import build")
-
-
-def check_kind(name: str, kind: str) -> None:
-    """Raise an error if a model has no attention over text or an image."""
-    from regard.models.presets import PRESETS, model_class
-
-    if kind not in KINDS:
-        able = ", ".join(each for each in PRESETS if model_class(PRESETS[each]).__name__ in KINDS)
-        raise ConfigError(f"{name} is a {kind}, which has no attention over text or an image; these have: {able}")
-
-
-def check_device(device: str) -> None:
-    """Raise an error if torch cannot use the device."""
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's errors for a missing device
-        first = str(error).partition("\n")[0]
-        raise ConfigError(f"--device {device} cannot be used here: {first}; cpu always can") from None
-
-
 def path_exists(path: str) -> bool:
     """Whether a file or folder exists; False for a text that is no valid path."""
     try:
@@ -147,7 +50,9 @@ def path_exists(path: str) -> bool:
         return False
 
 
-def build_input(loaded: LoadedModel, text: str, target: str | None, tokenizer: Path | None, device: str) -> ModelInput:
+def build_input(
+    loaded: "LoadedModel", text: str, target: str | None, tokenizer: Path | None, device: str
+) -> ModelInput:
     """Build the input of the model from a text or an image file."""
     if target is not None and loaded.kind != "pair":
         raise ConfigError(f"--target is for encoder-decoders; {loaded.name} takes one {loaded.kind}")
@@ -161,17 +66,22 @@ def build_input(loaded: LoadedModel, text: str, target: str | None, tokenizer: P
 
 
 def build_text_input(
-    loaded: LoadedModel, text: str, target: str | None, tokenizer: Path | None, device: str
+    loaded: "LoadedModel", text: str, target: str | None, tokenizer: Path | None, device: str
 ) -> ModelInput:
     """Tokenize a text, or a source and a target."""
     import torch
 
-    from regard.see.report import Sides, TokenLabels
+    from regard.see.report import TokenLabels
 
     words = find_tokenizer(loaded.name, loaded.vocab, tokenizer)
     names = ("source", "target") if loaded.kind == "pair" else ("tokens",)
     ids = {names[0]: words.encode(text)}
-    lines = [*_tokenizer_code(words), f"{names[0]} = torch.tensor([words.encode({_quote_text(text)})])"]
+    file = getattr(words, "file", None)
+    maker = "ByteTokenizer" if file is None else "load_tokenizer"
+    lines = [
+        f"words = {maker}({'' if file is None else repr(str(file))})",
+        f"{names[0]} = torch.tensor([words.encode({_quote_text(text)})])",
+    ]
     if loaded.kind == "pair":
         if target is None:
             raise ConfigError(f"{loaded.name} is an encoder-decoder: give the target text with --target")
@@ -185,20 +95,9 @@ def build_text_input(
     inputs = {name: torch.tensor([tokens], device=device) for name, tokens in ids.items()}
     named_words = {name: TokenLabels(token_labels(words, tokens), inputs[name], name) for name, tokens in ids.items()}
 
-    def sides(record: "Record") -> Sides:
-        if loaded.huggingface is not None:
-            return huggingface_sides(record, named_words)
-        if loaded.kind == "text":
-            return Sides(named_words["tokens"], named_words["tokens"])
-        if record.name.startswith("encoder"):
-            return Sides(named_words["source"], named_words["source"])
-        # an RNN has cross attention only; a decoder block has both
-        crossing = record.name.partition(":")[0].endswith("cross") or type(loaded.model).__name__ == "RNN"
-        return Sides(named_words["target"], named_words["source" if crossing else "target"])
-
     arguments = [f"{name}{on}" for name in ids]
-    if loaded.huggingface is not None:
-        arguments = [f"{name}={each}" for name, each in zip(INPUT_NAMES, arguments, strict=False)]
+    if loaded.input_names:
+        arguments = [f"{name}={each}" for name, each in zip(loaded.input_names, arguments, strict=False)]
     prompt = text if target is None else f"{text}\n\n{target}"
     sizes = [
         f"{len(tokens)} {'' if name == 'tokens' else f'{name} '}token{'s' if len(tokens) > 1 else ''}"
@@ -208,19 +107,15 @@ def build_text_input(
         inputs=tuple(inputs.values()),
         prompt=prompt if len(prompt) <= LONGEST_TEXT else f"{prompt[:LONGEST_TEXT]} ... ({len(prompt):,} characters)",
         size=", ".join(sizes),
-        imports=(
-            "from regard.data.tokenizers import ByteTokenizer"
-            if repr(words) == "ByteTokenizer()"
-            else "from regard.data.tokenizers import load_tokenizer",
-        ),
+        imports=(f"from regard.data.tokenizers import {maker}",),
         code="\n".join(lines),
         call=f"model({', '.join(arguments)})",
-        sides=sides,
+        sides=lambda record: token_sides(record, named_words),
     )
 
 
-def huggingface_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
-    """The labels of a layer by its name; numbers if it has other positions than the tokens."""
+def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
+    """The labels of a layer by its role and lengths; numbers if it has other positions than the tokens."""
     from regard.see.relevance import attention_role
     from regard.see.report import Sides, TokenLabels
 
@@ -228,16 +123,15 @@ def huggingface_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "
     sides = {"encoder": (first, first), "decoder": (last, last), "cross": (last, first)}
     queries, keys = sides[attention_role(record.name.partition(":")[0])]
     i = record.q.shape[2] if record.rows_kept is None else len(queries.labels)
-    if (len(queries.labels), len(keys.labels)) == (i, record.k.shape[2]):
+    j = record.k.shape[2]
+    if (len(queries.labels), len(keys.labels)) == (i, j):
         return Sides(queries, keys)
-    count = max(i, record.k.shape[2], *(record.rows_kept or (0,)))
-    numbered = tuple(str(number) for number in range(count + 1))
-    return Sides(
-        TokenLabels(numbered[:i] if record.rows_kept is None else numbered), TokenLabels(numbered[: record.k.shape[2]])
-    )
+    count = max(i, j, *(row + 1 for row in record.rows_kept or (0,)))
+    numbered = TokenLabels(tuple(str(number) for number in range(count)))
+    return Sides(numbered, TokenLabels(numbered.labels[:j]))
 
 
-def check_tokens(loaded: LoadedModel, name: str, tokens: list[int]) -> None:
+def check_tokens(loaded: "LoadedModel", name: str, tokens: list[int]) -> None:
     """Raise an error if the model cannot take these tokens."""
     what = "text" if name == "tokens" else name
     if not tokens:
@@ -253,11 +147,6 @@ def check_tokens(loaded: LoadedModel, name: str, tokens: list[int]) -> None:
             f"the tokenizer returns token {max(tokens)}, but the vocabulary of {loaded.name} has {loaded.vocab}; "
             "give the tokenizer of this model with --tokenizer"
         )
-
-
-def _tokenizer_code(words: "Tokenizer") -> list[str]:
-    file = getattr(words, "file", None)
-    return ["words = ByteTokenizer()" if file is None else f"words = load_tokenizer({str(file)!r})"]
 
 
 def _quote_text(text: str) -> str:
@@ -286,9 +175,9 @@ def token_labels(words: "Tokenizer", tokens: list[int]) -> tuple[str, ...]:
     )
 
 
-def build_image_input(loaded: LoadedModel, path: str, device: str) -> ModelInput:
+def build_image_input(loaded: "LoadedModel", path: str, device: str) -> ModelInput:
     """Read an image at the size of the model's input."""
-    from regard.see.colormaps import normalise_pixels, read_image
+    from regard.see.images import normalise_pixels, read_image
 
     if not path_exists(path):
         raise ConfigError(f"{loaded.name} takes an image, but there is no file {path!r}; give a png or jpeg")
@@ -305,7 +194,7 @@ def build_image_input(loaded: LoadedModel, path: str, device: str) -> ModelInput
         inputs=(normalise_pixels(pixels, mean, std).to(device, dtype),),
         prompt=path,
         size=f"an image of {side} x {side} pixels",
-        imports=("from regard.see.colormaps import normalise_pixels, read_image",),
+        imports=("from regard.see.images import normalise_pixels, read_image",),
         code=f"pixels = read_image({path!r}, {side}{options})\nimage = normalise_pixels(pixels, {numbers})",
         call=f"model(image{on})" if str(dtype) == "torch.float32" else f"model(image{on}.to({dtype}))",
         sides=patch_sides(loaded),
@@ -314,7 +203,7 @@ def build_image_input(loaded: LoadedModel, path: str, device: str) -> ModelInput
     )
 
 
-def pixel_scaling(loaded: LoadedModel) -> tuple[tuple[float, ...], tuple[float, ...], int, str]:
+def pixel_scaling(loaded: "LoadedModel") -> tuple[tuple[float, ...], tuple[float, ...], int, str]:
     """Mean and standard deviation of pixels, the resampling filter, and where they were read."""
     file = Path(loaded.name) / PREPROCESSOR
     half = (0.5, 0.5, 0.5)
@@ -331,7 +220,7 @@ def pixel_scaling(loaded: LoadedModel) -> tuple[tuple[float, ...], tuple[float, 
     return mean, std, resample, f"from {PREPROCESSOR}"
 
 
-def patch_sides(loaded: LoadedModel) -> Callable[["Record"], "Sides"]:
+def patch_sides(loaded: "LoadedModel") -> Callable[["Record"], "Sides"]:
     """Labels of positions: patches by row and column of the image or a window, or channels."""
     from regard.see.report import Sides, TokenLabels
 

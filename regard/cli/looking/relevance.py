@@ -1,12 +1,14 @@
 """The relevance part of `regard look`: rollout over the tokens of a text or the patches of an image."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from regard.base.errors import RegardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regard.cli.looking.inputs import LoadedModel
+    from regard.cli.looking.models import LoadedModel
     from regard.see.heads import HeadSummary, HeadTable
     from regard.see.record import Seen
     from regard.see.report import Overlay, Sides, TokenRelevance
@@ -43,44 +45,31 @@ def compute_relevance(
         return window_relevance(loaded, seen, table, head)
     if not complete:
         return no_relevance("rollout needs every layer and every row")
-    if loaded.huggingface is not None:
-        return huggingface_relevance(loaded, seen, sides)
-    if kind == "RNN":
-        return no_relevance("rollout needs several attention layers, and this model has one")
     if kind == "ViT":
         return patch_relevance(loaded, seen, head)
-    if kind == "Transformer":
-        return pair_relevance(seen, sides)
-    return text_relevance(kind == "BERT", seen, sides)
+    try:
+        return pair_relevance(seen, sides) if loaded.kind == "pair" else text_relevance(seen, sides)
+    except RegardError as error:  # the layers are not a stack
+        return no_relevance(error)
 
 
 def no_relevance(reason: object) -> RelevanceResult:
     return RelevanceResult(notes=(f"No relevance: {reason}.",))
 
 
-def text_relevance(first: bool, seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
-    """Rollout from the output token: the first of a BERT, the last of a GPT."""
+def text_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
+    """Rollout from the output token: the last of a causal model such as GPT, else the first, as in BERT."""
+    from regard.see.heads import visible_keys
     from regard.see.relevance import rollout
     from regard.see.report import TokenRelevance
 
-    row, where = (0, "first") if first else (-1, "last")
+    record = seen.records[0]
+    is_causal = bool((visible_keys(record)[:, :, 0] < record.k.shape[2]).all())
+    row, where = (-1, "last") if is_causal else (0, "first")
     words = next(iter(sides.values())).keys
     values = rollout(seen, rows=[row])[0, 0].cpu()
     title = f"Relevance of each token for the output of the {where} token (rollout)"
     return RelevanceResult((TokenRelevance(title, words, values, f"{ROLLOUT}rollout(seen, rows=[{row}])[0, 0]"),))
-
-
-def huggingface_relevance(loaded: "LoadedModel", seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
-    """Rollout of a model of transformers if its layers form a stack, else a note."""
-    from regard.base.errors import RegardError
-    from regard.see.heads import visible_keys
-
-    first = seen.records[0]
-    is_causal = bool((visible_keys(first)[:, :, 0] < first.k.shape[2]).all())
-    try:
-        return pair_relevance(seen, sides) if loaded.kind == "pair" else text_relevance(not is_causal, seen, sides)
-    except RegardError as error:
-        return no_relevance(error)
 
 
 def pair_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
@@ -109,8 +98,7 @@ def patch_relevance(loaded: "LoadedModel", seen: "Seen", head: "HeadSummary") ->
     from regard.see.relevance import patch_map, rollout
     from regard.see.report import Overlay
 
-    model: Any = loaded.model
-    prefix: int = model.prefix_tokens
+    prefix: int = loaded.model.prefix_tokens
     record, name = seen[head.layer], f"seen[{head.layer!r}]"
     if prefix:
         whose, options = "the class token", f"prefix={prefix}"
@@ -147,9 +135,8 @@ def window_relevance(loaded: "LoadedModel", seen: "Seen", table: "HeadTable", he
         return RelevanceResult(notes=notes)
     if head.layer not in {each.layer for each in over}:
         head = min(over, key=lambda each: each.spread)
-    model: Any = loaded.model
-    size: int = model.config.window
-    side = grid_side(model.example_inputs()[0].shape[2], int(head.layer.split(".")[1]))
+    size: int = loaded.model.config.window
+    side = grid_side(loaded.model.example_inputs()[0].shape[2], int(head.layer.split(".")[1]))
     values = merge(seen[head.layer].received[:, head.head, :, None], size, side, side)[0, :, :, 0].cpu()
     code = (
         "from regard.nn.windows import merge\n\n"

@@ -6,9 +6,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard.base.shading import SHADES, shade
 from regard.cli.output import show
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from regard.see.report import AttentionReport, Overlay, TokenRelevance
 
 MOST_CELLS = 64  # a side of a map
@@ -47,8 +50,6 @@ def heads_table(report: "AttentionReport", most: int) -> Table:
 
 def chosen_map(report: "AttentionReport", width: int) -> list[Text]:
     """The map of the chosen head with the labels of its queries, and a legend."""
-    from regard.base.shading import SHADES
-    from regard.see.colormaps import root_scale, shade_rows
     from regard.see.report import query_labels, shorten
 
     record, sides = report.seen[report.layer], report.sides[report.layer]
@@ -58,18 +59,16 @@ def chosen_map(report: "AttentionReport", width: int) -> list[Text]:
     i, j = record.q.shape[2], record.k.shape[2]
     # two characters make a square; one is used before weights have to be pooled
     wide = 1 if room // 2 < max(i, j) <= min(room, MOST_CELLS) else 2
-    values = report.chosen_map(min(MOST_CELLS, room // wide))
-    rows, columns = values.shape
+    drawn = report.chosen_map(min(MOST_CELLS, room // wide))
+    rows, columns = drawn.values.shape
     if rows < i:  # a cell has the label of its first query
         labels = [labels[-(-row * i // rows)] for row in range(rows)]
     size = "" if (i, j) == (rows, columns) else f", {i} x {j} weights in {rows} x {columns} cells"
-    scale = root_scale(values)
-    lines = [
-        Text(f"{label:>{margin}} {line}") for label, line in zip(labels, shade_rows(values, scale, wide), strict=True)
-    ]
+    shares = (drawn.values / (drawn.top or 1.0)) ** 0.5  # a square-root scale, as in the pictures
+    lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, shade_rows(shares, wide), strict=True)]
     if sides.queries is not sides.keys:
         lines.append(Text("keys: " + " ".join(shorten(label) for label in sides.keys.labels)))
-    legend = " ".join(f"{shade} from {scale.top * (step / 3) ** 2:.3f}" for step, shade in enumerate(SHADES[1:]))
+    legend = " ".join(f"{shade} from {drawn.top * (step / 3) ** 2:.3f}" for step, shade in enumerate(SHADES[1:]))
     return [Text(f"{report.layer}, head {report.head}{size}", style="bold"), *lines, Text(legend)]
 
 
@@ -92,10 +91,16 @@ def relevance_bars(relevance: "TokenRelevance", width: int) -> list[Text]:
 
 
 def overlay_shades(overlay: "Overlay", width: int) -> list[Text]:
-    """Numbers over an image as shade characters."""
-    from regard.see.colormaps import downsample, linear_scale, shade_rows
+    """Numbers over an image as shade characters, averaged to the width of the terminal."""
+    from torch.nn.functional import adaptive_avg_pool2d
 
-    values = downsample(overlay.values, max(1, min(MOST_CELLS, width // 2)))
-    scale = linear_scale(values)
-    title = f"{overlay.title}, {scale.low:.4f} to {scale.top:.4f}"
-    return [Text(title, style="bold"), *map(Text, shade_rows(values, scale))]
+    sides = [min(size, MOST_CELLS, max(1, width // 2)) for size in overlay.values.shape]
+    values = adaptive_avg_pool2d(overlay.values[None], sides)[0]
+    low, top = float(values.min()), float(values.max())
+    title = f"{overlay.title}, {low:.4f} to {top:.4f}"
+    return [Text(title, style="bold"), *map(Text, shade_rows((values - low) / ((top - low) or 1.0), 2))]
+
+
+def shade_rows(shares: "Tensor", wide: int) -> list[str]:
+    """Each row of shares from 0 to 1 as shade characters, `wide` of them for a number."""
+    return ["".join(shade(share) * wide for share in row) for row in shares.tolist()]

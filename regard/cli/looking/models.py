@@ -1,0 +1,86 @@
+"""Load the model of `regard look`: a preset, a folder of regard, or a folder of Hugging Face."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from regard.base.errors import ConfigError
+from regard.cli.looking.inputs import path_exists
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KINDS = {"GPT": "text", "BERT": "text", "Transformer": "pair", "RNN": "pair", "ViT": "image", "DaViT": "image"}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, what it takes as input, and the Python code that loads it.
+
+    kind         the kind of input: "text", "pair" (source and target text) or "image"
+    max_length   the largest number of tokens; None if there is no limit
+    input_names  keywords of the inputs, if transformers loaded the model
+    """
+
+    name: str
+    model: Any
+    weights: str
+    code: str
+    imports: str
+    kind: str
+    vocab: int
+    max_length: int | None
+    input_names: tuple[str, ...] = ()
+
+    def run(self, inputs: tuple["Tensor", ...]) -> None:
+        """Run one forward pass."""
+        if not self.input_names:
+            self.model(*inputs)
+            return
+        try:
+            self.model(**dict(zip(self.input_names, inputs, strict=False)))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # errors of models of transformers
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(f"{self.name} rejected the input: {type(error).__name__}: {first}") from None
+
+
+def load_model(name: str, device: str) -> LoadedModel:
+    """Load the model in a folder, or build a preset with random weights."""
+    from regard.cli.looking.huggingface import foreign_model_type, load_transformers_model
+    from regard.models.presets import PRESETS, build, model_class
+    from regard.models.saving import load
+    from regard.see.arguments import check_device
+
+    check_device("--device", device)
+    exists = path_exists(name)
+    on = "" if device == "cpu" else f", device={device!r}"
+    if exists or (name not in PRESETS and ("/" in name or "\\" in name) and not get_close_matches(name, PRESETS, n=1)):
+        if exists and (kind := foreign_model_type(name)) is not None:
+            return load_transformers_model(name, kind, device)
+        model: Any = load(name, device=device)
+        code, origin = f"model = load({name!r}{on})", "from the folder"
+        check_kind(name, type(model).__name__)
+    else:
+        check_kind(name, model_class(PRESETS[name]).__name__)
+        model = build(name, seed=0, device=device).eval()
+        code, origin = f"model = build({name!r}, seed=0{on}).eval()", "random, from seed 0 (an untrained preset)"
+    limits = [getattr(model.config, limit, None) for limit in ("max_length", "context")]
+    return LoadedModel(
+        name=name,
+        model=model,
+        weights=origin,
+        code=code,
+        imports=f"from regard import {'load' if exists else 'build'}",
+        kind=KINDS[type(model).__name__],
+        vocab=getattr(model.config, "vocab", 0),
+        max_length=min((limit for limit in limits if limit), default=None),
+    )
+
+
+def check_kind(name: str, kind: str) -> None:
+    """Raise an error if a model has no attention over text or an image."""
+    from regard.models.presets import PRESETS, model_class
+
+    if kind not in KINDS:
+        able = ", ".join(each for each in PRESETS if model_class(PRESETS[each]).__name__ in KINDS)
+        raise ConfigError(f"{name} is a {kind}, which has no attention over text or an image; these have: {able}")

@@ -1,0 +1,49 @@
+"""Image files as pixels, and pixels as the input of an image model."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+
+MODES = {1: "L", 3: "RGB"}
+HALF = (0.5, 0.5, 0.5)
+
+
+def read_image(
+    path: str | os.PathLike[str], side: int, *, channels: int = 3, resample: int = Image.Resampling.BILINEAR
+) -> UInt8[Tensor, "y x channels"]:
+    """Read an image file, rotate it upright and resize it to a square.
+
+    side      pixels a side
+    channels  3 for RGB, 1 for grey
+    resample  a resampling filter of pillow; 2 is bilinear
+    """
+    if channels not in MODES:
+        raise ConfigError(f"an image has 1 channel (grey) or 3 (red, green, blue), not {channels}")
+    file = Path(path)
+    try:
+        with Image.open(file) as opened:
+            upright = ImageOps.exif_transpose(opened).convert(MODES[channels])
+            resized = upright.resize((side, side), Image.Resampling(resample))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {file}; give the path of a png or jpeg") from None
+    except UnidentifiedImageError:
+        raise ConfigError(f"{file} is not an image; give a png or jpeg") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # pillow's errors for damage
+        raise ConfigError(f"{file} cannot be read as an image: {error}; give an undamaged png or jpeg") from None
+    return torch.frombuffer(bytearray(resized.tobytes()), dtype=torch.uint8).reshape(side, side, channels)
+
+
+def normalise_pixels(
+    pixels: UInt8[Tensor, "y x channels"], mean: Sequence[float] = HALF, std: Sequence[float] = HALF
+) -> Float[Tensor, "1 channels y x"]:
+    """Scale pixels to 0 to 1, subtract the mean and divide by std in each channel: the input of an image model."""
+    channels = pixels.shape[-1]
+    centre, scale = (torch.tensor(each[:channels], dtype=torch.float32) for each in (mean, std))
+    return ((pixels.float() / 255 - centre) / scale).permute(2, 0, 1)[None]
