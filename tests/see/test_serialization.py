@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from regard.base.errors import CheckpointError
 from regard.core.absolute_positions import Positions
