@@ -95,7 +95,7 @@ class _ResidualGraph:
             ahead = after > layer
             edge = (layer * self.n + i) * self.n + j if ahead else (after * self.n + j) * self.n + i
             steps.append((edge, ahead, self.residual[edge] if ahead else self.capacity[edge] - self.residual[edge]))
-        amount = min(left for _, _, left in steps)
+        amount: int = min(left for _, _, left in steps)
         for (edge, ahead, left), (layer, j), (after, i) in zip(steps, path, path[1:], strict=False):
             self.residual[edge] -= amount if ahead else -amount
             self.changed.add(edge)

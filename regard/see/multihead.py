@@ -55,10 +55,9 @@ def from_functional(*args: Any, **kwargs: Any) -> Record:
         k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
     q, k, v = cast_for_autocast(q, k, v)
     j, dropout = k.shape[2], given.dropout_p if given.training else 0.0
+    mask, terms, positions = read_mask(merge_masks(given.attn_mask, padding, b, j, q.dtype), i, j)
     if given.is_causal and padding is None and not given.need_weights:  # is_causal replaces the mask
         mask, terms, positions = causal(), (), Positions(0, 0)
-    else:
-        mask, terms, positions = read_mask(merge_masks(given.attn_mask, padding, b, j, q.dtype), i, j)
     return Record(q, k, v, mask, terms, q.shape[-1] ** -0.5, positions, ROUTE, dropout)
 
 

@@ -94,8 +94,8 @@ def overlay_shades(overlay: "Overlay", width: int) -> list[Text]:
     """Numbers over an image as shade characters, averaged to the width of the terminal."""
     from torch.nn.functional import adaptive_avg_pool2d
 
-    sides = [min(size, MOST_CELLS, max(1, width // 2)) for size in overlay.values.shape]
-    values = adaptive_avg_pool2d(overlay.values[None], sides)[0]
+    rows, columns = (min(size, MOST_CELLS, max(1, width // 2)) for size in overlay.values.shape)
+    values = adaptive_avg_pool2d(overlay.values[None], (rows, columns))[0]
     low, top = float(values.min()), float(values.max())
     title = f"{overlay.title}, {low:.4f} to {top:.4f}"
     return [Text(title, style="bold"), *map(Text, shade_rows((values - low) / ((top - low) or 1.0), 2))]
