@@ -23,6 +23,8 @@ QUICK_CASES: dict[str, int] = {
     "tests/core/test_flex.py": 20,
     "tests/core/": 60,
     "tests/models/": 10,
+    "tests/integrations/test_huggingface_families.py": 9,
+    "tests/integrations/test_huggingface_compiled.py": 1,
     "tests/see/": 16,
     "tests/train/": 10,
     "tests/data/": 30,

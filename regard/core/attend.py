@@ -1,10 +1,10 @@
 """Scaled dot-product attention: the public functions `attend` and `explain`."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
 from regard.base.keywords import UnknownKeyword, reject_keywords
@@ -19,6 +19,7 @@ from regard.core.scores import Additive, ScoreTerm, as_terms
 from regard.core.softargmax import as_beta
 
 if TYPE_CHECKING:
+    from regard.core.explain_model import ModelExplanation
     from regard.core.kernels import Explanation
 
 Scores = ScoreTerm | Tensor | Sequence[ScoreTerm | Tensor]
@@ -56,10 +57,29 @@ def attend(
     return kernels.run_kernel(prepare_request(q, k, v, mask, scores, beta, dropout, positions), kernel)
 
 
+@overload
 def explain(
     q: Float[Tensor, "b h i c"],
     k: Float[Tensor, "b g j c"],
     v: Float[Tensor, "b g j e"],
+    *,
+    mask: Mask | Tensor | None = None,
+    scores: Scores | None = None,
+    beta: float | None = None,
+    dropout: float = 0.0,
+    positions: Positions | None = None,
+    **unknown: UnknownKeyword,
+) -> "Explanation": ...
+
+
+@overload
+def explain(q: nn.Module, k: object) -> "ModelExplanation": ...
+
+
+def explain(
+    q: Float[Tensor, "b h i c"] | nn.Module,
+    k: Float[Tensor, "b g j c"] | object,
+    v: Float[Tensor, "b g j e"] | None = None,
     *,
     mask: Mask | Bool[Tensor, "*bh #i #j"] | None = None,
     scores: Scores | None = None,
@@ -67,10 +87,11 @@ def explain(
     dropout: float = 0.0,
     positions: Positions | None = None,
     **unknown: UnknownKeyword,
-) -> "Explanation":
+) -> "Explanation | ModelExplanation":
     """Which kernel `attend` would run for this call, why each other one refuses, the visible pairs and the memory.
 
-    The arguments are those of `attend`.
+    The arguments are those of `attend`. `explain(model, inputs)` runs a model once and explains every call of `attend`
+    inside it; the inputs are a tensor, a tuple of positional arguments or a dictionary of keyword arguments.
 
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
     >>> explain(q, k, v).chosen
@@ -78,7 +99,11 @@ def explain(
     """
     if unknown:
         reject_keywords("explain", unknown)
-    return kernels.explain(prepare_request(q, k, v, mask, scores, beta, dropout, positions))
+    if isinstance(q, nn.Module):
+        from regard.core.explain_model import explain_model  # not needed by those who explain one call
+
+        return explain_model(q, k)
+    return kernels.explain(prepare_request(q, k, v, mask, scores, beta, dropout, positions))  # type: ignore[arg-type]
 
 
 def prepare_request(

@@ -11,5 +11,6 @@ from regard.nn.embeddings import (
 )
 from regard.nn.feedforward import FeedForward as FeedForward
 from regard.nn.linear import LinearAttention as LinearAttention, LinearCache as LinearCache
+from regard.nn.multihead_attention import MultiheadAttention as MultiheadAttention
 from regard.nn.norms import RMSNorm as RMSNorm
 from regard.nn.synthesizer import Synthesizer as Synthesizer

@@ -227,8 +227,10 @@ def _score_mod(terms: list[BoundTerm], positions: PositionFunction) -> Callable[
     return modify
 
 
-def _mask_mod(mask: Mask, positions: PositionFunction) -> Callable[..., Tensor]:
-    return lambda b, h, q, kv: mask.see(Grid(b, h, q, kv, *positions(q, kv)))
+def mask_mod(mask: Mask, positions: Positions, device: torch.device) -> Callable[..., Tensor]:
+    """The mask as flex's mask_mod: a function of batch, head, query and key index."""
+    at = _position_function(positions, device)
+    return lambda b, h, q, kv: mask.see(Grid(b, h, q, kv, *at(q, kv)))
 
 
 _plans: Memo[BlockMaskPlan] = Memo(64)
@@ -264,7 +266,7 @@ def _build_plan(request: Request) -> BlockMaskPlan:
     table = block_table(mask, i, j, FINE if sparse and not _needs_gradient(request) else COARSE, positions=positions)
     unseen, blind = find_hidden_keys_and_empty_rows(mask, positions, i, j, table)
     state = table.state if table.state.ndim == 3 else table.state[None]
-    blocks = block_mask(state.to(device), _mask_mod(mask, _position_function(positions, device)), i, j, table.size)
+    blocks = block_mask(state.to(device), mask_mod(mask, positions, device), i, j, table.size)
     unseen, blind = (None if flags is None else flags[:, None, :, None].to(device) for flags in (unseen, blind))
     return BlockMaskPlan(blocks, unseen, blind, function, options)
 

@@ -17,6 +17,8 @@ from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid, Positions, check_positions, whole_grid
 
 if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
     from regard.core.masks.block_tables import BlockTable, Spans
 
 Flag = bool | Tensor
@@ -134,6 +136,10 @@ class Mask:
         """Whether some part is a function or a matrix, known only by evaluating it."""
         return any(child.opaque() for child in self.children())
 
+    def by_pair(self) -> bool:
+        """Whether some part is known by row, column or head only, so that no block of it can be skipped."""
+        return any(child.by_pair() for child in self.children())
+
     def key(self) -> Hashable | None:
         """The key for memoisation: masks by position compare by value, tensors by identity and version.
 
@@ -156,6 +162,71 @@ class Mask:
             raise ConfigError(f"Mask.of takes a function of query and key positions, not {fn!r}")
         return Predicate(name, fn)
 
+    @staticmethod
+    def from_mask_mod(
+        mask_mod: Callable[..., Any], *, batch: int | None = None, heads: int | None = None
+    ) -> "Mask":
+        """A mask from FlexAttention's mask_mod, a function of batch, head, query and key index.
+
+        The indices of query and key are absolute positions here. Usual rules are recognised, so that sparse kernels
+        can skip blocks; any other function is evaluated on every pair.
+
+        batch  number of sequences, if the function differs between them
+        heads  number of query heads, if the function differs between them
+
+        >>> Mask.from_mask_mod(lambda b, h, q, kv: (q >= kv) & (q - kv <= 255))
+        causal() & window(before=255, after=None)
+        """
+        from regard.core.masks.mask_mod import from_mask_mod  # imports this module
+
+        return from_mask_mod(mask_mod, batch, heads)
+
+    @staticmethod
+    def from_block_mask(block_mask: "BlockMask") -> "Mask":
+        """A mask from FlexAttention's BlockMask. It fits calls of the lengths for which the BlockMask was made.
+
+        >>> Mask.from_block_mask(create_block_mask(lambda b, h, q, kv: q >= kv, 1, 1, 5, 5, device="cpu")).count(5)
+        15
+        """
+        from regard.core.masks.mask_mod import from_block_mask
+
+        return from_block_mask(block_mask)
+
+    @property
+    def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The mask as FlexAttention's mask_mod: a function of batch, head, query and key index.
+
+        Query r is at position r. For a cache step use `to_block_mask` with positions.
+
+        >>> create_block_mask(causal().mask_mod, None, None, 256, 256, device="cpu").shape
+        (1, 1, 256, 256)
+        """
+        return lambda b, h, q, kv: self.see(Grid(b, h, q, kv, q, kv))
+
+    def to_block_mask(
+        self,
+        queries: int,
+        keys: int | None = None,
+        *,
+        positions: Positions | None = None,
+        device: torch.device | str | None = None,
+        size: int = 128,
+    ) -> "BlockMask":
+        """The mask as FlexAttention's BlockMask. It comes from the block table, without evaluating every pair.
+
+        queries    number of query positions
+        keys       number of key positions; default `queries`
+        positions  absolute positions; default: the queries are the last rows
+        device     where its tensors are; default the CPU
+        size       positions of a block
+
+        >>> causal().to_block_mask(256).shape
+        (1, 1, 256, 256)
+        """
+        from regard.core.masks.mask_mod import to_block_mask
+
+        return to_block_mask(self, queries, keys, positions, device, size)
+
     def dense(
         self,
         queries: int,
@@ -174,7 +245,7 @@ class Mask:
         positions, keys = resolve_positions(queries, keys, positions)
         self.check(positions, queries, keys)
         device = torch.device(device or "cpu")
-        seen = self.to(device).see(whole_grid(positions, self.batch() or 1, 1, queries, keys, device))
+        seen = self.to(device).see(whole_grid(positions, self.batch() or 1, self.heads() or 1, queries, keys, device))
         return seen.expand(*seen.shape[:-2], queries, keys)
 
     def count(self, queries: int, keys: int | None = None, *, positions: Positions | None = None) -> int:

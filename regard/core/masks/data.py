@@ -107,6 +107,9 @@ class DenseMask(DataMask):
     def opaque(self) -> bool:
         return True
 
+    def by_pair(self) -> bool:
+        return True
+
     def with_data(self, data: Tensor) -> Mask:
         return DenseMask(data)
 
@@ -116,7 +119,7 @@ class DenseMask(DataMask):
 
 def has_matrix(mask: Mask) -> bool:
     """Whether some part is a boolean matrix, which goes by row and column instead of by position."""
-    return isinstance(mask, DenseMask) or any(has_matrix(child) for child in mask.children())
+    return mask.by_pair()
 
 
 def format_data(data: Tensor, most: int = 12) -> str:

@@ -1,0 +1,95 @@
+"""Explain a whole model: which kernel each of its attention layers runs, and why."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError
+from regard.core.kernels import Explanation, explain, observe_requests
+from regard.core.kernels.request import Request
+
+
+class LayerExplanation(NamedTuple):
+    """One attention call: the name of its module and the explanation of `explain`."""
+
+    layer: str
+    explanation: Explanation
+
+
+@dataclass(frozen=True)
+class ModelExplanation:
+    """The attention calls of one forward pass, in order."""
+
+    layers: tuple[LayerExplanation, ...]
+
+    @property
+    def kernels(self) -> dict[str, int]:
+        """How many calls each kernel runs."""
+        return dict(Counter(str(layer.explanation.chosen) for layer in self.layers))
+
+    def __getitem__(self, layer: str) -> Explanation:
+        for name, explanation in self.layers:
+            if name == layer:
+                return explanation
+        raise KeyError(f"no attention call in {layer!r}; there are calls in {', '.join(x.layer for x in self.layers)}")
+
+    def __str__(self) -> str:
+        groups: dict[str, list[str]] = {}
+        for name, explanation in self.layers:
+            groups.setdefault(str(explanation), []).append(name)
+        lines = [f"{len(self.layers)} attention calls: " + ", ".join(f"{n} x {name}" for name, n in self.kernels.items())]
+        for text, names in groups.items():
+            shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            lines += ["", shown, *(f"  {line}" for line in text.splitlines())]
+        return "\n".join(lines)
+
+
+def explain_model(model: nn.Module, inputs: Any) -> ModelExplanation:
+    """Run a model once and explain every call of `attend` inside.
+
+    inputs  a tensor, a tuple of positional arguments, or a dictionary of keyword arguments
+    """
+    found: list[LayerExplanation] = []
+    stack: list[str] = []
+
+    def observe(name: str, request: Request, out: Tensor) -> None:
+        found.append(LayerExplanation(stack[-1] if stack else "", explain(request)))
+
+    with _track_modules(model, stack), observe_requests(observe):
+        if isinstance(inputs, Mapping):
+            model(**inputs)
+        elif isinstance(inputs, tuple | list):
+            model(*inputs)
+        else:
+            model(inputs)
+    if not found:
+        raise ConfigError(
+            f"{type(model).__name__} made no call of regard.attend. For a model of Hugging Face call "
+            'regard.integrations.huggingface.register() and model.set_attn_implementation("regard"), for modules of '
+            "torch.nn regard.integrations.torch.replace(model). Calls inside torch.compile are not seen: pass the "
+            "model before it is compiled"
+        )
+    return ModelExplanation(tuple(found))
+
+
+@contextmanager
+def _track_modules(model: nn.Module, stack: list[str]) -> Iterator[None]:
+    """Keep the names of the modules that are running in `stack`, the innermost last."""
+    hooks = []
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
+        hooks.append(module.register_forward_hook(lambda *_: _pop(stack), always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _pop(stack: list[str]) -> None:
+    """Remove the last name. A hook that returned it would replace the output of the module."""
+    stack.pop()

@@ -1,0 +1,420 @@
+"""Hugging Face transformers: `attn_implementation="regard"`, so that its models run on `regard.attend`.
+
+`register()` adds two functions to the registries of transformers. The mask function translates the rule of a model
+(causal, sliding window, chunks, packed documents, padding) into a mask of regard. No N x N matrix is built. The
+attention function calls `attend` with it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError, ShapeError
+from regard.core.absolute_positions import Grid, Positions, whole_grid
+from regard.core.attend import attend
+from regard.core.masks.algebra import And, BoxVisibility, Full, Mask
+from regard.core.masks.data import DataMask, DenseMask, can_read, format_data
+from regard.core.masks.forms.causal import Causal
+from regard.core.masks.forms.chunks import Chunks
+from regard.core.masks.forms.documents import DocumentMask
+from regard.core.masks.forms.key_padding import KeyPaddingMask
+from regard.core.masks.mask_mod import (
+    MaskModMask,
+    SymbolicIndex,
+    SymbolicMask,
+    from_block_mask,
+    from_mask_mod,
+    read_mask_mod,
+)
+from regard.core.scores import Additive, ScoreTerm, Sink, Softcap
+
+NAME = "regard"
+
+
+def register() -> None:
+    """Register `attn_implementation="regard"` with Hugging Face transformers 5.
+
+    Call it once, before a model is built or loaded. A model that exists is switched with
+    `model.set_attn_implementation("regard")`.
+
+    >>> regard.integrations.huggingface.register()
+    >>> model = AutoModelForCausalLM.from_pretrained("path/to/model", attn_implementation="regard")
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, masking_utils
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, build_mask)
+    _make_rules_readable(masking_utils)
+    _raise_for_models_without_the_interface(PreTrainedModel)
+
+
+# functions of torch that may take the boolean matrix of a mask
+_ON_BOOLEANS = {
+    torch.cat,
+    torch.where,
+    torch.zeros_like,
+    torch.ones_like,
+    torch.logical_and,
+    torch.logical_or,
+    torch.logical_not,
+    torch.nn.functional.pad,
+    Tensor.masked_fill,
+    Tensor.masked_fill_,
+    Tensor.eq,
+    Tensor.ne,
+    Tensor.__and__,
+    Tensor.__or__,
+}
+
+
+class ModelMask:
+    """The `attention_mask` inside a model of transformers: a mask of regard with the positions of the call.
+
+    Layers pass it on. Code of a model that indexes or concatenates it gets the boolean matrix (b, 1, i, j), True
+    meaning visible, as with `attn_implementation="sdpa"`. Arithmetic on it raises an error: booleans added to scores
+    would hide nothing.
+    """
+
+    def __init__(self, mask: Mask, positions: Positions, batch: int, queries: int, keys: int, device: torch.device) -> None:
+        self.mask = mask
+        self.positions = positions
+        self.batch = batch
+        self.seq_lengths = (queries, keys)
+        self.device = device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.batch, 1, *self.seq_lengths
+
+    @property
+    def ndim(self) -> int:
+        return 4
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bool
+
+    @property
+    def mask_mod(self) -> Callable[..., Tensor]:
+        """The mask as a function of batch, head, query and key index, as flex_attention takes it."""
+        positions = self.positions
+
+        def see(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            return self.mask.see(Grid(b, h, q, kv, q + positions.queries, kv + positions.keys))
+
+        return see
+
+    def to_dense(self) -> Tensor:
+        """The boolean matrix (b, 1, i, j). True means visible."""
+        queries, keys = self.seq_lengths
+        grid = whole_grid(self.positions, self.batch, 1, queries, keys, self.device)
+        return self.mask.see(grid).expand(self.batch, 1, queries, keys)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.to_dense()[index]
+
+    def contiguous(self) -> "ModelMask":
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The mask itself for a device; the matrix for a dtype."""
+        kinds = [*args, *kwargs.values()]
+        if any(isinstance(kind, torch.dtype) and kind != torch.bool for kind in kinds):
+            return self.to_dense().to(*args, **kwargs)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(f"an attention mask of regard has no attribute {name!r}")
+        return getattr(self.to_dense(), name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function not in _ON_BOOLEANS:
+            raise _arithmetic_error(getattr(function, "__name__", str(function)))
+
+        def dense(value: Any) -> Any:
+            if isinstance(value, tuple | list):
+                return type(value)(dense(item) for item in value)
+            return value.to_dense() if isinstance(value, ModelMask) else value
+
+        return function(*dense(args), **{name: dense(value) for name, value in (kwargs or {}).items()})
+
+    def _refuse(self, *_: object) -> Any:
+        raise _arithmetic_error("arithmetic")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _refuse
+
+    def __invert__(self) -> Tensor:
+        return ~self.to_dense()
+
+    def __and__(self, other: Any) -> Tensor:
+        return self.to_dense() & other
+
+    def __or__(self, other: Any) -> Tensor:
+        return self.to_dense() | other
+
+    def __repr__(self) -> str:
+        return f"ModelMask({self.mask!r}, {self.positions}, shape={self.shape})"
+
+
+def _arithmetic_error(what: str) -> ConfigError:
+    return ConfigError(
+        f"this model applies {what} to its attention mask, which is a mask of regard (True means visible) and not a "
+        "number to add to the scores: the model has attention code of its own; load it with "
+        'attn_implementation="eager"'
+    )
+
+
+def build_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: "Tensor | ModelMask | None" = None,
+    allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **_: object,
+) -> ModelMask | None:
+    """Translate the mask of a model of transformers: the mask function of `attn_implementation="regard"`.
+
+    mask_function   the rule, made of the functions of `transformers.masking_utils`
+    attention_mask  (b, n), True where a token is real
+    """
+    if isinstance(attention_mask, ModelMask):
+        return attention_mask
+    device = torch.device(device)
+    reach = kv_length + kv_offset
+    rule: Mask = Causal() if mask_function is None else _read_rule(mask_function, batch_size, use_vmap)
+    if attention_mask is not None:
+        missing = reach - attention_mask.shape[1]
+        real = torch.nn.functional.pad(attention_mask, (0, missing)) if missing > 0 else attention_mask
+        if not (can_read(real) and bool(real.all())):
+            rule = KeyPaddingMask(real.bool()) if isinstance(rule, Full) else rule & KeyPaddingMask(real.bool())
+    if isinstance(rule, Full) and allow_is_bidirectional_skip:
+        return None
+    if isinstance(q_offset, Tensor):
+        if torch.compiler.is_compiling() or (q_length == 1 and q_offset.device.type != "cpu"):
+            return _tensor_offset_mask(rule, batch_size, q_length, kv_length, q_offset, kv_offset, device)
+        q_offset = int(q_offset)  # a static cache counts in a tensor
+    return ModelMask(rule, Positions(q_offset, kv_offset), batch_size, q_length, kv_length, device)
+
+
+def _tensor_offset_mask(
+    rule: Mask, batch: int, queries: int, keys: int, offset: Tensor, kv_offset: int, device: Any
+) -> ModelMask:
+    """A mask for queries whose position is known as a tensor only, as a boolean matrix: reading it would synchronise."""
+    grid = whole_grid(Positions(0, kv_offset), batch, 1, queries, keys, device)
+    grid = Grid(grid.batch, grid.head, grid.row, grid.column, grid.i + offset, grid.j)
+    seen = rule.see(grid)
+    matrix = DenseMask(seen.expand(*seen.shape[:-2], queries, keys))
+    return ModelMask(matrix, Positions(0, kv_offset), batch, queries, keys, device)
+
+
+def _read_rule(function: Callable[..., Any], batch: int, custom: bool) -> Mask:
+    """The mask of regard for a mask function of transformers.
+
+    custom  whether parts of it were written for one model; the compiler cannot trace reading these
+    """
+    if torch.compiler.is_compiling():
+        return MaskModMask(function, batch) if custom else read_mask_mod(function)
+    return from_mask_mod(function, batch)
+
+
+def _chunks(chunk_size: int, left_padding: Tensor) -> Mask:
+    if can_read(left_padding) and not left_padding.any():
+        return Chunks(chunk_size, 0, 0)
+    return ShiftedChunks(left_padding, chunk_size)
+
+
+def _visual_blocks(block_sequence_ids: Tensor) -> Mask:
+    groups = block_sequence_ids.long()
+    return And((DocumentMask(groups), KeyPaddingMask(groups >= 0)))
+
+
+_READERS: dict[str, Callable[..., Mask]] = {
+    "chunked_overlay": _chunks,
+    "packed_sequence_mask_function": lambda ids: DocumentMask(ids.long()),
+    "padding_mask_function": lambda real: KeyPaddingMask(real.bool()),
+    "blockwise_overlay": _visual_blocks,
+}
+
+
+def _make_rules_readable(masking_utils: Any) -> None:
+    """Let the mask functions of transformers that look up a tensor return a mask of regard for symbolic positions.
+
+    For tensors of positions they return what they did before. torch.compile cannot trace a look-up by other objects.
+    """
+    for name, read in _READERS.items():
+        factory = getattr(masking_utils, name)
+        if not hasattr(factory, "reads_symbols"):
+            setattr(masking_utils, name, _readable(factory, read))
+
+
+def _readable(factory: Callable[..., Any], read: Callable[..., Mask]) -> Callable[..., Any]:
+    @wraps(factory)
+    def make(*args: Any) -> Callable[..., Any]:
+        evaluate = factory(*args)
+
+        def inner_mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+            return SymbolicMask(read(*args)) if isinstance(q, SymbolicIndex) else evaluate(b, h, q, kv)
+
+        return inner_mask
+
+    make.reads_symbols = True  # type: ignore[attr-defined]
+    return make
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ShiftedChunks(DataMask):
+    """(j - data[b]) // size == (i - data[b]) // size: chunks that start after the padding on the left."""
+
+    data: Int[Tensor, "b"]
+    size: int
+
+    def see(self, grid: Grid) -> Tensor:
+        start = self.data[grid.batch]
+        return (grid.j - start) // self.size == (grid.i - start) // self.size
+
+    def labels(self, i: Tensor, j: Tensor, sequence: int) -> tuple[Tensor, Tensor]:
+        start = self.data[sequence]
+        return (i - start) // self.size, (j - start) // self.size
+
+    def table(self, spans: Any) -> BoxVisibility:
+        start = self.data.cpu()[:, None, None]
+        rows, columns = spans.query_positions(), spans.key_positions()
+        none_all: BoxVisibility = spans.equal_labels((rows - start) // self.size, (columns - start) // self.size)
+        return none_all
+
+    def check(self, positions: Positions, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
+        if b is not None and b != len(self.data):
+            raise ShapeError(f"{self!r} is for {len(self.data)} sequences, but q has b={b} (batch)")
+
+    def batch(self) -> int | None:
+        return len(self.data)
+
+    def with_data(self, data: Tensor) -> Mask:
+        return ShiftedChunks(data, self.size)
+
+    def settings(self) -> int:
+        return self.size
+
+    def __repr__(self) -> str:
+        return f"blocks({self.size}) from {format_data(self.data)}"
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Float[Tensor, "b h i c"],
+    key: Float[Tensor, "b g j c"],
+    value: Float[Tensor, "b g j e"],
+    attention_mask: Any,
+    scaling: float | Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **settings: Any,
+) -> tuple[Float[Tensor, "b i h e"], Float[Tensor, "b h i j"] | None]:
+    """Run the attention of a layer of transformers on `attend`: the function of `attn_implementation="regard"`.
+
+    The weights are returned if the model is called with `output_attentions=True`, and None otherwise.
+    """
+    if settings.get("cache") is not None:
+        raise ConfigError(
+            'attn_implementation="regard" has no paged cache, which continuous batching needs; '
+            'use "sdpa" for it, or call generate with its default cache'
+        )
+    i, j = query.shape[2], key.shape[2]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    mask, positions, terms = _read_attention_mask(attention_mask, bool(causal), query, j)
+    if softcap is not None:
+        terms = (Softcap(float(softcap)), *terms)
+    if position_bias is not None:
+        terms = (*terms, Additive(position_bias[..., :j]))
+    if s_aux is not None:
+        terms = (*terms, Sink(s_aux.reshape(-1)))
+    beta: float | None
+    if isinstance(scaling, Tensor):
+        query, beta = query * scaling, 1.0
+    else:
+        beta = None if scaling is None else float(scaling)
+    rest: dict[str, Any] = {"mask": mask, "scores": terms, "beta": beta, "positions": positions}
+    out = attend(query, key, value, dropout=dropout, **rest)
+    weights = None
+    if settings.get("output_attentions"):
+        # attention is linear in the values, so values that are unit vectors give the weights
+        units = torch.eye(j, dtype=query.dtype, device=query.device).expand(*key.shape[:2], j, j)
+        weights = attend(query, key, units, **rest)
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _read_attention_mask(
+    mask: Any, causal: bool, query: Tensor, j: int
+) -> tuple[Mask, Positions | None, tuple[ScoreTerm, ...]]:
+    """The mask, positions and score terms for the `attention_mask` that a layer receives."""
+    i = query.shape[2]
+    if mask is None:
+        # as torch's is_causal: the first query is at position 0
+        return (Causal(), Positions(0, 0), ()) if causal and i > 1 else (Full(), None, ())
+    if isinstance(mask, ModelMask):
+        if mask.seq_lengths[0] != i or mask.seq_lengths[1] < j:
+            raise ShapeError(
+                f"the attention mask of this layer is for {mask.seq_lengths[0]} queries and {mask.seq_lengths[1]} keys, "
+                f"but it has {i} and {j}: the model adds keys of its own, for which regard has no mask; "
+                'load it with attn_implementation="eager"'
+            )
+        return mask.mask, mask.positions, ()
+    if hasattr(mask, "kv_num_blocks"):
+        return from_block_mask(mask), None, ()
+    if mask.ndim != 4:
+        raise ShapeError(
+            f"a layer received an attention mask of shape {tuple(mask.shape)}, but regard takes (b, 1, i, j); "
+            'the model builds a mask for flash attention only; load it with attn_implementation="sdpa"'
+        )
+    mask = mask[..., :j]
+    if mask.dtype == torch.bool:
+        return DenseMask(mask), None, ()
+    # hidden pairs have the lowest number of the dtype, or that number plus a bias
+    visible = mask > torch.finfo(mask.dtype).min / 2
+    if can_read(mask) and not torch.where(visible, mask, 0).any() and not mask.requires_grad:
+        return DenseMask(visible), None, ()
+    return DenseMask(visible), None, (Additive(mask.masked_fill(~visible, 0).to(query.dtype)),)
+
+
+def _raise_for_models_without_the_interface(base: Any) -> None:
+    """Raise an error for models that do not call the registered function; transformers only logs a warning."""
+    if hasattr(base, "_checks_for_regard"):
+        return
+    original_check, original_set = base.get_correct_attn_implementation, base.set_attn_implementation
+
+    def check(model: Any, requested: object) -> None:
+        names = requested.values() if isinstance(requested, dict) else [requested]
+        if NAME in names and not model._can_set_attn_implementation():
+            raise ConfigError(
+                f"{type(model).__name__} has attention code of its own and does not call the functions of "
+                "AttentionInterface, so regard cannot run it; load it with attn_implementation=None"
+            )
+
+    @wraps(original_check)
+    def get_correct_attn_implementation(self: Any, requested_attention: Any, is_init_check: bool = False) -> Any:
+        check(self, requested_attention)
+        return original_check(self, requested_attention, is_init_check)
+
+    @wraps(original_set)
+    def set_attn_implementation(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+        check(self, attn_implementation)
+        return original_set(self, attn_implementation, *args, **kwargs)
+
+    base.get_correct_attn_implementation = get_correct_attn_implementation
+    base.set_attn_implementation = set_attn_implementation
+    base._checks_for_regard = True

@@ -1,0 +1,124 @@
+"""Replace torch.nn.MultiheadAttention inside a model by `regard.nn.MultiheadAttention`, and restore it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from regard.base.errors import ConfigError
+from regard.nn.multihead_attention import MultiheadAttention
+
+_ORIGINAL = "_replaced_by_regard"  # the layer of torch, kept for `restore`
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What `replace` did."""
+
+    replaced: tuple[str, ...]  # names of the modules
+    max_difference: float | None  # largest change of an output for the example; None without an example
+    left_out: dict[str, str] = field(default_factory=dict)  # name of a module -> why it stays
+
+    def __str__(self) -> str:
+        lines = [f"replaced {len(self.replaced)} modules: {', '.join(self.replaced)}"]
+        if self.max_difference is not None:
+            lines.append(f"largest difference of the outputs: {self.max_difference:.2g}")
+        lines += [f"left out {name}: {reason}" for name, reason in self.left_out.items()]
+        return "\n".join(lines)
+
+
+def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Replacement:
+    """Replace every torch.nn.MultiheadAttention of a model in place, those of encoder and decoder layers too.
+
+    Parameters are shared, so optimizers and state dicts stay valid. Encoder layers no longer use torch's fast path,
+    which would not call the attention module.
+
+    example  arguments of the model: it is run before and after in eval mode, and the outputs are compared; entries
+             that were NaN before are not
+
+    >>> report = regard.integrations.torch.replace(model, example=(x,))
+    >>> report.replaced, report.max_difference < 1e-5
+    (('layers.0.self_attn', 'layers.1.self_attn'), True)
+    """
+    if type(model) is nn.MultiheadAttention:
+        raise ConfigError(
+            "the model is a single MultiheadAttention, which has no parent to replace it in; "
+            "use regard.nn.MultiheadAttention.from_torch(layer)"
+        )
+    before = None if example is None else _run(model, example)
+    new: dict[int, MultiheadAttention] = {}
+    replaced, left_out = [], {}
+    for name, parent, key, layer in _attention_layers(model):
+        if isinstance(layer, MultiheadAttention):
+            continue
+        if type(layer) is not nn.MultiheadAttention:
+            left_out[name] = f"{type(layer).__name__} is a subclass with code of its own"
+            continue
+        if id(layer) not in new:
+            new[id(layer)] = MultiheadAttention.from_torch(layer)
+            new[id(layer)].__dict__[_ORIGINAL] = layer  # not a submodule, so it is in no state dict
+        setattr(parent, key, new[id(layer)])
+        replaced.append(name)
+    if not replaced and not left_out:
+        raise ConfigError(f"{type(model).__name__} contains no torch.nn.MultiheadAttention; there is nothing to replace")
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and isinstance(module.self_attn, MultiheadAttention):
+            module.__dict__.setdefault(_ORIGINAL, module.activation_relu_or_gelu)
+            module.activation_relu_or_gelu = 0  # zero switches off the fast path of the layer and of its encoder
+    difference = None if before is None else _largest_difference(before, _run(model, example or ()))
+    return Replacement(tuple(replaced), difference, left_out)
+
+
+def restore(model: nn.Module) -> tuple[str, ...]:
+    """Undo `replace`: put the torch.nn.MultiheadAttention modules back. Returns the names of the modules.
+
+    Parameters that were trained meanwhile are kept.
+
+    >>> regard.integrations.torch.restore(model)
+    ('layers.0.self_attn', 'layers.1.self_attn')
+    """
+    names = []
+    for name, parent, key, layer in _attention_layers(model):
+        original = layer.__dict__.get(_ORIGINAL)
+        if original is None:
+            continue
+        for part, value in (*layer._parameters.items(), *layer._modules.items()):
+            setattr(original, part, value)
+        setattr(parent, key, original.train(layer.training))
+        names.append(name)
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and _ORIGINAL in module.__dict__:
+            module.activation_relu_or_gelu = module.__dict__.pop(_ORIGINAL)
+    if not names:
+        raise ConfigError(f"{type(model).__name__} contains no module that regard.integrations.torch.replace put there")
+    return tuple(names)
+
+
+def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.MultiheadAttention]]:
+    """Name, parent, attribute and module of every attention layer; a shared module comes once for each parent."""
+    for path, parent in list(model.named_modules()):
+        for key, child in list(parent.named_children()):
+            if isinstance(child, nn.MultiheadAttention):
+                yield f"{path}.{key}" if path else key, parent, key, child
+
+
+def _run(model: nn.Module, example: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors that a model returns, in eval mode without gradients."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            out = model(*example)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return [leaf for leaf in _pytree.tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _largest_difference(before: list[Tensor], after: list[Tensor]) -> float:
+    pairs = zip(before, after, strict=True)
+    gaps = [(old.double() - new.double()).abs().masked_fill(old.isnan(), 0) for old, new in pairs if old.numel()]
+    return max((gap.max().item() for gap in gaps), default=0.0)

@@ -1,0 +1,214 @@
+"""A drop-in for torch.nn.MultiheadAttention that computes with `regard.attend`."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.base.errors import ConfigError, ShapeError
+from regard.core.absolute_positions import Positions
+from regard.core.attend import attend
+from regard.core.masks.algebra import Full, Mask
+from regard.core.masks.data import DenseMask
+from regard.core.masks.forms.causal import Causal
+from regard.core.masks.forms.key_padding import KeyPaddingMask
+from regard.core.scores import Additive, ScoreTerm
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """Multi-head attention with the signature and the state dict of torch.nn.MultiheadAttention.
+
+    The masks have torch's polarity here: True in `attn_mask` and `key_padding_mask` hides a key. A mask of regard may
+    be passed as `attn_mask` too; it keeps its own meaning. Three things differ from torch: a row that sees no key gives
+    zeros instead of NaN, padding and causal masks are not expanded to a matrix, and `is_causal=True` needs no
+    `attn_mask`.
+
+    embed_dim      model width
+    num_heads      number of heads
+    dropout        share of weights set to zero in training
+    bias           whether the projections have a bias
+    add_bias_kv    whether a learned key and value are appended
+    add_zero_attn  whether a key and a value of zeros are appended
+    kdim, vdim     widths of key and value; default `embed_dim`
+    batch_first    whether inputs are (b, n, d) instead of (n, b, d)
+
+    >>> layer = regard.nn.MultiheadAttention(32, 4, batch_first=True)
+    >>> x = torch.randn(2, 5, 32)
+    >>> out, weights = layer(x, x, x, attn_mask=causal())
+    >>> out.shape, weights.shape
+    (torch.Size([2, 5, 32]), torch.Size([2, 5, 5]))
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ConfigError(
+                f"embed_dim must be a multiple of num_heads: embed_dim={embed_dim}, num_heads={num_heads}"
+            )
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+
+    @classmethod
+    def from_torch(cls, layer: nn.MultiheadAttention) -> "MultiheadAttention":
+        """A layer that shares the parameters of a layer of torch, in the same mode."""
+        with torch.device("meta"):
+            new = cls(
+                layer.embed_dim,
+                layer.num_heads,
+                layer.dropout,
+                layer.in_proj_bias is not None,
+                layer.bias_k is not None,
+                layer.add_zero_attn,
+                layer.kdim,
+                layer.vdim,
+                layer.batch_first,
+            )
+        for name, value in (*layer._parameters.items(), *layer._modules.items()):
+            setattr(new, name, value)  # the parameters themselves, so that optimizers keep their references
+        return new.train(layer.training)
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Float[Tensor, "*n d"],
+        key: Float[Tensor, "*m k"],
+        value: Float[Tensor, "*m v"],
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | Mask | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Float[Tensor, "*n d"], Tensor | None]:
+        """The output, and the weights if `need_weights`: (b, i, j), or (b, h, i, j) without `average_attn_weights`.
+
+        query                 (i, b, d), (b, i, d) with batch_first, or (i, d) without a batch
+        key, value            the same with j positions
+        key_padding_mask      (b, j), True where a key is padding, or floats to add to the scores
+        attn_mask             (i, j) or (b h, i, j), True where a pair is hidden, or floats to add; or a mask of regard
+        is_causal             each query sees the keys up to its own index; with `attn_mask`, that mask is used instead
+        """
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise ConfigError(
+                "regard.nn.MultiheadAttention takes padded tensors with key_padding_mask, not nested tensors; "
+                "call torch.nested.to_padded_tensor first"
+            )
+        same = query is key and key is value
+        single = query.ndim == 2
+        if single:
+            query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = self._project(query, key, value, same)
+        mask, terms = self._read_masks(key_padding_mask, attn_mask, is_causal, q, key.shape[1], k.shape[2])
+        # the first query is at index 0, as torch's is_causal means it; regard's own masks are aligned to the end
+        positions = None if isinstance(attn_mask, Mask) else Positions(0, 0)
+        settings: dict[str, Any] = {"mask": mask, "scores": terms, "positions": positions}
+        dropout = self.dropout if self.training else 0.0
+        if need_weights and dropout:
+            weights = functional.dropout(self._weights(q, k, settings), dropout)
+            out = weights @ v
+        else:
+            weights = self._weights(q, k, settings) if need_weights else None
+            out = attend(q, k, v, dropout=dropout, **settings)
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        if weights is not None:
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights[0] if single else weights
+        if single:
+            return out[0], weights
+        return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    @staticmethod
+    def _weights(q: Tensor, k: Tensor, settings: dict[str, Any]) -> Float[Tensor, "b h i j"]:
+        """Attention weights. Attention is linear in the values, so values that are unit vectors give the weights."""
+        units = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
+        return attend(q, k, units.expand(*k.shape[:2], -1, -1), **settings)
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor, same: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads of q, k and v, (b h n c), with the keys and values that the layer appends."""
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        if self._qkv_same_embed_dim:
+            projections = self.in_proj_weight.chunk(3)
+        else:
+            projections = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        if same and self._qkv_same_embed_dim:
+            q, k, v = functional.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+        else:
+            q, k, v = (
+                functional.linear(x, weight, bias)
+                for x, weight, bias in zip((query, key, value), projections, biases, strict=True)
+            )
+        if self.bias_k is not None and self.bias_v is not None:
+            b = len(k)
+            k, v = (torch.cat([x, bias.expand(b, -1, -1)], 1) for x, bias in ((k, self.bias_k), (v, self.bias_v)))
+        q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
+        if self.add_zero_attn:
+            k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        return q, k, v
+
+    def _read_masks(
+        self,
+        padding: Tensor | None,
+        attn_mask: Tensor | Mask | None,
+        is_causal: bool,
+        q: Tensor,
+        given: int,
+        keys: int,
+    ) -> tuple[Mask, tuple[ScoreTerm, ...]]:
+        """The masks of torch as one mask of regard and score terms.
+
+        given  number of keys in the call; the layer may append keys, which every query sees
+        keys   number of keys with these
+        """
+        b, h, i, _ = q.shape
+        mask: Mask = Full()
+        terms: list[ScoreTerm] = []
+        appended = keys - given
+        if isinstance(attn_mask, Mask):
+            if appended:
+                raise ConfigError(
+                    "a mask of regard does not know the keys that add_bias_kv and add_zero_attn append; "
+                    "pass a boolean matrix, True where hidden"
+                )
+            mask = attn_mask
+        elif attn_mask is not None:
+            wanted = ((i, given), (b * h, i, given))
+            if tuple(attn_mask.shape) not in wanted:
+                raise ShapeError(
+                    f"attn_mask is {tuple(attn_mask.shape)}, but must be {wanted[0]} or {wanted[1]}, (i, j) or (b h, i, j)"
+                )
+            attn_mask = attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (b, h))
+            if attn_mask.dtype == torch.bool:
+                mask = DenseMask(functional.pad(~attn_mask, (0, appended), value=True))
+            else:
+                terms.append(Additive(functional.pad(attn_mask.to(q.dtype), (0, appended))))
+        if is_causal and attn_mask is None:
+            if appended:
+                visible = torch.ones(i, given, dtype=torch.bool, device=q.device).tril()
+                mask = DenseMask(functional.pad(visible, (0, appended), value=True))
+            else:
+                mask = Causal()
+        if padding is not None:
+            if tuple(padding.shape) != (b, given):
+                raise ShapeError(f"key_padding_mask is {tuple(padding.shape)}, but must be {(b, given)}, (b, j)")
+            if padding.dtype == torch.bool:
+                real = KeyPaddingMask(functional.pad(~padding, (0, appended), value=True))
+                mask = real if isinstance(mask, Full) else mask & real
+            else:
+                terms.append(Additive(functional.pad(padding.to(q.dtype), (0, appended))[:, None, None]))
+        return mask, tuple(terms)
