@@ -100,7 +100,7 @@ def restore(model: nn.Module) -> tuple[str, ...]:
 def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.MultiheadAttention]]:
     """Name, parent, attribute and module of every attention layer; a shared module comes once for each parent."""
     for path, parent in list(model.named_modules()):
-        for key, child in list(parent.named_children()):
+        for key, child in list(parent._modules.items()):
             if isinstance(child, nn.MultiheadAttention):
                 yield f"{path}.{key}" if path else key, parent, key, child
 
