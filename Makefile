@@ -38,6 +38,7 @@ slow: $(VENV)/.test  ## the tests that take minutes
 bench: $(VENV)/.test  ## ratios against peers
 	$(PY) -m bench
 	$(PY) -m bench.models
+	$(PY) -m bench.huggingface
 	$(PY) -m bench.watching
 
 docs: $(VENV)/.test  ## run every code block of the pages, and list them

@@ -41,7 +41,9 @@ class ModelExplanation:
         groups: dict[str, list[str]] = {}
         for name, explanation in self.layers:
             groups.setdefault(str(explanation), []).append(name)
-        lines = [f"{len(self.layers)} attention calls: " + ", ".join(f"{n} x {name}" for name, n in self.kernels.items())]
+        lines = [
+            f"{len(self.layers)} attention calls: " + ", ".join(f"{n} x {name}" for name, n in self.kernels.items())
+        ]
         for text, names in groups.items():
             shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             lines += ["", shown, *(f"  {line}" for line in text.splitlines())]

@@ -8,6 +8,7 @@ attention function calls `attend` with it.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -45,12 +46,14 @@ def register() -> None:
     >>> regard.integrations.huggingface.register()
     >>> model = AutoModelForCausalLM.from_pretrained("path/to/model", attn_implementation="regard")
     """
-    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, masking_utils
-
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, build_mask)
-    _make_rules_readable(masking_utils)
-    _raise_for_models_without_the_interface(PreTrainedModel)
+    try:
+        transformers = import_module("transformers")
+    except ModuleNotFoundError as error:
+        raise ImportError("transformers is not installed; install it with `pip install 'transformers>=5'`") from error
+    transformers.AttentionInterface.register(NAME, attention_forward)
+    transformers.AttentionMaskInterface.register(NAME, build_mask)
+    _make_rules_readable(import_module("transformers.masking_utils"))
+    _raise_for_models_without_the_interface(transformers.PreTrainedModel)
 
 
 # functions of torch that may take the boolean matrix of a mask
@@ -80,7 +83,9 @@ class ModelMask:
     would hide nothing.
     """
 
-    def __init__(self, mask: Mask, positions: Positions, batch: int, queries: int, keys: int, device: torch.device) -> None:
+    def __init__(
+        self, mask: Mask, positions: Positions, batch: int, queries: int, keys: int, device: torch.device
+    ) -> None:
         self.mask = mask
         self.positions = positions
         self.batch = batch
@@ -154,10 +159,10 @@ class ModelMask:
         return ~self.to_dense()
 
     def __and__(self, other: Any) -> Tensor:
-        return self.to_dense() & other
+        return torch.logical_and(self.to_dense(), other)
 
     def __or__(self, other: Any) -> Tensor:
-        return self.to_dense() | other
+        return torch.logical_or(self.to_dense(), other)
 
     def __repr__(self) -> str:
         return f"ModelMask({self.mask!r}, {self.positions}, shape={self.shape})"
@@ -211,7 +216,7 @@ def build_mask(
 def _tensor_offset_mask(
     rule: Mask, batch: int, queries: int, keys: int, offset: Tensor, kv_offset: int, device: Any
 ) -> ModelMask:
-    """A mask for queries whose position is known as a tensor only, as a boolean matrix: reading it would synchronise."""
+    """A mask for queries whose position is a tensor, as a boolean matrix: reading it would synchronise."""
     grid = whole_grid(Positions(0, kv_offset), batch, 1, queries, keys, device)
     grid = Grid(grid.batch, grid.head, grid.row, grid.column, grid.i + offset, grid.j)
     seen = rule.see(grid)
@@ -334,7 +339,7 @@ def attention_forward(
             'attn_implementation="regard" has no paged cache, which continuous batching needs; '
             'use "sdpa" for it, or call generate with its default cache'
         )
-    i, j = query.shape[2], key.shape[2]
+    j = key.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     mask, positions, terms = _read_attention_mask(attention_mask, bool(causal), query, j)
     if softcap is not None:
@@ -369,8 +374,8 @@ def _read_attention_mask(
     if isinstance(mask, ModelMask):
         if mask.seq_lengths[0] != i or mask.seq_lengths[1] < j:
             raise ShapeError(
-                f"the attention mask of this layer is for {mask.seq_lengths[0]} queries and {mask.seq_lengths[1]} keys, "
-                f"but it has {i} and {j}: the model adds keys of its own, for which regard has no mask; "
+                f"the attention mask of this layer has {mask.seq_lengths[0]} queries and {mask.seq_lengths[1]} keys, "
+                f"but the call has {i} and {j}: the model adds keys of its own, for which regard has no mask; "
                 'load it with attn_implementation="eager"'
             )
         return mask.mask, mask.positions, ()

@@ -63,7 +63,9 @@ def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Repl
         setattr(parent, key, new[id(layer)])
         replaced.append(name)
     if not replaced and not left_out:
-        raise ConfigError(f"{type(model).__name__} contains no torch.nn.MultiheadAttention; there is nothing to replace")
+        raise ConfigError(
+            f"{type(model).__name__} contains no torch.nn.MultiheadAttention; there is nothing to replace"
+        )
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer) and isinstance(module.self_attn, MultiheadAttention):
             module.__dict__.setdefault(_ORIGINAL, module.activation_relu_or_gelu)

@@ -82,7 +82,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             setattr(new, name, value)  # the parameters themselves, so that optimizers keep their references
         return new.train(layer.training)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         query: Float[Tensor, "*n d"],
         key: Float[Tensor, "*m k"],
@@ -119,6 +119,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         positions = None if isinstance(attn_mask, Mask) else Positions(0, 0)
         settings: dict[str, Any] = {"mask": mask, "scores": terms, "positions": positions}
         dropout = self.dropout if self.training else 0.0
+        weights: Tensor | None
         if need_weights and dropout:
             weights = functional.dropout(self._weights(q, k, settings), dropout)
             out = weights @ v
@@ -190,7 +191,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             wanted = ((i, given), (b * h, i, given))
             if tuple(attn_mask.shape) not in wanted:
                 raise ShapeError(
-                    f"attn_mask is {tuple(attn_mask.shape)}, but must be {wanted[0]} or {wanted[1]}, (i, j) or (b h, i, j)"
+                    f"attn_mask is {tuple(attn_mask.shape)}, but must be {wanted[0]} or {wanted[1]}: "
+                    "(i, j) or (b h, i, j)"
                 )
             attn_mask = attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (b, h))
             if attn_mask.dtype == torch.bool:

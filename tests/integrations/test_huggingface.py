@@ -50,10 +50,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "causal": ("llama decoder", {}, {}, "causal()"),
     "padding on either side": ("llama decoder", {}, {"attention_mask": PADDED}, "causal() & key_padding"),
     "sliding window": ("mistral decoder", {}, {}, "window(before=4, after=None) & causal()"),
-    "sliding window, padded": ("mistral decoder", {}, {"attention_mask": PADDED}, "window(before=4, after=None) & causal() & key"),
+    "sliding window, padded": (
+        "mistral decoder", {}, {"attention_mask": PADDED}, "window(before=4, after=None) & causal() & key"
+    ),
     "chunks": ("llama4_text decoder", {}, {}, "blocks(4) & causal()"),
-    "chunks, padded": ("llama4_text decoder", {}, {"attention_mask": PADDED[:1]}, "blocks(4) from [3] & causal() & key_padding"),
-    "packed documents": ("llama decoder", {}, {"position_ids": PACKED, "use_cache": False}, "causal() & documents([[0, 0, 0, 0, 1, 1, 1, 1, 1]])"),
+    "chunks, padded": (
+        "llama4_text decoder", {}, {"attention_mask": PADDED[:1]}, "blocks(4) from [3] & causal() & key_padding"
+    ),
+    "packed documents": (
+        "llama decoder", {}, {"position_ids": PACKED, "use_cache": False}, "causal() & documents([[0, 0, 0, 0, 1,"
+    ),
     "both ways": ("bert encoder", {}, {"attention_mask": PADDED}, "key_padding"),
     "both ways in a window": ("modernbert encoder", {}, {}, "window(before=5, after=5)"),
     "soft-cap": ("gemma2 decoder", {"attn_logit_softcapping": 3.0}, {}, "causal()"),
@@ -187,7 +193,7 @@ def test_explain_names_the_kernel_of_every_layer_and_why() -> None:
 
 
 def test_explain_raises_for_a_model_that_does_not_call_attend() -> None:
-    with pytest.raises(ConfigError, match="made no call of regard.attend"):
+    with pytest.raises(ConfigError, match=r"made no call of regard\.attend"):
         regard.explain(nn.Linear(3, 3), torch.randn(2, 3))
 
 

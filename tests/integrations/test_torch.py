@@ -127,7 +127,7 @@ def test_a_shared_layer_stays_shared_and_a_subclass_is_left_out() -> None:
 def test_wrong_models_raise_the_reason() -> None:
     with pytest.raises(ConfigError, match="no parent"):
         replace(nn.MultiheadAttention(D, 3))
-    with pytest.raises(ConfigError, match="contains no torch.nn.MultiheadAttention"):
+    with pytest.raises(ConfigError, match=r"contains no torch\.nn\.MultiheadAttention"):
         replace(nn.Linear(3, 3))
     with pytest.raises(ConfigError, match="contains no module"):
         restore(encoder())

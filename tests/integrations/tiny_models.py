@@ -24,9 +24,20 @@ SMALL: dict[str, Any] = {
     "image_size": 24,
     "patch_size": 8,
 }
-SMALL |= dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "dim", "embedding_size", "word_embed_proj_dim"), 32)
 SMALL |= dict.fromkeys(
-    ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"), 2
+    ("hidden_size", "n_embd", "d_model", "embed_dim", "dim", "embedding_size", "word_embed_proj_dim"), 32
+)
+SMALL |= dict.fromkeys(
+    (
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "encoder_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+    ),
+    2,
 )
 SMALL |= dict.fromkeys(
     ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"), 4
@@ -57,19 +68,20 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 CAUSAL = """afmoe apertus arcee biogpt bitnet cohere cohere2 ctrl cwm deepseek_v3 diffllama doge ernie4_5
-ernie4_5_moe exaone4 gemma gemma2 gemma3_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_oss
-granite granitemoe helium hunyuan_v1_dense hunyuan_v1_moe jetmoe llama llama4_text mimo_v2_flash ministral mistral mixtral
-modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe
-seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma""".split()
+ernie4_5_moe exaone4
+gemma gemma2 gemma3_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_oss
+granite granitemoe helium hunyuan_v1_dense hunyuan_v1_moe jetmoe llama llama4_text mimo_v2_flash ministral mistral
+mixtral
+modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3
+qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma"""
 ENCODER = """albert bert camembert data2vec-text distilbert electra ernie esm eurobert layoutlm mobilebert modernbert
-nomic_bert roberta roberta-prelayernorm xlm-roberta""".split()
-SEQ2SEQ = "bart blenderbot m2m_100 marian mbart mt5 nllb-moe pegasus plbart t5 umt5".split()
-IMAGE = "clip_vision_model deit dinov2 siglip_vision_model vit vit_msn".split()
+nomic_bert roberta roberta-prelayernorm xlm-roberta"""
+SEQ2SEQ = "bart blenderbot m2m_100 marian mbart mt5 nllb-moe pegasus plbart t5 umt5"
+IMAGE = "clip_vision_model deit dinov2 siglip_vision_model vit vit_msn"
 FAMILIES = [
-    *(f"{name} decoder" for name in CAUSAL),
-    *(f"{name} encoder" for name in ENCODER),
-    *(f"{name} seq2seq" for name in SEQ2SEQ),
-    *(f"{name} image" for name in IMAGE),
+    f"{name} {kind}"
+    for kind, names in (("decoder", CAUSAL), ("encoder", ENCODER), ("seq2seq", SEQ2SEQ), ("image", IMAGE))
+    for name in names.split()
 ]
 
 
@@ -115,7 +127,9 @@ def make(family: str, attention: str = "eager", **settings: Any) -> TinyModel:
         "seq2seq": transformers.AutoModelForSeq2SeqLM,
         "image": transformers.AutoModel,
     }[kind]
-    window = {"sliding_window": None} if kind == "seq2seq" else {}  # transformers would cut the cache of cross-attention
+    window = (
+        {"sliding_window": None} if kind == "seq2seq" else {}
+    )  # transformers would cut the cache of cross-attention
     chosen = {**SMALL, **window, **OWN.get(name, {}), **settings}
     config = transformers.AutoConfig.for_model(name, **{k: v for k, v in chosen.items() if v is not None})
     torch.manual_seed(1)

@@ -13,7 +13,7 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.core.kernels import recording
 from regard.nn import MultiheadAttention
 
-B, I, J, D, H = 3, 5, 7, 12, 3
+B, Q, K, D, H = 3, 5, 7, 12, 3
 LAYERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "no bias": {"bias": False},
@@ -24,16 +24,16 @@ LAYERS: dict[str, dict[str, Any]] = {
     "batch first": {"batch_first": True},
     "dropout in eval": {"dropout": 0.5},
 }
-PADDING = torch.tensor([[False] * J, [False] * 4 + [True] * 3, [True] * 2 + [False] * 5])
-HIDDEN = (torch.rand(I, J, generator=torch.Generator().manual_seed(2)) < 0.4).index_fill(1, torch.tensor([3]), False)
+PADDING = torch.tensor([[False] * K, [False] * 4 + [True] * 3, [True] * 2 + [False] * 5])
+HIDDEN = (torch.rand(Q, K, generator=torch.Generator().manual_seed(2)) < 0.4).index_fill(1, torch.tensor([3]), False)
 CALLS: dict[str, dict[str, Any]] = {
     "no mask": {},
     "padding": {"key_padding_mask": PADDING},
     "mask": {"attn_mask": HIDDEN},
     "mask and padding": {"attn_mask": HIDDEN, "key_padding_mask": PADDING},
     "mask for each head": {"attn_mask": HIDDEN.repeat(B * H, 1, 1)},
-    "additive mask": {"attn_mask": torch.zeros(I, J).masked_fill(HIDDEN, -math.inf) + 0.5},
-    "additive padding": {"key_padding_mask": torch.zeros(B, J).masked_fill(PADDING, -math.inf)},
+    "additive mask": {"attn_mask": torch.zeros(Q, K).masked_fill(HIDDEN, -math.inf) + 0.5},
+    "additive padding": {"key_padding_mask": torch.zeros(B, K).masked_fill(PADDING, -math.inf)},
     "no weights": {"need_weights": False, "key_padding_mask": PADDING},
     "weights for each head": {"average_attn_weights": False},
 }
@@ -50,7 +50,7 @@ def pair(**settings: Any) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
 
 
 def inputs(settings: dict[str, Any]) -> list[Tensor]:
-    sizes = ((I, D), (J, settings.get("kdim", D)), (J, settings.get("vdim", D)))
+    sizes = ((Q, D), (K, settings.get("kdim", D)), (K, settings.get("vdim", D)))
     order = (lambda n: (B, n)) if settings.get("batch_first") else (lambda n: (n, B))
     draw = torch.Generator().manual_seed(4)
     return [torch.randn(*order(n), d, generator=draw, dtype=torch.float64).requires_grad_() for n, d in sizes]
@@ -62,7 +62,9 @@ def test_outputs_weights_and_gradients_are_those_of_torch(layer: str, call: str)
     results = []
     for module in pair(**LAYERS[layer]):
         given = inputs(LAYERS[layer])
-        arguments = {k: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in CALLS[call].items()}
+        arguments = {
+            k: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in CALLS[call].items()
+        }
         out, weights = module(*given, **arguments)
         out.square().sum().backward()
         results.append([out, weights, *(x.grad for x in given), *(x.grad for x in module.parameters())])
@@ -97,7 +99,7 @@ def test_a_row_that_sees_nothing_gives_zeros_and_no_nan_in_gradients(need_weight
 def test_is_causal_needs_no_matrix_and_counts_from_the_first_query() -> None:
     theirs, ours = pair()
     q, k, v = inputs({})
-    hidden = torch.ones(I, J, dtype=torch.bool).triu(1)
+    hidden = torch.ones(Q, K, dtype=torch.bool).triu(1)
     expected = theirs(q, k, v, attn_mask=hidden, is_causal=True, need_weights=False)[0]
     for given in ({"is_causal": True}, {"is_causal": True, "attn_mask": hidden}):
         torch.testing.assert_close(ours(q, k, v, **given, need_weights=False)[0], expected)
@@ -105,16 +107,16 @@ def test_is_causal_needs_no_matrix_and_counts_from_the_first_query() -> None:
 
 def test_a_mask_of_regard_keeps_its_own_meaning() -> None:
     theirs, ours = pair(batch_first=True)
-    x = torch.randn(B, J, D, dtype=torch.float64)
-    hidden = torch.ones(J, J, dtype=torch.bool).triu(1)
+    x = torch.randn(B, K, D, dtype=torch.float64)
+    hidden = torch.ones(K, K, dtype=torch.bool).triu(1)
     lengths = torch.tensor([7, 4, 6])
-    expected = theirs(x, x, x, attn_mask=hidden, key_padding_mask=torch.arange(J) >= lengths[:, None])
+    expected = theirs(x, x, x, attn_mask=hidden, key_padding_mask=torch.arange(K) >= lengths[:, None])
     torch.testing.assert_close(ours(x, x, x, attn_mask=causal() & padding(lengths)), expected)
 
 
 def test_inputs_without_a_batch() -> None:
     theirs, ours = pair()
-    x = torch.randn(I, D, dtype=torch.float64)
+    x = torch.randn(Q, D, dtype=torch.float64)
     given = {"key_padding_mask": torch.tensor([False, True, False, False, True])}
     torch.testing.assert_close(ours(x, x, x, **given), theirs(x, x, x, **given))
 

@@ -163,9 +163,7 @@ class Mask:
         return Predicate(name, fn)
 
     @staticmethod
-    def from_mask_mod(
-        mask_mod: Callable[..., Any], *, batch: int | None = None, heads: int | None = None
-    ) -> "Mask":
+    def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, heads: int | None = None) -> "Mask":
         """A mask from FlexAttention's mask_mod, a function of batch, head, query and key index.
 
         The indices of query and key are absolute positions here. Usual rules are recognised, so that sparse kernels

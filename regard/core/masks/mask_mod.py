@@ -132,7 +132,7 @@ class SymbolicIndex:
     def __eq__(self, other: object) -> SymbolicMask:  # type: ignore[override]
         if not isinstance(other, SymbolicIndex):
             raise NotSymbolicError("a rule about one position")
-        return abs(self - other) <= 0
+        return abs(SymbolicDistance(*_ordered(self, other))) <= 0
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -311,7 +311,7 @@ class MaskModMask(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockMaskMask(Mask):
-    """A BlockMask of FlexAttention: its mask_mod in the partial blocks, everything in the full ones, by row and column."""
+    """A BlockMask of FlexAttention, by row and column: its mask_mod in partial blocks, everything in full ones."""
 
     state: Int8[Tensor, "b h q k"]
     sizes: tuple[int, int]
@@ -361,15 +361,16 @@ def from_block_mask(block_mask: "BlockMask") -> Mask:
         )
     shape = block_mask.kv_indices.shape
     state = torch.full((1,) * (4 - len(shape)) + tuple(shape), NONE, dtype=torch.int8)
-    lists = ((SOME, block_mask.kv_num_blocks, block_mask.kv_indices),)
+    lists = [(SOME, block_mask.kv_num_blocks, block_mask.kv_indices)]
     if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
-        lists += ((ALL, block_mask.full_kv_num_blocks, block_mask.full_kv_indices),)
+        lists.append((ALL, block_mask.full_kv_num_blocks, block_mask.full_kv_indices))
     for kind, counts, indices in lists:
         listed = torch.arange(shape[-1]) < counts.cpu()[..., None]
         hit = torch.zeros(shape, dtype=torch.bool).scatter_(-1, indices.cpu().long().clamp(0, shape[-1] - 1), listed)
         state[hit.reshape(state.shape)] = kind
     lengths = (int(block_mask.seq_lengths[0]), int(block_mask.seq_lengths[1]))
-    return BlockMaskMask(state, tuple(block_mask.BLOCK_SIZE), lengths, block_mask.mask_mod)
+    rows, columns = block_mask.BLOCK_SIZE
+    return BlockMaskMask(state, (rows, columns), lengths, block_mask.mask_mod)
 
 
 def to_block_mask(

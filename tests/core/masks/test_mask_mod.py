@@ -114,7 +114,7 @@ def test_positions_and_batches_reach_the_block_mask() -> None:
 def test_wrong_arguments_raise_what_was_expected() -> None:
     with pytest.raises(ConfigError, match="a function of batch, head, query and key"):
         Mask.from_mask_mod(torch.ones(2))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="not function; a function goes to Mask.from_mask_mod"):
+    with pytest.raises(ConfigError, match=r"not function; a function goes to Mask\.from_mask_mod"):
         Mask.from_block_mask(READABLE["causal()"])  # type: ignore[arg-type]
     blocks = causal().to_block_mask(9)
     with pytest.raises(ShapeError, match=r"made for \(i, j\) = \(9, 9\), but this call has \(5, 5\)"):

@@ -70,7 +70,9 @@ def key_padding(real: Sequence[Sequence[int]] | Bool[Tensor, "b n"] | Integer[Te
     """
     data = real if isinstance(real, Tensor) else torch.tensor(real)
     if data.is_floating_point() or data.is_complex():
-        raise DtypeError(f"key_padding(real) is {data.dtype}, but takes booleans or 0 and 1, True where the key is real")
+        raise DtypeError(
+            f"key_padding(real) is {data.dtype}, but takes booleans or 0 and 1, True where the key is real"
+        )
     if data.ndim != 2 or not len(data):
         raise ShapeError(f"key_padding(real) takes (b, n), one row per sequence, not {tuple(data.shape)}")
     return KeyPaddingMask(data.bool())
