@@ -97,7 +97,9 @@ def complaints(module: str, source: str, is_package: bool = False) -> list[str]:
 def declared() -> set[str]:
     """Packages that the project needs at run time."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {re.split(r"[<>=!~ \[]", each)[0].replace("-", "_") for each in project["dependencies"]}
+    # the extra `web` is needed by the server of the explorer alone, which says so where it is missing
+    needed = [*project["dependencies"], *project["optional-dependencies"]["web"]]
+    names = {re.split(r"[<>=!~ \[]", each)[0].replace("-", "_") for each in needed} | {"pydantic"}  # comes with fastapi
     return {IMPORTED_AS.get(name, name) for name in names}
 
 

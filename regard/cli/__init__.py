@@ -37,8 +37,8 @@ def clean(command: Callable[P, None]) -> Callable[P, None]:
 
 # each is a module of this package with a function `command`
 COMMANDS = (
-    "tour", "masks", "explain", "count", "generate", "look", "check", "train", "plan", "ask", "translate", "listen",
-    "bench",
+    "explore", "tour", "masks", "explain", "count", "generate", "look", "check", "train", "plan", "ask", "translate",
+    "listen", "bench",
 )  # fmt: skip
 for _name in COMMANDS:
     app.command(_name)(clean(import_module(f"regard.cli.{_name}").command))

@@ -14,7 +14,6 @@ from rich.text import Text
 from regard.base.axes import LEGEND
 from regard.base.errors import ConfigError
 from regard.base.registry import Registry
-from regard.cli.expressions import parse_mask
 from regard.cli.output import JsonOption, show, show_json
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ def command(
 ) -> None:
     """Show which kernel runs a call and why others refuse."""
     import regard
+    from regard.core.masks.expression import parse_mask
 
     b, h, i, c = sizes("--shape", shape, "b h i c")
     g, j, e = (h, i, c) if kv is None else sizes("--kv", kv, "g j e")

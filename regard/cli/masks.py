@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import ConfigError
-from regard.cli.expressions import makers, parse_mask
 from regard.cli.output import JsonOption, PictureOption, check_picture, save_picture, show, show_json
 
 if TYPE_CHECKING:
@@ -64,6 +63,8 @@ def command(
     picture: PictureOption = None,
 ) -> None:
     """Draw and count masks: all mask forms, or one expression."""
+    from regard.core.masks.expression import parse_mask
+
     check_picture(picture)
     if expression is None:
         if keys is not None:
@@ -89,6 +90,7 @@ def command(
 def summarize_forms(size: int, block_size: int | None = None) -> "tuple[list[Mask], list[Summary]]":
     """An example of each mask form for this number of positions, and its numbers."""
     from regard.core.masks import forms
+    from regard.core.masks.expression import makers, parse_mask
 
     shown = {name: parse_mask(forms.examples(name, size)[0]) for name in forms.FORMS}
     meanings = {name: (makers()[name].__doc__ or "").splitlines()[0] for name in shown}

@@ -9,7 +9,6 @@ from typer.core import TyperGroup
 
 from regard.base.errors import ConfigError
 from regard.cli import work_exercises, work_quiz
-from regard.cli.expressions import parse_mask
 from regard.cli.output import PictureOption, check_picture, save_picture, show_json, tell
 
 if TYPE_CHECKING:
@@ -101,6 +100,7 @@ def command(
 
 def load_problem(source: str | None, typed: dict[str, str], settings: dict[str, Any], mask: str | None) -> "Problem":
     """Load a built-in problem or a file, and replace what was typed on the command line."""
+    from regard.core.masks.expression import parse_mask
     from regard.work.builtin_problems import BUILTIN_PROBLEMS
     from regard.work.files import SUFFIXES, read_fields, read_matrix
     from regard.work.problem import build_problem

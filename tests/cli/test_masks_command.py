@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.cli.expressions import makers, parse_mask
 from regard.cli.masks import LARGEST_DRAWN, drawing
 from regard.core.masks import forms
+from regard.core.masks.expression import makers, parse_mask
 
 run = CliRunner()
 EXAMPLES = {name: forms.examples(name, 12)[0] for name in forms.FORMS}

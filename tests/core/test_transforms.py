@@ -38,7 +38,7 @@ from regard import (
     window,
 )
 from regard.base.errors import KernelRefusedError
-from regard.cli.expressions import parse_mask
+from regard.core.masks.expression import parse_mask
 from regard.core.masks.forms import FORMS, examples
 from regard.core.scores import ScoreTerm
 from tests.tolerance import OUTPUT, too_far

@@ -37,10 +37,10 @@ from regard import (
     window,
 )
 from regard.base.errors import KernelRefusedError
-from regard.cli.expressions import parse_mask
 from regard.core.absolute_positions import whole_grid
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import Full
+from regard.core.masks.expression import parse_mask
 from regard.core.masks.forms import FORMS, examples
 from regard.core.scores import ScoreTerm, Sink
 from tests.tolerance import GRADIENT, OUTPUT, error, too_far

@@ -15,11 +15,11 @@ from torch import Tensor
 import regard
 from regard import Mask, Positions, SlidingWindowCache, Stream, attend, causal, padding, window
 from regard.base.errors import KernelRefusedError
-from regard.cli.expressions import parse_mask
 from regard.core.absolute_positions import Grid
 from regard.core.kernels import KERNELS, blocked
 from regard.core.masks.algebra import BoxVisibility
 from regard.core.masks.block_tables import ALL, NONE
+from regard.core.masks.expression import parse_mask
 from regard.core.masks.forms import FORMS, candidates, constructor, examples
 from regard.core.masks.plan_cache import Memo
 from regard.see.serialization import load

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as some
 import regard
 from regard import Mask, causal, chunks, documents, full, global_tokens, padding, random_links, window
 from regard.base.errors import ConfigError, RegardError, UnknownNameError
-from regard.cli.expressions import makers, parse_mask
+from regard.core.masks.expression import makers, parse_mask
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The explorer: a web page that shows attention, masks and models."""

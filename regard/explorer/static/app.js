@@ -1,0 +1,247 @@
+// The shell: navigation, state in the address, the inspector ("why this number?"), pinning, sharing and export.
+
+import { diverging, format, html } from "./dom.js";
+import { attentionView } from "./attention.js";
+import { masksView } from "./masks.js";
+import { planeView } from "./plane.js";
+import { exportCsv, exportPng, exportSvg, save } from "./export.js";
+
+const VIEWS = { plane: planeView, attention: attentionView, masks: masksView };
+const KEYS = [
+  ["1 2 3", "open Plane, Attention, Masks"], ["Enter", "on a number: why this number?"], ["Backspace", "one step back in the inspector"],
+  ["Arrow keys", "move the chosen key, query or value, or the cell of a matrix"], ["Shift + arrow", "move it by a tenth as much"], ["P", "pin this state and compare"],
+  ["T", "present: larger type"], ["D", "light or dark"], ["?", "this list"], ["Escape", "close"],
+];
+
+// The address is #view?name=value; a pinned state is the value of `pin`, in the same form.
+function readAddress() {
+  const stored = document.querySelector('meta[name="regard-state"]');
+  const text = (location.hash || (stored && stored.content) || "#plane").slice(1);
+  const [name, query = ""] = text.split("?");
+  const parameters = new URLSearchParams(query);
+  const pin = parameters.get("pin");
+  parameters.delete("pin");
+  return { name: Object.hasOwn(VIEWS, name) ? name : "plane", parameters, pin: pin === null ? null : new URLSearchParams(pin) };
+}
+
+function writeAddress(name, state, pinned) {
+  const parameters = VIEWS[name].write(state);
+  if (pinned) parameters.set("pin", VIEWS[name].write(pinned).toString());
+  const query = parameters.toString();
+  return `#${name}${query ? `?${query}` : ""}`;
+}
+
+// `data` is what the server or the export put into the page; data.api says that Python answers.
+export function start(root, data) {
+  let current = null; // { name, view, state, pinned, drawn }
+  let trail = []; // keys of the inspector, innermost last
+  let pending = false;
+
+  const announce = html("p", { class: "hidden-visually", "aria-live": "polite" });
+  const stage = html("main", { id: "stage", tabindex: "-1" });
+  const inspector = html("aside", { id: "inspector", "aria-label": "Why this number?" });
+  const dialog = html("dialog", { "aria-label": "Keys" });
+  const links = Object.entries(VIEWS).map(([name, view]) => html("a", { href: `#${name}`, "data-view": name }, view.title));
+  const action = (label, title, act, name = "") => html("button", { type: "button", title, class: name, onclick: act }, label);
+  const menu = html("details", { class: "menu" }, html("summary", {}, "Export"), html("div", {},
+    action("SVG", "Save the picture as SVG", () => exportSvg(stage, fileName("svg"))),
+    action("PNG", "Save the picture as PNG", () => exportPng(stage, fileName("png"))),
+    action("CSV", "Save the numbers as CSV", () => exportCsv(current.view.table(current.state), fileName("csv"))),
+    action("HTML", "Save this page with its state: it works without a server", () => exportPage())));
+
+  root.append(
+    html("a", { class: "skip", href: "#stage", onclick: (event) => { event.preventDefault(); stage.focus(); } }, "Skip to the view"),
+    html("header", {},
+      html("a", { href: "#plane", class: "brand" }, "regard"),
+      html("nav", { "aria-label": "Views" }, links),
+      html("div", { class: "actions" },
+        action("Pin A", "Keep this state and compare it with the next ones (P)", togglePin, "pin"),
+        action("Share", "Copy the address of this state", () => copy(location.href, "The address is copied.")),
+        action("Copy Python", "Copy the Python that computes these numbers", () => copy(current.view.python(current.state), "The Python is copied.")),
+        menu,
+        action("Present", "Larger type for a projector (T)", present),
+        action("Light / dark", "Switch between light and dark (D)", switchTheme),
+        action("?", "Keys", showKeys))),
+    html("div", { id: "body" }, stage, inspector), announce, dialog);
+
+  function say(text) { announce.textContent = text; }
+
+  async function copy(text, message) {
+    try {
+      await navigator.clipboard.writeText(text);
+      say(message);
+      flash(message);
+    } catch {
+      // no permission, or no secure context: show the text, selected, to copy by hand
+      const area = html("textarea", { readonly: true, rows: 12, "aria-label": "Text to copy" }, text);
+      openDialog("Copy this text", area);
+      area.select();
+    }
+  }
+
+  function flash(message) {
+    const note = html("div", { class: "flash" }, message);
+    root.append(note);
+    setTimeout(() => note.remove(), 1600);
+  }
+
+  function openDialog(title, ...content) {
+    dialog.replaceChildren(html("h2", {}, title), ...content, html("form", { method: "dialog" }, html("button", {}, "Close")));
+    dialog.showModal();
+  }
+
+  function showKeys() { openDialog("Keys", html("dl", {}, KEYS.map(([key, text]) => [html("dt", {}, key), html("dd", {}, text)]))); }
+  function fileName(ending) { return `regard-${current.name}.${ending}`; }
+
+  function present() { document.documentElement.classList.toggle("present"); }
+  function switchTheme() {
+    const dark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
+    document.documentElement.dataset.theme = dark ? "light" : "dark";
+  }
+
+  function exportPage() {
+    const head = document.head.cloneNode(true);
+    head.querySelector('meta[name="regard-state"]')?.remove();
+    head.append(html("meta", { name: "regard-state", content: writeAddress(current.name, current.state, current.pinned) }));
+    const scripts = [...document.querySelectorAll("script")].map((script) => {
+      const copy = script.cloneNode(true);
+      if (copy.id === "data") copy.textContent = "{}"; // a saved page has no server to ask
+      return copy.outerHTML;
+    }).join("\n");
+    const page = `<!doctype html>\n<html lang="en">${head.outerHTML}<body><div id="app"></div>\n${scripts}</body></html>`;
+    save(new Blob([page], { type: "text/html" }), fileName("html"));
+  }
+
+  function togglePin() {
+    current.pinned = current.pinned ? null : structuredClone(current.state);
+    say(current.pinned ? "This state is pinned as A." : "The pin is removed.");
+    mount();
+    commit(true);
+  }
+
+  // Change the state. Redraw in the next frame; the address follows when the value has settled.
+  let settle = 0;
+  function update(change) {
+    Object.assign(current.state, change);
+    if (!pending) {
+      pending = true;
+      requestAnimationFrame(() => { pending = false; draw(); });
+    }
+    clearTimeout(settle);
+    settle = setTimeout(() => commit(false), 250);
+  }
+
+  function commit(push) {
+    const address = writeAddress(current.name, current.state, current.pinned);
+    if (address !== location.hash) history[push ? "pushState" : "replaceState"](null, "", address);
+  }
+
+  function mount() {
+    const { view, state, pinned } = current;
+    stage.replaceChildren();
+    if (pinned) {
+      const a = html("section", { class: "pinned", inert: true, "aria-label": "Pinned state A" });
+      const b = html("section", { "aria-label": "Current state B" });
+      const difference = html("section", { class: "difference", "aria-label": "Difference B minus A" });
+      stage.append(html("div", { class: "pair" }, html("div", {}, html("h2", {}, "A, pinned"), a), html("div", {}, html("h2", {}, "B"), b)), difference);
+      view.mount(a, structuredClone(pinned), () => {}, data)();
+      current.redraw = view.mount(b, state, update, data);
+      current.difference = difference;
+    } else {
+      current.redraw = view.mount(stage, state, update, data);
+      current.difference = null;
+    }
+    draw();
+  }
+
+  function draw() {
+    current.redraw();
+    if (current.difference) current.difference.replaceChildren(compare(current.view.table(current.pinned), current.view.table(current.state)));
+    showWhy();
+    stage.dataset.drawn = String(Number(stage.dataset.drawn ?? 0) + 1);
+  }
+
+  // The numbers of both states with their difference; a row that exists in one state only is left without a difference.
+  function compare(a, b) {
+    const before = new Map(a.rows.map((row) => [String(row[0]), row]));
+    const rows = b.rows.flatMap((row) => row.slice(1).map((value, c) => {
+      const old = before.get(String(row[0]))?.[c + 1];
+      return { name: row.length > 2 ? `${row[0]}, ${b.head[c + 1]}` : String(row[0]), old, value };
+    })).filter(({ value }) => typeof value === "number");
+    const largest = Math.max(1e-12, ...rows.map(({ old, value }) => (typeof old === "number" ? Math.abs(value - old) : 0)).filter(Number.isFinite));
+    return html("table", { class: "compare" }, html("caption", {}, "B minus A"),
+      html("thead", {}, html("tr", {}, ["", "A", "B", "B − A"].map((cell) => html("th", { scope: "col" }, cell)))),
+      html("tbody", {}, rows.map(({ name, old, value }) => {
+        const change = typeof old === "number" ? value - old : null;
+        const colour = change === null ? null : diverging(change, largest);
+        return html("tr", {}, html("th", { scope: "row" }, name), html("td", {}, format(old)), html("td", {}, format(value)),
+          html("td", colour ? { style: { background: colour.fill, color: colour.text } } : {}, format(change)));
+      })));
+  }
+
+  function showWhy() {
+    const steps = trail.map((key) => ({ key, why: current.view.why(current.state, key) })).filter(({ why }) => why);
+    trail = steps.map(({ key }) => key);
+    document.body.classList.toggle("inspecting", steps.length > 0);
+    for (const cell of stage.querySelectorAll("[data-why]")) cell.classList.toggle("chosen", cell.dataset.why === trail[trail.length - 1]);
+    if (!steps.length) {
+      inspector.replaceChildren(html("h2", {}, "Why this number?"), html("p", { class: "muted" }, "Choose any number to see how it was computed, one step at a time."));
+      return;
+    }
+    const { why } = steps[steps.length - 1];
+    const crumbs = html("ol", { class: "crumbs" }, steps.map(({ why: step }, depth) => html("li", {}, html("button", { type: "button",
+      onclick: () => { trail = trail.slice(0, depth + 1); showWhy(); } }, step.title))));
+    const parts = why.parts.map((part) => html("tr", {}, html("th", { scope: "row" }, part.label), html("td", {},
+      part.key ? html("button", { type: "button", class: "number", "data-into": part.key, "aria-label": `${part.label}: ${format(part.value)}. Why this number?` }, format(part.value)) : format(part.value))));
+    const full = (value) => (typeof value === "number" ? String(value) : "");
+    inspector.replaceChildren(html("h2", {}, "Why this number?"), crumbs,
+      html("p", { class: "result" }, `${why.title} = `, html("strong", { class: "tabular" }, format(why.value))),
+      html("p", { class: "formula" }, why.formula), why.note && html("p", { class: "muted" }, why.note),
+      parts.length ? html("div", { class: "scroll" }, html("table", {}, html("tbody", {}, parts))) : html("p", { class: "muted" }, "This is an input."),
+      html("div", { class: "actions" },
+        html("button", { type: "button", onclick: () => copy([`${why.title} = ${full(why.value)}`, ...why.parts.map((part) => `${part.label}\t${full(part.value)}`)].join("\n"), "The numbers are copied.") }, "Copy"),
+        html("button", { type: "button", onclick: back }, "Back")));
+    say(`${why.title} is ${format(why.value)}`);
+  }
+
+  function back() { trail = trail.slice(0, -1); showWhy(); }
+
+  inspector.addEventListener("click", (event) => {
+    const into = event.target.closest("[data-into]");
+    if (!into) return;
+    trail = [...trail, into.dataset.into];
+    showWhy();
+    inspector.querySelector("[data-into]")?.focus();
+  });
+  const unfold = (event) => {
+    const cell = event.target.closest("[data-why]");
+    if (!cell || cell.closest("[inert]")) return false;
+    trail = [cell.dataset.why];
+    showWhy();
+    return true;
+  };
+  stage.addEventListener("click", unfold);
+  stage.addEventListener("keydown", (event) => { if (event.key === "Enter" && unfold(event)) event.preventDefault(); });
+
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input:not([type=range]):not([type=checkbox]), textarea, select, [contenteditable]");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
+    const shortcuts = { p: togglePin, t: present, d: switchTheme, "?": showKeys, Backspace: back, Escape: () => { trail = []; showWhy(); } };
+    const view = Object.keys(VIEWS)[Number(event.key) - 1];
+    if (view) location.hash = `#${view}`;
+    else if (shortcuts[event.key]) { event.preventDefault(); shortcuts[event.key](); }
+  });
+
+  function open() {
+    const { name, parameters, pin } = readAddress();
+    const view = VIEWS[name];
+    trail = current?.name === name ? trail : [];
+    current = { name, view, state: view.read(parameters), pinned: pin && view.read(pin) };
+    document.title = `${view.title} – regard`;
+    for (const link of links) link.toggleAttribute("aria-current", link.dataset.view === name);
+    mount();
+  }
+  window.addEventListener("hashchange", open);
+  window.addEventListener("popstate", open);
+  open();
+}

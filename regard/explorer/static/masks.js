@@ -1,0 +1,328 @@
+// Masks: an expression drawn exactly up to 65,536 positions, its visible pairs and cost, and a comparison with another mask.
+
+import { asTable, field, format, hatch, html, plural, sequential, svg } from "./dom.js";
+import { FORMS, MaskError, blockCounts, countPairs, denseMask, maskNames, parseMask, visibleRow } from "./mask_expression.js";
+
+const PICTURE = 576;
+const CELLS = 64; // blocks along a side beyond this length
+const LONGEST = 65536;
+const MOST_INTERVALS = 2e7;
+const GALLERY = ["full()", "causal()", "causal() & window(before=3)", "window(before=2, after=2)", "causal() & dilated(2)", "strided(4)", "blocks(4)", "chunks(4, before=1)",
+  "causal() & window(before=3) | global_tokens(2)", "causal() | prefix(4)", "causal() & documents([0,0,0,0,0,1,1,1,1,1,1,1,2,2,2,2])", "padding([12])"];
+
+const BASE = { mask: "causal() & window(before=3) | global_tokens(1)", queries: 16, keys: 16, against: "", painted: "" };
+
+let lists = 0;
+
+const size = (text, fallback) => { const value = Number(text); return Number.isInteger(value) && value >= 1 && value <= LONGEST ? value : fallback; };
+
+function read(parameters) {
+  const keys = size(parameters.get("keys"), BASE.keys);
+  return { mask: (parameters.get("mask") ?? BASE.mask).slice(0, 5000), keys, queries: Math.min(keys, size(parameters.get("queries"), keys)), against: (parameters.get("against") ?? "").slice(0, 5000), painted: /^[\d.,]*$/.test(parameters.get("painted") ?? "") ? parameters.get("painted") ?? "" : "" };
+}
+
+function write(state) {
+  const parameters = new URLSearchParams({ mask: state.mask, keys: String(state.keys) });
+  if (state.queries !== state.keys) parameters.set("queries", String(state.queries));
+  if (state.against) parameters.set("against", state.against);
+  if (state.painted) parameters.set("painted", state.painted);
+  return parameters;
+}
+
+// Painted cells flip: the mask that was painted is the expression, changed in these cells.
+const paintedCells = (state) => new Set(state.painted ? state.painted.split(",") : []);
+
+function parse(text, state) {
+  const mask = parseMask(text);
+  if (mask.covered < state.keys) throw new MaskError(`documents names ${mask.covered} positions, but there are ${state.keys}`, 0, text.length);
+  // rows of many intervals (dilated masks at great lengths) are left to Python
+  const sample = [0, 0.5, 1].map((share) => visibleRow(mask, Math.floor(share * (state.queries - 1)), state.queries, state.keys).length);
+  if (Math.max(...sample) * state.queries > MOST_INTERVALS) throw new MaskError(`too many separate runs of keys to draw here; run: regard masks "${text}" --queries ${state.queries}`, 0, text.length);
+  return mask;
+}
+
+function painted(mask, state) {
+  const cells = paintedCells(state);
+  if (!cells.size) return mask;
+  const first = state.keys - state.queries;
+  const base = mask.row;
+  return { ...mask, row: (i, keys) => {
+    const seen = Array(keys).fill(false);
+    for (const [start, stop] of base(i, keys)) seen.fill(true, start, stop);
+    for (let j = 0; j < keys; j += 1) if (cells.has(`${i - first}.${j}`)) seen[j] = !seen[j];
+    return seen.flatMap((visible, j) => (visible ? [[j, j + 1]] : []));
+  } };
+}
+
+// The first cell in which two masks differ, and the number of such cells.
+export function difference(a, b, queries, keys) {
+  let first = null;
+  let count = 0;
+  for (let r = 0; r < queries; r += 1) {
+    const [x, y] = [a, b].map((mask) => visibleRow(mask, r, queries, keys));
+    if (JSON.stringify(x) === JSON.stringify(y)) continue;
+    const marks = new Map(); // changes of visibility along the row, for both masks
+    for (const [which, runs] of [x, y].entries()) for (const [start, stop] of runs) for (const at of [start, stop]) marks.set(at, [...(marks.get(at) ?? []), which]);
+    const seen = [false, false];
+    const ends = [...marks.keys()].sort((p, q) => p - q);
+    ends.forEach((at, k) => {
+      for (const which of marks.get(at)) seen[which] = !seen[which];
+      if (seen[0] === seen[1] || k + 1 >= ends.length) return;
+      if (!first) first = { query: r, key: at, visible: seen[0] };
+      count += ends[k + 1] - at;
+    });
+  }
+  return { first, count };
+}
+
+// The usual mistakes between two implementations of a mask. Each is a change of `mine`; the one that gives `theirs` names the cause.
+export function conventions(mine, theirs, queries, keys) {
+  const shift = keys - queries;
+  const inverted = (mask) => ({ row: (i, n) => { const cells = Array(n).fill(true); for (const [start, stop] of mask.row(i, n)) cells.fill(false, start, stop); return cells.flatMap((visible, j) => (visible ? [[j, j + 1]] : [])); } });
+  const widened = (mask, before, after) => ({ row: (i, n) => {
+    const cells = Array(n).fill(false);
+    for (const [start, stop] of mask.row(i, n)) cells.fill(true, Math.max(0, start - before), Math.max(0, Math.min(n, stop + after)));
+    return cells.flatMap((visible, j) => (visible ? [[j, j + 1]] : []));
+  } });
+  const turned = { row: (i, n) => Array.from({ length: n }, (_, j) => j).filter((j) => mine.row(j, n).some(([start, stop]) => i >= start && i < stop)).map((j) => [j, j + 1]) };
+  const changes = [
+    ["inverted: True means hidden in one of them, visible in the other", inverted(mine)],
+    ["queries are aligned to the first key (top-left) in one of them, to the last key (bottom-right) in the other", shift ? { row: (i, n) => mine.row(i - shift, n) } : null],
+    ["one more earlier key: the window counts the query itself in one of them", widened(mine, 1, 0)],
+    ["one earlier key fewer: the window counts the query itself in one of them", widened(mine, -1, 0)],
+    ["one later key more: j <= i in one of them, j < i in the other", widened(mine, 0, 1)],
+    ["one later key fewer: j <= i in one of them, j < i in the other", widened(mine, 0, -1)],
+    ["transposed: rows are keys in one of them", queries === keys ? turned : null],
+    ["the causal part is missing in the second", { row: (i, n) => mine.row(i, n).map(([start, stop]) => [start, Math.min(stop, i + 1)]).filter(([start, stop]) => start < stop) }],
+  ];
+  return changes.filter(([, mask]) => mask && difference(mask, theirs, queries, keys).count === 0).map(([name]) => name);
+}
+
+export function compute(state) {
+  const parsed = (text, field) => {
+    try {
+      return { mask: parse(text, state) };
+    } catch (error) {
+      if (!(error instanceof MaskError)) throw error;
+      return { error, field };
+    }
+  };
+  const mine = parsed(state.mask, "mask");
+  if (mine.error) return { error: mine.error, field: "mask" };
+  const mask = painted(mine.mask, state);
+  const found = { mask, pairs: countPairs(mask, state.queries, state.keys), all: state.queries * state.keys };
+  found.empty = 0;
+  for (let r = 0; r < state.queries; r += 1) found.empty += visibleRow(mask, r, state.queries, state.keys).length === 0;
+  if (!state.against) return found;
+  const other = parsed(state.against, "against");
+  if (other.error) return { ...found, error: other.error, field: "against" };
+  found.other = other.mask;
+  found.difference = difference(mask, other.mask, state.queries, state.keys);
+  found.conventions = found.difference.count && state.keys <= 512 ? conventions(mask, other.mask, state.queries, state.keys) : [];
+  return found;
+}
+
+function mount(element, state, update, data) {
+  const picture = svg("svg", { class: "picture masks", role: "group", "aria-label": "The mask: rows are queries, columns are keys" });
+  const message = html("p", { class: "error", role: "alert" });
+  const facts = html("div", { class: "facts" });
+  const legend = html("div", { class: "scales" });
+  const tables = html("div");
+  const growth = html("div");
+  const kernels = html("div");
+  const side = html("div", { class: "side" });
+  element.append(html("div", { class: "split" }, html("div", { class: "canvas" }, message, picture, legend, tables), side));
+  lists += 1;
+  const forms = `mask-forms-${lists}`;
+  const maskInput = html("input", { type: "text", value: state.mask, spellcheck: "false", autocomplete: "off", list: forms, oninput: (event) => update({ mask: event.target.value, painted: "" }) });
+  const againstInput = html("input", { type: "text", value: state.against, spellcheck: "false", autocomplete: "off", list: forms, placeholder: "another mask, to compare", oninput: (event) => update({ against: event.target.value }) });
+  const lengthInput = (name, label) => field(label, html("input", { type: "number", min: "1", max: String(LONGEST), value: String(state[name]), onchange: (event) => {
+    const value = size(event.target.value, state[name]);
+    event.target.value = String(value);
+    update(name === "keys" ? { keys: value, queries: Math.min(value, state.queries === state.keys ? value : state.queries), painted: "" } : { queries: Math.min(value, state.keys), painted: "" });
+  } }));
+  const lengths = html("div", { class: "row" });
+  side.append(field("Mask", maskInput, "Combine with & | ~. True means visible."),
+    html("datalist", { id: forms }, Object.entries(FORMS).map(([name, form]) => html("option", { value: `${name}(${Object.keys(form.parameters).map((parameter) => `${parameter}=`).join(", ")})` }, form.summary))),
+    lengths, facts, growth, kernels, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."),
+    html("h2", {}, "Gallery"), html("div", { class: "gallery" }, GALLERY.map((text) => html("button", { type: "button", onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text)))));
+
+  picture.addEventListener("keydown", (event) => {
+    const cell = event.target.closest(".cell");
+    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (!cell) return;
+    if (event.key === " ") { event.preventDefault(); flip(cell); return; }
+    if (!by) return;
+    event.preventDefault();
+    const next = picture.querySelector(`[data-row="${Number(cell.dataset.row) + by[0]}"][data-column="${Number(cell.dataset.column) + by[1]}"]`);
+    next?.setAttribute("tabindex", "0");
+    if (next) { cell.setAttribute("tabindex", "-1"); next.focus(); }
+  });
+  function flip(cell) {
+    const key = `${cell.dataset.row}.${cell.dataset.column}`;
+    const cells = paintedCells(state);
+    if (!cells.delete(key)) cells.add(key);
+    update({ painted: [...cells].join(",") });
+  }
+  picture.addEventListener("dblclick", (event) => { const cell = event.target.closest(".cell"); if (cell) flip(cell); });
+
+  function drawCells(found, pattern) {
+    const seen = denseMask(found.mask, state.queries, state.keys);
+    const other = found.other && denseMask(found.other, state.queries, state.keys);
+    const step = PICTURE / Math.max(state.queries, state.keys);
+    const gap = step > 8 ? 1 : 0;
+    const first = state.keys - state.queries;
+    const cells = seen.flatMap((row, r) => row.map((visible, c) => {
+      const differs = other && other[r][c] !== visible;
+      const name = differs ? (visible ? "only-first" : "only-second") : visible ? "visible" : "";
+      return svg("g", { class: "cell", "data-row": r, "data-column": c, "data-why": `m.${r}.${c}`, tabindex: r || c ? "-1" : "0", role: "button", "aria-label": `query ${first + r}, key ${c}: ${visible ? "visible" : "hidden"}${differs ? ", the other mask differs" : ""}` },
+        svg("rect", { x: c * step, y: r * step, width: step - gap, height: step - gap, class: name, fill: visible || differs ? null : pattern.fill }));
+    }));
+    picture.replaceChildren(pattern.defs, ...axis(step, first), ...cells);
+  }
+
+  function axis(step, first) {
+    const every = Math.max(1, Math.ceil(state.keys / 16));
+    const labels = [];
+    for (let c = 0; c < state.keys; c += every) labels.push(svg("text", { x: (c + 0.5) * step, y: -6, class: "label" }, String(c)));
+    for (let r = 0; r < state.queries; r += every) labels.push(svg("text", { x: -6, y: (r + 0.5) * step + 4, class: "label end" }, String(first + r)));
+    return [svg("text", { x: PICTURE / 2, y: -24, class: "title middle" }, "key"), svg("text", { x: -44, y: PICTURE / 2, class: "title middle", transform: `rotate(-90 -44 ${PICTURE / 2})` }, "query"), ...labels];
+  }
+
+  function drawBlocks(found, pattern) {
+    const grid = blockCounts(found.mask, state.queries, state.keys, CELLS);
+    const other = found.other && blockCounts(found.other, state.queries, state.keys, CELLS);
+    const step = PICTURE / Math.max(grid.rows, grid.columns);
+    const cells = [];
+    for (let r = 0; r < grid.rows; r += 1) {
+      for (let c = 0; c < grid.columns; c += 1) {
+        const area = (Math.min(state.queries, (r + 1) * grid.size) - r * grid.size) * (Math.min(state.keys, (c + 1) * grid.size) - c * grid.size);
+        const share = grid.counts[r][c] / area;
+        const differs = other && other.counts[r][c] !== grid.counts[r][c];
+        cells.push(svg("rect", { x: c * step, y: r * step, width: step - 0.5, height: step - 0.5, fill: share ? sequential(0.25 + 0.75 * share).fill : pattern.fill, class: differs ? "differs" : "" }, svg("title", {}, `queries ${r * grid.size} to ${Math.min(state.queries, (r + 1) * grid.size) - 1}, keys ${c * grid.size} to ${Math.min(state.keys, (c + 1) * grid.size) - 1}: ${grid.counts[r][c].toLocaleString("en")} of ${area.toLocaleString("en")} pairs visible`)));
+      }
+    }
+    picture.replaceChildren(pattern.defs, svg("text", { x: PICTURE / 2, y: -24, class: "title middle" }, `key, in blocks of ${grid.size}`), svg("text", { x: -44, y: PICTURE / 2, class: "title middle", transform: `rotate(-90 -44 ${PICTURE / 2})` }, `query, in blocks of ${grid.size}`), ...cells);
+  }
+
+  // Visible pairs at growing lengths, with the exponent fitted between the last two.
+  function drawGrowth() {
+    let mask;
+    try { mask = parse(state.mask, { ...state, keys: 1, queries: 1 }); } catch { growth.replaceChildren(); return; }
+    const lengths = [64, 256, 1024, 4096].filter((length) => length <= mask.covered);
+    const rows = lengths.map((length) => [length, countPairs(mask, length, length)]);
+    if (rows.length < 2) { growth.replaceChildren(); return; }
+    const [[n0, p0], [n1, p1]] = rows.slice(-2);
+    const exponent = p0 && p1 ? Math.log(p1 / p0) / Math.log(n1 / n0) : NaN;
+    growth.replaceChildren(html("p", { class: "help" }, `Pairs grow like n^${exponent.toFixed(2)}: ${rows.map(([length, pairs]) => `${pairs.toLocaleString("en")} at ${length.toLocaleString("en")}`).join(", ")}.`));
+  }
+
+  // Which kernel runs: the server knows; a page without one shows the command.
+  let asked = "";
+  let waiting = 0;
+  function drawKernels() {
+    const request = JSON.stringify({ mask: state.mask, queries: state.queries, keys: state.keys });
+    if (request === asked) return;
+    asked = request;
+    const shape = `--shape 1,8,${state.queries},64${state.queries === state.keys ? "" : ` --kv 8,${state.keys},64`}`;
+    const command = html("p", { class: "help" }, "Which kernel runs, and why the others refuse: ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`));
+    if (!data.api) { kernels.replaceChildren(command); return; }
+    clearTimeout(waiting);
+    waiting = setTimeout(async () => {
+      try {
+        const answer = await fetch("/api/explain", { method: "POST", headers: { "content-type": "application/json" }, body: request });
+        const found = await answer.json();
+        if (request !== asked) return; // the mask changed meanwhile
+        if (!answer.ok) { kernels.replaceChildren(html("p", { class: "error" }, String(found.error ?? "the server refused this mask"))); return; }
+        kernels.replaceChildren(html("table", { class: "kernels" }, html("caption", {}, "Kernels for 8 heads of width 64"), html("tbody", {}, found.answers.map(({ kernel, reasons, work, memory }) =>
+          html("tr", { class: kernel === found.chosen ? "good" : "" }, html("th", { scope: "row" }, kernel === found.chosen ? `→ ${kernel}` : kernel),
+            html("td", { class: "reason" }, reasons.length ? `refuses: ${reasons.join("; ")}` : `${kernel === found.chosen ? "runs" : "could run"}: ${format(work)} entries, ${format(memory / 2 ** 20)} MiB`))))));
+      } catch {
+        kernels.replaceChildren(html("p", { class: "help" }, "The server does not answer. ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`)));
+      }
+    }, 200);
+  }
+
+  let shownMask = null;
+  return function redraw() {
+    const found = compute(state);
+    for (const [input, name] of [[maskInput, "mask"], [againstInput, "against"]]) {
+      if (document.activeElement !== input) input.value = state[name];
+      input.setAttribute("aria-invalid", String(found.field === name));
+    }
+    message.hidden = !found.error;
+    message.textContent = found.error ? `${found.error.message}${found.error.length ? ` (at character ${found.error.at + 1})` : ""}` : "";
+    lengths.replaceChildren(lengthInput("keys", "Keys"), lengthInput("queries", "Queries"));
+    if (!found.mask) return;
+    const focused = document.activeElement?.dataset?.why;
+    const pattern = hatch();
+    picture.setAttribute("viewBox", `-60 -44 ${PICTURE + 64} ${(PICTURE * state.queries) / Math.max(state.queries, state.keys) + 48}`);
+    const exact = Math.max(state.queries, state.keys) <= CELLS;
+    (exact ? drawCells : drawBlocks)(found, pattern);
+    if (focused) picture.querySelector(`[data-why="${CSS.escape(focused)}"]`)?.focus();
+    if (shownMask !== state.mask) { shownMask = state.mask; drawGrowth(); }
+    drawKernels();
+    const share = (100 * found.pairs) / found.all;
+    facts.replaceChildren(
+      html("p", {}, html("strong", { class: "tabular" }, found.pairs.toLocaleString("en")), ` of ${found.all.toLocaleString("en")} pairs visible (${share.toFixed(share < 1 ? 3 : 1)} %)`),
+      found.empty ? html("p", { class: "warn" }, `${plural(found.empty, "query").replace("querys", "queries")} see nothing: their output is zero.`) : "",
+      found.difference ? comparison(found) : "");
+    legend.replaceChildren(...(found.other
+      ? [["visible", "visible in both"], ["only-first", "only in the first"], ["only-second", "only in the second"], ["hatched-key", "hidden in both"]]
+      : [["visible", "visible"], ["hatched-key", "hidden"]]).map(([name, text]) => html("span", { class: `key-item ${name}` }, text)));
+    const table = masksView.table(state);
+    tables.replaceChildren(asTable("Visible keys of each query", table.head, table.rows));
+  };
+
+  function comparison(found) {
+    if (!found.difference.count) return html("p", { class: "good" }, "Both masks are equal.");
+    const { first, count } = found.difference;
+    const at = state.keys - state.queries + first.query;
+    return html("div", {}, html("p", { class: "warn" }, `${plural(count, "cell")} differ. The first: the query at ${at} ${first.visible ? "sees" : "does not see"} key ${first.key} in the first mask, ${first.visible ? "not in the second" : "but in the second"}.`),
+      found.conventions.length ? [html("p", {}, "One convention explains all of it:"), html("ul", {}, found.conventions.map((name) => html("li", {}, name)))]
+        : html("p", { class: "help" }, state.keys <= 512 ? "No usual difference of conventions explains it." : "Conventions are compared up to 512 keys."));
+  }
+}
+
+function thumbnail(text) {
+  const mask = parseMask(text);
+  const cells = denseMask(mask, 16, 16);
+  return svg("svg", { viewBox: "0 0 16 16", class: "thumbnail", "aria-hidden": "true" }, cells.flatMap((row, r) => row.map((visible, c) => (visible ? svg("rect", { x: c, y: r, width: 0.92, height: 0.92, class: "visible" }) : null))));
+}
+
+function why(state, key) {
+  const found = compute(state);
+  if (!found.mask) return null;
+  const [, r, c] = key.split(".").map(Number);
+  if (!(r < state.queries && c < state.keys)) return null;
+  const first = state.keys - state.queries;
+  const runs = visibleRow(found.mask, r, state.queries, state.keys);
+  const visible = runs.some(([start, stop]) => c >= start && c < stop);
+  return { title: `query at ${first + r}, key at ${c}`, value: visible ? 1 : 0, formula: visible ? "visible" : "hidden",
+    note: `Row ${r} of ${state.queries} is position ${first + r}: queries are aligned to the end of the keys.`,
+    parts: [{ label: "i, position of the query", value: first + r }, { label: "j, position of the key", value: c }, { label: "i − j", value: first + r - c }, { label: "keys this query sees", value: runs.reduce((sum, [start, stop]) => sum + stop - start, 0) }] };
+}
+
+function table(state) {
+  const found = compute(state);
+  if (!found.mask) return { head: ["error"], rows: [[found.error.message]] };
+  const most = Math.min(state.queries, 64);
+  const first = state.keys - state.queries;
+  const rows = Array.from({ length: most }, (_, r) => {
+    const runs = visibleRow(found.mask, r, state.queries, state.keys);
+    return [`query ${first + r}`, runs.reduce((sum, [start, stop]) => sum + stop - start, 0), runs.slice(0, 12).map(([start, stop]) => (stop - start > 1 ? `${start}–${stop - 1}` : `${start}`)).join(", ") + (runs.length > 12 ? ", …" : "")];
+  });
+  return { head: ["query", "visible keys", "which"], rows };
+}
+
+function python(state) {
+  const lines = ["import regard", `from regard import ${maskNames(`${state.mask} ${state.against}`)}`, "", `mask = ${state.mask}`];
+  if (state.painted) {
+    lines.push(`cells = mask.dense(${state.queries}, ${state.keys})`, `for i, j in ${JSON.stringify([...paintedCells(state)].map((cell) => cell.split(".").map(Number)))}:  # painted`, "    cells[i, j] = ~cells[i, j]", "mask = regard.Mask.of(cells)");
+  }
+  lines.push(`print(mask.count(${state.queries}, ${state.keys}), "visible pairs")`, state.keys <= 64 ? `print(mask.draw(${state.queries}, ${state.keys}))` : "");
+  if (state.against) lines.push(`other = ${state.against}`, `print((mask.dense(${state.queries}, ${state.keys}) != other.dense(${state.queries}, ${state.keys})).nonzero()[:1])`);
+  return `${lines.filter(Boolean).join("\n")}\n`;
+}
+
+export const masksView = { title: "Masks", read, write, mount, why, table, python };

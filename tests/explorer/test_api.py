@@ -1,0 +1,74 @@
+"""The server of the explorer: what it answers, and what it refuses."""
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `web` is not installed")
+pytest.importorskip("httpx2", reason="the test client of starlette needs httpx2")
+
+from fastapi.testclient import TestClient
+
+from regard.explorer.api import LARGEST_BODY, create_app
+
+HOST = "127.0.0.1:8765"
+
+
+def client(token: str | None = None) -> TestClient:
+    return TestClient(create_app({HOST}, token), base_url=f"http://{HOST}", follow_redirects=False)
+
+
+def test_the_page_is_served_with_strict_headers() -> None:
+    answer = client().get("/")
+    assert answer.status_code == 200
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["X-Frame-Options"] == "DENY"
+    assert '{"api": true}' in answer.text
+
+
+def test_explain_names_the_kernel_and_the_reasons_of_others() -> None:
+    answer = client().post(
+        "/api/explain", json={"mask": "causal() & window(before=255)", "queries": 4096, "keys": 4096}
+    )
+    found = answer.json()
+    assert answer.status_code == 200
+    assert found["chosen"] == "blocked"
+    refused = {each["kernel"]: each["reasons"] for each in found["answers"] if each["reasons"]}
+    assert "needs a GPU" in refused["flex"][0]
+    assert all((each["work"] is None) == bool(each["reasons"]) for each in found["answers"])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({"mask": "causl()", "queries": 5, "keys": 5}, 422, "causl"),
+        ({"mask": "causal()", "queries": 0, "keys": 5}, 422, "greater than or equal to 1"),
+        ({"mask": "causal()", "queries": 5, "keys": 10**9}, 422, "less than or equal"),
+        ({"mask": "causal()", "queries": 5, "keys": 5, "file": "/etc/passwd"}, 422, "Extra inputs"),
+        ({"mask": "__import__('os').system('true')", "queries": 5, "keys": 5}, 422, "is not a mask"),
+        ({"mask": "x" * 2 * LARGEST_BODY, "queries": 5, "keys": 5}, 413, "at most"),
+    ],
+)
+def test_a_wrong_request_gets_a_clear_message(body: dict[str, object], status: int, text: str) -> None:
+    answer = client().post("/api/explain", json=body)
+    assert answer.status_code == status
+    assert text in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_another_host_name_is_refused() -> None:
+    assert client().get("/", headers={"host": "evil.example"}).status_code == 421
+
+
+def test_another_page_of_the_same_browser_is_refused() -> None:
+    body = {"mask": "causal()", "queries": 5, "keys": 5}
+    assert client().post("/api/explain", json=body, headers={"origin": "http://evil.example"}).status_code == 403
+    assert client().post("/api/explain", json=body, headers={"origin": f"http://{HOST}"}).status_code == 200
+
+
+def test_a_token_is_required_and_moves_into_a_cookie() -> None:
+    visitor = client("secret")
+    assert visitor.get("/").status_code == 401
+    assert visitor.get("/?token=wrong").status_code == 401
+    first = visitor.get("/?token=secret")
+    assert (first.status_code, first.headers["location"]) == (303, "/")
+    assert "HttpOnly" in first.headers["set-cookie"]
+    assert visitor.get("/").status_code == 200

@@ -1,0 +1,221 @@
+"""The views in a headless browser, by mouse and by keyboard; numbers on the page equal torch's."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import torch
+
+import regard
+from regard.explorer.page import build_page
+from tests.explorer.browser import open_browser, open_page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("explorer") / "index.html"
+    path.write_text(build_page(), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def visit(browser: Any, address: str) -> Iterator[Any]:
+    """Open a view of the static page; afterwards nothing may have failed or been asked of another address."""
+    pages = []
+
+    def opened(state: str, **size: int) -> Any:
+        pages.append(open_page(browser, address + state, allowed=Path("/").as_uri(), **size))
+        return pages[-1]
+
+    yield opened
+    for page in pages:
+        assert not page.errors
+        assert not page.refused
+        page.context.close()
+
+
+def wait_until(page: Any, holds: Callable[[], bool]) -> None:
+    """Wait until a condition holds. The policy of the page forbids conditions written in JavaScript."""
+    for _ in range(200):
+        if holds():
+            return
+        page.wait_for_timeout(25)
+    pytest.fail(f"it did not happen; the address is {page.url}")
+
+
+def numbers(page: Any, selector: str) -> list[float]:
+    """The numbers that the page shows."""
+    texts = page.locator(selector).all_inner_texts()
+    return [float(text.replace(MINUS, "-").replace("∞", "inf")) for text in texts]
+
+
+MINUS = "\N{MINUS SIGN}"
+PLANE = "#plane?q=1.2,0.8&k=1,0;0,1;-0.8,-0.6&v=2,-0.6;0.4,2.2;-2.2,0.8&b="
+
+
+@pytest.mark.parametrize("beta", ["0", "0.5", "2", "inf"])
+def test_the_plane_shows_the_weights_of_attend(visit: Any, beta: str) -> None:
+    page = visit(PLANE + beta)
+    k, v = torch.tensor([[1, 0], [0, 1], [-0.8, -0.6]]).double(), torch.tensor([[2, -0.6], [0.4, 2.2], [-2.2, 0.8]])
+    q = torch.tensor([[1.2, 0.8]]).double()
+    out = regard.attend(q[None, None], k[None, None], v.double()[None, None], beta=float(beta))[0, 0, 0]
+    assert numbers(page, ".sentence > .number") == pytest.approx(out.tolist(), abs=5.1e-4)
+
+
+def test_dragging_the_query_moves_the_output(visit: Any) -> None:
+    page = visit(PLANE + "2")
+    before = numbers(page, ".sentence > .number")
+    box = page.locator('[data-handle="q"]').bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - 200, y + 150, steps=5)
+    page.mouse.up()
+    wait_until(page, lambda: numbers(page, ".sentence > .number") != before)
+
+
+def test_arrow_keys_move_a_key_and_keep_it_chosen(visit: Any) -> None:
+    page = visit(PLANE + "2")
+    handle = page.locator('[data-handle="k1"]')
+    handle.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(40)
+    assert "at 0.300, 1" in page.locator('[data-handle="k1"]').get_attribute("aria-label")
+    assert page.evaluate("document.activeElement.dataset.handle") == "k1"
+
+
+def test_reload_and_back_restore_the_state(visit: Any) -> None:
+    page = visit(PLANE + "2")
+    page.get_by_label("Inverse temperature").fill("200")  # the right end is infinity
+    wait_until(page, lambda: "b=inf" in page.url)
+    page.reload()
+    page.wait_for_selector("#stage[data-drawn]")
+    assert page.locator("output").first.inner_text() == "β = ∞"
+    page.keyboard.press("2")
+    page.wait_for_selector("svg.attention")
+    page.go_back()
+    page.wait_for_selector("svg.plane")
+    assert page.locator("output").first.inner_text() == "β = ∞"
+
+
+def test_why_this_number_unfolds_down_to_products_and_goes_back(visit: Any) -> None:
+    page = visit(PLANE + "2")
+    page.locator(".sentence > .number").first.focus()
+    page.keyboard.press("Enter")
+    inspector = page.locator("#inspector")
+    assert "output x" in inspector.inner_text()
+    inspector.locator("[data-into]").first.click()
+    assert "weight a1" in inspector.locator(".result").inner_text()
+    inspector.locator("[data-into]").first.click()
+    assert "score s1" in inspector.locator(".result").inner_text()
+    assert "1.200" in inspector.inner_text()
+    page.keyboard.press("Backspace")
+    assert "weight a1" in inspector.locator(".result").inner_text()
+
+
+def test_a_pinned_state_is_compared_and_is_in_the_address(visit: Any) -> None:
+    page = visit(PLANE + "2")
+    page.keyboard.press("p")
+    page.wait_for_selector(".difference table")
+    page.locator("section:not(.pinned)").get_by_label("Inverse temperature").first.fill("0")
+    wait_until(page, lambda: "b=0&" in page.url and "pin=" in page.url)
+    rows = page.locator(".difference tbody tr")
+    first = rows.nth(1).locator("td").all_inner_texts()  # weight of key 1
+    old, new, change = (float(text.replace(MINUS, "-")) for text in first)
+    assert change == pytest.approx(new - old, abs=2e-3)
+    assert new == pytest.approx(1 / 3, abs=1e-3)
+
+
+def test_attention_shows_the_worked_example(visit: Any) -> None:
+    page = visit("#attention?mask=causal()")
+    q = torch.tensor([[1, 3], [-1, 1], [2.5, -2]]).double()
+    k = torch.tensor([[3, -0.5], [2, -1.5], [-2.5, 3.5]]).double()
+    v = torch.tensor([[2.5, -1.5], [-1, 3], [-2, -3]]).double()
+    out = regard.attend(q[None, None], k[None, None], v[None, None], mask=regard.causal(), beta=1.0)[0, 0]
+    page.locator(".as-table summary").click()
+    cells = numbers(page, ".as-table tbody tr td")
+    rows = [cells[5 * i + 3 : 5 * i + 5] for i in range(3)]
+    assert torch.tensor(rows).flatten().tolist() == pytest.approx(out.flatten().tolist(), abs=5.1e-4)
+    assert page.locator(".cell text.hidden-value").count() == 6  # three hidden cells, in scores and weights
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "t5", "shaw"])
+def test_the_python_that_is_copied_gives_the_numbers_on_the_page(visit: Any, positions: str) -> None:
+    matrices = "q=1,2,0,-1;0,1,1,1;2,0,1,0&k=1,0,2,0;0,1,0,1;1,1,0,0&v=1,2,3,4;0,1,0,1;2,2,0,1"
+    page = visit(f"#attention?mask=causal()%20|%20prefix(2)&pos={positions}&b=0.7&heads=2&{matrices}")
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.get_by_role("button", name="Copy Python").click()
+    code = page.evaluate("window.copied").replace("print(", "found = (")
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    page.locator(".as-table summary").click()
+    cells = numbers(page, ".as-table tbody tr td")
+    shown = [cells[7 * i + 3 : 7 * i + 7] for i in range(3)]
+    assert torch.tensor(shown).flatten().tolist() == pytest.approx(scope["found"].flatten().tolist(), abs=5.1e-4)
+
+
+def test_masks_count_and_name_the_convention_that_differs(visit: Any) -> None:
+    page = visit("#masks?mask=causal()%20%26%20window(before=3)&keys=12&against=causal()%20%26%20window(before=4)")
+    facts = page.locator(".facts").inner_text()
+    assert f"{(regard.causal() & regard.window(before=3)).count(12)} of 144 pairs visible" in facts
+    assert "The first: the query at 4 does not see key 0 in the first mask, but in the second" in facts
+    assert "one more earlier key" in facts
+
+
+def test_a_wrong_mask_is_named_in_place_and_the_picture_stays(visit: Any) -> None:
+    page = visit("#masks?keys=8")
+    page.get_by_label("Mask", exact=True).fill("causl()")
+    page.wait_for_selector(".error:visible")
+    assert "did you mean causal?" in page.locator(".error").inner_text()
+    assert page.locator("svg.masks .cell").count() == 64
+
+
+def test_cells_are_painted_by_keyboard(visit: Any) -> None:
+    page = visit("#masks?mask=causal()&keys=8")
+    page.locator(".cell").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press(" ")
+    wait_until(page, lambda: "painted=0.1" in page.url)
+    assert "37 of 64 pairs visible" in page.locator(".facts").inner_text()
+
+
+@pytest.mark.parametrize("state", ["#plane", "#attention", "#masks"])
+@pytest.mark.parametrize("width", [360, 1920])
+def test_nothing_is_wider_than_the_screen(visit: Any, state: str, width: int) -> None:
+    page = visit(state, width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "javascript:alert(1)"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_stays_text(visit: Any, text: str) -> None:
+    page = visit(f"#attention?t={quote(text)}&mask={quote(text)}")
+    visit(f"#masks?mask={quote(text)}&against={quote(text)}")
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2
+
+
+def test_files_are_saved_and_the_saved_page_opens_with_its_state(visit: Any, tmp_path: Path) -> None:
+    page = visit("#masks?mask=causal()&keys=5")
+    for kind, start in [("SVG", b"<svg"), ("PNG", b"\x89PNG"), ("CSV", b"query,"), ("HTML", b"<!doctype")]:
+        if not page.locator(".menu[open]").count():
+            page.locator(".menu summary").click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=kind, exact=True).click()
+        path = tmp_path / f"saved.{kind.lower()}"
+        download.value.save_as(path)
+        assert path.read_bytes().startswith(start)
+    saved = open_page(page.context.browser, (tmp_path / "saved.html").as_uri(), allowed=Path("/").as_uri())
+    assert "15 of 25 pairs visible" in saved.locator(".facts").inner_text()
+    assert not saved.errors

@@ -1,0 +1,106 @@
+"""The mathematics of the page, compared with regard in float64."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.core.scores import t5_bucket
+from tests.explorer.node import needs_node, run_node
+
+pytestmark = needs_node
+
+
+def to_json(value: Any) -> Any:
+    """Lists with Infinity and NaN as texts."""
+    if isinstance(value, torch.Tensor):
+        return to_json(value.tolist())
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def call(*calls: tuple[str, str, list[Any]]) -> list[Any]:
+    """The values of functions in maths.js."""
+    answers = run_node("golden.mjs", [[file, name, to_json(given)] for file, name, given in calls])
+    return [answer["value"] for answer in answers]
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    return torch.tensor([[float(x) for x in row] for row in value], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0, 40.0, math.inf])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e6])
+def test_attention_equals_attend(beta: float, size: float) -> None:
+    q, k, v = torch.randn(5, 3).double() * size, torch.randn(7, 3).double(), torch.randn(7, 2).double()
+    visible = torch.rand(5, 7) > 0.3
+    visible[2] = False  # a row that sees nothing
+    options = {"beta": to_json(beta), "visible": visible.tolist(), "bias": None}
+    (found,) = call(("maths.js", "attend", [q.tolist(), k.tolist(), v.tolist(), options]))
+    wanted = regard.attend(q[None, None], k[None, None], v[None, None], mask=visible, beta=beta)[0, 0]
+    torch.testing.assert_close(as_tensor(found["output"]), wanted, rtol=1e-9, atol=1e-9)
+    assert as_tensor(found["weights"])[2].tolist() == [0.0] * 7
+
+
+def test_equal_scores_share_hard_attention() -> None:
+    (found,) = call(("maths.js", "softmax", [[2.0, 5.0, 5.0], math.inf]))
+    assert found == [0, 0.5, 0.5]
+
+
+def test_visible_nan_gives_nan_and_hidden_nan_does_not() -> None:
+    seen, hidden = call(
+        ("maths.js", "softmax", [[1.0, math.nan], 1, [True, True]]),
+        ("maths.js", "softmax", [[1.0, math.nan], 1, [True, False]]),
+    )
+    assert seen == ["NaN", "NaN"]
+    assert hidden == [1, 0]
+
+
+def test_positions_equal_those_of_regard() -> None:
+    x = torch.randn(5, 6).double()
+    table, turned, *slopes = call(
+        ("maths.js", "sinusoidal", [5, 6]),
+        ("maths.js", "rotary", [x.tolist(), [3, 4, 5, 6, 7]]),
+        *(("maths.js", "alibiSlopes", [heads]) for heads in range(1, 9)),
+    )
+    torch.testing.assert_close(as_tensor(table).float(), regard.sinusoidal(5, 6), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(as_tensor(turned), regard.rotary()(x[None, None], 3)[0, 0], rtol=1e-6, atol=1e-6)
+    for heads, found in enumerate(slopes, 1):
+        assert found == pytest.approx(regard.core.scores.alibi_slopes(heads).tolist())
+
+
+def test_t5_buckets_equal_those_of_regard() -> None:
+    distances = list(range(-300, 301))
+    found = call(*(("maths.js", "t5Bucket", [distance, 32, 128]) for distance in distances))
+    assert found == t5_bucket(torch.tensor(distances), 32, 128, True).tolist()
+
+
+def test_the_first_order_change_is_the_derivative() -> None:
+    q, k, v = torch.randn(1, 2).double(), torch.randn(3, 2).double().requires_grad_(), torch.randn(3, 2).double()
+    nudge = torch.randn(2).double()
+
+    def output(keys: torch.Tensor) -> torch.Tensor:
+        return regard.attend(q[None, None], keys[None, None], v[None, None], beta=1.5, kernel="eager")[0, 0, 0]
+
+    change = torch.zeros(3, 2).double()
+    change[1] = nudge
+    _, wanted = torch.autograd.functional.jvp(output, k, change)
+    weights = (1.5 * q @ k.T).softmax(-1)[0]
+    given = [weights.tolist(), v.tolist(), output(k).tolist(), 1.5, [0, float(q[0] @ nudge), 0]]
+    (found,) = call(("maths.js", "firstOrderChange", given))
+    assert found == pytest.approx(wanted.tolist())
+
+
+def test_draws_depend_on_the_seed_alone() -> None:
+    state = {
+        "query": [2.4, 0], "keys": [[1, 0], [0, 1]], "values": [[2, 0], [0, 2]], "beta": 5, "second": [0, 2.4],
+        "spread": 0.01, "along": 0, "length": 0.5, "seed": 3, "nudged": None,
+    }  # fmt: skip
+    first, again, other = call(*(("plane.js", "compute", [{**state, "seed": seed}]) for seed in (3, 3, 4)))
+    assert first["clouds"] == again["clouds"] != other["clouds"]
+    assert first["clouds"][1]["deviation"] < first["clouds"][0]["deviation"] / 2  # two heads against one
