@@ -16,9 +16,7 @@ from regard.cli import lab, train, work
 P = ParamSpec("P")
 
 # help and usage errors as plain text, without rich: three times as fast, and no line is wrapped in a box
-app = typer.Typer(
-    name="regard", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-)
+app = typer.Typer(name="regard", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def clean(command: Callable[P, None]) -> Callable[P, None]:
@@ -38,7 +36,7 @@ def clean(command: Callable[P, None]) -> Callable[P, None]:
 # each is a module of this package with a function `command`
 COMMANDS = (
     "explore", "tour", "masks", "explain", "count", "generate", "look", "check", "train", "plan", "ask", "translate",
-    "listen", "bench",
+    "listen", "bench", "doctor",
 )  # fmt: skip
 for _name in COMMANDS:
     app.command(_name)(clean(import_module(f"regard.cli.{_name}").command))

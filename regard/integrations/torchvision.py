@@ -17,7 +17,7 @@ def let_torchvision_load() -> None:
     them. It does nothing if torchvision is missing or can be imported.
     """
     found = find_spec("torchvision")
-    if found is None or found.origin is None or _libraries or _can_import():
+    if found is None or found.origin is None or _libraries or can_import():
         return
     text = (Path(found.origin).parent / "_meta_registrations.py").read_text()
     names = {first or second for first, second in re.findall(r'"torchvision::(\w+)"|register_meta\("(\w+)"', text)}
@@ -27,7 +27,8 @@ def let_torchvision_load() -> None:
         library.define(f"{name}(Tensor x) -> Tensor")
 
 
-def _can_import() -> bool:
+def can_import() -> bool:
+    """Whether `import torchvision` works. It fails if torchvision was built for another torch."""
     try:
         import_module("torchvision")
     except (ImportError, OSError, RuntimeError):

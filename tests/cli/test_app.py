@@ -13,7 +13,7 @@ import regard
 from regard.base.errors import ConfigError, kernel_refused
 from regard.cli import app, clean
 
-COMMANDS = ("tour", "masks", "explain", "count", "generate", "look", "check", "lab", "work", "bench")
+COMMANDS = ("tour", "masks", "explain", "count", "generate", "look", "check", "lab", "work", "bench", "doctor")
 run = CliRunner()
 
 
@@ -43,6 +43,22 @@ def test_each_command_has_help(command: str) -> None:
 def test_the_version_is_printed() -> None:
     result = run.invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"regard {regard.__version__}\n")
+
+
+def test_the_shell_completes_commands_and_options(root: Path, tmp_path: Path) -> None:
+    for typed, expected in (("regard do", "doctor"), ("regard doctor --js", "--json")):
+        asked = {"_REGARD_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+        result = subprocess.run(
+            [sys.executable, "-m", "regard"], cwd=root, env=os.environ | asked, capture_output=True, text=True
+        )
+        assert result.stdout.split() == [expected]
+    bash = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
+    for option in ("--show-completion", "--install-completion"):
+        command = [sys.executable, "-m", "regard", option, "bash"]
+        result = subprocess.run(command, cwd=root, env=bash, capture_output=True, text=True)
+        assert result.returncode == 0
+        assert "complet" in result.stdout
+    assert "_regard_completion" in (tmp_path / ".bash_completions" / "regard.sh").read_text()
 
 
 def test_help_is_quick(root: Path) -> None:
