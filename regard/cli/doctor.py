@@ -90,12 +90,10 @@ def find_torchvision() -> Iterator[Finding]:
     if can_import():
         yield Finding("torchvision", "torchvision", OK, have)
         return
-    build = torch.__version__.partition("+")[2]
-    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
     yield Finding(
         "torchvision", "torchvision", PROBLEM,
         f"{have} was built for another torch than {torch.__version__} and cannot be imported; "
-        f"`pip install --force-reinstall --no-deps torchvision{index}`, or call "
+        "`pip install --force-reinstall --no-deps torchvision` from the source that torch came from, or call "
         "regard.integrations.torchvision.let_torchvision_load() before importing transformers or timm",
     )  # fmt: skip
 

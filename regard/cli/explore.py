@@ -19,7 +19,7 @@ def command(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser")] = True,
     export: Annotated[Path | None, typer.Option(help="Write the page into this folder instead, and stop")] = None,
 ) -> None:
-    """Open the explorer: drag keys and queries, edit attention, compare masks."""
+    """Open the web page that shows attention and masks."""
     from regard.explorer.page import build_page
 
     if export is not None:
