@@ -141,24 +141,24 @@ class YaRN(Stretch):
 
     A frequency turns t times at index k(t) = w ln(original / (2 pi t)) / (2 ln base); the ramp runs from
     floor k(fast) to ceil k(slow), as in the released code. Peng et al. 2023, arXiv:2309.00071.
-    The paper also sharpens attention: multiply beta by `beta_factor` yourself, it is not applied here.
+
+    attention_factor  multiplies rotated queries and keys, so that scores are multiplied by its square. The paper and
+                      Hugging Face use 0.1 ln(factor) + 1
     """
 
     factor: float
     original: int
     fast: float = 32.0
     slow: float = 1.0
+    attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
         _check_factor(self)
+        if not 0 < check_number("YaRN(attention_factor)", self.attention_factor) < math.inf:
+            raise ConfigError(f"YaRN needs a positive attention_factor: attention_factor={self.attention_factor}")
         if not 0 < self.slow < self.fast:
             raise ConfigError(f"YaRN needs 0 < slow < fast turns: slow={self.slow}, fast={self.fast}")
         _check_original(self, self.original, self.slow)
-
-    @property
-    def beta_factor(self) -> float:
-        """(0.1 ln factor + 1)^2, the paper's 1/t. Other libraries multiply q and k by its square root each."""
-        return (0.1 * math.log(self.factor) + 1) ** 2
 
     def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
         fast, slow = (
@@ -225,6 +225,8 @@ class Rotary:
         positions = self._token_positions(x, positions)
         frequencies = self.frequencies(x.shape[-1], x.device)
         cos, sin = (_rotations_op if _in_compiled_code() else _rotations)(positions, frequencies, exact)
+        if isinstance(self.stretch, YaRN) and self.stretch.attention_factor != 1:
+            cos, sin = cos * self.stretch.attention_factor, sin * self.stretch.attention_factor
 
         half = width // self.axes // 2
         shape, pair = ((self.axes, 2, half), -2) if self.pairing == "half" else ((self.axes, half, 2), -1)

@@ -3,7 +3,6 @@
 Its pretraining has two objectives: masked language modelling and next-sentence prediction.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,15 +11,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.base.errors import DtypeError, ShapeError
+from regard.base.errors import ShapeError
 from regard.core.masks.algebra import Mask
 from regard.models.model import Config, Model
 from regard.models.padding_positions import first_tokens, token_positions
 from regard.nn.attention import Attention, check_heads
 from regard.nn.blocks import Block, run_blocks
-from regard.nn.embeddings import LearnedPositions, TokenEmbedding, check_context
+from regard.nn.embeddings import LearnedPositions, TokenEmbedding, check_context, check_integers
 from regard.nn.feedforward import ACTIVATIONS, FeedForward
-from regard.nn.init import Initializer, constant, normal
+from regard.nn.init import Initializers, constant, normal
 from regard.nn.norms import norm
 
 HEADS = ("pretraining", "masked", "classes", "none")
@@ -137,8 +136,11 @@ class BERT(Model):
         if segments is None:
             x = x + self.segments.weight[0]
         else:
-            check_segments(segments, tokens, self.config.segments)
-            x = x + self.segments(segments)
+            kinds = self.config.segments
+            check_integers("segments", segments, "b n", kinds, f"there are segments 0 to {kinds - 1}")
+            if segments.shape != tokens.shape:
+                raise ShapeError(f"segments is {tuple(segments.shape)}, but tokens is {tuple(tokens.shape)}")
+            x = x + self.segments(segments.long())
         x = self.embedding_norm(x + self.positions(token_positions(padding, 0, n, tokens.device)))
         x = functional.dropout(x, self.config.dropout, self.training)
         return run_blocks(self.blocks, x, recompute=self.gradient_checkpointing, mask=padding)
@@ -146,7 +148,7 @@ class BERT(Model):
     def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         return (torch.zeros(batch, self.config.context if length is None else length, dtype=torch.long),)
 
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         return {
             "*norm.weight": constant(1.0),
             "*.bias": constant(0.0),
@@ -167,22 +169,6 @@ class WordHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         return self.norm(self.activation(self.dense(x)))
-
-
-def check_segments(segments: Tensor, tokens: Tensor, kinds: int) -> None:
-    """Raise where there is not one valid segment for each token. On a GPU torch itself checks the range."""
-    if not isinstance(segments, Tensor) or segments.dtype not in (torch.int64, torch.int32):
-        came = segments.dtype if isinstance(segments, Tensor) else type(segments).__name__
-        raise DtypeError(f"segments must be a tensor of whole numbers read as (b n), not {came}")
-    if segments.shape != tokens.shape:
-        raise ShapeError(
-            f"segments is {tuple(segments.shape)}, but tokens is {tuple(tokens.shape)}; give one segment for each token"
-        )
-    if segments.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    low, high = (int(x) for x in segments.aminmax())
-    if low < 0 or high >= kinds:
-        raise ShapeError(f"segments holds {low if low < 0 else high}, but there are segments 0 to {kinds - 1}")
 
 
 def _block(config: BERTConfig) -> Block:

@@ -1,6 +1,5 @@
 """A small convolutional network (CNN), a baseline for images. LeCun et al. 1998."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,9 +10,10 @@ from torch.nn import functional
 
 from regard.base.errors import ConfigError
 from regard.models.model import Config, Model
-from regard.nn.convolution import INITIALIZERS, ConvNorm, run_blocks_with_batch_norm
+from regard.nn.blocks import run_blocks
+from regard.nn.convolution import INITIALIZERS, ConvNorm
 from regard.nn.embeddings import check_image
-from regard.nn.init import Initializer
+from regard.nn.init import Initializers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +56,13 @@ class CNN(Model):
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
         """Feature maps of the last stage."""
         check_image(image, self.config.channels)
-        return run_blocks_with_batch_norm(self.stages, image, recompute=self.gradient_checkpointing)
+        return run_blocks(self.stages, image)
 
     def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         side = 28 if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         return INITIALIZERS
 
 

@@ -3,7 +3,6 @@
 The cost of both is linear in the area of the image. Four stages have ever coarser grids and more channels.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from regard.nn.blocks import Residual, run_blocks
 from regard.nn.channel import ChannelAttention
 from regard.nn.embeddings import check_image
 from regard.nn.feedforward import FeedForward
-from regard.nn.init import Initializer, constant, fan_in, normal
+from regard.nn.init import Initializers, constant, fan_in, normal
 from regard.nn.norms import norm
 from regard.nn.windows import merge, partition
 
@@ -87,7 +86,7 @@ class DaViT(Model):
         side = 224 if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         return {
             "*norm.weight": constant(1.0),
             "*norm.bias": constant(0.0),

@@ -10,29 +10,21 @@ change rounding and nothing else.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, RegardError, ShapeError
-from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.core.masks.algebra import Mask
-from regard.core.masks.forms.padding import PaddingMask
-from regard.models.generation_adapters import AlignedReader, GenerationAdapter, LeftPaddedReader, make_adapter
-from regard.models.generation_types import (
-    FinishReason,
-    GeneratedText,
-    GeneratedToken,
-    GenerationOptions,
-    Prompts,
-    TokenIds,
-)
+from regard.models.generation_adapters import BatchReader, GenerationAdapter, make_adapter
+from regard.models.generation_types import GeneratedText, GenerationOptions, Prompts, TokenIds
 from regard.models.gpt import GPT
+from regard.models.hypothesis import GeneratedToken, Hypothesis
 from regard.models.sampling import BeamSearch, StepwiseStrategy, Strategy, make_strategy, top_tokens
 from regard.nn.embeddings import check_tokens
 
@@ -43,19 +35,16 @@ def generate(
     """Continue each prompt by autoregressive decoding; returns one `GeneratedText` for each.
 
     model           a GPT; for an encoder-decoder see `Transformer.generate`
-    tokens          prompts: lists of token ids, or a tensor (b n)
+    tokens          prompts: lists of token ids, whose lengths may differ, or a tensor (b n)
     max_new_tokens  64 if not given. A text also ends when the model's context is full
     temperature, top_k, top_p, seed
-                    sample the next token, see `Sample`; prompt r of the batch draws with seed + r
-    num_beams, length_penalty
+                    sample the next token, see `Sample`; each prompt of the batch has its own random numbers
+    num_beams, length_penalty, early_stopping
                     beam search, see `BeamSearch`
     strategy        "greedy", "sample", "beam", or a value such as KthLargest(2); default by the keywords above, and
                     greedy decoding if there are none
     stop            token ids, and sequences of token ids, that end a text; those in a prompt do not count
-    padding         which tokens of a tensor are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
     use_cache       False runs a whole pass for every token instead of using a KV cache
-    left_pad        True pads prompts of different lengths on the left and reads all of them in one pass (GPT only).
-                    The texts are the same
 
     >>> texts = regard.generate(model, [[5, 17]], max_new_tokens=8, temperature=0.8, top_p=0.9, seed=0)
     >>> texts[0].tokens, texts[0].log_probability, texts[0].finish_reason
@@ -86,41 +75,12 @@ def collect_tokens(
     return GeneratedText(tuple(prompt), new, values, tokens[-1].finish_reason, matched)
 
 
-@dataclass(slots=True)
-class Hypothesis:
-    """A sequence that is being generated."""
-
-    prompt_index: int
-    tokens: list[int]  # the prompt and the new tokens
-    log_probabilities: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-
-    @property
-    def length(self) -> int:
-        """The number of new tokens."""
-        return len(self.log_probabilities)
-
-    @property
-    def new_tokens(self) -> list[int]:
-        """The tokens after the prompt."""
-        return self.tokens[len(self.tokens) - self.length :]
-
-    @property
-    def log_probability(self) -> float:
-        """Of all new tokens together."""
-        return sum(self.log_probabilities)
-
-    def append(self, token: int, log_probability: float) -> "Hypothesis":
-        """A copy with one more token."""
-        return Hypothesis(self.prompt_index, [*self.tokens, token], [*self.log_probabilities, log_probability])
-
-
 @dataclass(frozen=True)
 class GenerationRun:
     """The checked arguments of `generate`, and the decoding loops."""
 
     adapter: GenerationAdapter
-    reader: AlignedReader | LeftPaddedReader
+    reader: BatchReader
     prompts: list[list[int]]
     strategy: Strategy
     max_new_tokens: int
@@ -135,13 +95,12 @@ class GenerationRun:
         return self._step_by_step(rows, self.strategy)
 
     def _step_by_step(self, rows: list[Hypothesis], strategy: StepwiseStrategy) -> Iterator[GeneratedToken]:
-        generators = [make_generator(strategy.seed + index) for index in range(len(rows))]
+        # numpy makes independent streams of random numbers from a seed and the number of a prompt
+        generators = [np.random.default_rng((strategy.seed, index)) for index in range(len(rows))]
         while rows:
             ready, logits, log_probabilities = self._next_logits(rows)
-            uniform = [
-                torch.rand((), generator=generators[rows[row].prompt_index], dtype=torch.float64) for row in ready
-            ]
-            chosen = strategy.choose(logits, torch.stack(uniform).to(logits.device))
+            uniform = [generators[rows[row].prompt_index].random() for row in ready]
+            chosen = strategy.choose(logits, torch.tensor(uniform, dtype=torch.float64, device=logits.device))
             values = log_probabilities.gather(1, chosen[:, None])[:, 0]
             for row, token, value in zip(ready, chosen.tolist(), values.tolist(), strict=True):
                 rows[row] = self._extend(rows[row], token, value)
@@ -151,34 +110,30 @@ class GenerationRun:
 
     def _beam_search(self, rows: list[Hypothesis], strategy: BeamSearch) -> Iterator[GeneratedToken]:
         finished: list[list[Hypothesis]] = [[] for _ in rows]
+        beams = strategy.num_beams
+        # a hypothesis has at most one continuation for each stop sequence, so this many include `beams` that do not end
+        count = beams * (1 + max(len(self.stop), 1))
         while rows:
             ready, _, log_probabilities = self._next_logits(rows)
-            continuations = _best_continuations([rows[row] for row in ready], log_probabilities, strategy.num_beams)
-            best = dict(zip(ready, continuations, strict=True))
-            following: list[Hypothesis] = []
-            parents: list[int] = []
+            best = _best_continuations([rows[row] for row in ready], log_probabilities, count)
+            candidates = {row: [(row, *each) for each in found] for row, found in zip(ready, best, strict=True)}
+            following: list[tuple[int, Hypothesis]] = []  # each with the row that it continues
             for index, group in groupby(range(len(rows)), key=lambda number: rows[number].prompt_index):
                 members = list(group)
-                if members[0] not in best:  # a longer prompt that is still being read
-                    following += [rows[member] for member in members]
-                    parents += members
+                if members[0] not in candidates:  # a longer prompt that is still being read
+                    following += [(member, rows[member]) for member in members]
                     continue
-                free = strategy.num_beams - len(finished[index])
-                candidates = [(member, *each) for member in members for each in best[member]]
                 # the sort is stable: of equally likely ones, earlier rows first, then lower token ids
-                for member, token, value, _ in sorted(candidates, key=lambda each: -each[-1])[:free]:
-                    row = self._extend(rows[member], token, value)
-                    if row.finish_reason is not None:
-                        finished[index].append(row)
-                    else:
-                        following.append(row)
-                        parents.append(member)
-                if not following or following[-1].prompt_index != index:
-                    winner = max(finished[index], key=lambda row: strategy.score(row.log_probability, row.length))
-                    reasons = [None] * (winner.length - 1) + [winner.finish_reason]
-                    for each in zip(winner.new_tokens, winner.log_probabilities, reasons, strict=True):
-                        yield GeneratedToken(index, *each)
-            rows = self._select(rows, parents, following)
+                likely = sorted((each for member in members for each in candidates[member]), key=lambda each: -each[-1])
+                extended = [(row, self._extend(rows[row], token, value)) for row, token, value, _ in likely[:count]]
+                ended = [text for _, text in extended[:beams] if text.finish_reason is not None]
+                running = [(row, text) for row, text in extended if text.finish_reason is None][:beams]
+                finished[index] = strategy.rank(finished[index] + ended)[:beams]
+                if running and strategy.can_improve(running[0][1], finished[index], self.max_new_tokens):
+                    following += running
+                else:
+                    yield from finished[index][0].generated()
+            rows = self._select(rows, [row for row, _ in following], [text for _, text in following])
 
     def _next_logits(self, rows: list[Hypothesis]) -> tuple[list[int], Float[Tensor, "r w"], Float[Tensor, "r w"]]:
         """Which rows have been read to their ends, their next-token logits, and the log-probabilities."""
@@ -240,36 +195,27 @@ def _prepare(
     *,
     max_new_tokens: int = 64,
     stop: Sequence[int | TokenIds] = (),
-    padding: Mask | None = None,
     use_cache: bool = True,
-    left_pad: bool = False,
     **choice: Any,
 ) -> GenerationRun:
     """Check the arguments of `generate`; `choice` are those of `make_strategy`."""
     adapter, strategy = make_adapter(model), make_strategy(**choice)
     strategy.check(adapter.vocab)
     check_integer("max_new_tokens", max_new_tokens, 1)
-    prompts = _check_prompts(tokens, padding, adapter)
-    adapter.check_batch(len(prompts))
+    prompts = _check_prompts(tokens, adapter)
+    if adapter.batch not in (None, len(prompts)):
+        raise ShapeError(f"there are {len(prompts)} prompts, but {adapter.batch} sources; give one prompt for each")
     capacity = min(adapter.context, max(map(len, prompts)) + max_new_tokens)
-    reader: AlignedReader | LeftPaddedReader
-    if left_pad:
-        reader = LeftPaddedReader(adapter, capacity, use_cache)
-    else:
-        with torch.no_grad(), eval_mode(adapter.module):  # an encoder-decoder encodes its source here
-            reader = AlignedReader(adapter, len(prompts), capacity, use_cache)
+    with torch.no_grad(), eval_mode(adapter.module):  # an encoder-decoder encodes its source here
+        reader = BatchReader(adapter, len(prompts), capacity, use_cache)
     return GenerationRun(adapter, reader, prompts, strategy, max_new_tokens, _stop_sequences(stop, adapter.vocab))
 
 
-def _check_prompts(tokens: Prompts, padding: Mask | None, adapter: GenerationAdapter) -> list[list[int]]:
-    """The prompts as lists, without their padding."""
+def _check_prompts(tokens: Prompts, adapter: GenerationAdapter) -> list[list[int]]:
+    """The prompts as lists."""
     if isinstance(tokens, Tensor):
         check_tokens(tokens, adapter.vocab)
         rows = tokens.tolist()
-        if padding is not None:
-            rows = _without_padding(rows, padding)
-    elif padding is not None:
-        raise ConfigError("padding goes with a tensor of prompts (b n); lists of tokens have their own lengths")
     elif not isinstance(tokens, list | tuple) or not tokens:
         raise ConfigError(f"tokens takes prompts, a list of lists of token ids or a tensor (b n), not {tokens!r}")
     else:
@@ -283,15 +229,6 @@ def _check_prompts(tokens: Prompts, padding: Mask | None, adapter: GenerationAda
                 f"keep the last ones: prompt[-{adapter.context}:]"
             )
     return rows
-
-
-def _without_padding(rows: list[list[int]], padding: Mask) -> list[list[int]]:
-    if not isinstance(padding, PaddingMask):
-        raise ConfigError(f"padding takes padding(lengths), not {padding!r}")
-    lengths, width = padding.data.tolist(), len(rows[0])
-    if len(lengths) != len(rows) or max(lengths) > width or padding.width not in (None, width):
-        raise ShapeError(f"{padding!r} does not fit tokens of shape ({len(rows)}, {width}); give one length per prompt")
-    return [row[:n] if padding.side == "right" else row[width - n :] for row, n in zip(rows, lengths, strict=True)]
 
 
 def _token_list(name: str, tokens: object, vocab: int | None) -> list[int]:

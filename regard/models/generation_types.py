@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypedDict
+from typing import TypedDict
 
 from torch import Tensor
 
-from regard.core.masks.algebra import Mask
+from regard.models.hypothesis import FinishReason
 from regard.models.sampling import Strategy
 
-FinishReason = Literal["stop", "length", "context"]
 TokenIds = Sequence[int] | Tensor
 Prompts = Sequence[TokenIds] | Tensor
 
@@ -23,21 +22,11 @@ class GenerationOptions(TypedDict, total=False):
     top_p: float | None
     num_beams: int
     length_penalty: float | None
+    early_stopping: bool | str | None
     seed: int | None
     strategy: Strategy | str | None
     stop: Sequence[int | TokenIds]
-    padding: Mask | None
     use_cache: bool
-    left_pad: bool
-
-
-class GeneratedToken(NamedTuple):
-    """One new token, as `stream_tokens` yields it."""
-
-    prompt_index: int
-    token: int
-    log_probability: float  # by the model, before temperature, top_k or top_p
-    finish_reason: FinishReason | None  # set on the last token of a text
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """GPT: a causal decoder that predicts each token from the tokens before it. GPT-2 (Radford et al. 2019) and Llama."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -25,7 +24,7 @@ from regard.nn.attention import Attention, check_heads
 from regard.nn.blocks import Block, run_blocks
 from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding, check_context
 from regard.nn.feedforward import FeedForward, check_activation
-from regard.nn.init import Initializer, constant, normal, uniform
+from regard.nn.init import Initializers, constant, normal, uniform
 from regard.nn.norms import norm
 from regard.nn.synthesizer import Synthesizer, check_parts
 
@@ -65,15 +64,21 @@ class DotProductAttention:
                 raise ConfigError(f"tokens of a text have one position each: axes={config.positions.axes}; use axes=1")
             config.positions.frequencies(self.head_width or config.width // config.heads)
 
+    def resolve(self, config: "GPTConfig") -> "DotProductAttention":
+        """These settings with the values that None stands for."""
+        bias = config.bias if self.query_key_value_bias is None else self.query_key_value_bias
+        kv_heads, head_width = self.kv_heads or config.heads, self.head_width or config.width // config.heads
+        return replace(self, kv_heads=kv_heads, head_width=head_width, query_key_value_bias=bias)
+
     def build(self, config: "GPTConfig") -> Attention:
         """The layer for one block."""
-        bias = config.bias if self.query_key_value_bias is None else self.query_key_value_bias
+        settings = self.resolve(config)
         return Attention(
             config.width,
             config.heads,
-            kv_heads=self.kv_heads,
-            head_width=self.head_width,
-            bias=bias,
+            kv_heads=settings.kv_heads,
+            head_width=settings.head_width,
+            bias=bool(settings.query_key_value_bias),
             out_bias=config.bias,
             rotary=config.positions if isinstance(config.positions, Rotary) else None,
             qk_norm=self.qk_norm,
@@ -224,11 +229,9 @@ class GPT(Model):
             where = token_positions(padding, start, n, tokens.device) if positions is None else positions
             x = x + self.positions(where).to(x.dtype)
         x = functional.dropout(x, self.config.dropout, self.training)
-        if cache is None:
-            x = run_blocks(self.blocks, x, recompute=self.gradient_checkpointing, mask=mask, positions=positions)
-        else:
-            for block, block_cache in zip(self.blocks, cache, strict=True):
-                x = block(x, mask=mask, cache=block_cache, positions=positions)
+        recompute = self.gradient_checkpointing and cache is None
+        for block, block_cache in zip(self.blocks, cache or [None] * len(self.blocks), strict=True):
+            x = run_blocks([block], x, recompute=recompute, mask=mask, cache=block_cache, positions=positions)
         return self.norm(x)
 
     def unembed(self, hidden: Float[Tensor, "b n d"]) -> Float[Tensor, "b n w"]:
@@ -262,7 +265,7 @@ class GPT(Model):
         self(*self.example_inputs(batch, length), cache=cache)
         return cache.nbytes
 
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         into_residual = normal(0.02 / math.sqrt(2 * self.config.depth))  # keeps the variance of the residual stream
         return {
             "tokens.weight": normal(0.02),

@@ -1,7 +1,6 @@
 """A multi-layer perceptron (MLP) on images, a baseline. Rumelhart et al. 1986."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,7 +13,7 @@ from regard.base.errors import ShapeError
 from regard.models.model import Config, Model
 from regard.nn.embeddings import check_image
 from regard.nn.feedforward import ACTIVATIONS
-from regard.nn.init import Initializer, constant, fan_in
+from regard.nn.init import Initializers, constant, fan_in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +70,7 @@ class MLP(Model):
         side = self.config.image if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         return {"*.bias": constant(0.0), "layers.*.weight": fan_in(math.sqrt(2)), "head.weight": fan_in()}
 
 

@@ -2,7 +2,6 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_type_hints
 
@@ -12,7 +11,7 @@ from regard.base.config import coerce
 from regard.base.errors import ConfigError
 from regard.base.validation import check_integer
 from regard.nn.attention import check_probability
-from regard.nn.init import Initializer, init_parameters
+from regard.nn.init import Initializers, init_parameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +43,9 @@ class Model(nn.Module, ABC):
     """The base class of models: a network built from a configuration alone."""
 
     Config: ClassVar[type[Config]]
-    gradient_checkpointing = False  # True saves only the inputs of blocks for the backward pass and recomputes the rest
+    # True saves only the inputs of blocks for the backward pass and recomputes the rest. Models with batch norm, whose
+    # running statistics would be updated twice, ignore it
+    gradient_checkpointing = False
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Model(nn.Module, ABC):
         self.config = config
 
     @abstractmethod
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         """The initial values of parameters, by patterns of their names."""
 
     def init_weights(self, seed: int = 0) -> None:

@@ -1,6 +1,5 @@
 """A residual network for small images. He et al. 2015, arXiv:1512.03385, section 4.2."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +9,10 @@ from torch.nn.functional import pad
 
 from regard.base.errors import ConfigError
 from regard.models.model import Config, Model
-from regard.nn.convolution import INITIALIZERS, ConvNorm, run_blocks_with_batch_norm
+from regard.nn.blocks import run_blocks
+from regard.nn.convolution import INITIALIZERS, ConvNorm
 from regard.nn.embeddings import check_image
-from regard.nn.init import Initializer
+from regard.nn.init import Initializers
 
 STAGES = 3
 
@@ -61,13 +61,13 @@ class ResNet(Model):
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
         """Feature maps of the last block."""
         check_image(image, self.config.channels)
-        return run_blocks_with_batch_norm(self.blocks, self.stem(image).relu(), recompute=self.gradient_checkpointing)
+        return run_blocks(self.blocks, self.stem(image).relu())
 
     def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         side = 32 if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         return INITIALIZERS
 
 

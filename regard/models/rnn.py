@@ -6,7 +6,6 @@ Attention: Luong et al. 2015, arXiv:1508.04025, after Bahdanau et al. 2014, arXi
 
 import math
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from regard.base.errors import ConfigError, ShapeError
 from regard.base.tracing import is_meta_or_fake
@@ -23,23 +21,18 @@ from regard.core.masks.algebra import Mask
 from regard.core.masks.forms.padding import PaddingMask
 from regard.models.model import Config, Model
 from regard.nn.embeddings import TokenEmbedding
-from regard.nn.init import Initializer, constant, normal, uniform
-
-ATTENTION = ("dot", "general")
+from regard.nn.init import Initializers, constant, normal, uniform
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RNNConfig(Config):
     """Settings of a recurrent encoder-decoder.
 
-    vocab         tokens of the source
-    target_vocab  tokens of the target; None is vocab
-    attention     scores of attention to the source: "dot", "general" (keys are projected first), or None for a decoder
-                  that gets only the last state of the encoder
+    vocab      tokens of the source and of the target
+    attention  scores of attention to the source: "dot", or None for a decoder that gets only the encoder's last state
     """
 
     vocab: int
-    target_vocab: int | None = None
     width: int = 512
     depth: int = 2
     attention: str | None = "dot"
@@ -48,7 +41,7 @@ class RNNConfig(Config):
     def __post_init__(self) -> None:
         self.check()
         if self.attention is not None:
-            self.check_choice("attention", ATTENTION)
+            self.check_choice("attention", ("dot",))
 
 
 class RNNState(NamedTuple):
@@ -108,15 +101,13 @@ class RNN(Model):
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__(config)
-        targets = config.vocab if config.target_vocab is None else config.target_vocab
         self.source = TokenEmbedding(config.vocab, config.width)
-        self.target = TokenEmbedding(targets, config.width)
+        self.target = TokenEmbedding(config.vocab, config.width)
         self.encoder = nn.ModuleList(LSTM(config.width) for _ in range(config.depth))
         self.bridge = nn.ModuleList(nn.Linear(config.width, 2 * config.width) for _ in range(config.depth))
         self.decoder = nn.ModuleList(LSTM(config.width) for _ in range(config.depth))
-        self.key = nn.Linear(config.width, config.width, bias=False) if config.attention == "general" else None
         self.combine = None if config.attention is None else nn.Linear(2 * config.width, config.width)
-        self.head = nn.Linear(config.width, targets)
+        self.head = nn.Linear(config.width, config.vocab)
         self.init_weights()
 
     def forward(
@@ -136,7 +127,7 @@ class RNN(Model):
         zeros = RNNState(x.new_zeros(x.shape[0], self.config.width), x.new_zeros(x.shape[0], self.config.width))
         states = []
         for layer, bridge in zip(self.encoder, self.bridge, strict=True):
-            rows, _ = self._run_layer(layer, x, zeros)
+            rows, _ = layer(x, zeros)
             end = rows[:, -1] if last is None else _select_rows(rows, last)
             states.append(RNNState(*bridge(end).tanh().chunk(2, -1)))
             x = self._dropout(rows)
@@ -151,23 +142,14 @@ class RNN(Model):
             raise ShapeError(f"target has b={x.shape[0]} sequences, but the source has b={encoded.rows.shape[0]}")
         states = []
         for layer, state in zip(self.decoder, encoded.states, strict=True):
-            rows, after = self._run_layer(layer, x, state)
+            rows, after = layer(x, state)
             states.append(after)
             x = self._dropout(rows)
         if self.combine is not None:
-            x = self.combine(torch.cat([self._attend(x, encoded), x], -1)).tanh()
+            source = encoded.rows[:, None]
+            context = attend(x[:, None], source, source, mask=encoded.padding, beta=1.0)[:, 0]
+            x = self.combine(torch.cat([context, x], -1)).tanh()
         return self.head(x), encoded._replace(states=tuple(states))
-
-    def _attend(self, x: Float[Tensor, "b i d"], encoded: EncodedSource) -> Float[Tensor, "b i d"]:
-        """Attention of decoder states to the source."""
-        rows = encoded.rows
-        keys = rows if self.key is None else self.key(rows)
-        return attend(x[:, None], keys[:, None], rows[:, None], mask=encoded.padding, beta=1.0)[:, 0]
-
-    def _run_layer(self, layer: nn.Module, x: Tensor, state: RNNState) -> tuple[Tensor, RNNState]:
-        if self.gradient_checkpointing and torch.is_grad_enabled():
-            return checkpoint(layer, x, state, use_reentrant=False)
-        return layer(x, state)
 
     def _dropout(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.config.dropout, self.training)
@@ -176,14 +158,9 @@ class RNN(Model):
         text = torch.zeros(batch, 32 if length is None else length, dtype=torch.long)
         return text, text
 
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         gates = uniform(1.0 / math.sqrt(self.config.width))
-        return {
-            "source.weight": normal(0.1),
-            "target.weight": normal(0.1),
-            "*.bias": constant(0.0),
-            "*": gates,
-        }
+        return {"source.weight": normal(0.1), "target.weight": normal(0.1), "*.bias": constant(0.0), "*": gates}
 
 
 def _last_indices(source: Tensor, padding: Mask | None) -> Tensor | None:

@@ -5,7 +5,7 @@ Of tokens with equal logits, the one with the lower id comes first.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.base.validation import LARGEST_FLOAT, check_integer, check_number
+from regard.models.hypothesis import Hypothesis
 
 
 class Strategy:
@@ -63,7 +64,7 @@ class KthLargest(StepwiseStrategy):
 
 @dataclass(frozen=True, slots=True)
 class Sample(StepwiseStrategy):
-    """Sampling: each token is drawn with its probability. Sequence r of a batch draws with seed + r.
+    """Sampling: each token is drawn with its probability. The random numbers of each prompt in a batch are independent.
 
     temperature  divides the logits: below 1 likely tokens become more likely, above 1 less
     top_k        draw from the k most likely tokens only. Fan et al. 2018, arXiv:1805.04833
@@ -127,24 +128,46 @@ class Sample(StepwiseStrategy):
 class BeamSearch(Strategy):
     """Beam search: the best of `num_beams` hypotheses per prompt. Graves 2012, arXiv:1211.3711; Sutskever et al. 2014.
 
-    At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability, and the
-    best `num_beams` are kept. A finished hypothesis keeps its place; the search ends when all are finished.
+    At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability. Of the
+    best `num_beams`, those that end are finished; the best `num_beams` others are continued. The texts and scores are
+    those of Hugging Face's beam search.
 
     length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are compared:
                     0 prefers the most likely text, 1 the best mean token; larger values prefer longer texts
+    early_stopping  when the search ends, once `num_beams` hypotheses are finished: True at once; False if the best
+                    running one, scored at its present length, is not better than the worst of them; "never" if it could
+                    not become better at the length that scores best
     """
 
     name: ClassVar[str] = "beam"
     num_beams: int = 4
     length_penalty: float = 0.0
+    early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
         check_integer("num_beams", self.num_beams, 1, "hypotheses")
         if abs(check_number("length_penalty", self.length_penalty)) > LARGEST_FLOAT:
             raise ConfigError(f"length_penalty is a finite exponent such as 0.6, not {self.length_penalty}")
+        if self.early_stopping not in (False, True, "never"):
+            raise ConfigError(f"early_stopping is False, True or 'never', not {self.early_stopping!r}")
 
-    def score(self, log_probability: float, length: int) -> float:
+    def score(self, text: Hypothesis) -> float:
         """The log-probability with the length penalty."""
+        return self._penalise(text.log_probability, text.length)
+
+    def rank(self, finished: list[Hypothesis]) -> list[Hypothesis]:
+        """The hypotheses from the best to the worst."""
+        return sorted(finished, key=self.score, reverse=True)
+
+    def can_improve(self, running: Hypothesis, finished: list[Hypothesis], max_new_tokens: int) -> bool:
+        """Whether the best running hypothesis may become better than the last of the finished ones."""
+        if len(finished) < self.num_beams or self.early_stopping is True:
+            return len(finished) < self.num_beams
+        later = self.early_stopping == "never" and self.length_penalty > 0
+        possible = self._penalise(running.log_probability, max_new_tokens if later else running.length)
+        return possible > self.score(finished[-1])
+
+    def _penalise(self, log_probability: float, length: int) -> float:
         return float(log_probability / length**self.length_penalty)
 
 
@@ -152,7 +175,7 @@ class BeamSearch(Strategy):
 STRATEGIES: dict[str, tuple[type[Strategy], tuple[str, ...]]] = {
     "greedy": (Greedy, ()),
     "sample": (Sample, ("temperature", "top_k", "top_p", "seed")),
-    "beam": (BeamSearch, ("num_beams", "length_penalty")),
+    "beam": (BeamSearch, ("num_beams", "length_penalty", "early_stopping")),
 }
 
 
@@ -165,22 +188,24 @@ def make_strategy(
     seed: int | None = None,
     num_beams: int | None = None,
     length_penalty: float | None = None,
+    early_stopping: bool | str | None = None,
 ) -> Strategy:
     """The strategy that the keywords of `generate` describe: sampling, beam search, or greedy decoding.
 
     strategy  a value, or a name: "greedy", "sample", "beam". None chooses beam search for num_beams above 1, sampling
               where temperature, top_k or top_p is given, and greedy decoding otherwise
     """
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    settings |= {"num_beams": None if num_beams == 1 else num_beams, "length_penalty": length_penalty}
+    beams = None if num_beams == 1 else num_beams
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    beam = {"num_beams": beams, "length_penalty": length_penalty, "early_stopping": early_stopping}
+    settings: dict[str, Any] = {**sampling, "seed": seed, **beam}
     given = {name: value for name, value in settings.items() if value is not None}
     if isinstance(strategy, Strategy):
         if given:
             raise ConfigError(f"strategy={strategy!r} has its own settings; leave out {', '.join(given)}")
         return strategy
     if strategy is None:
-        sampling = {*given} & {"temperature", "top_k", "top_p"}
-        strategy = "beam" if "num_beams" in given else "sample" if sampling else "greedy"
+        strategy = "beam" if "num_beams" in given else "sample" if {*given} & {*sampling} else "greedy"
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
         raise ConfigError(
             f"strategy is {', '.join(map(repr, STRATEGIES))} or a value such as Sample(top_p=0.9), not {strategy!r}"

@@ -6,7 +6,6 @@ it in the first. A stream returns the same rows as one pass over the whole input
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,8 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.base.errors import CacheError, DtypeError, ShapeError
-from regard.base.tracing import is_meta_or_fake
+from regard.base.errors import CacheError, ShapeError
 from regard.base.validation import check_integer
 from regard.core.masks import chunks, padding
 from regard.core.masks.algebra import Mask
@@ -24,11 +22,11 @@ from regard.core.positions import Rotary
 from regard.models.model import Config, Model
 from regard.nn.attention import Attention, check_heads
 from regard.nn.blocks import Block, run_blocks
+from regard.nn.embeddings import check_floats, check_integers
 from regard.nn.feedforward import FeedForward
-from regard.nn.init import Initializer, constant, fan_in, normal
+from regard.nn.init import Initializers, constant, fan_in, normal
 from regard.nn.norms import norm
 
-POSITIONS = ("rotary", "none")
 STEP = 4  # frames per row
 
 
@@ -49,25 +47,18 @@ class SpeechConfig(Config):
     width: int = 256
     depth: int = 8
     heads: int = 4
-    kv_heads: int | None = None
     ff_width: int | None = None
     chunk: int = 16
     look_back: int | None = 4
     look_ahead: int = 0
-    positions: str = "rotary"
-    norm: str = "layer"
     eps: float = 1e-5
-    qk_norm: str | None = None
-    activation: str = "gelu"
     dropout: float = 0.1
     attention_dropout: float = 0.1
 
     def __post_init__(self) -> None:
         self.check(zero=("look_ahead", "look_back"))
-        self.check_choice("positions", POSITIONS)
-        check_heads(self.width, self.heads, self.kv_heads)
-        if self.positions == "rotary":
-            Rotary().frequencies(self.width // self.heads)
+        check_heads(self.width, self.heads)
+        Rotary().frequencies(self.width // self.heads)  # raises for heads of an odd width
 
     @property
     def latency(self) -> int:
@@ -90,16 +81,9 @@ class CausalConvolution(nn.Module):
         """The rows that are complete with x, and the state for the next: the last row or two."""
         x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if state is None else state, x], 1)
         ready = (x.shape[1] - 1) // 2
-        rest = x[:, 2 * ready :]
-        return self.rows(x) if ready else x.new_zeros(x.shape[0], 0, self.convolution.out_channels), rest
-
-    def full_pass(self, x: Float[Tensor, "b n f"]) -> Float[Tensor, "b m d"]:
-        """All rows of a whole input."""
-        return self.rows(functional.pad(x, (0, 0, 1, 0)))
-
-    def rows(self, x: Float[Tensor, "b n f"]) -> Float[Tensor, "b m d"]:
-        """The convolution and its activation."""
-        return functional.gelu(self.convolution(x.transpose(1, 2)).transpose(1, 2))
+        if not ready:
+            return x.new_zeros(x.shape[0], 0, self.convolution.out_channels), x
+        return functional.gelu(self.convolution(x.transpose(1, 2)).transpose(1, 2)), x[:, 2 * ready :]
 
 
 class ConvSubsampling(nn.Module):
@@ -119,10 +103,6 @@ class ConvSubsampling(nn.Module):
         rows, between = self.second(half, between)
         return rows, (before, between)
 
-    def full_pass(self, frames: Float[Tensor, "b n mels"]) -> Float[Tensor, "b m d"]:
-        """All rows of a whole input."""
-        return self.second.full_pass(self.first.full_pass(frames))
-
 
 class Speech(Model):
     """A streaming speech encoder: frames in, logits of tokens out, one row for every 4 frames."""
@@ -134,7 +114,7 @@ class Speech(Model):
         super().__init__(config)
         self.front = ConvSubsampling(config.mels, config.width)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
-        self.norm = norm(config.norm, config.width, config.eps)
+        self.norm = norm("layer", config.width, config.eps)
         self.head = nn.Linear(config.width, config.vocab)
         self.init_weights()
 
@@ -152,7 +132,7 @@ class Speech(Model):
 
         lengths  real frames of each sequence; rows from lengths // 4 on are undefined
         """
-        check_frames(frames, self.config.mels)
+        check_floats("frames", frames, "b n mels", 2, self.config.mels)
         if frames.shape[1] < STEP:
             raise ShapeError(f"frames has {frames.shape[1]} frames, but a row of logits is made of {STEP}")
         masks = self.masks
@@ -160,7 +140,8 @@ class Speech(Model):
             check_lengths(lengths, frames)
             real = padding(lengths // STEP)
             masks = [mask & real for mask in masks]
-        x = functional.dropout(self.front.full_pass(frames), self.config.dropout, self.training)
+        rows, _ = self.front(frames)
+        x = functional.dropout(rows, self.config.dropout, self.training)
         for block, mask in zip(self.blocks, masks, strict=True):
             x = run_blocks([block], x, recompute=self.gradient_checkpointing, mask=mask)
         return self.unembed(x)
@@ -179,9 +160,9 @@ class Speech(Model):
     def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
         stream = self.stream(batch)
         stream.push(*self.example_inputs(batch, length))
-        return sum(x.numel() * x.element_size() for x in stream.tensors())
+        return stream.nbytes
 
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         into_residual = normal(0.02 / math.sqrt(2 * self.config.depth))
         return {
             "front.*.weight": fan_in(math.sqrt(2.0)),
@@ -213,7 +194,7 @@ class SpeechStream:
     @torch.no_grad()
     def push(self, frames: Float[Tensor, "b n mels"]) -> Float[Tensor, "b r w"]:
         """Read n frames; returns the logits that are final now, of 0 or more rows."""
-        check_frames(frames, self.model.config.mels)
+        check_floats("frames", frames, "b n mels", 2, self.model.config.mels)
         if frames.shape[0] != self.batch:
             raise CacheError(f"frames is {tuple(frames.shape)}, but this stream has batch={self.batch}")
         if self._finished:
@@ -251,45 +232,19 @@ class SpeechStream:
         return self.model.unembed(hidden)
 
 
-def check_frames(frames: Tensor, mels: int) -> None:
-    """Raise where these are not frames (b n mels)."""
-    if not isinstance(frames, Tensor) or not frames.is_floating_point():
-        came = frames.dtype if isinstance(frames, Tensor) else type(frames).__name__
-        raise DtypeError(f"frames must be a floating-point tensor read as (b n mels), not {came}")
-    if frames.ndim != 3 or frames.shape[2] != mels or frames.shape[0] == 0:
-        raise ShapeError(
-            f"frames is {tuple(frames.shape)}, but is read as (b n mels) with {mels} mels and at least one sequence"
-        )
-
-
 def check_lengths(lengths: Tensor, frames: Tensor) -> None:
-    """Raise where these are not the numbers of real frames. Their range is checked on the CPU only."""
-    if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        came = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
-        raise DtypeError(f"lengths must be a tensor of whole numbers, one for each sequence, not {came}")
-    if lengths.shape != frames.shape[:1]:
+    """Raise if these are not the numbers of real frames of each sequence."""
+    check_integers("lengths", lengths, "b", frames.shape[1] + 1, f"frames has {frames.shape[1]} frames")
+    if len(lengths) != len(frames):
         raise ShapeError(
-            f"lengths is {tuple(lengths.shape)}, but frames has b={frames.shape[0]}: give one for each sequence"
+            f"lengths is {tuple(lengths.shape)}, but frames has b={len(frames)}: give one for each sequence"
         )
-    if lengths.device.type != "cpu" or torch.compiler.is_compiling() or is_meta_or_fake(lengths):
-        return
-    low, high = (int(x) for x in lengths.aminmax())
-    if low < 0 or high > frames.shape[1]:
-        raise ShapeError(f"lengths holds {low if low < 0 else high}, but frames has {frames.shape[1]} frames")
 
 
 def _block(config: SpeechConfig) -> Block:
-    attention = Attention(
-        config.width,
-        config.heads,
-        kv_heads=config.kv_heads,
-        rotary=Rotary() if config.positions == "rotary" else None,
-        qk_norm=config.qk_norm,
-        qk_norm_eps=config.eps,
-        dropout=config.attention_dropout,
-    )
-    feedforward = FeedForward(config.width, config.ff_width, activation=config.activation)
-    return Block(config.width, attention, feedforward, norm_kind=config.norm, eps=config.eps, dropout=config.dropout)
+    attention = Attention(config.width, config.heads, rotary=Rotary(), dropout=config.attention_dropout)
+    feedforward = FeedForward(config.width, config.ff_width)
+    return Block(config.width, attention, feedforward, eps=config.eps, dropout=config.dropout)
 
 
 PRESETS = {

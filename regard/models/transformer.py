@@ -5,9 +5,9 @@ or Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -23,11 +23,11 @@ from regard.models.caches import Caches, check_caches
 from regard.models.generation_types import GeneratedText, GenerationOptions
 from regard.models.model import Config, Model
 from regard.models.padding_positions import token_positions
-from regard.nn.attention import Attention, CachedAttention, check_heads
+from regard.nn.attention import Attention, KeysValues, check_heads
 from regard.nn.blocks import ORDERS, Block, run_blocks
-from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding, check_context
+from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding, check_context, check_integers
 from regard.nn.feedforward import FeedForward
-from regard.nn.init import Initializer, constant, normal, uniform, xavier
+from regard.nn.init import Initializers, constant, normal, uniform, xavier
 from regard.nn.norms import norm
 
 POSITIONS = ("sinusoidal", "sinusoidal-half", "learned")
@@ -120,7 +120,7 @@ class Transformer(Model):
     def decode(
         self,
         target: Int[Tensor, "b n"],
-        memory: Float[Tensor, "b m d"] | Sequence[CachedAttention],
+        memory: Float[Tensor, "b m d"] | Sequence[KeysValues],
         *,
         source_padding: Mask | None = None,
         target_padding: Mask | None = None,
@@ -141,19 +141,16 @@ class Transformer(Model):
         x = self._embed(self.decoder, "target", target, target_padding, 0 if cache is None else cache.length)
         mask = causal() if target_padding is None else causal() & target_padding
         blocks = self.decoder.blocks
-        if isinstance(memory, Tensor) and cache is None:
-            masks: dict[str, Any] = {"mask": mask, "memory_mask": source_padding}
-            x = run_blocks(blocks, x, recompute=self.gradient_checkpointing, memory=memory, **masks)
-        else:
-            if cache is not None:
-                check_caches(cache, len(blocks))
-            memories = [memory] * len(blocks) if isinstance(memory, Tensor) else memory
-            caches = [None] * len(blocks) if cache is None else cache
-            for block, keys_values, block_cache in zip(blocks, memories, caches, strict=True):
-                x = block(x, keys_values, mask=mask, memory_mask=source_padding, cache=block_cache)
+        memories = [memory] * len(blocks) if isinstance(memory, Tensor) else memory
+        caches = [None] * len(blocks) if cache is None else check_caches(cache, len(blocks))
+        for block, keys_values, block_cache in zip(blocks, memories, caches, strict=True):
+            settings = {"memory": keys_values, "mask": mask, "memory_mask": source_padding, "cache": block_cache}
+            x = run_blocks([block], x, recompute=self.gradient_checkpointing and cache is None, **settings)
         x = self.decoder.final_norm(x)
         if indices is not None:
-            x = x.flatten(0, 1).index_select(0, _check_indices(indices, x.shape[0] * x.shape[1]))
+            x = x.flatten(0, 1)
+            check_integers("indices", indices, "t", len(x), f"the target has tokens 0 to {len(x) - 1}")
+            x = x.index_select(0, indices)
         logits = self.tokens.unembed(x)
         return logits if self.output_bias is None else logits + self.output_bias
 
@@ -206,7 +203,7 @@ class Transformer(Model):
         self.step(target, state)
         return state.nbytes
 
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         width = self.config.width
         return {
             "tokens.weight": normal(width**-0.5),  # variance 1 after scaling; so have the first logits
@@ -244,17 +241,17 @@ class Stack(nn.Module):
         """Apply the final norm of pre-norm blocks."""
         return x if self.norm is None else self.norm(x)
 
-    def project_memory(self, memory: Float[Tensor, "b m d"]) -> tuple[CachedAttention, ...]:
+    def project_memory(self, memory: Float[Tensor, "b m d"]) -> tuple[KeysValues, ...]:
         """The cross-attention keys and values of each block."""
         layers = [block.cross for block in self.blocks if isinstance(block, Block)]
-        return tuple(layer.remember(memory) for layer in layers if layer is not None)
+        return tuple(layer.keys_values(memory) for layer in layers if layer is not None)
 
 
 @dataclass
 class DecoderState:
     """The state of incremental decoding: keys and values of the source in every block, and the KV cache."""
 
-    memory: tuple[CachedAttention, ...]
+    memory: tuple[KeysValues, ...]
     source_padding: PaddingMask | None
     caches: Caches
 
@@ -270,23 +267,11 @@ class DecoderState:
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
         """Replace sequence r by sequence rows[r], source and target; there may be more rows or fewer than before."""
-        self.memory = tuple(CachedAttention(*(x.index_select(0, rows) for x in pair)) for pair in self.memory)
+        self.memory = tuple(KeysValues(*(x.index_select(0, rows) for x in pair)) for pair in self.memory)
         if self.source_padding is not None:
             lengths = self.source_padding.data
             self.source_padding = replace(self.source_padding, data=lengths.index_select(0, rows.to(lengths.device)))
         self.caches.reorder(rows)
-
-
-def _check_indices(indices: object, tokens: int) -> Int[Tensor, " t"]:
-    """Raise where these are not indices of tokens. Their range is checked on the CPU only: a GPU would have to wait."""
-    if not isinstance(indices, Tensor) or indices.ndim != 1 or indices.dtype not in (torch.int32, torch.int64):
-        kind = f"{tuple(indices.shape)} of {indices.dtype}" if isinstance(indices, Tensor) else f"{indices!r:.40}"
-        raise ShapeError(f"indices is {kind}, but must be a tensor (t) of whole numbers")
-    if indices.device.type == "cpu" and not torch.compiler.is_compiling() and len(indices):
-        least, most = int(indices.min()), int(indices.max())
-        if least < 0 or most >= tokens:
-            raise ShapeError(f"indices has {least if least < 0 else most}, but the target has tokens 0 to {tokens - 1}")
-    return indices
 
 
 def _positions(config: TransformerConfig) -> nn.Module:

@@ -1,6 +1,5 @@
 """The Vision Transformer: an image as a sequence of patches. Dosovitskiy et al. 2020, arXiv:2010.11929."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from regard.nn.attention import Attention, check_heads
 from regard.nn.blocks import Block, run_blocks
 from regard.nn.embeddings import LearnedPositions, PatchEmbedding, interpolate_positions
 from regard.nn.feedforward import FeedForward
-from regard.nn.init import Initializer, constant, fan_in, normal
+from regard.nn.init import Initializers, constant, fan_in, normal
 from regard.nn.linear import LinearAttention
 from regard.nn.norms import norm
 
@@ -155,7 +154,7 @@ class ViT(Model):
         side = self.config.image if length is None else length
         return (torch.zeros(batch, self.config.channels, side, side),)
 
-    def initializers(self) -> Mapping[str, Initializer]:
+    def initializers(self) -> Initializers:
         return {
             "class_token": normal(0.02),
             "positions.weight": normal(0.02, cut=2),

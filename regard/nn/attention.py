@@ -19,8 +19,8 @@ from regard.core.scores import ScoreTerm
 from regard.nn.norms import norm
 
 
-class CachedAttention(NamedTuple):
-    """The keys and values of a memory, projected once and used at every decoding step."""
+class KeysValues(NamedTuple):
+    """The keys and values of a memory, computed once and used at every decoding step."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j c"]
@@ -93,7 +93,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b i d"],
-        memory: Float[Tensor, "b j m"] | CachedAttention | None = None,
+        memory: Float[Tensor, "b j m"] | KeysValues | None = None,
         *,
         mask: Mask | Tensor | None = None,
         cache: Cache | None = None,
@@ -118,39 +118,33 @@ class Attention(nn.Module):
         if memory is None and self.width == self.memory_width:
             heads = split_heads(self.query_key_value(x), self.heads + 2 * self.kv_heads)
             q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
-            q, k = (
-                self._normalise_and_rotate(q, self.query_norm, where),
-                self._normalise_and_rotate(k, self.key_norm, where),
-            )
+            q = self._normalise_and_rotate(q, self.query_norm, where)
+            k = self._normalise_and_rotate(k, self.key_norm, where)
         else:
             q = self.queries(x, where)
-            if not isinstance(memory, CachedAttention):
-                memory = self.remember(x, where) if memory is None else self.remember(memory)
+            if not isinstance(memory, KeysValues):
+                memory = self.keys_values(x, where) if memory is None else self.keys_values(memory)
             k, v = memory
         return self.project(self.mix(q, k, v, mask, cache, stream))
 
-    def remember(self, memory: Float[Tensor, "b j m"], where: int | Tensor = 0) -> CachedAttention:
-        """The keys and values of a memory, whose positions are `where`, or start there."""
+    def queries(self, x: Float[Tensor, "b i d"], positions: int | Tensor = 0) -> Float[Tensor, "b h i c"]:
+        """The queries of tokens with these positions, or with consecutive ones from a number on."""
+        fused, rows = self.width == self.memory_width, slice(self.heads * self.head_width)
+        flat = _partial_linear(self.query_key_value, x, rows) if fused else self.query(x)
+        return self._normalise_and_rotate(split_heads(flat, self.heads), self.query_norm, positions)
+
+    def keys_values(self, memory: Float[Tensor, "b j m"], positions: int | Tensor = 0) -> KeysValues:
+        """The keys and values of a memory; positions as in `queries`."""
         check_width(memory, self.memory_width, "memory")
-        if self.width == self.memory_width:
-            both = _partial_linear(self.query_key_value, memory, slice(self.heads * self.head_width, None))
-        else:
-            both = self.key_value(memory)
+        fused, rows = self.width == self.memory_width, slice(self.heads * self.head_width, None)
+        both = _partial_linear(self.query_key_value, memory, rows) if fused else self.key_value(memory)
         k, v = split_heads(both, 2 * self.kv_heads).chunk(2, 1)
-        return CachedAttention(self._normalise_and_rotate(k, self.key_norm, where), v)
+        return KeysValues(self._normalise_and_rotate(k, self.key_norm, positions), v)
 
-    def queries(self, x: Float[Tensor, "b i d"], where: int | Tensor = 0) -> Float[Tensor, "b h i c"]:
-        """The queries of tokens, whose positions are `where`, or start there."""
-        if self.width == self.memory_width:
-            flat = _partial_linear(self.query_key_value, x, slice(self.heads * self.head_width))
-        else:
-            flat = self.query(x)
-        return self._normalise_and_rotate(split_heads(flat, self.heads), self.query_norm, where)
-
-    def _normalise_and_rotate(self, heads: Tensor, norm: nn.Module | None, where: int | Tensor) -> Tensor:
+    def _normalise_and_rotate(self, heads: Tensor, norm: nn.Module | None, positions: int | Tensor) -> Tensor:
         """Apply the head norm and rotary positions, if this layer has them."""
         heads = heads if norm is None else norm(heads)
-        return heads if self.rotary is None else self.rotary(heads, where)
+        return heads if self.rotary is None else self.rotary(heads, positions)
 
     def mix(
         self,

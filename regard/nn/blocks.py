@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.base.errors import ConfigError
 from regard.core.cache import Cache, Stream
 from regard.core.masks.algebra import Mask
-from regard.nn.attention import Attention, CachedAttention, check_probability
+from regard.nn.attention import Attention, KeysValues, check_probability
 from regard.nn.norms import norm
 
 ORDERS = ("pre", "post")
@@ -38,11 +38,7 @@ class Residual(nn.Module):
             x = functional.dropout(x, self.dropout)
         if self.drop_path:
             keep = 1.0 - self.drop_path
-            x = (
-                x
-                * torch.empty(x.shape[0], *(1,) * (x.ndim - 1), dtype=x.dtype, device=x.device).bernoulli_(keep)
-                / keep
-            )
+            x = x * x.new_empty(x.shape[0], *(1,) * (x.ndim - 1)).bernoulli_(keep) / keep
         return x
 
 
@@ -87,7 +83,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n d"],
-        memory: Tensor | CachedAttention | None = None,
+        memory: Tensor | KeysValues | None = None,
         *,
         mask: Mask | Tensor | None = None,
         memory_mask: Mask | Tensor | None = None,

@@ -1,19 +1,14 @@
 """Convolutions with batch norm, for the image baselines."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from regard.nn.init import Initializer, constant, fan_in
+from regard.nn.init import Initializers, constant, fan_in
 
 # initial values of a network of `ConvNorm` with a linear head
-INITIALIZERS: Mapping[str, Initializer] = {
+INITIALIZERS: Initializers = {
     "*.convolution.weight": fan_in(math.sqrt(2)),
     "*norm.weight": constant(1.0),
     "*.running_var": constant(1.0),
@@ -34,36 +29,3 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "b m y x"]) -> Float[Tensor, "b d rows columns"]:
         return self.norm(self.convolution(x))
-
-
-def run_blocks_with_batch_norm(blocks: Iterable[nn.Module], x: Tensor, *, recompute: bool = False) -> Tensor:
-    """`run_blocks` for blocks with batch norm: running statistics are updated once, also if `recompute` runs twice."""
-    for block in blocks:
-        if not recompute or not torch.is_grad_enabled():
-            x = block(x)
-        elif torch.compiler.is_compiling():
-            x = checkpoint(block, x, use_reentrant=False)  # compiled code updates statistics in the first pass only
-        else:
-            x = checkpoint(block, x, use_reentrant=False, context_fn=partial(_recompute_contexts, block))
-    return x
-
-
-def _recompute_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of the first computation and of the recomputation."""
-    return nullcontext(), _restore_statistics(block)
-
-
-@contextmanager
-def _restore_statistics(block: nn.Module) -> Iterator[None]:
-    """Restore the running statistics of batch norms on exit."""
-    norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
-    saved = [dict(norm.named_buffers()) for norm in norms]
-    try:
-        for norm, buffers in zip(norms, saved, strict=True):
-            for name, buffer in buffers.items():
-                setattr(norm, name, buffer.clone())
-        yield
-    finally:
-        for norm, buffers in zip(norms, saved, strict=True):
-            for name, buffer in buffers.items():
-                setattr(norm, name, buffer)

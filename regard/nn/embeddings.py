@@ -39,7 +39,8 @@ class LearnedPositions(nn.Module):
         self.weight = nn.Parameter(torch.zeros(context, width))
 
     def forward(self, positions: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d"]:
-        check_positions(positions, self.context)
+        known = f"the context has positions 0 to {self.context - 1}"
+        check_integers("positions", positions, "*b n", self.context, known)
         return functional.embedding(positions, self.weight)
 
 
@@ -93,44 +94,49 @@ def interpolate_positions(
     return resized[0].permute(1, 2, 0).flatten(0, 1).to(table.dtype)
 
 
-def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
-    """Raise if tokens are not whole numbers from 0 to vocab - 1. On a GPU torch checks the range."""
-    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32, torch.uint8, torch.int16):
-        came = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise DtypeError(f"{name} must be a tensor of whole numbers read as (b n), not {came}")
-    if tokens.ndim != 2:
-        raise ShapeError(f"{name} is {tuple(tokens.shape)}, but is read as (b n); for one text write {name}[None]")
-    if tokens.shape[0] == 0 or tokens.shape[1] == 0:
-        raise ShapeError(f"{name} is {tuple(tokens.shape)} read as (b n), but there must be at least one token")
-    _check_range(tokens, vocab, f"{name} holds {{}}, but the vocabulary has tokens 0 to {vocab - 1}")
+def check_integers(name: str, x: object, read_as: str, end: int, known: str) -> Tensor:
+    """Raise if x is not a tensor of whole numbers from 0 to end - 1. On a GPU torch checks the range.
 
-
-def check_positions(positions: Tensor, context: int) -> None:
-    """Raise if positions are not whole numbers from 0 to context - 1. On a GPU torch checks the range."""
-    if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
-        came = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
-        raise DtypeError(f"positions must be a tensor of whole numbers, (n) or (b n), not {came}")
-    _check_range(positions, context, f"positions holds {{}}, but the context has positions 0 to {context - 1}")
-
-
-def _check_range(values: Tensor, end: int, error: str) -> None:
-    if values.device.type != "cpu" or torch.compiler.is_compiling() or is_meta_or_fake(values) or not values.numel():
-        return  # reading values would synchronise with the device, or there are none
-    low, high = (int(x) for x in values.aminmax())
+    read_as  its axes, for errors
+    known    which numbers there are, for errors
+    """
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        came = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise DtypeError(f"{name} must be a tensor of whole numbers read as ({read_as}), not {came}")
+    if x.ndim != len(read_as.split()) and "*" not in read_as:
+        raise ShapeError(f"{name} is {tuple(x.shape)}, but is read as ({read_as})")
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or is_meta_or_fake(x) or not x.numel():
+        return x  # reading values would synchronise with the device, or there are none
+    low, high = (int(each) for each in x.aminmax())
     if low < 0 or high >= end:
-        raise ShapeError(error.format(low if low < 0 else high))
+        raise ShapeError(f"{name} holds {low if low < 0 else high}, but {known}")
+    return x
+
+
+def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
+    """Raise if tokens are not whole numbers from 0 to vocab - 1."""
+    if isinstance(tokens, Tensor) and tokens.ndim == 1:
+        raise ShapeError(f"{name} is {tuple(tokens.shape)}, but is read as (b n); for one text write {name}[None]")
+    check_integers(name, tokens, "b n", vocab, f"the vocabulary has tokens 0 to {vocab - 1}")
+    if tokens.numel() == 0:
+        raise ShapeError(f"{name} is {tuple(tokens.shape)} read as (b n), but there must be at least one token")
+
+
+def check_floats(name: str, x: Tensor, read_as: str, axis: int, size: int) -> None:
+    """Raise if x is not a floating-point tensor with these axes, one of which has this size, and a batch."""
+    axes = read_as.split()
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        came = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise DtypeError(f"{name} must be a floating-point tensor read as ({read_as}), not {came}")
+    if x.ndim != len(axes) or x.shape[axis] != size or x.shape[0] == 0:
+        raise ShapeError(
+            f"{name} is {tuple(x.shape)}, but is read as ({read_as}) with {size} {axes[axis]} and at least one in the batch"
+        )
 
 
 def check_image(image: Tensor, channels: int) -> None:
     """Raise if this is not a batch of images with that many channels."""
-    if not isinstance(image, Tensor) or not image.is_floating_point():
-        came = image.dtype if isinstance(image, Tensor) else type(image).__name__
-        raise DtypeError(f"image must be a floating-point tensor read as (b channels y x), not {came}")
-    if image.ndim != 4 or image.shape[1] != channels or image.shape[0] == 0:
-        raise ShapeError(
-            f"image is {tuple(image.shape)}, but is read as (b channels y x) with {channels} channels and at least one "
-            "image in the batch"
-        )
+    check_floats("image", image, "b channels y x", 1, channels)
 
 
 def check_context(length: int, context: int) -> None:

@@ -41,6 +41,9 @@ class Initializer:
         tensor.copy_(exact)
 
 
+Initializers = Mapping[str, "Initializer"]  # by patterns of names
+
+
 @dataclass(frozen=True)
 class _Xavier(Initializer):
     def fill(self, tensor: Tensor, draws: torch.Generator) -> None:
@@ -81,7 +84,7 @@ def fan_in(gain: float = 1.0) -> Initializer:
     return _FanIn(gain=gain)
 
 
-def init_parameters(module: nn.Module, table: Mapping[str, Initializer], seed: int = 0) -> None:
+def init_parameters(module: nn.Module, table: Initializers, seed: int = 0) -> None:
     """Initialise every parameter and buffer from the table. On the meta device only the names are checked.
 
     Every tensor has its own generator, seeded by `seed` and its name, so that adding a layer changes no other.
@@ -97,7 +100,7 @@ def init_parameters(module: nn.Module, table: Mapping[str, Initializer], seed: i
                 rules[name].fill(tensor, make_generator(zlib.crc32(name.encode(), seed)))
 
 
-def _find_initializer(name: str, tensor: Tensor, table: Mapping[str, Initializer]) -> Initializer:
+def _find_initializer(name: str, tensor: Tensor, table: Initializers) -> Initializer:
     for pattern, rule in table.items():
         if fnmatchcase(name, pattern):
             return rule

@@ -4,7 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.keywords import UnknownKeyword
+from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.core.absolute_positions import Positions
 from regard.core.cache import Cache, CachedKeysValues, Stream
 from regard.core.linear import FeatureMap, LinearState, linear_attend
@@ -56,7 +56,8 @@ class LinearAttention(Attention):
         features: FeatureMap | None = None,
         **unknown: UnknownKeyword,
     ) -> None:
-        super().__init__(width, heads, kv_heads=kv_heads, bias=bias, rotary=rotary, **unknown)
+        reject_keywords("LinearAttention", unknown)
+        super().__init__(width, heads, kv_heads=kv_heads, bias=bias, rotary=rotary)
         self.features = features
 
     def stream(self, mask: Mask) -> Stream:

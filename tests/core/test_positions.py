@@ -284,12 +284,11 @@ def test_yarn_keeps_all_where_even_the_lowest_frequency_turns_fast() -> None:
     assert torch.equal(stretch.frequencies(10.0, 4), inverse_frequencies(10.0, 4))
 
 
-def test_yarn_tells_its_sharpening_and_never_applies_it() -> None:
-    assert YaRN(16, original=4096).beta_factor == pytest.approx((1 + 0.1 * math.log(16)) ** 2)
-    assert YaRN(1, original=4096).beta_factor == 1
+def test_the_attention_factor_of_yarn_multiplies_rotated_heads() -> None:
     x = heads()
-    turned = rotary(stretch=YaRN(16, original=4096))(x, 100)
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-14, atol=0)
+    plain, scaled = (rotary(stretch=YaRN(16, original=4096, attention_factor=f))(x, 100) for f in (1.0, 1.25))
+    torch.testing.assert_close(plain.norm(dim=-1), x.norm(dim=-1), rtol=1e-14, atol=0)
+    torch.testing.assert_close(scaled, 1.25 * plain, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("stretch", [Interpolate(1), NTK(1), Llama3(factor=1), YaRN(1, original=64)])
@@ -344,6 +343,7 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     r"Interpolate stretches by a factor of at least 1.*factor=0.5": (ConfigError, lambda: Interpolate(0.5)),
     r"NTK stretches between two frequencies or more, but width=2": (ConfigError, lambda: NTK(2).frequencies(9.0, 2)),
     r"Llama3 needs 0 < low < high turns: low=4, high=4": (ConfigError, lambda: Llama3(low=4, high=4)),
+    r"YaRN needs a positive attention_factor.*=0": (ConfigError, lambda: YaRN(2, 4096, attention_factor=0)),
     r"YaRN needs 0 < slow < fast turns: slow=40": (ConfigError, lambda: YaRN(2, original=4096, slow=40)),
     r"YaRN needs an original context.*original=6, at least 8": (ConfigError, lambda: YaRN(2, original=6)),
 }

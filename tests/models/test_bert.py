@@ -162,7 +162,7 @@ BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
         TOKENS,
         TOKENS[:, :5],
         ShapeError,
-        r"segments is \(2, 5\), but tokens is \(2, 7\); give one segment",
+        r"segments is \(2, 5\), but tokens is \(2, 7\)",
     ),
     "real segments": (
         TOKENS,
@@ -300,7 +300,7 @@ def test_it_learns_to_copy_a_masked_word() -> None:
         handle = attention.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         guessed = model(tokens).logits.argmax(-1)
         handle.remove()
-        q, k = attention.queries(seen[0]), attention.remember(seen[0]).k
+        q, k = attention.queries(seen[0]), attention.keys_values(seen[0]).k
         weights = attend(q, k, torch.eye(2 * half).expand(200, 1, 2 * half, 2 * half))[:, 0]
     twins = (torch.arange(2 * half) + half) % (2 * half)
     assert (guessed[hidden] == full[hidden]).float().mean() > 0.99

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
+from regard.models.hypothesis import Hypothesis
 from regard.models.sampling import (
     BeamSearch,
     Greedy,
@@ -206,9 +207,10 @@ def test_half_precision_logits_are_drawn_from_in_double() -> None:
 
 
 def test_the_beam_score_has_a_length_penalty() -> None:
-    assert BeamSearch(3).score(-6.0, 4) == -6.0
-    assert BeamSearch(3, 1.0).score(-6.0, 4) == -1.5
-    assert BeamSearch(3, 0.5).score(-6.0, 4) == -3.0
+    text = Hypothesis(0, [5, 1, 2, 3, 4], [-1.5] * 4)
+    assert BeamSearch(3).score(text) == -6.0
+    assert BeamSearch(3, 1.0).score(text) == -1.5
+    assert BeamSearch(3, 0.5).score(text) == -3.0
 
 
 def test_strategies_are_values() -> None:

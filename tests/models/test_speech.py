@@ -63,8 +63,7 @@ FORMS = [
     {"look_ahead": 1},
     {"look_back": None},
     {"look_back": 0, "chunk": 4},
-    {"positions": "none", "norm": "rms", "qk_norm": "rms", "kv_heads": 1},
-    {"look_ahead": 2, "chunk": 2, "depth": 1, "activation": "gated-silu"},
+    {"look_ahead": 2, "chunk": 2, "depth": 1},
 ]
 
 
@@ -215,7 +214,6 @@ def test_bad_inputs_are_refused(frames, lengths, kind, words):
         ({"look_ahead": -1}, "look_ahead is -1, but must be at least 0"),
         ({"look_back": -2}, "look_back is -2, but must be at least 0"),
         ({"heads": 5}, "width must be a multiple of heads: width=12, heads=5; try heads=4"),
-        ({"positions": "learned"}, "positions is one of rotary, none, not 'learned'"),
         ({"dropout": 1.5}, "dropout is a share"),
         ({"mels": 2.5}, "mels takes a whole number"),
     ],

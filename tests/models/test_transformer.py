@@ -396,7 +396,7 @@ def test_it_learns_to_reverse_and_attends_to_the_answer(order: str) -> None:
         model(source, written[:, :-1])
         handle.remove()
         (x, memory), *_ = seen
-        q, k = cross.queries(x), cross.remember(memory).k
+        q, k = cross.queries(x), cross.keys_values(memory).k
         weights = attend(q, k, torch.eye(7).expand(100, 1, 7, 7)).mean((0, 1))
     assert (written[:, 1:] == answer).float().mean() > 0.99
     assert (weights.argmax(-1) == torch.arange(6, -1, -1)).all()

@@ -253,7 +253,7 @@ def test_the_class_token_learns_to_look_at_the_marked_patch() -> None:
         """The weights of the class token on the nine patches: attention whose values are the places themselves."""
         with torch.no_grad():
             attention, x = model.blocks[0].attention, model.blocks[0].attention_norm(model.embed(image))
-            q, k = attention.queries(x), attention.remember(x).k
+            q, k = attention.queries(x), attention.keys_values(x).k
             places = torch.eye(10).expand(64, 1, 10, 10)
             return attend(q[:, :, :1], k, places, positions=Positions(queries=0))[:, 0, 0, 1:]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard import DynamicCache, SlidingWindowCache, StaticCache, alibi, causal, chunks, padding, rotary, window
 from regard.base.errors import CacheError, ConfigError, ShapeError, UnknownNameError
-from regard.nn.attention import Attention, CachedAttention, check_heads, check_probability, check_width
+from regard.nn.attention import Attention, KeysValues, check_heads, check_probability, check_width
 from regard.nn.learned_scores import LearnedBuckets, LearnedDistances, LearnedSinks
 
 B, N, WIDTH, HEADS, KV_HEADS, HEAD_WIDTH = 2, 7, 10, 6, 3, 4
@@ -125,8 +125,8 @@ def test_a_memory_of_another_width_gives_keys_and_values():
     attention, x, memory = layer(memory_width=5), noise(B, N, WIDTH), noise(B, 9, 5, seed=2)
     truth = by_hand(attention, x, memory, lambda i, j: True)
     torch.testing.assert_close(attention(x, memory), truth, rtol=1e-12, atol=1e-12)
-    kept = attention.remember(memory)
-    assert isinstance(kept, CachedAttention)
+    kept = attention.keys_values(memory)
+    assert isinstance(kept, KeysValues)
     assert kept.k.shape == kept.v.shape == (B, KV_HEADS, 9, HEAD_WIDTH)
     assert torch.equal(attention(x, kept), attention(x, memory))
 
@@ -300,7 +300,7 @@ def test_a_memory_of_the_same_width_shares_the_one_projection():
     attention, x, memory = layer(), noise(B, N, WIDTH), noise(B, 9, WIDTH, seed=2)
     truth = by_hand(attention, x, memory, lambda i, j: True)
     torch.testing.assert_close(attention(x, memory), truth, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(attention(x, attention.remember(memory)), truth, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(attention(x, attention.keys_values(memory)), truth, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(attention(x, x), attention(x), rtol=1e-12, atol=1e-12)
 
 

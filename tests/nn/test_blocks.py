@@ -63,7 +63,7 @@ def test_a_block_may_look_at_a_memory(order):
         truth = one.cross_norm(truth + one.cross(truth, memory, mask=real))
         truth = one.feedforward_norm(truth + one.feedforward(truth))
     assert torch.equal(one(x, memory, mask=causal(), memory_mask=real), truth)
-    assert torch.equal(one(x, one.cross.remember(memory), mask=causal(), memory_mask=real), truth)
+    assert torch.equal(one(x, one.cross.keys_values(memory), mask=causal(), memory_mask=real), truth)
 
 
 def test_a_memory_that_nobody_reads_or_that_is_missing_is_refused():

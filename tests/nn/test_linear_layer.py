@@ -94,7 +94,7 @@ def test_padding_is_not_seen():
 
 def test_a_memory_is_read_through_sums():
     one, x, memory = layer(), noise(B, N, WIDTH), noise(B, N, WIDTH, seed=2)
-    assert torch.equal(one(x, one.remember(memory)), one(x, memory))
+    assert torch.equal(one(x, one.keys_values(memory)), one(x, memory))
     assert (one(x, memory) - one(x)).abs().max() > 0.1
 
 

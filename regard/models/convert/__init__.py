@@ -1,16 +1,12 @@
-"""Convert models of other projects: their configurations and weights to ours, and ours to theirs.
+"""Convert models of Hugging Face: their configurations and weights to ours, and ours to theirs.
 
-One file for each family, with these functions: `read_config` (their config.json to our configuration), `rules` (names
-and layouts of weights, in both directions), `clean_weights` (the variants of one family's weights to one form) and,
-where we can export, `write_config` (our configuration to their config.json).
+Each file has the families of one of our architectures, as values of `Family`. Weights of timm: see `convert.timm`.
 """
 
 import json
 import os
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,8 +16,10 @@ from torch import Tensor
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError, ShapeError
 from regard.base.registry import Registry
-from regard.models.convert import weight_rules
+from regard.models.convert import bart, bert, gpt2, llama, vit
+from regard.models.convert.family import Family
 from regard.models.model import Config, Model
+from regard.models.presets import build_from_config
 from regard.models.saving import (
     CONFIG,
     PICKLED,
@@ -35,38 +33,28 @@ from regard.models.saving import (
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# the model_type of a config.json, and the file that reads it
-FAMILIES: Registry[str] = Registry("model_type")
-for _type, _file in {
-    "gpt2": "gpt2",
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "llama",
-    "qwen3": "llama",
-    "bert": "bert",
-    "vit": "vit",
-    "bart": "bart",
-    "marian": "marian",
-}.items():
-    FAMILIES.add(_type)(_file)
+FAMILIES: Registry[Family] = Registry("model_type")  # by the model_type of a config.json
+for _file in (gpt2, llama, bert, vit, bart):
+    for _name, _family in _file.FAMILIES.items():
+        FAMILIES.add(_name)(_family)
 
 
 def load(folder: Path, hf: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Model:
     """Load a Hugging Face folder whose config.json is `hf`."""
-    config, family, source = load_config(folder, hf), _family(str(hf["model_type"])), str(folder)
-    weights = family.clean_weights(read_folder(folder), config)
-    return build_with_weights(config, weight_rules.read_weights(family.rules(config), weights, source), source, device)
+    config, family, source = load_config(folder, hf), FAMILIES[str(hf["model_type"])], str(folder)
+    empty = build_from_config(config, device="meta").state_dict()
+    return build_with_weights(config, family.read_weights(read_folder(folder), empty, config, source), source, device)
 
 
 def load_config(folder: Path, hf: Mapping[str, Any]) -> Config:
     """Our configuration for a Hugging Face folder whose config.json is `hf`."""
     if "model_type" not in hf:
         raise CheckpointError(f"{folder / CONFIG} has neither our format nor a model_type, so its model is unknown")
+    family = FAMILIES[str(hf["model_type"])]
     try:
-        config: Config = _family(str(hf["model_type"])).read_config(hf)
+        return family.read_config(hf)
     except (ConfigError, ShapeError) as error:  # the types are right, but the values do not fit each other
         raise CheckpointError(f"{folder / CONFIG} has settings that no model can have: {error}") from None
-    return config
 
 
 def export(model: Model, path: str | os.PathLike[str], *, model_type: str | None = None) -> None:
@@ -80,7 +68,7 @@ def export(model: Model, path: str | os.PathLike[str], *, model_type: str | None
     """
     kind, hf = _export_config(model, model_type)
     check_has_numbers(model, "export")
-    weights = weight_rules.write_weights(_family(kind).rules(model.config), model.state_dict())
+    weights = FAMILIES[kind].write_weights(model.state_dict(), model.config)
     folder = create_folder(path)
     shards = {INDEX, *_read_index(folder).values()} if (folder / INDEX).is_file() else set()
     metadata = {"format": "pt"}  # transformers refuses files without it
@@ -126,21 +114,12 @@ def _read_index(folder: Path) -> dict[str, str]:
     raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files")
 
 
-def _family(model_type: str) -> ModuleType:
-    return import_module(f"regard.models.convert.{FAMILIES[model_type]}")
-
-
 def _export_config(model: Model, wanted: str | None) -> tuple[str, dict[str, Any]]:
     """The family that fits this model, and its config.json; an error lists why each family does not."""
     reasons = []
     for kind in FAMILIES if wanted is None else [wanted]:
-        family = _family(kind)
         try:
-            if not hasattr(family, "write_config"):
-                raise ConfigError("read only")
-            if not isinstance(model.config, family.CONFIG):
-                raise ConfigError(f"it is built from a {family.CONFIG.__name__}, not {type(model.config).__name__}")
-            return kind, family.write_config(model.config, kind)
+            return kind, FAMILIES[kind].write_config(model.config, kind)
         except ConfigError as error:
             reasons.append(f"{kind}: {error}")
     listed = "".join(f"\n  - {reason}" for reason in reasons)

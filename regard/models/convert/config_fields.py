@@ -16,10 +16,7 @@ HFConfig = Mapping[str, Any]
 
 def get_int(hf: HFConfig, name: str, default: int | None = None) -> int:
     """A whole number of 0 or more; required if there is no default."""
-    value = _get(hf, name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise wrong_type(hf, name, "a whole number of 0 or more")
-    return value
+    return int(_get(hf, name, default, lambda value: type(value) is int and value >= 0, "a whole number of 0 or more"))
 
 
 def get_optional_int(hf: HFConfig, name: str, default: int | None = None) -> int | None:
@@ -29,50 +26,39 @@ def get_optional_int(hf: HFConfig, name: str, default: int | None = None) -> int
 
 def get_float(hf: HFConfig, name: str, default: float | None = None) -> float:
     """A finite number; required if there is no default."""
-    value = _get(hf, name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise wrong_type(hf, name, "a number")
-    return float(value)
+    return float(
+        _get(hf, name, default, lambda value: type(value) in (int, float) and math.isfinite(value), "a number")
+    )
 
 
 def get_bool(hf: HFConfig, name: str, default: bool) -> bool:
     """True or false."""
-    value = _get(hf, name, default)
-    if not isinstance(value, bool):
-        raise wrong_type(hf, name, "true or false")
-    return value
+    return bool(_get(hf, name, default, lambda value: isinstance(value, bool), "true or false"))
 
 
 def get_strings(hf: HFConfig, name: str) -> list[str]:
     """A list of words; empty if it is missing."""
-    value = _get(hf, name, [])
-    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-        raise wrong_type(hf, name, "a list of words")
-    return list(value)
+    return list(_get(hf, name, [], _is_list_of_words, "a list of words"))
 
 
 def get_section(hf: HFConfig, name: str) -> dict[str, Any]:
     """A nested object, its settings under full names such as rope_parameters.factor; empty if it is missing."""
-    value = _get(hf, name, {})
-    if not isinstance(value, Mapping):
-        raise wrong_type(hf, name, "an object with settings")
-    return {"model_type": hf.get("model_type"), **{f"{name}.{inner}": each for inner, each in value.items()}}
+    inner = _get(hf, name, {}, lambda value: isinstance(value, Mapping), "an object with settings")
+    return {"model_type": hf.get("model_type"), **{f"{name}.{each}": value for each, value in inner.items()}}
 
 
-def get_num_labels(hf: HFConfig) -> int:
-    """The number of labels; transformers' default is 2."""
+def get_num_labels(hf: HFConfig, name: str, default: int) -> int:
+    """The number of labels, which id2label lists."""
     labels = hf.get("id2label")
-    if labels is None:
-        return get_int(hf, "num_labels", 2)
-    if not isinstance(labels, Mapping):
+    if labels is not None and not isinstance(labels, Mapping):
         raise wrong_type(hf, "id2label", "an object from numbers to labels")
-    return len(labels)
+    return get_int(hf, name, default) if labels is None else len(labels)
 
 
-def label_names(classes: int) -> dict[str, Any]:
+def write_labels(name: str, classes: int) -> dict[str, Any]:
     """The settings id2label and label2id, with transformers' default names."""
     labels = {f"LABEL_{number}": number for number in range(classes)}
-    return {"id2label": {str(number): name for name, number in labels.items()}, "label2id": labels}
+    return {"id2label": {str(number): label for label, number in labels.items()}, "label2id": labels} if labels else {}
 
 
 def get_architecture(hf: HFConfig, *known: str) -> str:
@@ -101,12 +87,17 @@ def wrong_type(hf: HFConfig, name: str, wanted: str) -> CheckpointError:
     )
 
 
-def _get(hf: HFConfig, name: str, default: Any) -> Any:
-    if hf.get(name) is not None:
-        return hf[name]
-    if default is None:
+def _get(hf: HFConfig, name: str, default: Any, is_valid: Callable[[Any], bool], wanted: str) -> Any:
+    value = default if hf.get(name) is None else hf[name]
+    if value is None:
         raise CheckpointError(f"config.json of this {hf.get('model_type')} lacks {name}")
-    return default
+    if not is_valid(value):
+        raise wrong_type(hf, name, wanted)
+    return value
+
+
+def _is_list_of_words(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
 
 
 @dataclass(frozen=True)
@@ -115,20 +106,17 @@ class NameTable:
 
     names: Mapping[str, str]
 
-    def __call__(self, hf: HFConfig, name: str, default: str) -> str:
-        value = _get(hf, name, default)
-        if not isinstance(value, str) or value not in self.names:
-            raise CheckpointError(
-                f"config.json of this {hf.get('model_type')} says {name}={value!r}; known are {', '.join(self.names)}"
-            )
-        return self.names[value]
+    def read(self, hf: HFConfig, name: str, default: str) -> str:
+        """Our name of the value in a config.json."""
+        known = f"one of {', '.join(self.names)}"
+        return self.names[_get(hf, name, default, lambda value: isinstance(value, str) and value in self.names, known)]
 
-    def write(self, name: str, ours: str) -> str:
-        """Hugging Face's name of our value."""
+    def write(self, name: str, ours: str) -> dict[str, Any]:
+        """The setting with Hugging Face's name of our value."""
         theirs = next((theirs for theirs, value in self.names.items() if value == ours), None)
         if theirs is None:
-            raise ConfigError(f"it has no {name} {ours!r}")
-        return theirs
+            raise ConfigError(f"it has no {name} for {ours!r}")
+        return {name: theirs}
 
 
 ACTIVATION = NameTable(
@@ -149,16 +137,29 @@ class Field:
     """One setting of a Hugging Face configuration that is also one of ours.
 
     name     Hugging Face's name
-    read     one of the functions above, or a `NameTable`
+    read     one of the functions above
     default  transformers' default; None if the setting is required
+    write    the settings to write for our value; default the value itself under its name
     """
 
     name: str
     read: Callable[..., Any] = get_int
     default: Any = None
+    write: Callable[[str, Any], dict[str, Any]] = lambda name, value: {name: value}
+
+
+def name_field(name: str, table: NameTable, default: str) -> Field:
+    """A setting whose value is a name."""
+    return Field(name, table.read, default, table.write)
 
 
 Fields = Mapping[str, Field]  # by our names
+SIZES = {
+    "width": Field("hidden_size"),
+    "depth": Field("num_hidden_layers"),
+    "heads": Field("num_attention_heads"),
+    "ff_width": Field("intermediate_size"),
+}
 
 
 def read_fields(fields: Fields, hf: HFConfig) -> dict[str, Any]:
@@ -170,8 +171,5 @@ def write_fields(fields: Fields, config: Any) -> dict[str, Any]:
     """The settings of a config.json from our configuration."""
     written: dict[str, Any] = {}
     for ours, field in fields.items():
-        value = getattr(config, ours)
-        if ours == "ff_width" and value is None and field.read is get_int:
-            value = 4 * config.width
-        written[field.name] = field.read.write(ours, value) if isinstance(field.read, NameTable) else value
+        written |= field.write(field.name, getattr(config, ours))
     return written

@@ -14,29 +14,53 @@ logits once.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from regard.base.config import override
 from regard.base.errors import CheckpointError, ConfigError
-from regard.models.convert.weight_rules import BOTH, WeightRule, expand_blocks, read_weights, rename_all, squeeze
+from regard.models.convert.weight_rules import WeightRule, WeightTable, read_weights, squeeze
 from regard.models.davit import DaViTConfig
-from regard.models.model import Model
+from regard.models.model import Config, Model
+from regard.models.presets import build_from_config
 from regard.models.saving import build_with_weights
 from regard.models.vit import PRESETS as VITS, ViTConfig
 
-VIT_BLOCK = {
+ConfigType = TypeVar("ConfigType", bound=Config)
+BLOCK = {
     "attention_norm": "norm1",
     "attention.out": "attn.proj",
+    "attention.query_key_value": "attn.qkv",
     "feedforward_norm": "norm2",
     "feedforward.up": "mlp.fc1",
     "feedforward.down": "mlp.fc2",
-}
-DAVIT_BLOCK = {
-    **VIT_BLOCK,
     "attention_positions": "cpe1.proj",
     "feedforward_positions": "cpe2.proj",
+}
+VIT_NAMES: WeightTable = {
+    "positions.weight": squeeze("pos_embed", axes=1),
+    "class_token": squeeze("cls_token", axes=2),
+    "patches.projection": "patch_embed.proj",
+    "norm": "norm",
+    "head": "head",
+    **{f"blocks.*.{ours}": f"blocks.*.{theirs}" for ours, theirs in BLOCK.items()},
+}
+DAVIT_NAMES: WeightTable = {
+    "stem.projection": "stem.conv",
+    "stem.norm": "stem.norm",
+    "norm": "head.norm",
+    "head": "head.fc",
+    "stages.*.downsample.norm": "stages.*.downsample.norm",
+    "stages.*.downsample.projection": "stages.*.downsample.conv",
+    **{f"stages.*.blocks.*.window.{ours}": f"stages.*.blocks.*.0.{theirs}" for ours, theirs in BLOCK.items()},
+    **{f"stages.*.blocks.*.channel.{ours}": f"stages.*.blocks.*.1.{theirs}" for ours, theirs in BLOCK.items()},
+    # channel attention of timm compares its k with its v and mixes its q: ours calls these q, k and v
+    "stages.*.blocks.*.channel.attention.query_key_value": WeightRule(
+        ("stages.*.blocks.*.1.attn.qkv",),
+        lambda parts: parts[0].roll(-(len(parts[0]) // 3), 0),
+        lambda whole, config: [whole.roll(len(whole) // 3, 0)],
+    ),
 }
 DAVIT_HEAD_WIDTH = 32  # in all models of the paper and of timm
 
@@ -75,13 +99,7 @@ def read_vit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[ViTConfig, di
         pool="class" if first else "mean",
         query_key_value_bias="blocks.0.attn.qkv.bias" in weights,
     )
-    if hints.get("pool", config.pool) != config.pool:
-        token = "has" if first else "lacks"
-        raise CheckpointError(
-            f"{source} {token} cls_token, so pool={config.pool!r}; pool={hints['pool']!r} is not supported"
-        )
-    config = override(config, hints)
-    return config, read_weights(vit_rules(config), weights, source)
+    return _read(VIT_NAMES, override(config, hints), weights, source)
 
 
 def read_davit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[DaViTConfig, dict[str, Tensor]]:
@@ -104,59 +122,17 @@ def read_davit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[DaViTConfig
         ff_factor=up[0][0] // up[0][1],
         query_key_value_bias="stages.0.blocks.0.0.attn.qkv.bias" in weights,
     )
-    config = override(config, hints)
-    return config, read_weights(davit_rules(config), weights, source)
+    return _read(DAVIT_NAMES, override(config, hints), weights, source)
 
 
 READERS: dict[str, Callable[..., tuple[Any, dict[str, Tensor]]]] = {"vit": read_vit, "davit": read_davit}
 
 
-def vit_rules(config: ViTConfig) -> list[WeightRule]:
-    """The rules that convert the weights, in both directions."""
-    block = "blocks.{n}."
-    names = {f"{block}{ours}": f"{block}{theirs}" for ours, theirs in VIT_BLOCK.items()}
-    names |= {"patches.projection": "patch_embed.proj", "norm": "norm"} | ({"head": "head"} if config.classes else {})
-    biased = BOTH if config.query_key_value_bias else ("weight",)
-    return expand_blocks(
-        [
-            squeeze("positions.weight", "pos_embed", axes=1),
-            *([squeeze("class_token", "cls_token", axes=2)] if config.pool == "class" else []),
-            *rename_all(names),
-            *rename_all({f"{block}attention.query_key_value": f"{block}attn.qkv"}, biased),
-        ],
-        config.depth,
-    )
-
-
-def davit_rules(config: DaViTConfig) -> list[WeightRule]:
-    """The rules that convert the weights, in both directions."""
-    biased = BOTH if config.query_key_value_bias else ("weight",)
-    names = {"stem.projection": "stem.conv", "stem.norm": "stem.norm", "norm": "head.norm"}
-    names |= {"head": "head.fc"} if config.classes else {}
-    rules: list[WeightRule] = []
-    for stage, depth in enumerate(config.depths):
-        if stage:
-            ours, theirs = f"stages.{stage}.downsample.", f"stages.{stage}.downsample."
-            names |= {f"{ours}norm": f"{theirs}norm", f"{ours}projection": f"{theirs}conv"}
-        for pair in range(depth):
-            block = f"stages.{stage}.blocks.{pair}"
-            rules += rename_all({f"{block}.window.attention.query_key_value": f"{block}.0.attn.qkv"}, biased)
-            rules += [_roll_projections(f"{block}.channel.", f"{block}.1.", part) for part in biased]
-            for kind, number in (("window", 0), ("channel", 1)):
-                names |= {
-                    f"{block}.{kind}.{ours}": f"{block}.{number}.{theirs}" for ours, theirs in DAVIT_BLOCK.items()
-                }
-    return rules + rename_all(names)
-
-
-def _roll_projections(ours: str, theirs: str, part: str) -> WeightRule:
-    """Channel attention of timm compares its k with its v and mixes its q: ours calls these q, k and v."""
-    return WeightRule(
-        (f"{ours}attention.query_key_value.{part}",),
-        (f"{theirs}attn.qkv.{part}",),
-        lambda parts: [parts[0].roll(-(len(parts[0]) // 3), 0)],
-        lambda parts: [parts[0].roll(len(parts[0]) // 3, 0)],
-    )
+def _read(
+    names: WeightTable, config: ConfigType, weights: Mapping[str, Tensor], source: str
+) -> tuple[ConfigType, dict[str, Tensor]]:
+    ours = build_from_config(config, device="meta").state_dict()
+    return config, read_weights(names, weights, ours, source)
 
 
 def _vit_heads(width: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.base.errors import CheckpointError, ConfigError
 from regard.core.masks import padding
 from regard.models.bert import BERT, BERTConfig, BERTOutput
-from regard.models.convert import bert, export
+from regard.models.convert import FAMILIES, export
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.presets import build
 from regard.models.saving import load, read_weights
@@ -118,7 +118,7 @@ def test_an_exported_model_is_loaded_by_transformers(head: str, tmp_path: Path) 
         )
     ).eval()
     export(ours, tmp_path)
-    name = next(theirs for theirs, ours in bert.ARCHITECTURES.items() if ours == head)
+    name = next(name for name, implied in FAMILIES["bert"].architectures.items() if implied["head"] == head)
     theirs = getattr(transformers, name).from_pretrained(tmp_path)
     mine = ours_say(ours, name)
     for part, said in theirs_say(theirs).items():
@@ -137,7 +137,7 @@ def test_presets_are_as_large_as_theirs(name: str, depth: int, width: int, heads
     theirs.tie_weights()
     ours = build(name, device="meta")
     assert ours.parameter_count == sum(parameter.numel() for parameter in theirs.parameters())
-    assert bert.read_config({**config.to_dict(), "architectures": ["BertForPreTraining"]}) == BERTConfig(
+    assert FAMILIES["bert"].read_config({**config.to_dict(), "architectures": ["BertForPreTraining"]}) == BERTConfig(
         width=width, depth=depth, heads=heads, ff_width=4 * width
     )
 
@@ -185,14 +185,14 @@ REFUSED = {
         {"architectures": ["BertForQuestionAnswering"]},
         "is of a BertForQuestionAnswering; supported are",
     ),
-    "an odd activation": ({"hidden_act": "mish"}, "says hidden_act='mish'; known are gelu, gelu_new"),
+    "an odd activation": ({"hidden_act": "mish"}, "says hidden_act='mish', which should be one of gelu, gelu_new"),
     "a width in words": ({"hidden_size": "24"}, "says hidden_size='24', which should be a whole number of 0 or more"),
     "half a layer": ({"num_hidden_layers": 2.5}, r"says num_hidden_layers=2\.5, which should be a whole number"),
     "no head": ({"num_attention_heads": True}, "says num_attention_heads=True, which should be a whole number"),
     "a rate in words": ({"hidden_dropout_prob": "a lot"}, "says hidden_dropout_prob='a lot', which should be a number"),
     "no list": ({"architectures": 3}, "says architectures=3, which should be a list of words"),
     "odd labels": ({"id2label": 3}, "says id2label=3, which should be an object from numbers to labels"),
-    "two activations": ({"hidden_act": ["gelu"]}, r"says hidden_act=\['gelu'\]; known are gelu, gelu_new"),
+    "two activations": ({"hidden_act": ["gelu"]}, r"says hidden_act=\['gelu'\], which should be one of gelu"),
     "no such rate": ({"hidden_dropout_prob": 1.5}, "has settings that no model can have: dropout"),
     "no width": ({"hidden_size": None}, "config.json of this bert lacks hidden_size"),
     "another depth": ({"num_hidden_layers": 4}, r"lacks bert\.encoder\.layer\.3\."),
@@ -224,7 +224,7 @@ def test_a_dropout_that_is_only_for_training_changes_nothing(tmp_path: Path) -> 
 
 
 def test_a_model_that_cannot_be_exported_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="it has no activation 'gated-silu'"):
-        bert.write_config(BERTConfig(activation="gated-silu"), "bert")
+    with pytest.raises(ConfigError, match="it has no hidden_act for 'gated-silu'"):
+        FAMILIES["bert"].write_config(BERTConfig(activation="gated-silu"), "bert")
     with pytest.raises(ConfigError, match="bert: it is built from a BERTConfig, not GPTConfig"):
         export(GPT(GPTConfig(vocab=5, width=6, depth=1, heads=2)), tmp_path, model_type="bert")

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import CheckpointError, ConfigError
-from regard.models.convert import export
-from regard.models.convert.vit import read_config, rules, write_config
-from regard.models.convert.weight_rules import read_weights, write_weights
+from regard.models.convert import FAMILIES, export
 from regard.models.presets import build_from_config
 from regard.models.saving import load
 from regard.models.vit import ViT
@@ -19,6 +17,7 @@ from tests.models.images import VIT, enlarged, images
 
 transformers = pytest.importorskip("transformers", reason="transformers is compared with where it is installed")
 
+FAMILY = FAMILIES["vit"]
 SETTINGS = {
     "image_size": 12,
     "patch_size": 4,
@@ -89,9 +88,10 @@ def test_a_written_model_is_read_by_transformers_and_gives_the_same_logits(
 @pytest.mark.parametrize("classes", [5, 0])
 def test_a_round_trip_through_their_names_is_exact(classes: int) -> None:
     ours = enlarged(build_from_config(replace(VIT, classes=classes, dropout=0.1)))
-    settings = read_config(write_config(ours.config, "vit"))
+    settings = FAMILY.read_config(FAMILY.write_config(ours.config, "vit"))
     assert settings == ours.config
-    back = read_weights(rules(settings), write_weights(rules(ours.config), ours.state_dict()), "what was written")
+    written = FAMILY.write_weights(ours.state_dict(), ours.config)
+    back = FAMILY.read_weights(written, ours.state_dict(), settings, "what was written")
     assert back.keys() == ours.state_dict().keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in ours.state_dict().items())
 
@@ -107,7 +107,7 @@ def test_a_round_trip_through_our_names_is_exact(tmp_path: Path) -> None:
 
 
 def test_transformers_reads_the_exported_configuration() -> None:
-    written = write_config(VIT, "vit")
+    written = FAMILY.write_config(VIT, "vit")
     known = transformers.ViTConfig(**written).to_dict()
     assert {name: known[name] for name in SETTINGS} == SETTINGS
     assert transformers.ViTConfig(**written).num_labels == 5
@@ -133,19 +133,25 @@ def test_transformers_reads_the_exported_configuration() -> None:
 )
 def test_an_unsupported_configuration_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        read_config({"model_type": "vit", **SETTINGS, **changes})
+        FAMILY.read_config({"model_type": "vit", **SETTINGS, **changes})
     assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"pool": "mean", "head": "mlp-tanh"}, "it has no pool='mean', head='mlp-tanh'"),
-        ({"attention": "local", "reach": 1}, "it has no attention='local'"),
-        ({"drop_path": 0.1}, "it has no drop_path=0.1"),
+        (
+            {"pool": "mean", "head": "mlp-tanh"},
+            "this has pool='mean' where it has 'class'; head='mlp-tanh' where it has 'linear'",
+        ),
+        (
+            {"attention": "local", "reach": 1},
+            "this has attention='local' where it has 'full'; reach=1 where it has None",
+        ),
+        ({"drop_path": 0.1}, "this has drop_path=0.1 where it has 0.0"),
     ],
 )
 def test_a_model_that_cannot_be_exported_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        write_config(replace(VIT, **changes), "vit")
+        FAMILY.write_config(replace(VIT, **changes), "vit")
     assert text in str(caught.value)

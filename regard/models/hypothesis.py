@@ -1,0 +1,51 @@
+"""Sequences that are being generated, and the tokens that are streamed from them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "context"]
+
+
+class GeneratedToken(NamedTuple):
+    """One new token, as `stream_tokens` yields it."""
+
+    prompt_index: int
+    token: int
+    log_probability: float  # by the model, before temperature, top_k or top_p
+    finish_reason: FinishReason | None  # set on the last token of a text
+
+
+@dataclass(slots=True)
+class Hypothesis:
+    """A sequence that is being generated."""
+
+    prompt_index: int
+    tokens: list[int]  # the prompt and the new tokens
+    log_probabilities: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def length(self) -> int:
+        """The number of new tokens."""
+        return len(self.log_probabilities)
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[len(self.tokens) - self.length :]
+
+    @property
+    def log_probability(self) -> float:
+        """Of all new tokens together."""
+        return sum(self.log_probabilities)
+
+    def generated(self) -> Iterator[GeneratedToken]:
+        """Yield its new tokens, the last with the finish_reason."""
+        reasons = [None] * (self.length - 1) + [self.finish_reason]
+        for each in zip(self.new_tokens, self.log_probabilities, reasons, strict=True):
+            yield GeneratedToken(self.prompt_index, *each)
+
+    def append(self, token: int, log_probability: float) -> "Hypothesis":
+        """A copy with one more token."""
+        return Hypothesis(self.prompt_index, [*self.tokens, token], [*self.log_probabilities, log_probability])
