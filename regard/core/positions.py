@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import torch
@@ -106,6 +106,30 @@ class NTK(Stretch):
         return inverse_frequencies(base * self.factor ** (width / (width - 2)), width, device)
 
 
+@STRETCHES.add("DynamicNTK")
+@dataclass(frozen=True, slots=True)
+class DynamicNTK(Stretch):
+    """Dynamic NTK scaling: NTK with the factor * n / original - (factor - 1) for an input of n > original positions.
+
+    Shorter inputs are not changed. All frequencies change with n, so a KV cache can hold `original` positions only.
+    emozilla 2023, reddit.com/r/LocalLLaMA/comments/14mrgpr.
+    """
+
+    factor: float
+    original: int
+
+    def __post_init__(self) -> None:
+        _check_factor(self)
+        check_integer("DynamicNTK(original)", self.original, 1, "positions")
+
+    def at_length(self, n: int) -> NTK:
+        """The scaling for an input of n positions."""
+        return NTK(max(self.factor * n / self.original - (self.factor - 1), 1.0))
+
+    def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
+        return inverse_frequencies(base, width, device)
+
+
 @STRETCHES.add("Llama3")
 @dataclass(frozen=True, slots=True)
 class Llama3(Stretch):
@@ -181,7 +205,7 @@ class Rotary:
     pairing: str = "half"
     width: int | None = None
     axes: int = 1
-    stretch: Interpolate | NTK | Llama3 | YaRN | Stretch | None = None  # the four can be written to JSON
+    stretch: Interpolate | NTK | DynamicNTK | Llama3 | YaRN | Stretch | None = None  # these can be written to JSON
 
     def __post_init__(self) -> None:
         _check_base(self.base)
@@ -220,6 +244,8 @@ class Rotary:
             raise ShapeError(f"x is {tuple(x.shape)}, but rotary turns heads, (b h n c)")
         if not x.is_floating_point():
             raise DtypeError(f"rotary turns floating-point heads, but x is {x.dtype}; call x.float() first")
+        if isinstance(self.stretch, DynamicNTK):
+            return replace(self, stretch=self._dynamic_stretch(self.stretch, x.shape[2], positions))(x, positions)
         width = self._rotated_width(x.shape[-1])
         exact = torch.promote_types(x.dtype, torch.float32)
         positions = self._token_positions(x, positions)
@@ -233,6 +259,17 @@ class Rotary:
         a, b = torch.unflatten(x[..., :width].to(exact), -1, shape).unbind(pair)
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), pair).flatten(-3).to(x.dtype)
         return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)
+
+    def _dynamic_stretch(self, stretch: DynamicNTK, n: int, positions: int | Tensor | None) -> NTK:
+        if isinstance(positions, Tensor):
+            return stretch.at_length(int(positions.max()) + 1 if positions.numel() else 0)
+        start = positions or 0
+        if start and start + n > stretch.original:
+            raise ConfigError(
+                f"{stretch} changes the frequencies of earlier positions after {stretch.original}, so that cached keys "
+                "cannot be used; run the whole input without a cache (use_cache=False)"
+            )
+        return stretch.at_length(start + n)
 
     def _rotated_width(self, c: int) -> int:
         """The number of rotated coordinates of heads of width c."""
@@ -313,7 +350,7 @@ def rotary(
     pairing  "half" pairs coordinate k with k + w/2 (Llama of Hugging Face), "interleaved" 2k with 2k + 1 (GPT-J)
     width    rotate the first `width` coordinates only
     axes     2 for images: the first half of the rotated width follows the row, the second the column
-    stretch  Interpolate, NTK, Llama3 or YaRN, for contexts longer than trained on
+    stretch  Interpolate, NTK, DynamicNTK, Llama3 or YaRN, for contexts longer than trained on
     """
     return Rotary(base=base, pairing=pairing, width=width, axes=axes, stretch=stretch)
 
@@ -323,7 +360,7 @@ def _check_base(base: float) -> None:
         raise ConfigError(f"base must be greater than 1, so that frequencies fall from 1 towards 1/base: base={base}")
 
 
-def _check_factor(stretch: Interpolate | NTK | Llama3 | YaRN) -> None:
+def _check_factor(stretch: Interpolate | NTK | DynamicNTK | Llama3 | YaRN) -> None:
     name = type(stretch).__name__
     if not 1 <= check_number(f"{name}(factor)", stretch.factor) < math.inf:
         raise ConfigError(

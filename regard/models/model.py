@@ -13,6 +13,8 @@ from regard.base.validation import check_integer
 from regard.nn.attention import check_probability
 from regard.nn.init import Initializers, init_parameters
 
+MAX_DEPTH = 2000  # of a published model 1,202; with a damaged config.json, building blocks would not end
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
@@ -30,6 +32,8 @@ class Config:
             for each in value if isinstance(value, tuple) else (value,):
                 if isinstance(each, int) and not isinstance(each, bool):
                     check_integer(name, each, 0 if name in zero else 1)
+                    if "depth" in name and each > MAX_DEPTH:
+                        raise ConfigError(f"{name} is {each}, but a model has at most {MAX_DEPTH} blocks")
             if name.endswith(("dropout", "drop_path")):
                 check_probability(name, value)
 

@@ -52,14 +52,14 @@ def build(
     name: str,
     *,
     seed: int = 0,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
     **overrides: Any,
 ) -> Model:
     """Build a model by name with initial weights. `list_models()` lists the names.
 
     seed       of the initial weights
-    device     where its parameters are placed
+    device     where its parameters are placed; None is torch's default device, also inside `with torch.device(...)`
     dtype      of its parameters
     overrides  settings of its configuration, such as depth=4
 
@@ -75,14 +75,14 @@ def build_from_config(
     config: Config,
     *,
     seed: int | None = 0,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Model:
     """Build a model from its configuration; seed=None leaves the weights uninitialised, for a model that is loaded."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigError(f"dtype takes a floating-point type such as torch.float32, not {dtype!r}")
     try:
-        device = torch.device(device)
+        device = torch.get_default_device() if device is None else torch.device(device)
     except (RuntimeError, TypeError):
         raise ConfigError(f"device takes a device such as 'cpu' or 'cuda', not {device!r}") from None
     with torch.device("meta"):  # skips torch's default initialisation

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,10 +24,11 @@ from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError
 from regard.base.tracing import is_meta_or_fake
 from regard.models.model import Config, Model
-from regard.models.presets import MODEL_CLASSES, ZOO, build_from_config, list_models, model_class
+from regard.models.presets import MODEL_CLASSES, ZOO, build_from_config, list_models
 
 CONFIG = "config.json"
 FORMAT = "regard-1"
+LOCK = ".save.lock"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -39,13 +41,15 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
         raise CheckpointError(f"{type(model).__name__} could not be loaded again; saved can be: {known}")
     check_has_numbers(model, "save")
     weights = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-    new = write_atomically(folder / "weights-.safetensors", lambda file: save_file(weights, file), _weights_name)
-    about = {"format": FORMAT, "model": kind, "config": to_json(model.config), "weights": new.name}
-    text = json.dumps(about, indent=1) + "\n"
-    write_atomically(folder / CONFIG, lambda file: file.write_text(text))
-    for old in folder.glob("weights-*.safetensors"):
-        if old.name != new.name:
-            old.unlink()
+    # one save at a time: two that overlap would delete each other's weights
+    with FileLock(folder / LOCK, thread_local=False, is_singleton=False):
+        new = write_atomically(folder / "weights-.safetensors", lambda file: save_file(weights, file), _weights_name)
+        about = {"format": FORMAT, "model": kind, "config": to_json(model.config), "weights": new.name}
+        text = json.dumps(about, indent=1) + "\n"
+        write_atomically(folder / CONFIG, lambda file: file.write_text(text))
+        for old in folder.glob("weights-*.safetensors"):
+            if old.name != new.name:
+                old.unlink()
 
 
 def check_has_numbers(model: Model, action: str) -> None:
@@ -64,11 +68,11 @@ def create_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Model:
+def load(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Model:
     """Load a saved model, ours or Hugging Face's, in eval mode and in the dtype it was saved with.
 
     path    the folder of a model, or the name of a pretrained model of `list_models(pretrained=True)`
-    device  where its parameters are placed
+    device  where its parameters are placed; None is torch's default device
 
     >>> regard.build("mlp").save("folder")
     >>> model = regard.load("folder")
@@ -99,11 +103,10 @@ def _converters() -> ModuleType:
 
 
 def build_with_weights(
-    config: Config, weights: Mapping[str, Tensor], source: str, device: torch.device | str = "cpu"
+    config: Config, weights: Mapping[str, Tensor], source: str, device: torch.device | str | None = None
 ) -> Model:
     """Build the model of a configuration with these weights, which must fit it exactly."""
-    with torch.device("meta"):
-        wanted = model_class(config)(config).state_dict()
+    wanted = build_from_config(config, device="meta").state_dict()
     missing, unknown = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
     if missing or unknown:
         lists = (("missing", missing), ("unknown", unknown))
@@ -119,7 +122,7 @@ def build_with_weights(
     model = build_from_config(config, seed=None, device="meta")
     # in the dtype it was saved with, and copied: in a file tensors are not aligned
     model.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
-    return model.to(device).eval()
+    return model.to(torch.get_default_device() if device is None else device).eval()
 
 
 def pretrained_folder(path: str | os.PathLike[str]) -> Path:

@@ -21,7 +21,8 @@ from regard.nn.init import Initializers, constant, fan_in, normal
 from regard.nn.linear import LinearAttention
 from regard.nn.norms import norm
 
-POOLS = ("class", "mean")
+# what is pooled, and the number of tokens before the first patch
+POOLS = {"class": 1, "mean": 0, "class-mean": 1, "class-distilled": 2}
 HEADS = ("linear", "mlp-tanh")
 POSITIONS = ("learned", "none")
 ATTENTIONS = ("full", "local", "global-local", "linear")
@@ -34,8 +35,8 @@ class ViTConfig(Config):
 
     image      side of the images that positions are learned for; they are interpolated for other sizes
     classes    0 returns pooled features instead of logits
-    pool       "class" has a class token before the patches and reads it; "mean" takes the mean of the patches. Both
-               come after the final norm
+    pool       what the head reads, after the final norm: "class", a class token before the patches; "mean", the mean of
+               the patches; "class-mean", both (DINOv2); "class-distilled", a class and a distillation token (DeiT)
     head       "mlp-tanh" has one more layer, as in the paper's pretraining
     attention  "full"; "local": patches see those within `reach` rows and columns, and the class token sees all patches
                but is not seen; "global-local": all patches see it, too; "linear": linear attention
@@ -64,7 +65,12 @@ class ViTConfig(Config):
 
     def __post_init__(self) -> None:
         self.check(zero=("classes",))
-        for name, choices in (("pool", POOLS), ("head", HEADS), ("positions", POSITIONS), ("attention", ATTENTIONS)):
+        for name, choices in (
+            ("pool", tuple(POOLS)),
+            ("head", HEADS),
+            ("positions", POSITIONS),
+            ("attention", ATTENTIONS),
+        ):
             self.check_choice(name, choices)
         check_heads(self.width, self.heads)
         if self.image % self.patch:
@@ -77,7 +83,7 @@ class ViTConfig(Config):
                 f"reach is for {' and '.join(NEEDS_REACH)} attention, in rows and columns of patches: "
                 f"attention={self.attention!r}, reach={self.reach}"
             )
-        if self.attention == "global-local" and self.pool != "class":
+        if self.attention == "global-local" and self.pool == "mean":
             raise ConfigError("global-local attention needs the class token: pool='class'; or choose 'local'")
         if self.attention == "linear" and self.attention_dropout:
             raise ConfigError("linear attention has no weights to drop; set attention_dropout=0")
@@ -101,15 +107,17 @@ class ViT(Model):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        self.prefix_tokens = 1 if config.pool == "class" else 0  # tokens before the first patch
+        self.prefix_tokens = POOLS[config.pool]  # tokens before the first patch
         self.patches = PatchEmbedding(config.width, config.patch, config.channels)
         self.class_token = nn.Parameter(torch.zeros(config.width)) if self.prefix_tokens else None
+        self.distillation_token = nn.Parameter(torch.zeros(config.width)) if self.prefix_tokens > 1 else None
         learned = config.positions == "learned"
         self.positions = LearnedPositions(self.prefix_tokens + config.side**2, config.width) if learned else None
         self.blocks = nn.ModuleList(_block(config, number) for number in range(config.depth))
         self.norm = norm("layer", config.width, config.eps)
-        self.head_hidden = nn.Linear(config.width, config.width) if config.head == "mlp-tanh" else None
-        self.head = nn.Linear(config.width, config.classes) if config.classes else None
+        pooled = config.width * (2 if config.pool.startswith("class-") else 1)
+        self.head_hidden = nn.Linear(pooled, pooled) if config.head == "mlp-tanh" else None
+        self.head = nn.Linear(pooled, config.classes) if config.classes else None
         self.init_weights()
 
     def mask(self, columns: int) -> Mask:
@@ -119,12 +127,15 @@ class ViT(Model):
         near = LocalPatches(self.config.reach, columns, self.prefix_tokens)
         if not self.prefix_tokens:
             return near
-        return near | (global_tokens(1) if self.config.attention == "global-local" else FirstRows(1))
+        first = global_tokens if self.config.attention == "global-local" else FirstRows
+        return near | first(self.prefix_tokens)
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
         """Logits of the classes, or pooled features with classes=0."""
         hidden = self.hidden(image)
-        pooled = hidden[:, 0] if self.prefix_tokens else hidden.mean(1)
+        pooled = hidden[:, : self.prefix_tokens].flatten(1)
+        if self.config.pool.endswith("mean"):
+            pooled = torch.cat([pooled, hidden[:, self.prefix_tokens :].mean(1)], -1)
         if self.head_hidden is not None:
             pooled = self.head_hidden(pooled).tanh()
         return pooled if self.head is None else self.head(pooled)
@@ -140,8 +151,8 @@ class ViT(Model):
         grid = self.patches(image)
         # in the dtype of the parameters: autocast lowers the convolution, but the residual stream stays exact
         x = grid.flatten(1, 2).to(self.norm.weight.dtype)
-        if self.class_token is not None:
-            x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
+        tokens = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        x = torch.cat([*(token.expand(x.shape[0], 1, -1) for token in tokens), x], 1)
         if self.positions is None:
             return x
         table, old, new = self.positions.weight, (self.config.side, self.config.side), (grid.shape[1], grid.shape[2])
@@ -156,7 +167,7 @@ class ViT(Model):
 
     def initializers(self) -> Initializers:
         return {
-            "class_token": normal(0.02),
+            "*_token": normal(0.02),
             "positions.weight": normal(0.02, cut=2),
             "patches.projection.weight": fan_in(),
             "*norm.weight": constant(1.0),

@@ -107,7 +107,10 @@ def check_integers(name: str, x: object, read_as: str, end: int, known: str) -> 
         raise ShapeError(f"{name} is {tuple(x.shape)}, but is read as ({read_as})")
     if x.device.type != "cpu" or torch.compiler.is_compiling() or is_meta_or_fake(x) or not x.numel():
         return x  # reading values would synchronise with the device, or there are none
-    low, high = (int(each) for each in x.aminmax())
+    values = x
+    while torch._C._functorch.is_functorch_wrapped_tensor(values):  # inside torch.func.vmap or grad
+        values = torch._C._functorch.get_unwrapped(values)
+    low, high = (int(each) for each in values.aminmax())
     if low < 0 or high >= end:
         raise ShapeError(f"{name} holds {low if low < 0 else high}, but {known}")
     return x
@@ -130,7 +133,7 @@ def check_floats(name: str, x: Tensor, read_as: str, axis: int, size: int) -> No
         raise DtypeError(f"{name} must be a floating-point tensor read as ({read_as}), not {came}")
     if x.ndim != len(axes) or x.shape[axis] != size or x.shape[0] == 0:
         raise ShapeError(
-            f"{name} is {tuple(x.shape)}, but is read as ({read_as}) with {size} {axes[axis]} and at least one in the batch"
+            f"{name} is {tuple(x.shape)}, but is read as ({read_as}) with {size} {axes[axis]} and b of at least one"
         )
 
 

@@ -30,7 +30,7 @@ class Initializer:
 
     def fill(self, tensor: Tensor, draws: torch.Generator) -> None:
         """Fill the tensor in place. Values are drawn in float32 on the CPU, whatever its dtype and device."""
-        exact = torch.empty(tensor.shape, dtype=torch.float32).fill_(self.value)
+        exact = torch.full(tensor.shape, self.value, dtype=torch.float32, device="cpu")
         if self.bound:
             exact.uniform_(self.value - self.bound, self.value + self.bound, generator=draws)
         elif self.std and math.isfinite(self.cut):

@@ -343,3 +343,19 @@ def test_weights_of_nan_give_a_loss_of_nan(variant):
                     parameter.fill_(torch.nan)
         logits = model(tokens())
         assert functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()).isnan()
+
+
+def test_gradients_of_each_sequence_by_vmap() -> None:
+    model = GPT(TINY)
+    parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    tokens = torch.randint(0, TINY.vocab, (5, 7), generator=torch.Generator().manual_seed(1))
+
+    def loss(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(model, parameters, (row[None],)).square().mean()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, tokens)
+    for number, row in enumerate(tokens):
+        for name, gradient in torch.func.grad(loss)(parameters, row).items():
+            torch.testing.assert_close(each[name][number], gradient)
+    with pytest.raises(ShapeError, match=f"tokens holds {TINY.vocab}, but the vocabulary has"):
+        torch.func.vmap(loss, (None, 0))(parameters, tokens + TINY.vocab - tokens.max())

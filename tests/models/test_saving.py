@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import regard
 from regard.base.errors import CheckpointError, ConfigError, RegardError
 from regard.core.positions import Llama3, Rotary
 from regard.models import saving
+from regard.models.davit import DaViTConfig
 from regard.models.gpt import GPT, GPTConfig, SyntheticAttention
 from regard.models.presets import MODEL_CLASSES
+from regard.models.transformer import TransformerConfig
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.synthesizer import Synthesizer
 
@@ -54,8 +57,59 @@ def test_old_weights_are_deleted(tmp_path: Path) -> None:
     GPT(TINY).save(tmp_path)
     model = regard.build("birthplace", depth=1)
     model.save(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("[!.]*"))) == 2
     assert same(regard.load(tmp_path), model)
+
+
+def test_saves_that_overlap_leave_one_complete_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first save has replaced the configuration and is about to delete the old weights, which the second writes."""
+    old, new = GPT(TINY), GPT(replace(TINY, depth=1))
+    old.save(tmp_path)
+    second = threading.Thread(target=old.save, args=(tmp_path,))
+    glob = Path.glob
+
+    def start_second(self: Path, pattern: str) -> list[Path]:
+        found = list(glob(self, pattern))
+        if pattern.startswith("weights") and not second.is_alive() and second.ident is None:
+            second.start()
+            second.join(0.5)  # it waits for the lock, or without one it is finished
+        return found
+
+    monkeypatch.setattr(Path, "glob", start_second)
+    new.save(tmp_path)
+    second.join()
+    monkeypatch.undo()
+    assert same(regard.load(tmp_path), old)
+
+
+@pytest.mark.parametrize("depth", [2_001, 10**7])
+def test_a_depth_that_no_model_has_is_refused_at_once(depth: int, tmp_path: Path) -> None:
+    GPT(TINY).save(tmp_path)
+    edit_config(tmp_path, depth=depth)
+    with pytest.raises(ConfigError, match=f"depth is {depth}, but a model has at most 2000 blocks"):
+        regard.load(tmp_path)
+    with pytest.raises(ConfigError, match="decoder_depth is 2001, but"):
+        TransformerConfig(vocab=5, decoder_depth=2_001)
+    with pytest.raises(ConfigError, match="depths is 2001, but"):
+        DaViTConfig(depths=(1, 1, 2_001, 1))
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_the_default_device_of_torch_is_used(device: str, tmp_path: Path) -> None:
+    model = regard.build("gpt2", vocab=29, width=24, depth=1, heads=4, seed=3)
+    model.save(tmp_path)
+    with torch.device(device):
+        inside = [regard.build("gpt2", vocab=29, width=24, depth=1, heads=4, seed=3), regard.load(tmp_path)]
+    torch.set_default_device(device)
+    try:
+        inside += [regard.build("gpt2", vocab=29, width=24, depth=1, heads=4, seed=3), regard.load(tmp_path)]
+    finally:
+        torch.set_default_device(None)
+    for other in inside:
+        assert {parameter.device.type for parameter in other.parameters()} == {device}
+        assert device == "meta" or same(other, model)
+    with torch.device("meta"):
+        assert same(regard.build("gpt2", vocab=29, width=24, depth=1, heads=4, seed=3, device="cpu"), model)
 
 
 MOMENTS = ["while weights are written", "before weights are renamed", "before the configuration", "while it is renamed"]

@@ -190,15 +190,20 @@ def test_a_stream_refuses_what_does_not_fit_and_goes_on():
     [
         (torch.zeros(2, 9, 4), None, ShapeError, r"frames is \(2, 9, 4\), but is read as \(b n mels\) with 5 mels"),
         (torch.zeros(9, 5), None, ShapeError, r"frames is \(9, 5\)"),
-        (torch.zeros(0, 9, 5), None, ShapeError, "at least one sequence"),
+        (torch.zeros(0, 9, 5), None, ShapeError, "and b of at least one"),
         (torch.zeros(2, 3, 5), None, ShapeError, "frames has 3 frames, but a row of logits is made of 4"),
         (torch.zeros(2, 9, 5).long(), None, DtypeError, r"read as \(b n mels\), not torch\.int64"),
         ("sound", None, DtypeError, "not str"),
         (torch.zeros(2, 9, 5), torch.tensor([9]), ShapeError, r"lengths is \(1,\), but frames has b=2"),
         (torch.zeros(2, 9, 5), torch.tensor([9, 10]), ShapeError, "lengths holds 10, but frames has 9 frames"),
         (torch.zeros(2, 9, 5), torch.tensor([9, -1]), ShapeError, "lengths holds -1"),
-        (torch.zeros(2, 9, 5), torch.tensor([9.0, 1.0]), DtypeError, "one for each sequence, not torch.float32"),
-        (torch.zeros(2, 9, 5), [9, 9], DtypeError, "one for each sequence, not list"),
+        (
+            torch.zeros(2, 9, 5),
+            torch.tensor([9.0, 1.0]),
+            DtypeError,
+            r"read as \(b\), not torch\.float32",
+        ),
+        (torch.zeros(2, 9, 5), [9, 9], DtypeError, "whole numbers .* not list"),
     ],
 )
 def test_bad_inputs_are_refused(frames, lengths, kind, words):

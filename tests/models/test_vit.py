@@ -213,7 +213,7 @@ def test_an_image_that_patches_do_not_cover_is_refused() -> None:
         ({"image": 30}, "image must be a multiple of patch: image=30, patch=4; try image=32"),
         ({"image": 1}, "image must be a multiple of patch: image=1, patch=4; try image=4"),
         ({"heads": 5}, "width must be a multiple of heads: width=24, heads=5; try heads=4"),
-        ({"pool": "max"}, "pool is one of class, mean, not 'max'"),
+        ({"pool": "max"}, "pool is one of class, mean, class-mean, class-distilled, not 'max'"),
         ({"head": "mlp"}, "head is one of linear, mlp-tanh, not 'mlp'"),
         ({"positions": "rotary"}, "positions is one of learned, none, not 'rotary'"),
         ({"attention": "sparse"}, "attention is one of full, local, global-local, linear, not 'sparse'"),

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.base.atomic_write import write_atomically
-from regard.base.errors import CheckpointError, ConfigError, ShapeError
+from regard.base.errors import CheckpointError, ConfigError, ShapeError, UnknownNameError
 from regard.base.registry import Registry
 from regard.models.convert import bart, bert, gpt2, llama, vit
 from regard.models.convert.family import Family
@@ -39,9 +39,23 @@ for _file in (gpt2, llama, bert, vit, bart):
         FAMILIES.add(_name)(_family)
 
 
-def load(folder: Path, hf: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Model:
+def find_family(model_type: str) -> Family:
+    """The family of a model_type; the error for another one says how to run its models."""
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    # the same letters in another order are a slip; most other names that are similar are families of their own
+    letters = sorted(filter(str.isalnum, model_type.lower()))
+    near = [name for name in FAMILIES if sorted(filter(str.isalnum, name)) == letters]
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise UnknownNameError(
+        f"model_type {model_type!r} cannot be converted{hint} (there are: {', '.join(FAMILIES)}). Other families run in "
+        "transformers with attn_implementation='regard', after regard.integrations.huggingface.register()"
+    )
+
+
+def load(folder: Path, hf: Mapping[str, Any], *, device: torch.device | str | None = None) -> Model:
     """Load a Hugging Face folder whose config.json is `hf`."""
-    config, family, source = load_config(folder, hf), FAMILIES[str(hf["model_type"])], str(folder)
+    config, family, source = load_config(folder, hf), find_family(str(hf["model_type"])), str(folder)
     empty = build_from_config(config, device="meta").state_dict()
     return build_with_weights(config, family.read_weights(read_folder(folder), empty, config, source), source, device)
 
@@ -50,7 +64,7 @@ def load_config(folder: Path, hf: Mapping[str, Any]) -> Config:
     """Our configuration for a Hugging Face folder whose config.json is `hf`."""
     if "model_type" not in hf:
         raise CheckpointError(f"{folder / CONFIG} has neither our format nor a model_type, so its model is unknown")
-    family = FAMILIES[str(hf["model_type"])]
+    family = find_family(str(hf["model_type"]))
     try:
         return family.read_config(hf)
     except (ConfigError, ShapeError) as error:  # the types are right, but the values do not fit each other
@@ -119,7 +133,7 @@ def _export_config(model: Model, wanted: str | None) -> tuple[str, dict[str, Any
     reasons = []
     for kind in FAMILIES if wanted is None else [wanted]:
         try:
-            return kind, FAMILIES[kind].write_config(model.config, kind)
+            return kind, find_family(kind).write_config(model.config, kind)
         except ConfigError as error:
             reasons.append(f"{kind}: {error}")
     listed = "".join(f"\n  - {reason}" for reason in reasons)

@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from regard.base.errors import CheckpointError
 from regard.models.convert import config_fields as fields
 from regard.models.convert.config_fields import Field, HFConfig
 from regard.models.convert.family import Family
-from regard.models.convert.weight_rules import WeightRule, concatenate, squeeze
+from regard.models.convert.weight_rules import WeightRule, concatenate, skip_rows, squeeze
 from regard.models.transformer import TransformerConfig
 from regard.nn.embeddings import SinusoidalPositions
 
@@ -31,7 +30,6 @@ FIELDS = {
     "ff_dropout": Field("activation_dropout", fields.get_float, 0.0),
 }
 STACKS = ("encoder", "decoder")
-OFFSET = 2  # rows before position 0 in their position tables, which nothing reads
 NAMES: dict[str, str | WeightRule] = {
     "tokens": "model.shared",
     "output_bias": squeeze("final_logits_bias", axes=1),
@@ -39,11 +37,7 @@ NAMES: dict[str, str | WeightRule] = {
 for _stack in STACKS:
     _block = f"model.{_stack}.layers.*."
     NAMES |= {
-        f"{_stack}.positions": WeightRule(
-            (f"model.{_stack}.embed_positions",),
-            lambda parts: parts[0][OFFSET:],
-            lambda whole, config: [pad(whole, (0, 0, OFFSET, 0))],
-        ),
+        f"{_stack}.positions": skip_rows(f"model.{_stack}.embed_positions", 2),
         f"{_stack}.embedding_norm": f"model.{_stack}.layernorm_embedding",
         f"{_stack}.blocks.*.feedforward.up": f"{_block}fc1",
         f"{_stack}.blocks.*.feedforward.down": f"{_block}fc2",

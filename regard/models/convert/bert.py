@@ -1,4 +1,11 @@
-"""Convert BERT of Hugging Face: BertForPreTraining, BertForMaskedLM, BertForSequenceClassification and BertModel."""
+"""Convert BERT, RoBERTa and DistilBERT of Hugging Face.
+
+RoBERTa (Liu et al. 2019, arXiv:1907.11692) has no next-sentence prediction, and its classifier contains the pooler.
+DistilBERT (Sanh et al. 2019, arXiv:1910.01108) has no segments and no pooler: DistilBertForMaskedLM only.
+"""
+
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -6,8 +13,7 @@ from regard.models.bert import BERTConfig
 from regard.models.convert import config_fields as fields
 from regard.models.convert.config_fields import Field
 from regard.models.convert.family import Family
-from regard.models.convert.weight_rules import WeightTable, concatenate
-from regard.models.model import Config
+from regard.models.convert.weight_rules import WeightRule, concatenate, skip_rows
 
 # classifier_dropout is not read: where it differs from hidden_dropout_prob, only training does
 FIELDS = {
@@ -21,59 +27,167 @@ FIELDS = {
     "attention_dropout": Field("attention_probs_dropout_prob", fields.get_float, 0.1),
     "classes": Field("num_labels", fields.get_num_labels, 2, fields.write_labels),
 }
-NAMES: WeightTable = {
-    "tokens": "bert.embeddings.word_embeddings",
-    "positions": "bert.embeddings.position_embeddings",
-    "segments": "bert.embeddings.token_type_embeddings",
-    "embedding_norm": "bert.embeddings.LayerNorm",
-    "blocks.*.attention.query_key_value": concatenate(
-        "bert.encoder.layer.*.attention.self.{}", ("query", "key", "value")
-    ),
-    "blocks.*.attention.out": "bert.encoder.layer.*.attention.output.dense",
-    "blocks.*.attention_norm": "bert.encoder.layer.*.attention.output.LayerNorm",
-    "blocks.*.feedforward.up": "bert.encoder.layer.*.intermediate.dense",
-    "blocks.*.feedforward.down": "bert.encoder.layer.*.output.dense",
-    "blocks.*.feedforward_norm": "bert.encoder.layer.*.output.LayerNorm",
-    "words.dense": "cls.predictions.transform.dense",
-    "words.norm": "cls.predictions.transform.LayerNorm",
-    "words.bias": "cls.predictions.bias",
-    "pair": "cls.seq_relationship",
-    "pooler": "bert.pooler.dense",
-    "classifier": "classifier",
+# positions are counted from the id of the padding token, 1, plus 1
+ROBERTA_CONTEXT = Field(
+    "max_position_embeddings",
+    lambda hf, name, default: fields.get_int(hf, name) - 2,
+    write=lambda name, context: {name: context + 2},
+)
+DISTILBERT_FIELDS = {
+    "vocab": Field("vocab_size"),
+    "context": Field("max_position_embeddings"),
+    "width": Field("dim"),
+    "depth": Field("n_layers"),
+    "heads": Field("n_heads"),
+    "ff_width": Field("hidden_dim"),
+    "activation": fields.name_field("activation", fields.ACTIVATION, "gelu"),
+    "dropout": Field("dropout", fields.get_float, 0.1),
+    "attention_dropout": Field("attention_dropout", fields.get_float, 0.1),
 }
+EMBEDDINGS = {
+    "tokens": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "segments": "embeddings.token_type_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
+    "pooler": "pooler.dense",
+}
+BLOCK = {
+    "attention.out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "feedforward.up": "intermediate.dense",
+    "feedforward.down": "output.dense",
+    "feedforward_norm": "output.LayerNorm",
+}
+DISTILBERT_BLOCK = {
+    "attention.out": "attention.out_lin",
+    "attention_norm": "sa_layer_norm",
+    "feedforward.up": "ffn.lin1",
+    "feedforward.down": "ffn.lin2",
+    "feedforward_norm": "output_layer_norm",
+}
+DISTILBERT_ATTENTION = concatenate("distilbert.transformer.layer.*.attention.{}_lin", "qkv")
+
+
+def encoder_names(prefix: str, layer: str, block: Mapping[str, str], projections: WeightRule) -> dict[str, Any]:
+    """The names of embeddings and blocks of an encoder."""
+    return {
+        **{ours: f"{prefix}{theirs}" for ours, theirs in EMBEDDINGS.items()},
+        **{f"blocks.*.{ours}": f"{prefix}{layer}.*.{theirs}" for ours, theirs in block.items()},
+        "blocks.*.attention.query_key_value": projections,
+    }
+
+
+def _attention(prefix: str) -> WeightRule:
+    return concatenate(f"{prefix}encoder.layer.*.attention.self.{{}}", ("query", "key", "value"))
 
 
 class BERTFamily(Family):
     """BERT."""
 
-    def clean_weights(self, weights: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
+    def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         """Use today's names of norms."""
         gamma, beta = ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")
         return {name.replace(*gamma).replace(*beta): tensor for name, tensor in weights.items()}
 
 
-FAMILIES = {
-    "bert": BERTFamily(
+class RoBERTaFamily(Family):
+    """RoBERTa."""
+
+    def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+        return {name.replace("classifier.dense", "roberta.pooler.dense"): x for name, x in weights.items()}
+
+    def write_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+        theirs = super().write_weights(weights, config)
+        pooler = "classifier.dense" if config.head == "classes" else "roberta.pooler.dense"
+        return {name.replace("roberta.pooler.dense", pooler): tensor for name, tensor in theirs.items()}
+
+
+class DistilBERTFamily(Family):
+    """DistilBERT: its positions include the only segment."""
+
+    def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+        """Add a segment of zeros."""
+        some = next(iter(weights.values()))
+        return {"distilbert.embeddings.token_type_embeddings.weight": some.new_zeros(1, config.width), **weights}
+
+    def write_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+        segment = weights["segments.weight"]
+        theirs = super().write_weights({**weights, "positions.weight": weights["positions.weight"] + segment}, config)
+        del theirs["distilbert.embeddings.token_type_embeddings.weight"]
+        return theirs
+
+
+HEADS = {
+    "Model": "none",
+    "ForPreTraining": "pretraining",
+    "ForMaskedLM": "masked",
+    "ForSequenceClassification": "classes",
+}
+
+
+def _family(family: type[Family], kind: str, name: str, without: str, words: str, **more: Any) -> Family:
+    """BERT or RoBERTa, whose classes start with a name; words is where the bias of the word head is."""
+    return family(
         config=BERTConfig,
-        architectures={
-            "BertModel": {"head": "none"},
-            "BertForPreTraining": {"head": "pretraining"},
-            "BertForMaskedLM": {"head": "masked"},
-            "BertForSequenceClassification": {"head": "classes"},
-        },
-        fields=FIELDS,
-        names=NAMES,
-        prefix="bert.",
-        fixed={
-            "is_decoder": False,
-            "add_cross_attention": False,
-            "position_embedding_type": "absolute",
-            "tie_word_embeddings": True,
-        },
+        architectures={f"{name}{suffix}": {"head": head} for suffix, head in HEADS.items() if head != without},
+        prefix=f"{kind}.",
         tied={
-            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-            "cls.predictions.decoder.bias": "cls.predictions.bias",
+            f"{words}.decoder.weight": f"{kind}.embeddings.word_embeddings.weight",
+            f"{words}.decoder.bias": f"{words}.bias",
         },
-        ignored=("bert.embeddings.position_ids",),  # 0, 1, 2...
+        ignored=(f"{kind}.embeddings.position_ids",),  # 0, 1, 2...
+        **more,
     )
+
+
+ENCODER_ONLY = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
+FAMILIES = {
+    "bert": _family(
+        BERTFamily,
+        "bert",
+        "Bert",
+        without="",
+        words="cls.predictions",
+        fields=FIELDS,
+        names={
+            **encoder_names("bert.", "encoder.layer", BLOCK, _attention("bert.")),
+            "words.dense": "cls.predictions.transform.dense",
+            "words.norm": "cls.predictions.transform.LayerNorm",
+            "words.bias": "cls.predictions.bias",
+            "pair": "cls.seq_relationship",
+            "classifier": "classifier",
+        },
+        fixed={**ENCODER_ONLY, "position_embedding_type": "absolute"},
+    ),
+    "roberta": _family(
+        RoBERTaFamily,
+        "roberta",
+        "Roberta",
+        without="pretraining",
+        words="lm_head",
+        fields={**FIELDS, "context": ROBERTA_CONTEXT},
+        names={
+            **encoder_names("roberta.", "encoder.layer", BLOCK, _attention("roberta.")),
+            "positions": skip_rows("roberta.embeddings.position_embeddings", 2),
+            "words.dense": "lm_head.dense",
+            "words.norm": "lm_head.layer_norm",
+            "words.bias": "lm_head.bias",
+            "classifier": "classifier.out_proj",
+        },
+        fixed={**ENCODER_ONLY, "pad_token_id": 1, "hidden_act": "gelu"},  # their word head has gelu in any case
+    ),
+    "distilbert": DistilBERTFamily(
+        config=BERTConfig,
+        architectures={"DistilBertForMaskedLM": {"head": "masked", "segments": 1}},
+        fields=DISTILBERT_FIELDS,
+        names={
+            **encoder_names("distilbert.", "transformer.layer", DISTILBERT_BLOCK, DISTILBERT_ATTENTION),
+            "words.dense": "vocab_transform",
+            "words.norm": "vocab_layer_norm",
+            "words.bias": "vocab_projector.bias",
+        },
+        prefix="distilbert.",
+        fixed={"tie_word_embeddings": True},
+        tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    ),
 }

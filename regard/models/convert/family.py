@@ -52,7 +52,7 @@ class Family:
         if not isinstance(config, self.config):
             raise ConfigError(f"it is built from a {self.config.__name__}, not {type(config).__name__}")
         config = resolve_defaults(config)
-        hf = {"model_type": model_type, **self.fixed, **self.write_settings(config)}
+        hf = {"model_type": model_type, **self.write_settings(config), **self.fixed}
         different = list_differences(config, resolve_defaults(self.read_config(hf)))
         if different:
             raise ConfigError(f"this has {'; '.join(different)}")

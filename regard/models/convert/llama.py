@@ -1,15 +1,19 @@
-"""Convert Llama-like decoders of Hugging Face: llama, mistral, qwen2 and qwen3.
+"""Convert Llama-like decoders of Hugging Face: llama, mistral, qwen2, qwen3 and phi3.
 
-They are one network with few differences: mistral may have a sliding window, qwen2 has biases on queries, keys and
-values, qwen3 normalises queries and keys.
+They are one network with few differences: llama may have biases, mistral and phi3 a sliding window; qwen2 has biases on
+queries, keys and values, qwen3 normalises queries and keys; phi3 stores some matrices as one.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from regard.base.errors import CheckpointError, ConfigError
-from regard.core.positions import Interpolate, Llama3, Rotary, Stretch, YaRN
+from regard.core.positions import DynamicNTK, Interpolate, Llama3, Rotary, Stretch, YaRN
 from regard.models.convert import config_fields as fields
 from regard.models.convert.config_fields import Field, HFConfig
 from regard.models.convert.family import Family
@@ -42,10 +46,13 @@ NAMES: WeightTable = {
     "blocks.*.attention_norm": "model.layers.*.input_layernorm",
     "blocks.*.feedforward_norm": "model.layers.*.post_attention_layernorm",
 }
+PHI3_NAMES = {**NAMES, "blocks.*.attention.query_key_value": "model.layers.*.self_attn.qkv_proj"}
+BIASES = ("attention_bias", "mlp_bias")
 _ORIGINAL = {"factor": "factor", "original": "original_max_position_embeddings"}
 # each rope_type with our class, and their names of its settings
 STRETCHES: dict[str, tuple[type[Stretch], dict[str, str]]] = {
     "linear": (Interpolate, {"factor": "factor"}),
+    "dynamic": (DynamicNTK, {"factor": "factor"}),
     "llama3": (Llama3, {**_ORIGINAL, "low": "low_freq_factor", "high": "high_freq_factor"}),
     "yarn": (YaRN, {**_ORIGINAL, "fast": "beta_fast", "slow": "beta_slow", "attention_factor": "attention_factor"}),
 }
@@ -58,6 +65,7 @@ class LlamaFamily(Family):
     kv_heads, head_width, window
              transformers' default of a setting that config.json does not have
     windows  whether there is a setting sliding_window
+    biases   whether there are settings attention_bias and mlp_bias; if only one is true, ours has zeros for the other
     mixer    settings of attention that all models of the family have
     """
 
@@ -65,6 +73,7 @@ class LlamaFamily(Family):
     head_width: int | None = None
     window: int | None = None
     windows: bool = False
+    biases: bool = False
     mixer: dict[str, Any]
 
     def read_settings(self, hf: HFConfig) -> dict[str, Any]:
@@ -77,8 +86,11 @@ class LlamaFamily(Family):
             head_width=None if same else head_width,
             **self.mixer,
         )
-        positions, window = _read_rotary(hf), self._read_window(hf)
-        network = {"positions": positions, "mixer": mixer, "window": window, "norm": "rms", "bias": False}
+        positions, window = _read_rotary(hf, settings["context"]), self._read_window(hf)
+        if isinstance(positions.stretch, DynamicNTK):
+            settings["context"] = int(settings["context"] * positions.stretch.factor)
+        bias = [fields.get_bool(hf, name, False) for name in BIASES] if self.biases else []
+        network = {"positions": positions, "mixer": mixer, "window": window, "norm": "rms", "bias": any(bias)}
         return {**settings, **network, "dropout": 0.0}
 
     def write_settings(self, config: GPTConfig) -> dict[str, Any]:
@@ -86,6 +98,7 @@ class LlamaFamily(Family):
         if not isinstance(mixer, DotProductAttention) or not isinstance(rotary, Rotary):
             raise ConfigError(f"this has mixer={mixer!r} and positions={rotary!r} where it has attention and Rotary")
         window = {"sliding_window": None if config.window is None else config.window + 1}
+        original = {"max_position_embeddings": getattr(rotary.stretch, "original", None)}
         return {
             **super().write_settings(config),
             "num_key_value_heads": mixer.kv_heads,
@@ -93,7 +106,15 @@ class LlamaFamily(Family):
             "rope_parameters": {"rope_theta": rotary.base, **_write_stretch(rotary.stretch)},
             "rope_theta": rotary.base,  # where older releases look for it
             **(window if self.windows else {}),
+            **(dict.fromkeys(BIASES, config.bias) if self.biases else {}),
+            **(original if isinstance(rotary.stretch, DynamicNTK) else {}),
         }
+
+    def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+        """Add the biases that are missing, as zeros."""
+        for name in [name for name in weights if config.bias and name.endswith("_proj.weight")]:
+            weights.setdefault(name.replace("weight", "bias"), weights[name].new_zeros(len(weights[name])))
+        return weights
 
     def _read_window(self, hf: HFConfig) -> int | None:
         """Earlier tokens that each token sees: theirs counts the token itself, ours does not."""
@@ -111,7 +132,24 @@ class LlamaFamily(Family):
         return None if size is None else size - 1
 
 
-def _read_rotary(hf: HFConfig) -> Rotary:
+class Phi3Family(LlamaFamily):
+    """Phi-3: gate and up are one matrix. Abdin et al. 2024, arXiv:2404.14219."""
+
+    def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+        for name in [name for name in weights if name.endswith("gate_up_proj.weight")]:
+            halves = weights.pop(name).chunk(2)
+            weights |= zip((name.replace("gate_up", part) for part in ("gate", "up")), halves, strict=True)
+        return weights
+
+    def write_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+        theirs = super().write_weights(weights, config)
+        for name in [name for name in theirs if name.endswith("gate_proj.weight")]:
+            both = [theirs.pop(name), theirs.pop(name.replace("gate", "up"))]
+            theirs[name.replace("gate", "gate_up")] = torch.cat(both)
+        return theirs
+
+
+def _read_rotary(hf: HFConfig, context: int) -> Rotary:
     """The rotary positions, from where releases of today and older ones store them."""
     section = "rope_parameters" if hf.get("rope_parameters") is not None else "rope_scaling"
     rope = fields.get_section(hf, section)
@@ -127,6 +165,8 @@ def _read_rotary(hf: HFConfig) -> Rotary:
         return Rotary(base=base)
     if kind not in STRETCHES:
         raise CheckpointError(f"config.json of this {hf['model_type']} stretches positions by {kind!r}: not supported")
+    if kind == "dynamic":  # relative to max_position_embeddings
+        return Rotary(base=base, stretch=DynamicNTK(fields.get_float(rope, f"{section}.factor"), context))
     stretch, names = STRETCHES[kind]
     if kind == "yarn":
         rope = {**_yarn_defaults(rope, section), **{name: value for name, value in rope.items() if value is not None}}
@@ -159,16 +199,15 @@ def _write_stretch(stretch: Stretch | None) -> dict[str, Any]:
     raise ConfigError(f"this has stretch={stretch!r} where it has one of {known}")
 
 
-def _family(name: str, **settings: Any) -> LlamaFamily:
-    settings = {"mixer": {}, **settings}
-    return LlamaFamily(
+def _family(name: str, family: type[LlamaFamily] = LlamaFamily, **settings: Any) -> LlamaFamily:
+    settings = {"mixer": {}, "names": NAMES, **settings}
+    unbiased = {} if settings.get("biases") else dict.fromkeys(BIASES, False)
+    return family(
         config=GPTConfig,
         architectures={name: {}},
         fields=FIELDS,
-        names=NAMES,
         prefix="model.",
-        # attention_bias would add a bias to the output too; qwen2 has its own without this setting
-        fixed={"mlp_bias": False, "pretraining_tp": 1, "use_sliding_window": False, "attention_bias": False},
+        fixed={"pretraining_tp": 1, "use_sliding_window": False, **unbiased},
         tied={"lm_head.weight": "model.embed_tokens.weight"},
         ignored=("*rotary_emb.inv_freq",),
         **settings,
@@ -176,8 +215,9 @@ def _family(name: str, **settings: Any) -> LlamaFamily:
 
 
 FAMILIES = {
-    "llama": _family("LlamaForCausalLM"),
+    "llama": _family("LlamaForCausalLM", biases=True),
     "mistral": _family("MistralForCausalLM", kv_heads=8, window=4096, windows=True),
     "qwen2": _family("Qwen2ForCausalLM", kv_heads=32, mixer={"query_key_value_bias": True}),
     "qwen3": _family("Qwen3ForCausalLM", kv_heads=32, head_width=128, mixer={"qk_norm": "rms"}),
+    "phi3": _family("Phi3ForCausalLM", Phi3Family, windows=True, names=PHI3_NAMES),
 }

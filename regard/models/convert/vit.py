@@ -1,14 +1,21 @@
-"""Convert ViT of Hugging Face: ViTForImageClassification, and ViTModel as classes=0.
+"""Convert ViT, DeiT and DINOv2 of Hugging Face: models with a classifier, and base models as classes=0.
 
-The pooler of a ViTModel is left out: the features are its inputs. At other resolutions than its own a model differs a
+The pooler of a base model is left out: the features are its inputs. At other resolutions than its own a model differs a
 little from theirs: timm and we use antialiasing when we interpolate positions, transformers does not.
+DeiT: Touvron et al. 2020, arXiv:2012.12877. DINOv2: Oquab et al. 2023, arXiv:2304.07193.
 """
 
-from regard.base.errors import CheckpointError
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from regard.models.convert import config_fields as fields
 from regard.models.convert.config_fields import Field, HFConfig
 from regard.models.convert.family import Family
-from regard.models.convert.weight_rules import WeightTable, concatenate, squeeze
+from regard.models.convert.weight_rules import WeightRule, concatenate, squeeze
 from regard.models.vit import ViTConfig
 
 
@@ -19,7 +26,9 @@ def get_side(hf: HFConfig, name: str, default: int) -> int:
     if not both or not all(type(side) is int for side in both):
         raise fields.wrong_type(hf, name, "a whole number, or two")
     if len(set(both)) > 1:
-        raise CheckpointError(f"config.json of this vit says {name}={size!r}; only squares are supported")
+        raise CheckpointError(
+            f"config.json of this {hf.get('model_type')} says {name}={size!r}; only squares are supported"
+        )
     return int(both[0])
 
 
@@ -34,29 +43,118 @@ FIELDS = {
     "attention_dropout": Field("attention_probs_dropout_prob", fields.get_float, 0.0),
     "classes": Field("num_labels", fields.get_num_labels, 2, fields.write_labels),
 }
-NAMES: WeightTable = {
-    "class_token": squeeze("vit.embeddings.cls_token", axes=2),
-    "positions.weight": squeeze("vit.embeddings.position_embeddings", axes=1),
-    "patches.projection": "vit.embeddings.patch_embeddings.projection",
-    "blocks.*.attention.query_key_value": concatenate(
-        "vit.encoder.layer.*.attention.attention.{}", ("query", "key", "value")
-    ),
-    "blocks.*.attention.out": "vit.encoder.layer.*.attention.output.dense",
-    "blocks.*.feedforward.up": "vit.encoder.layer.*.intermediate.dense",
-    "blocks.*.feedforward.down": "vit.encoder.layer.*.output.dense",
-    "blocks.*.attention_norm": "vit.encoder.layer.*.layernorm_before",
-    "blocks.*.feedforward_norm": "vit.encoder.layer.*.layernorm_after",
-    "norm": "vit.layernorm",
-    "head": "classifier",
-}
+QUERY_KEY_VALUE = ("query", "key", "value")
+DINOV2_FIELDS = {name: field for name, field in FIELDS.items() if name != "ff_width"}
+DINOV2_FIELDS["eps"] = Field("layer_norm_eps", fields.get_float, 1e-6)
+
+
+def encoder_names(prefix: str, up: str, down: str, norms: tuple[str, str]) -> dict[str, str | WeightRule]:
+    """Names of weights; up, down and norms are those of a block."""
+    block = f"{prefix}.encoder.layer.*."
+    return {
+        "class_token": squeeze(f"{prefix}.embeddings.cls_token", axes=2),
+        "distillation_token": squeeze(f"{prefix}.embeddings.distillation_token", axes=2),
+        "positions.weight": squeeze(f"{prefix}.embeddings.position_embeddings", axes=1),
+        "patches.projection": f"{prefix}.embeddings.patch_embeddings.projection",
+        "blocks.*.attention.query_key_value": concatenate(
+            f"{block}attention.attention.{{}}", ("query", "key", "value")
+        ),
+        "blocks.*.attention.out": f"{block}attention.output.dense",
+        "blocks.*.feedforward.up": f"{block}{up}",
+        "blocks.*.feedforward.down": f"{block}{down}",
+        "blocks.*.attention_norm": f"{block}{norms[0]}",
+        "blocks.*.feedforward_norm": f"{block}{norms[1]}",
+        "norm": f"{prefix}.layernorm",
+        "head": "classifier",
+    }
+
+
+class DeiTFamily(Family):
+    """DeiT: a distillation token beside the class token, each with a classifier; logits are the mean of both."""
+
+    def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+        """Join the two classifiers; DeiTForImageClassification has only one, of the class token."""
+        for part in ("weight", "bias"):
+            both = [weights.pop(f"{name}_classifier.{part}", None) for name in ("cls", "distillation")]
+            one = weights.get(f"classifier.{part}")
+            if both[0] is not None and both[1] is not None:
+                weights[f"classifier.{part}"] = torch.cat(both, -1) / 2 if part == "weight" else sum(both) / 2
+            elif one is not None and part == "weight":
+                weights["classifier.weight"] = torch.cat([one, torch.zeros_like(one)], -1)
+        return weights
+
+    def write_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+        theirs = super().write_weights(weights, config)
+        if config.classes:
+            halves, bias = (2 * theirs.pop("classifier.weight")).chunk(2, -1), theirs.pop("classifier.bias")
+            for name, half in zip(("cls", "distillation"), halves, strict=True):
+                theirs[f"{name}_classifier.weight"], theirs[f"{name}_classifier.bias"] = half.contiguous(), bias.clone()
+        return theirs
+
+
+LAYER_SCALES = {"layer_scale1.lambda1": "attention.output.dense", "layer_scale2.lambda1": "mlp.fc2"}
+
+
+class DINOv2Family(Family):
+    """DINOv2: its layer scale multiplies the outputs of attention and feed-forward, so ours has it in their weights."""
+
+    def read_settings(self, hf: HFConfig) -> dict[str, Any]:
+        settings = super().read_settings(hf)
+        return {**settings, "ff_width": int(settings["width"] * fields.get_float(hf, "mlp_ratio", 4.0))}
+
+    def write_settings(self, config: Any) -> dict[str, Any]:
+        return {**super().write_settings(config), "mlp_ratio": config.ff_width // config.width}
+
+    def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+        for number, (scale, layer) in product(range(config.depth), LAYER_SCALES.items()):
+            block = f"dinov2.encoder.layer.{number}."
+            factor = weights.pop(f"{block}{scale}", torch.ones(1))
+            for name in (f"{block}{layer}.weight", f"{block}{layer}.bias"):
+                if name in weights:
+                    weights[name] = weights[name] * (factor[:, None] if name.endswith("weight") else factor)
+        return weights
+
+    def write_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+        theirs = super().write_weights(weights, config)
+        ones = torch.ones_like(weights["norm.weight"])
+        layers = [f"dinov2.encoder.layer.{number}.{scale}" for number in range(config.depth) for scale in LAYER_SCALES]
+        return {**theirs, **{name: ones.clone() for name in layers}}
+
+
+VIT_BLOCK = ("intermediate.dense", "output.dense", ("layernorm_before", "layernorm_after"))
 FAMILIES = {
     "vit": Family(
         config=ViTConfig,
         architectures={"ViTForImageClassification": {}, "ViTModel": {"classes": 0}},
         fields=FIELDS,
-        names=NAMES,
+        names=encoder_names("vit", *VIT_BLOCK),
         prefix="vit.",
         fixed={"hidden_act": "gelu"},
         ignored=("vit.pooler.*",),
-    )
+    ),
+    "deit": DeiTFamily(
+        config=ViTConfig,
+        architectures={
+            "DeiTForImageClassification": {"pool": "class-distilled"},
+            "DeiTForImageClassificationWithTeacher": {"pool": "class-distilled"},
+            "DeiTModel": {"pool": "class-distilled", "classes": 0},
+        },
+        fields=FIELDS,
+        names=encoder_names("deit", *VIT_BLOCK),
+        prefix="deit.",
+        fixed={"hidden_act": "gelu"},
+        ignored=("deit.pooler.*", "deit.embeddings.mask_token"),
+    ),
+    "dinov2": DINOv2Family(
+        config=ViTConfig,
+        architectures={
+            "Dinov2Model": {"pool": "class", "classes": 0},
+            "Dinov2ForImageClassification": {"pool": "class-mean"},
+        },
+        fields=DINOV2_FIELDS,
+        names=encoder_names("dinov2", "mlp.fc1", "mlp.fc2", ("norm1", "norm2")),
+        prefix="dinov2.",
+        fixed={"hidden_act": "gelu", "use_swiglu_ffn": False},
+        ignored=("dinov2.embeddings.mask_token",),
+    ),
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.base.errors import CheckpointError
 
@@ -39,6 +40,11 @@ def transpose(theirs: str) -> WeightRule:
 def squeeze(theirs: str, axes: int) -> WeightRule:
     """A tensor that they store with `axes` more axes of size one in front."""
     return WeightRule((theirs,), lambda parts: parts[0].flatten(0, axes), lambda whole, config: [whole[(None,) * axes]])
+
+
+def skip_rows(theirs: str, rows: int) -> WeightRule:
+    """A table that they store with this number of rows before the first, which nothing reads."""
+    return WeightRule((theirs,), lambda parts: parts[0][rows:], lambda whole, config: [pad(whole, (0, 0, rows, 0))])
 
 
 def concatenate(theirs: str, parts: Sequence[str]) -> WeightRule:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.base.errors import CheckpointError, ConfigError
+from regard.base.errors import CheckpointError, ConfigError, RegardError
 from regard.core.positions import NTK, Rotary, YaRN
 from regard.models.convert import export, load_config
 from regard.models.convert.family import resolve_defaults
@@ -79,6 +79,20 @@ MODELS = {
             **LLAMA, rope_parameters={**YARN, "attention_factor": None, "mscale": 0.7, "mscale_all_dim": 0.4}
         )
     ),
+    "llama in dynamic scaling": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            **{**LLAMA, "max_position_embeddings": 9},
+            rope_parameters={"rope_type": "dynamic", "factor": 2.0},
+            head_dim=16,
+        )
+    ),
+    "llama with attention biases": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**LLAMA, attention_bias=True)
+    ),
+    "llama with all biases": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True)
+    ),
+    "phi3": lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(**LLAMA, sliding_window=5)),
     "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**LLAMA)),
     "qwen2 of wide heads": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**LLAMA, head_dim=10)),
     "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**LLAMA, head_dim=10, rms_norm_eps=1e-2)),
@@ -133,6 +147,8 @@ def test_a_round_trip_is_exact(drawn: Any, tmp_path: Path) -> None:
     reopened = type(drawn).from_pretrained(tmp_path / "again")
     for name, tensor in drawn.state_dict().items():
         assert torch.equal(reopened.state_dict()[name], tensor), name
+    extra = {name for name in reopened.state_dict() if name not in drawn.state_dict()}
+    assert not any(reopened.state_dict()[name].any() for name in extra)  # biases that ours has and theirs did not
     with torch.no_grad():
         assert torch.equal(reopened(tokens()).logits, drawn(tokens()).logits)
 
@@ -180,8 +196,11 @@ REFUSED = {
     ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors and no model.safet"),
     "cut short": (lambda folder: cut(folder / "model.safetensors"), "not a complete safetensors file"),
-    "another type": (lambda folder: change(folder, model_type="gtp2"), "'gtp2'; did you mean 'gpt2'"),
-    "no type": (lambda folder: change(folder, model_type=None), "unknown model_type 'None'"),
+    "another type": (
+        lambda folder: change(folder, model_type="gtp2"),
+        "'gtp2' cannot be converted; did you mean 'gpt2'",
+    ),
+    "no type": (lambda folder: change(folder, model_type=None), "model_type 'None' cannot be converted"),
     "another depth": (lambda folder: change(folder, n_layer=4), r"lacks transformer\.h\.3\.attn\.c_attn\.weight"),
     "fewer layers": (lambda folder: change(folder, n_layer=2), "12 tensors that the model does not have"),
     "another width": (lambda folder: change(folder, n_embd=48), r"is \(53, 24\), but its configuration has \(53, 48\)"),
@@ -199,6 +218,21 @@ REFUSED = {
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
     "a list": (lambda folder: (folder / "config.json").write_text("[]"), "should be an object"),
 }
+
+
+@pytest.mark.parametrize("name", ["mixtral", "mt5", "phi", "albert", "gpt_neox", "vilt", "qwen2_moe"])
+def test_the_refusal_of_another_family_says_how_to_run_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RegardError) as caught:
+        load_config(tmp_path, {"model_type": name})
+    assert f"model_type {name!r} cannot be converted (there are: gpt2, llama" in str(caught.value)
+    assert "attn_implementation='regard', after regard.integrations.huggingface.register()" in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("slip", "name"), [("gtp2", "gpt2"), ("GPT-2", "gpt2"), ("Llama", "llama"), ("bret", "bert")])
+def test_a_slip_in_a_model_type_is_corrected(slip: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match=f"'{slip}' cannot be converted; did you mean '{name}'"):
+        export(decoder(), tmp_path, model_type=slip)
 
 
 def cut(file: Path) -> None:
@@ -244,8 +278,8 @@ ODD_LLAMAS = {
         "says rope_parameters.factor='two', which should be a number",
     ),
     "another stretch": (
-        {"rope_parameters": {"rope_type": "dynamic"}},
-        "stretches positions by 'dynamic': not supported",
+        {"rope_parameters": {"rope_type": "longrope"}},
+        "stretches positions by 'longrope': not supported",
     ),
     "half turned": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5; only 1.0 is"),
     "a base in words": ({"rope_theta": "x"}, "says rope_theta='x', which should be a number"),
@@ -254,7 +288,7 @@ ODD_LLAMAS = {
     "other layers": ({"layer_types": ["sliding_attention"] * 2}, "layer_types of sliding_attention; only full_attent"),
     "a list of activations": ({"hidden_act": ["silu"]}, "says hidden_act=['silu'], which should be one of silu, gelu"),
     "tied in words": ({"tie_word_embeddings": "no"}, "says tie_word_embeddings='no', which should be true or false"),
-    "biased in words": ({"attention_bias": "no"}, "says attention_bias='no'; only False is supported"),
+    "biased in words": ({"attention_bias": "no"}, "says attention_bias='no', which should be true or false"),
     "a head in words": ({"head_dim": "x"}, "says head_dim='x', which should be a whole number of 0 or more"),
     "a head too many": (
         {"num_key_value_heads": 4},
@@ -363,7 +397,9 @@ def test_export_to_a_wrong_family_is_refused(model: str, wanted: str, tmp_path: 
 
 
 def test_export_of_an_unsupported_stretch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"llama: this has stretch=NTK\(factor=2\.0\) where it has one of Interpolate"):
+    with pytest.raises(
+        ConfigError, match=r"llama: this has stretch=NTK\(factor=2\.0\) where it has one of Interpolate"
+    ):
         export(decoder(positions=Rotary(stretch=NTK(2.0))), tmp_path, model_type="llama")
 
 

@@ -117,7 +117,7 @@ def test_transformers_reads_the_exported_configuration() -> None:
     ("changes", "text"),
     [
         ({"hidden_act": "relu"}, "config.json of this vit says hidden_act='relu'; only 'gelu' is supported"),
-        ({"image_size": [12, 8]}, "config.json of this vit says image_size=[12, 8]; only squares are supported"),
+        ({"image_size": [12, 8]}, "config.json of this vit says image_size=[12, 8], which should be a square"),
         ({"architectures": ["ViTForMaskedImageModeling"]}, "is of a ViTForMaskedImageModeling; supported are"),
         ({"hidden_size": None}, "config.json of this vit lacks hidden_size"),
         ({"hidden_size": "x"}, "says hidden_size='x', which should be a whole number of 0 or more"),
