@@ -31,6 +31,7 @@ CONFIG_FILES = ("generation_config.json", "config.json")  # files of Hugging Fac
 
 
 StrategyName = StrEnum("StrategyName", ["greedy", "sample", "beam", "kth"])  # decoding strategies
+EarlyStopping = StrEnum("EarlyStopping", ["true", "false", "never"])
 
 
 def command(
@@ -44,10 +45,13 @@ def command(
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus with this probability")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample: seed of the random numbers [0]")] = None,
-    num_return_sequences: Annotated[int, typer.Option(help="Sample: number of texts; text r uses seed + r")] = 1,
+    num_return_sequences: Annotated[int, typer.Option(help="Sample: number of independent texts")] = 1,
     num_beams: Annotated[int | None, typer.Option(help="Beam search: number of beams")] = None,
     length_penalty: Annotated[
         float | None, typer.Option(help="Beam search: alpha of log-probability / tokens ** alpha [0]")
+    ] = None,
+    early_stopping: Annotated[
+        EarlyStopping | None, typer.Option(help="Beam search: end once enough texts are finished [false]")
     ] = None,
     strategy: Annotated[
         StrategyName | None, typer.Option(help="Decoding strategy [default: by the options above, else greedy]")
@@ -64,7 +68,8 @@ def command(
 ) -> None:
     """Continue a prompt, or answer it with an encoder-decoder."""
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    beam = {"num_beams": num_beams, "length_penalty": length_penalty}
+    early = None if early_stopping is None else {"true": True, "false": False}.get(early_stopping, "never")
+    beam = {"num_beams": num_beams, "length_penalty": length_penalty, "early_stopping": early}
     strategies = make_strategies(strategy, kth, num_return_sequences, **sampling, **beam)
     text = read_prompt(prompt)
     folder = find_model(model)
@@ -86,9 +91,9 @@ def command(
 
 
 def make_strategies(
-    strategy: StrategyName | None, kth: int | None, count: int, **settings: float | int | None
+    strategy: StrategyName | None, kth: int | None, count: int, **settings: float | int | str | None
 ) -> "list[Strategy]":
-    """One strategy for each text; samples have consecutive seeds."""
+    """One strategy for each text; samples have independent random numbers."""
     from regard.models.sampling import KthLargest, Sample, make_strategy
 
     if kth is not None and strategy != StrategyName.kth:
@@ -99,7 +104,7 @@ def make_strategies(
         return [made]
     if not isinstance(made, Sample):
         raise ConfigError(f"--num-return-sequences {count} is for sampling; set --temperature, --top-k or --top-p too")
-    return [replace(made, seed=made.seed + number) for number in range(count)]
+    return [replace(made, stream=number) for number in range(count)]
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -96,7 +96,7 @@ class GenerationRun:
 
     def _step_by_step(self, rows: list[Hypothesis], strategy: StepwiseStrategy) -> Iterator[GeneratedToken]:
         # numpy makes independent streams of random numbers from a seed and the number of a prompt
-        generators = [np.random.default_rng((strategy.seed, index)) for index in range(len(rows))]
+        generators = [np.random.default_rng((strategy.seed, strategy.stream + index)) for index in range(len(rows))]
         while rows:
             ready, logits, log_probabilities = self._next_logits(rows)
             uniform = [generators[rows[row].prompt_index].random() for row in ready]

@@ -29,6 +29,7 @@ class StepwiseStrategy(Strategy, ABC):
     """A strategy that chooses one token for each sequence at a time."""
 
     seed: int = 0
+    stream: int = 0
 
     @abstractmethod
     def choose(self, logits: Float[Tensor, "b w"], uniform: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
@@ -70,6 +71,7 @@ class Sample(StepwiseStrategy):
     top_k        draw from the k most likely tokens only. Fan et al. 2018, arXiv:1805.04833
     top_p        nucleus sampling: draw from the fewest most likely tokens whose probabilities sum to top_p or more.
                  Holtzman et al. 2019, arXiv:1904.09751
+    stream       number of the stream of random numbers for the first prompt; the next prompts use the next streams
     """
 
     name: ClassVar[str] = "sample"
@@ -77,6 +79,7 @@ class Sample(StepwiseStrategy):
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+    stream: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 < check_number("temperature", self.temperature) <= LARGEST_FLOAT:
@@ -89,6 +92,7 @@ class Sample(StepwiseStrategy):
         if self.top_p is not None and not 0.0 < check_number("top_p", self.top_p) <= 1.0:
             raise ConfigError(f"top_p is a probability, above 0 and at most 1, not {self.top_p}")
         check_integer("seed", self.seed, 0)
+        check_integer("stream", self.stream, 0)
 
     def check(self, vocab: int) -> None:
         if self.top_k is not None:

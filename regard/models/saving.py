@@ -139,7 +139,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} is not a folder; a model is a folder with {CONFIG} and its weights")
     file = folder / CONFIG
     if not file.is_file():
-        there = _list_names(sorted(each.name for each in folder.iterdir()))
+        there = _list_names(sorted(each.name for each in folder.iterdir() if each.name != LOCK))
         raise CheckpointError(f"{folder} has no {CONFIG}; it has: {there}")
     try:
         about = json.loads(file.read_text())

@@ -95,6 +95,8 @@ def written(*words: str, stdin: str | None = None) -> str:
         ),
         (["--strategy", "beam"], BeamSearch(4)),
         (["--strategy", "beam", "--num-beams", "2", "--length-penalty", "0.6"], BeamSearch(2, 0.6)),
+        (["--num-beams", "2", "--early-stopping", "never"], BeamSearch(2, 0.0, "never")),
+        (["--num-beams", "2", "--early-stopping", "true"], BeamSearch(2, 0.0, True)),
     ],
 )
 def test_it_generates_what_the_library_generates(folder: str, model: GPT, words: list[str], strategy: Strategy) -> None:
@@ -119,7 +121,8 @@ def test_only_no_cache_makes_no_cache(folder: str, monkeypatch: pytest.MonkeyPat
 def test_json_has_the_options(folder: str) -> None:
     asked = told(folder, "Hi", "--strategy", "sample", "--top-p", "0.5", "--max-new-tokens", "3")
     assert (asked["model"], asked["prompt"], asked["max_new_tokens"]) == (folder, "Hi", 3)
-    assert asked["strategy"] == {"name": "sample", "temperature": 1.0, "top_k": None, "top_p": 0.5, "seed": 0}
+    chosen = {"name": "sample", "temperature": 1.0, "top_k": None, "top_p": 0.5, "seed": 0, "stream": 0}
+    assert asked["strategy"] == chosen
     assert told(folder, "Hi", "--max-new-tokens", "1")["strategy"] == {"name": "greedy"}
 
 

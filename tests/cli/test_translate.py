@@ -95,7 +95,7 @@ def test_argument_stdin_and_file_give_the_same_translation(folder: str, tmp_path
 def test_json_has_tokens_and_log_probabilities(folder: str) -> None:
     told = json.loads(written(folder, "-", "--json", stdin="\n".join(LINES)))
     assert told["folder"] == folder
-    assert told["strategy"] == {"name": "beam", "num_beams": 3, "length_penalty": 0.7}
+    assert told["strategy"] == {"name": "beam", "num_beams": 3, "length_penalty": 0.7, "early_stopping": False}
     first, empty, last = told["translations"]
     for each, line, text in zip((first, last), (LINES[0], LINES[2]), truth(folder, BeamSearch(3, 0.7)), strict=True):
         assert (each["source"], each["tokens"], each["finish_reason"]) == (line, list(text.tokens), text.finish_reason)

@@ -216,7 +216,7 @@ def test_the_beam_score_has_a_length_penalty() -> None:
 def test_strategies_are_values() -> None:
     assert Sample(top_p=0.5, seed=3) == Sample(1.0, None, 0.5, 3)
     assert len({Greedy(), Greedy(), KthLargest(2), KthLargest(2), BeamSearch(2), Sample()}) == 4
-    assert repr(Sample(top_k=3)) == "Sample(temperature=1.0, top_k=3, top_p=None, seed=0)"
+    assert repr(Sample(top_k=3)) == "Sample(temperature=1.0, top_k=3, top_p=None, seed=0, stream=0)"
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def find_family(model_type: str) -> Family:
     near = [name for name in FAMILIES if sorted(filter(str.isalnum, name)) == letters]
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise UnknownNameError(
-        f"model_type {model_type!r} cannot be converted{hint} (there are: {', '.join(FAMILIES)}). Other families run in "
+        f"model_type {model_type!r} cannot be converted{hint} (there are: {', '.join(FAMILIES)}). Others run in "
         "transformers with attn_implementation='regard', after regard.integrations.huggingface.register()"
     )
 

@@ -26,9 +26,7 @@ def get_side(hf: HFConfig, name: str, default: int) -> int:
     if not both or not all(type(side) is int for side in both):
         raise fields.wrong_type(hf, name, "a whole number, or two")
     if len(set(both)) > 1:
-        raise CheckpointError(
-            f"config.json of this {hf.get('model_type')} says {name}={size!r}; only squares are supported"
-        )
+        raise fields.wrong_type(hf, name, "a square")
     return int(both[0])
 
 
@@ -69,17 +67,21 @@ def encoder_names(prefix: str, up: str, down: str, norms: tuple[str, str]) -> di
     }
 
 
+def _deit_heads(part: str) -> list[str]:
+    return [f"cls_classifier.{part}", f"distillation_classifier.{part}"]
+
+
 class DeiTFamily(Family):
     """DeiT: a distillation token beside the class token, each with a classifier; logits are the mean of both."""
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         """Join the two classifiers; DeiTForImageClassification has only one, of the class token."""
         for part in ("weight", "bias"):
-            both = [weights.pop(f"{name}_classifier.{part}", None) for name in ("cls", "distillation")]
-            one = weights.get(f"classifier.{part}")
-            if both[0] is not None and both[1] is not None:
-                weights[f"classifier.{part}"] = torch.cat(both, -1) / 2 if part == "weight" else sum(both) / 2
-            elif one is not None and part == "weight":
+            both = [weights.pop(name) for name in _deit_heads(part) if name in weights]
+            if len(both) == 2:
+                weights[f"classifier.{part}"] = torch.cat(both, -1) / 2 if part == "weight" else (both[0] + both[1]) / 2
+            elif part == "weight" and "classifier.weight" in weights:
+                one = weights["classifier.weight"]
                 weights["classifier.weight"] = torch.cat([one, torch.zeros_like(one)], -1)
         return weights
 
@@ -87,8 +89,8 @@ class DeiTFamily(Family):
         theirs = super().write_weights(weights, config)
         if config.classes:
             halves, bias = (2 * theirs.pop("classifier.weight")).chunk(2, -1), theirs.pop("classifier.bias")
-            for name, half in zip(("cls", "distillation"), halves, strict=True):
-                theirs[f"{name}_classifier.weight"], theirs[f"{name}_classifier.bias"] = half.contiguous(), bias.clone()
+            theirs |= zip(_deit_heads("weight"), (half.contiguous() for half in halves), strict=True)
+            theirs |= zip(_deit_heads("bias"), (bias, bias.clone()), strict=True)
         return theirs
 
 
