@@ -133,9 +133,9 @@ class ViT(Model):
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
         """Logits of the classes, or pooled features with classes=0."""
         hidden = self.hidden(image)
-        pooled = hidden[:, : self.prefix_tokens].flatten(1)
-        if self.config.pool.endswith("mean"):
-            pooled = torch.cat([pooled, hidden[:, self.prefix_tokens :].mean(1)], -1)
+        parts = [hidden[:, : self.prefix_tokens].flatten(1)] if self.prefix_tokens else []
+        parts += [hidden[:, self.prefix_tokens :].mean(1)] if self.config.pool.endswith("mean") else []
+        pooled = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         if self.head_hidden is not None:
             pooled = self.head_hidden(pooled).tanh()
         return pooled if self.head is None else self.head(pooled)
@@ -152,7 +152,8 @@ class ViT(Model):
         # in the dtype of the parameters: autocast lowers the convolution, but the residual stream stays exact
         x = grid.flatten(1, 2).to(self.norm.weight.dtype)
         tokens = [token for token in (self.class_token, self.distillation_token) if token is not None]
-        x = torch.cat([*(token.expand(x.shape[0], 1, -1) for token in tokens), x], 1)
+        if tokens:
+            x = torch.cat([*(token.expand(x.shape[0], 1, -1) for token in tokens), x], 1)
         if self.positions is None:
             return x
         table, old, new = self.positions.weight, (self.config.side, self.config.side), (grid.shape[1], grid.shape[2])
