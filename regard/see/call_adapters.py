@@ -1,6 +1,7 @@
 """Adapters from the attention calls of torch and other libraries to records: q, k, v, a mask, score terms, beta."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,15 +16,10 @@ from regard.core.masks import causal
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.data import DenseMask
 from regard.core.scores import Additive, Alibi, BoundTerm, ScoreTerm, Sink, T5Buckets, additive
+from regard.see.leading_axes import LeadingAxes
 from regard.see.record import Record, pair_grid
 
-
-@dataclass(frozen=True)
-class HeadCount:
-    """The number of heads of a call whose axes do not show it, and a note on where it was read."""
-
-    heads: int
-    note: str = ""
+MARGIN = 40.0  # exp(-40) is far below the rounding error of float32
 
 
 @runtime_checkable
@@ -49,6 +45,20 @@ class AxisPermutation:
 
     def pull_back(self, gradient: Tensor) -> Tensor:
         return gradient.permute(self.axes)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTransform:
+    """From (b h i e) to the leading axes of a call, and then to its output."""
+
+    axes: LeadingAxes
+    rest: OutputTransform
+
+    def apply(self, heads: Tensor, out: Tensor) -> Tensor:
+        return self.rest.apply(self.axes.from_heads(heads), out)
+
+    def pull_back(self, gradient: Tensor) -> Tensor:
+        return self.axes.to_heads(self.rest.pull_back(gradient))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,28 +160,25 @@ def from_sdpa(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    head_count: HeadCount | None = None,
+    axes: LeadingAxes | None = None,
 ) -> Record:
-    """Record a call of scaled_dot_product_attention. With is_causal, queries and keys both start at position 0."""
+    """Record a call of scaled_dot_product_attention. With is_causal, queries and keys both start at position 0.
+
+    axes  how the leading axes of the output are read, if they are not (b, h)
+    """
     q, k, v = cast_for_autocast(query, key, value)
     note = ""
-    if enable_gqa:  # the third axis from the end is that of heads
+    if axes is None or enable_gqa:  # the third axis from the end is that of heads
         q, k, v = (to_four_axes(x) for x in (q, k, v))
     else:
-        leading = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))
-        heads = count_merged_heads(leading, head_count)
-        note = head_count.note if head_count is not None and heads is not None else ""
-        if attn_mask is not None and attn_mask.ndim > 2:
-            attn_mask = to_batch_and_heads(attn_mask.expand(*leading, *attn_mask.shape[-2:]), heads)
-        q, k, v = (
-            to_batch_and_heads(x if x.ndim == len(leading) + 2 else x.expand(*leading, -1, -1), heads)
-            for x in (q, k, v)
-        )
+        note = axes.note
+        q, k, v = map(axes.to_heads, (q, k, v))
+        attn_mask = axes.to_heads(attn_mask) if attn_mask is not None and attn_mask.ndim > 2 else attn_mask
     q, k, v = expand_batch(q, k, v)
-    mask, terms, positions = read_mask(attn_mask, q.shape[2], k.shape[2])
+    beta = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    mask, terms, positions = read_mask(attn_mask, q, k, beta)
     if is_causal:
         mask, positions = causal(), Positions(0, 0)
-    beta = query.shape[-1] ** -0.5 if scale is None else float(scale)
     return Record(q, k, v, mask, terms, beta, positions, "sdpa", float(dropout_p), note)
 
 
@@ -222,24 +229,6 @@ def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
     return q, k, v
 
 
-def count_merged_heads(leading: Sequence[int], count: HeadCount | None) -> int | None:
-    """The number of heads, if they are merged with the batch axis or split in two axes (groups); None otherwise."""
-    if count is None:
-        return None
-    merged = len(leading) == 1 and leading[0] > 0 and count.heads > 1 and leading[0] % count.heads == 0
-    grouped = len(leading) > 2 and leading[-1] != count.heads == leading[-2] * leading[-1]
-    return count.heads if merged or grouped else None
-
-
-def to_batch_and_heads(x: Shaped[Tensor, "..."], heads: int | None = None) -> Shaped[Tensor, "b h n c"]:
-    """Reshape any number of leading axes to (b, h). With three axes every sequence has one head if `heads` is None."""
-    if x.ndim == 3:
-        return x[:, None] if heads is None or len(x) == 1 else x.unflatten(0, (-1, heads))
-    if x.ndim > 4 and heads is not None:
-        return x.reshape(-1, x.shape[-4] * x.shape[-3], *x.shape[-2:])
-    return to_four_axes(x)
-
-
 def to_four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
     """Add missing leading axes, as broadcasting does, or merge the first ones."""
     if x.ndim < 4:
@@ -256,22 +245,27 @@ def expand_batch(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def read_mask(
-    mask: Tensor | None, i: int, j: int, has_sink: bool = False
+    mask: Tensor | None,
+    q: Float[Tensor, "b h i c"],
+    k: Float[Tensor, "b g j c"],
+    beta: float,
+    has_sink: bool = False,
 ) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
     """The mask, score terms and positions that a tensor `attn_mask` means: boolean (True is visible) or additive.
 
-    Numbers that hide a key (-inf, or about the lowest of the dtype) become a mask if the row has a visible key. If it
-    has none, adding the lowest number rounds all scores away, and the softmax is uniform.
+    Numbers so low that they hide a key, whatever the scores are, become a mask if the row has a visible key. If it has
+    none, the softmax is that of the other keys, or uniform where the number rounds all scores away.
 
     has_sink  whether a sink takes part in the softmax: then such a row has no weights
     """
+    i, j = q.shape[2], k.shape[2]
     positions = Positions.last_rows(i, j)
     if mask is None:
         return Full(), (), positions
     mask = collapse_repeated(to_four_axes(mask.detach()))
     if mask.dtype == torch.bool:
         return simplify_mask(mask, i, j), (), positions
-    visible, rest, uniform = split_hidden(mask if mask.is_floating_point() else mask.float())
+    visible, rest, uniform = split_hidden(mask if mask.is_floating_point() else mask.float(), score_bound(q, k, beta))
     terms: list[ScoreTerm] = [additive(collapse_repeated(rest))] if bool(rest.any()) else []
     if bool(uniform.any()) and has_sink:
         visible = visible & ~uniform
@@ -280,22 +274,61 @@ def read_mask(
     return simplify_mask(collapse_repeated(visible), i, j), tuple(terms), positions
 
 
+def score_bound(q: Tensor, k: Tensor, beta: float) -> float:
+    """A number that no |beta q . k| exceeds; inf if q or k is not finite."""
+    if not q.numel() or not k.numel():
+        return 0.0
+    longest = [torch.linalg.vector_norm(x.detach().float(), dim=-1).amax() for x in (q, k)]
+    bound = abs(beta) * float(longest[0] * longest[1])
+    return bound if math.isfinite(bound) else math.inf
+
+
 def split_hidden(
-    added: Float[Tensor, "b h i j"],
+    added: Float[Tensor, "b h i j"], bound: float
 ) -> tuple[Bool[Tensor, "b h i j"], Float[Tensor, "b h i j"], Bool[Tensor, "b h i 1"]]:
     """Split added numbers into what is visible, the numbers at visible pairs, and the rows that become uniform.
 
-    In a uniform row the keys with the highest number are visible: the step to the next one is larger than any score.
+    In a row that is hidden as a whole, the keys with the highest numbers are visible. It is uniform if adding such a
+    number rounds all scores away.
+
+    bound  of the scores
     """
-    hidden = is_hiding(added)
-    uniform = hidden.all(-1, keepdim=True) & (added > -torch.inf).any(-1, keepdim=True)
-    highest = added == added.amax(-1, keepdim=True) if added.shape[-1] else hidden
-    return ~hidden | (uniform & highest), torch.where(hidden, 0.0, added), uniform
+    hidden = is_hiding(added, bound)
+    empty = hidden.all(-1, keepdim=True) & (added > -torch.inf).any(-1, keepdim=True)
+    if not bool(empty.any()):
+        return ~hidden, torch.where(hidden, 0.0, added), empty
+    highest = added.amax(-1, keepdim=True)
+    below = torch.where(empty, added - highest, added).nan_to_num(-math.inf, neginf=-math.inf)
+    visible = torch.where(empty, below >= -_negligible(bound), ~hidden)
+    uniform = empty & (highest.abs() * torch.finfo(added.dtype).eps > 4 * min(bound, 1e30))
+    return visible, torch.where(visible, below, 0.0), uniform
 
 
-def is_hiding(added: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
-    """Where added numbers are so low that they round any score away."""
-    return added <= torch.finfo(added.dtype).min / 2
+def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
+    """Where added numbers are so low that they hide a pair: its weight is below rounding error, whatever the scores.
+
+    They are lower than all other numbers by more than scores can make up for: -inf, the lowest number of the dtype,
+    -1e9, -1e4, or -100 if scores are small. A bias that falls gradually, such as ALiBi, hides nothing.
+    """
+    lowest = torch.finfo(added.dtype).min / 2
+    if not added.numel() or float(added.amin()) > -MARGIN:
+        return torch.zeros_like(added, dtype=torch.bool)
+    room = _negligible(bound)
+    highest = float(added.amax())
+    for cut in (highest - room, -5e3, -5e5):
+        hidden = added <= cut
+        if lowest < cut and bool(hidden.any()) and not bool(hidden.all()):
+            above = float(torch.where(hidden, math.inf, added).amin())
+            if above - float(torch.where(hidden, added, -math.inf).amax()) >= room:
+                return hidden
+        if lowest < cut < 0 and bool(hidden.all()) and -highest > room:
+            return hidden
+    return added <= lowest
+
+
+def _negligible(bound: float) -> float:
+    """How much lower a score has to be for a weight below rounding error."""
+    return 2 * bound + MARGIN
 
 
 def collapse_repeated(x: Tensor) -> Tensor:

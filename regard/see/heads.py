@@ -17,6 +17,7 @@ from regard.core.absolute_positions import key_positions
 from regard.core.input_checks import disable_autocast
 from regard.core.kernels.request import STEEP_BETA
 from regard.see.record import Record, pair_grid
+from regard.see.row_blocks import see_rows
 
 if TYPE_CHECKING:
     from regard.see.record import Seen
@@ -164,8 +165,7 @@ def iterate_visible(record: Record) -> Iterator[tuple[Int[Tensor, "r"], Bool[Ten
     """Yield some rows at a time, and which keys they see."""
     (_, _, i, _), j = record.q.shape, record.k.shape[2]
     for rows in torch.arange(i, device=record.q.device).split(max(1, (1 << 20) // max(1, j))):
-        seen = record.mask.see(pair_grid(record, rows))
-        yield rows, seen.expand(*(1,) * (4 - seen.ndim), *seen.shape[:-2], len(rows), j)
+        yield rows, see_rows(record.mask, pair_grid(record, rows))
 
 
 def previous_token(record: Record) -> Float[Tensor, "h"] | None:

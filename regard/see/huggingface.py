@@ -20,7 +20,8 @@ from regard.core.absolute_positions import Positions
 from regard.core.masks import causal, window
 from regard.core.masks.algebra import Mask
 from regard.core.scores import ScoreTerm, additive, sink, softcap
-from regard.see.call_adapters import FlexMask, HeadCount, expand_batch, keep_rows, read_mask
+from regard.see.call_adapters import FlexMask, expand_batch, keep_rows, read_mask
+from regard.see.leading_axes import HeadCount
 from regard.see.record import Record
 
 Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
@@ -73,7 +74,8 @@ def from_interface(
     flash = "flash" in name
     by_rule = getattr(module, "is_causal", True) if is_causal is None else is_causal
     terms: tuple[ScoreTerm, ...] = () if softcap is None else (_softcap(softcap),)
-    mask, more, positions = _read_mask(attention_mask, i, j, s_aux is not None)
+    beta = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    mask, more, positions = _read_mask(attention_mask, q, k, beta, s_aux is not None)
     if by_rule and i > 1 and (attention_mask is None or flash):
         mask = causal() if attention_mask is None else mask & causal()
         positions = Positions.last_rows(i, j) if flash else Positions(0, 0)
@@ -86,7 +88,6 @@ def from_interface(
         )  # first: a mask with the lowest number of the dtype hides it too
     if s_aux is not None:
         more = (*more, sink(s_aux.detach()))
-    beta = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
     return Record(q, k, v, mask, (*terms, *more), beta, positions, f"hugging face {name}", float(dropout))
 
 
@@ -156,12 +157,15 @@ def is_causal_call(module: object, arguments: Mapping[str, object]) -> bool:
     return not {"position_ids", "cache_position"}.isdisjoint(arguments)
 
 
-def _read_mask(mask: Any, i: int, j: int, has_sink: bool) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
+def _read_mask(
+    mask: Any, q: Tensor, k: Tensor, beta: float, has_sink: bool
+) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
     """Read an attention_mask of transformers: a matrix, a row of real keys for each sequence, or a block mask."""
+    i, j = q.shape[2], k.shape[2]
     if hasattr(mask, "mask_mod"):
         return FlexMask(mask.mask_mod), (), Positions.last_rows(i, j)
     if isinstance(mask, Tensor) and mask.ndim == 2:
         mask = mask[:, -j:].to(torch.bool)[:, None, None]
     if isinstance(mask, Tensor) and mask.shape[-1] > j:
         mask = mask[..., :j]  # a mask for a static cache
-    return read_mask(mask, i, j, has_sink)
+    return read_mask(mask, q, k, beta, has_sink)

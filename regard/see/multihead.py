@@ -36,10 +36,11 @@ def from_functional(*args: Any, **kwargs: Any) -> Record:
     bound.apply_defaults()
     given = SimpleNamespace(**bound.arguments)
     query, key, value, padding = given.query, given.key, given.value, given.key_padding_mask
+    own_keys = given.query is given.key  # self-attention
     if query.ndim == 2:
         query, key, value = query[:, None], key[:, None], value[:, None]
         padding = None if padding is None else padding[None]
-    (i, b), heads = query.shape[:2], given.num_heads
+    b, heads = query.shape[1], given.num_heads
     if given.use_separate_proj_weight:
         weights: Any = (given.q_proj_weight, given.k_proj_weight, given.v_proj_weight)
     else:
@@ -55,10 +56,11 @@ def from_functional(*args: Any, **kwargs: Any) -> Record:
         k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
     q, k, v = cast_for_autocast(q, k, v)
     j, dropout = k.shape[2], given.dropout_p if given.training else 0.0
-    mask, terms, positions = read_mask(merge_masks(given.attn_mask, padding, b, j, q.dtype), i, j)
+    beta = q.shape[-1] ** -0.5
+    mask, terms, positions = read_mask(merge_masks(given.attn_mask, padding, b, j, q.dtype), q, k, beta)
     if given.is_causal and padding is None and not given.need_weights:  # is_causal replaces the mask
         mask, terms, positions = causal(), (), Positions(0, 0)
-    return Record(q, k, v, mask, terms, q.shape[-1] ** -0.5, positions, ROUTE, dropout)
+    return Record(q, k, v, mask, terms, beta, positions, ROUTE, dropout, positions_known=own_keys)
 
 
 def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dtype: torch.dtype) -> Tensor | None:
@@ -96,7 +98,8 @@ def from_module(
     if query.is_nested:
         return from_nested(layer, query)
     if layer.batch_first and query.ndim == 3:
-        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        first = query.transpose(0, 1)
+        query, key, value = first, first if key is query else key.transpose(0, 1), value.transpose(0, 1)
     shared: dict[str, Any] = {name: getattr(layer, name) for name in SAME_NAMES}
     return from_functional(
         query,

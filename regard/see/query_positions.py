@@ -1,31 +1,43 @@
-"""Infer the positions of queries among the keys from the mask of an intercepted call.
+"""Whether the rows and columns of an intercepted call are positions, and which.
 
 A static KV cache holds more keys than are in use, so the queries need not be the last positions. The last visible key
-of each row of a causal mask is the query itself.
+of each row of a causal mask is the query itself. In cross attention, and where keys are pooled or queries come in
+chunks, the positions of queries and keys are unrelated or unknown.
 """
 
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core.absolute_positions import Grid, Positions
+from regard.core.masks.algebra import Full
 from regard.core.masks.data import DenseMask
 from regard.see.call_adapters import FlexMask
 from regard.see.record import Record
 
 ROWS = 16  # rows of the mask that are read
-UNKNOWN = "the positions of its queries are unknown: the mask hides the last key and has no diagonal"
+CROSS_ATTENTION = "the positions of its queries are unknown: queries and keys are different sequences"
+NO_DIAGONAL = (
+    "the positions of its queries are unknown: there are {i} queries and {j} keys, and the mask has no diagonal"
+)
 
 
-def infer_query_positions(record: Record, causal: bool = False) -> Record:
+def infer_query_positions(record: Record, causal: bool = False, cross: bool = False) -> Record:
     """The record with the positions of its queries as its mask shows them, or marked as unknown.
 
-    causal  whether the call is causal self-attention, so that a single row shows the position of its query
+    causal  whether the call is causal self-attention: then a single row of the mask shows the position of its query,
+            and without a mask the queries are the last positions
+    cross   whether queries and keys are different sequences
     """
+    if cross or not record.positions_known:
+        return _without_positions(record, CROSS_ATTENTION)
     i, j = record.q.shape[2], record.k.shape[2]
-    if not 0 < i < j or not isinstance(record.mask, DenseMask | FlexMask):
+    if i in (0, j) or not isinstance(record.mask, Full | DenseMask | FlexMask):
         return record
+    unknown = NO_DIAGONAL.format(i=i, j=j)
+    if isinstance(record.mask, Full):
+        return record if causal and i < j else _without_positions(record, unknown)
     rows = torch.linspace(0, i - 1, min(i, ROWS), device=record.q.device).long()
     seen = _visible_to_first_head(record, rows)
     nonempty = seen.any(-1)
@@ -33,12 +45,27 @@ def infer_query_positions(record: Record, causal: bool = False) -> Record:
         return record
     last = torch.where(seen, torch.arange(j, device=rows.device), -1).amax(-1)
     offsets, counts = (last - rows)[nonempty].unique(return_counts=True)
-    is_diagonal = 2 * int(counts.max()) > int(nonempty.sum()) and (i > 1 or causal)
-    if is_diagonal:
+    if 2 * int(counts.max()) > int(nonempty.sum()) and (i > 1 or causal):
         return replace(record, positions=Positions(int(offsets[counts.argmax()])))
-    if bool((last[:, -1] == j - 1).any()):
+    if causal and bool((last[:, -1] == j - 1).any()):
         return replace(record, positions=Positions.last_rows(i, j))
-    return replace(record, positions_known=False, note="; ".join(part for part in (record.note, UNKNOWN) if part))
+    return _without_positions(record, unknown)
+
+
+def _without_positions(record: Record, reason: str) -> Record:
+    return replace(record, positions_known=False, note="; ".join(part for part in (record.note, reason) if part))
+
+
+def is_over_channels(record: Record, module: nn.Module | None) -> bool:
+    """Whether rows and columns are channels, as in the channel attention of DaViT and XCiT.
+
+    Heads times rows is then a width of the parameters of the module, and heads times the width of q is not.
+    """
+    (_, h, i, c), j = record.q.shape, record.k.shape[2]
+    if module is None or i != j or i == c or not isinstance(record.mask, Full):
+        return False
+    widths = {size for parameter in module.parameters() for size in parameter.shape}
+    return h * i in widths and h * c not in widths
 
 
 def _visible_to_first_head(record: Record, rows: Tensor) -> Tensor:

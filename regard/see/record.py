@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from regard.see.heads import HeadTable
 
 
+CROSS = ("cross", "encdec", "enc_dec", "encoder_attn", "multihead_attn")  # in the names of cross-attention modules
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Record(Statistics):
     """One attention call with its statistics, the module that made it, and how it was intercepted.
@@ -73,7 +76,8 @@ class Record(Statistics):
     def __repr__(self) -> str:
         b, h, i, _ = self.q.shape
         terms = "".join(f" + {term!r}" for term in self.terms)
-        return f"{self.name}: b={b} h={h} i={i} j={self.k.shape[2]}, {self.mask!r}{terms}, by {self.route}"
+        over = " over channels" if self.over_channels else ""
+        return f"{self.name}: b={b} h={h} i={i} j={self.k.shape[2]}{over}, {self.mask!r}{terms}, by {self.route}"
 
 
 def _is_contiguous(rows: tuple[int, ...]) -> bool:
@@ -178,3 +182,11 @@ class Seen(Mapping[str, Record]):
 def _is_repeat(name: str, first: str) -> bool:
     stem, _, number = name.rpartition(":")
     return stem == first and number.isdigit()
+
+
+def attention_role(name: str) -> str:
+    """ "encoder", "decoder" or "cross", by the name of a layer."""
+    last = name.lower().rpartition(".")[2]
+    if any(word in last for word in CROSS):
+        return "cross"
+    return "decoder" if "decoder" in name.lower() else "encoder"

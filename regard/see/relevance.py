@@ -17,12 +17,11 @@ from regard.base.errors import ConfigError, ShapeError
 from regard.base.validation import check_number
 from regard.see.arguments import check_indices, resolve_indices
 from regard.see.max_flow import layered_max_flow
-from regard.see.record import Record, Seen
+from regard.see.record import Record, Seen, attention_role
 
 Maps = Seen | Sequence[Record | Tensor]
 Fusion = Literal["mean", "max", "min"]
 AT_ONCE = 1 << 22  # weights in memory at a time
-CROSS = ("cross", "encdec", "enc_dec", "encoder_attn", "multihead_attn")  # in the names of cross-attention modules
 SCALE = 10**9  # capacities of the flow solver are integers, in units of 1e-9
 
 
@@ -57,14 +56,6 @@ def assign_roles(seen: Seen) -> Roles:
             "calls, which is no encoder-decoder; build Roles(encoder, decoder, cross) from the records by hand"
         )
     return Roles(encoder, decoder, cross)
-
-
-def attention_role(name: str) -> str:
-    """ "encoder", "decoder" or "cross", by the name of a layer."""
-    last = name.lower().rpartition(".")[2]
-    if any(word in last for word in CROSS):
-        return "cross"
-    return "decoder" if "decoder" in name.lower() else "encoder"
 
 
 def rollout(

@@ -11,13 +11,15 @@ from torch import Tensor
 from regard.core.absolute_positions import Grid, key_positions
 from regard.core.input_checks import disable_autocast
 from regard.core.kernels.request import Request
-from regard.core.masks.algebra import Full
+from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import NONE, BlockTable, block_table
+from regard.core.masks.data import DenseMask
 from regard.core.scores import BoundTerm
 from regard.core.softargmax import softargmax
 
 BLOCK = 128
-AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}  # scores in memory at a time: the CPU cache, enough work for a GPU
+AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}  # scores in memory at a time: the CPU cache, enough work for a GPU
+LOW = -1e30  # the score of a hidden pair: exp gives 0, and 0 * LOW is 0, which 0 * -inf is not
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,12 @@ class RowBlock:
     """The weights of some queries for the keys that any of them may see."""
 
     rows: Int[Tensor, "r"]
-    columns: Int[Tensor, "s"] | slice  # a slice if all keys are visible to some query
-    distance: Float[Tensor, "r s"]  # |i - j|
+    columns: Int[Tensor, "s"] | slice  # a slice if the keys are neighbours
+    grid: Grid
     lse: Float[Tensor, "b h r"]  # -inf for a row that sees nothing, NaN where a score is NaN or inf
     entropy: Float[Tensor, "b h r"]
+    largest: Float[Tensor, "b h r"]
+    where: Int[Tensor, "b h r"]  # among the columns; any number for an empty row
     weights: Float[Tensor, "b h r s"]
     hidden: Bool[Tensor, "#b #h r s"] | None
 
@@ -44,16 +48,27 @@ def iterate_row_blocks(call: Request, rows: Int[Tensor, "r"] | None = None) -> I
     step = max(1, most // max(1, b * h * j)) if table is None else BLOCK
     positions = key_positions(call.positions, j, device)
     for some in rows.split(step):
-        columns = slice(None) if table is None else _visible_columns(table, some, j)
-        width = j if isinstance(columns, slice) else len(columns)
+        columns = _dense_columns(call.mask, some, j) if table is None else _visible_columns(table, some, j)
+        width = j if columns == slice(None) else len(torch.arange(j)[columns])
         for few in some.split(max(1, most // max(1, b * h * width))):
             yield _compute_block(call, terms, few, columns, positions)
+
+
+def see_rows(mask: Mask, grid: Grid) -> Bool[Tensor, "#b #h r s"]:
+    """Which of some keys some rows see; a matrix is sliced, which is faster than `see`."""
+    if isinstance(mask, DenseMask) and grid.row.shape[-1] == 1 and grid.column.shape[-2] == 1:
+        data = mask.data.reshape(*(1,) * (4 - mask.data.ndim), *mask.data.shape)
+        data = data if data.shape[2] == 1 else data.index_select(2, grid.row.flatten())
+        data = data if data.shape[3] == 1 else data.index_select(3, grid.column.flatten())
+        return data.expand(-1, -1, grid.row.numel(), grid.column.numel())
+    seen = mask.see(grid)
+    return seen.expand(*(1,) * (4 - seen.ndim), *seen.shape[:-2], grid.row.shape[-2], grid.column.shape[-1])
 
 
 def _compute_block(
     call: Request, terms: list[BoundTerm], rows: Tensor, columns: Tensor | slice, positions: Tensor
 ) -> RowBlock:
-    b, h, g, _, j, _, _ = call.sizes
+    b, h, g, _, j, c, _ = call.sizes
     device, exact = call.q.device, torch.promote_types(call.q.dtype, torch.float32)
     q, k = call.q[:, :, rows].to(exact), call.k[:, :, columns].to(exact)
     index = torch.arange(j, device=device)[columns]
@@ -66,36 +81,31 @@ def _compute_block(
         j=positions[columns][None, :],
     )
     with disable_autocast(q):
-        scores = torch.einsum("bgric,bgjc->bgrij", q.unflatten(1, (g, h // g)), k).flatten(1, 2)
-    if not call.steep:  # softargmax applies a large beta after centring the scores
-        scores = scores * call.beta
+        q = q if call.steep else q * call.beta  # softargmax applies a large beta after centring the scores
+        scores = (q.reshape(b, g, -1, c) @ k.mT).reshape(b, h, len(rows), len(index))
     for term in terms:
         scores = term(scores, grid)
     hidden = None
     if not isinstance(call.mask, Full):
-        seen = call.mask.see(grid)
-        hidden = ~seen.expand(*(1,) * (4 - seen.ndim), *seen.shape[:-2], len(rows), len(index))
-        scores = scores.masked_fill_(hidden, -math.inf)
-    return RowBlock(rows, columns, (grid.i - grid.j).abs().to(exact), *_normalise(call, scores), hidden)
+        hidden = ~see_rows(call.mask, grid)
+    return RowBlock(rows, columns, grid, *_normalise(call, scores, hidden), hidden)
 
 
-def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The log-sum-exp, the entropy and the weights. The weights overwrite the scores."""
+def _normalise(call: Request, scores: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The log-sum-exp, the entropy, the largest weight with its index, and the weights, which overwrite the scores."""
     if not scores.shape[-1]:
-        return scores.new_full(scores.shape[:-1], -math.inf), scores.sum(-1), scores
+        empty = scores.sum(-1)
+        return empty - math.inf, empty, empty, empty.long(), scores
     if call.steep:
-        side = math.copysign(1.0, call.beta)
-        top = torch.where(scores == -math.inf, -math.inf, scores * side).amax(-1)
-        weights = softargmax(scores, call.beta).masked_fill(top.isnan()[..., None], math.nan)
-        # a score of zero times an infinite beta is zero
-        lse = torch.where(top == 0, top, top * abs(call.beta)).masked_fill(weights.isnan().any(-1), math.nan)
-        return lse, torch.special.entr(weights).sum(-1), weights
-    top = scores.amax(-1)
-    nonempty = top != -math.inf  # NaN is not empty: all statistics of its row are NaN
-    if call.sink is not None:
-        top = torch.maximum(top, call.sink.to(top)[:, None])
+        return _normalise_steep(call, scores if hidden is None else scores.masked_fill_(hidden, -math.inf))
+    if call.terms:
+        scores = scores.clamp(min=LOW)  # -inf that was added
+    scores = scores if hidden is None else scores.masked_fill_(hidden, LOW)
+    best, where = scores.max(-1)
+    nonempty = best != LOW  # NaN is not empty: all statistics of its row are NaN
+    top = best if call.sink is None else torch.maximum(best, call.sink.to(best)[:, None])
     top = top.masked_fill(~nonempty, 0)
-    below = scores.sub_(top[..., None]).clamp_(min=-2000)  # exp(-2000) is zero in every dtype
+    below = scores.sub_(top[..., None])
     weights = below.exp()
     total = kept = weights.sum(-1)
     if call.sink is not None:
@@ -104,7 +114,17 @@ def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # -sum w log w, where log w = below - log total
     entropy = (kept * total.log() - below.mul_(weights).sum(-1)) * share
     lse = torch.where(nonempty, top + total.log(), -math.inf)
-    return lse, entropy.masked_fill(~nonempty, 0).clamp(min=0), weights.mul_(share[..., None])
+    largest = torch.where(nonempty, (best - top).exp() * share, 0)
+    return lse, entropy.masked_fill(~nonempty, 0).clamp(min=0), largest, where, weights.mul_(share[..., None])
+
+
+def _normalise_steep(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    side = math.copysign(1.0, call.beta)
+    top = torch.where(scores == -math.inf, -math.inf, scores * side).amax(-1)
+    weights = softargmax(scores, call.beta).masked_fill(top.isnan()[..., None], math.nan)
+    # a score of zero times an infinite beta is zero
+    lse = torch.where(top == 0, top, top * abs(call.beta)).masked_fill(weights.isnan().any(-1), math.nan)
+    return lse, torch.special.entr(weights).sum(-1), *weights.max(-1), weights
 
 
 def _table(call: Request) -> BlockTable | None:
@@ -115,8 +135,19 @@ def _table(call: Request) -> BlockTable | None:
     return table if table.density < 0.9 else None
 
 
-def _visible_columns(table: BlockTable, rows: Tensor, j: int) -> Tensor:
+def _visible_columns(table: BlockTable, rows: Tensor, j: int) -> Tensor | slice:
     blocks = (rows // BLOCK).unique().cpu()
     hit = (table.union()[blocks] != NONE).any(0)
-    inside = hit.repeat_interleave(BLOCK)[:j]
-    return inside.nonzero()[:, 0].to(rows.device)
+    inside = hit.repeat_interleave(BLOCK)[:j].nonzero()[:, 0]
+    if len(inside) and int(inside[-1] - inside[0]) + 1 == len(inside):
+        return slice(int(inside[0]), int(inside[-1]) + 1)
+    return inside.to(rows.device)
+
+
+def _dense_columns(mask: Mask, rows: Tensor, j: int) -> slice:
+    """From the first to the last key that some row of a matrix sees."""
+    if not isinstance(mask, DenseMask) or mask.data.shape[-1] != j or not len(rows):
+        return slice(None)
+    data = mask.data if mask.data.shape[-2] == 1 else mask.data.index_select(-2, rows.to(mask.data.device))
+    seen = data.flatten(0, -2).any(0).nonzero()[:, 0]
+    return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 0)

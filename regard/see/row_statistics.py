@@ -17,7 +17,7 @@ from regard.core.kernels.request import Request
 from regard.core.masks.algebra import Mask
 from regard.core.scores import ScoreTerm
 from regard.see import triton_statistics
-from regard.see.row_blocks import iterate_row_blocks
+from regard.see.row_blocks import RowBlock, iterate_row_blocks
 from regard.see.triton_statistics import RowStatistics
 
 
@@ -233,20 +233,28 @@ class Statistics:
         parts: list[tuple[Tensor, ...]] = []
         for block in iterate_row_blocks(self._request):
             weights = block.weights
-            total = weights.sum(-1)
             received[:, :, block.columns] += weights.sum(-2)
-            if weights.shape[-1]:
-                largest, at = weights.max(-1)
-                at = torch.arange(j, device=device)[block.columns][at].masked_fill(~(block.lse > -torch.inf), -1)
-            else:
-                largest, at = total, total.long() - 1
-            distance = (weights * block.distance).sum(-1) / total.masked_fill(total == 0, 1)
-            parts.append((block.lse, block.entropy, largest, at, distance))
+            index = torch.arange(j, device=device)[block.columns]
+            empty = ~(block.lse > -torch.inf)
+            where = torch.zeros_like(block.where) if not len(index) else index[block.where]
+            total = weights.sum(-1)
+            distance = _mean_distance(block, self._request) / total.masked_fill(total == 0, 1)
+            parts.append((block.lse, block.entropy, block.largest, where.masked_fill(empty, -1), distance))
         if not parts:
             empty = torch.zeros(b, h, 0, device=device, dtype=exact)
             return RowStatistics(empty, empty, empty, empty.long(), empty, received, None)
         lse, entropy, largest, where, distance = (torch.cat(lines, 2) for lines in zip(*parts, strict=True))
         return RowStatistics(lse, entropy, largest, where, distance, received, None)
+
+
+def _mean_distance(block: RowBlock, call: Request) -> Float[Tensor, "b h r"]:
+    """The sum of w_ij |i - j| of each row."""
+    i, j = (each.to(block.weights.dtype) for each in (block.grid.i, block.grid.j))
+    band = call.mask.as_window()
+    if len(i) and band is not None and band[1] is not None and band[1] <= 0:
+        # no key is later than its query, so |i - j| = i - j, and the sum over keys is a matrix product
+        return (block.weights @ (i[0] - j).flatten()) + block.weights.sum(-1) * (i - i[0]).flatten()
+    return torch.einsum("bhrs,rs->bhr", block.weights, (i - j).abs())
 
 
 def statistics(

@@ -1,11 +1,12 @@
 """Trace attention written by hand: a product of two tensors, a softmax of it, and a product with a third.
 
-A product is a matmul, an einsum of any number of operands, or an elementwise product and a sum. Each operation on the
-scores in between is traced: a factor becomes beta, an added tensor a score term, a filled value a mask. After any other
-operation the scores themselves are kept, which is exact and costs more memory. Square scores that are not a traced
-product are kept too: then queries and keys are unknown, but every statistic is known. Weights made in another way than
-by a softmax over the last axis, some rows or keys of the weights, and weights with moved axes are not supported: their
-product with the values raises an error, which `watch` adds to `seen.left_out`.
+A product is a matmul, an einsum of any number of operands, or an elementwise product and a sum. Functions of
+torch.special, torch.linalg and torch.ops.aten are the same as the usual ones. Each operation on the scores in between
+is traced: a factor becomes beta, an added tensor a score term, a filled value a mask. After any other operation the
+scores themselves are kept, which is exact and costs more memory. Square scores that are not a traced product are kept
+too: then queries and keys are unknown, but every statistic is known. Weights made in another way than by a softmax over
+the last axis, some rows or keys of the weights, and weights with moved axes are not supported: their product with the
+values raises an error, which `watch` adds to `seen.left_out`.
 """
 
 import string
@@ -22,24 +23,28 @@ from regard.core.absolute_positions import Positions
 from regard.core.masks.algebra import Full, Mask
 from regard.core.scores import ScoreTerm, additive
 from regard.see.call_adapters import (
+    MARGIN,
     AxisPermutation,
-    HeadCount,
+    HeadTransform,
     MeasuredScores,
     OutputTransform,
     collapse_repeated,
-    count_merged_heads,
     is_hiding,
     read_mask,
+    score_bound,
     simplify_mask,
     split_hidden,
-    to_batch_and_heads,
 )
+from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
 from regard.see.record import Record
 
 ROUTE = "softmax"
+LARGE_SCORE = 1000.0  # bound of measured scores: lower numbers with a gap above them hide a pair
 UNKNOWN_PRODUCT = "its scores are not a traced product, so queries and keys are unknown"
 # names of torch functions, without underscores
-PRODUCTS = ("matmul", "bmm")
+PRODUCTS = ("matmul", "rmatmul", "bmm", "mm", "inner", "linear")
+RIGHT_TRANSPOSED = ("inner", "linear")  # q @ k.mT of q and k
+FACTORS = ("input", "self", "other", "mat2", "tensor", "weight")  # names of the two factors
 TIMES = ("mul", "rmul", "imul", "multiply")
 OVER = ("div", "truediv", "itruediv", "divide", "true_divide")
 PLUS = ("add", "radd", "iadd")
@@ -109,6 +114,7 @@ class WeightedValues:
     weights: TracedWeights | Unsupported
     v: Tensor  # (..., j, e)
     version: int
+    key_axis: int = -2
 
 
 Traced = TracedScores | TracedWeights | Unsupported | PairProducts | WeightedValues
@@ -134,6 +140,13 @@ class EinsumProjection:
         return torch.einsum(f"{','.join((self.result, *self.others))}->{self.heads}", gradient, *factors)
 
 
+def function_name(func: Any) -> str:
+    """The name of a torch function: that of a property such as mT, without underscores, namespace and overload."""
+    name: str = getattr(func, "__name__", str(func))
+    name = (func.__self__.__name__ if name == "__get__" else name).partition(".")[0].strip("_")
+    return name.removeprefix("special_").removeprefix("linalg_")
+
+
 @dataclass(frozen=True, eq=False)
 class Operation:
     """One call of a torch function, with one tensor of its output."""
@@ -145,9 +158,7 @@ class Operation:
 
     @cached_property
     def name(self) -> str:
-        """The name of the function without underscores; for a property such as mT, the name of that."""
-        name = getattr(self.func, "__name__", str(self.func))
-        return (self.func.__self__.__name__ if name == "__get__" else name).strip("_")
+        return function_name(self.func)
 
     @property
     def is_in_place(self) -> bool:
@@ -235,7 +246,7 @@ class SoftmaxTracer:
             after = self._trace_step(self._recall(source, operation.is_in_place), operation, source)
             if after is not None:
                 self._keep(out, after)
-        elif operation.is_softmax_over_keys and out.ndim >= 3:
+        elif operation.is_softmax_over_keys and out.ndim >= 3:  # a matrix may be class probabilities
             scores = operation.option("input", 0, None)
             self._keep(out, TracedWeights(None, scores.shape, (scores.detach(), version(scores))))
         elif operation.name in TIMES and (pairs := _read_pair_products(args, out)) is not None:
@@ -271,17 +282,18 @@ class SoftmaxTracer:
         other = self._recall(right)
         for factor in (traced, other):
             _refuse(factor)
-        if isinstance(traced, TracedScores) and right.ndim >= 3 and not isinstance(right, nn.Parameter):
+        if isinstance(traced, TracedScores) and right.ndim >= 3 and not _is_parameter(right):
             _refuse_nonlinear(traced)
         if isinstance(traced, TracedWeights):
-            if right.ndim < 2:
+            if right.ndim >= 2:
+                self._finish(traced, left.shape, right, out, AxisPermutation(list(range(out.ndim))), out.shape[:-2])
+            elif traced.scores is not None:
                 raise RuntimeError("values had one axis, that of keys")
-            self._finish(traced, left.shape, right, out, AxisPermutation(list(range(out.ndim))), out.shape[:-2])
         elif isinstance(other, TracedWeights) and other.scores is not None:
             raise RuntimeError("values were the left factor of a product with softmax weights")
-        elif left.ndim >= 3 and right.ndim >= 3:
-            learned = isinstance(right, nn.Parameter)
-            self._keep(out, replace(_scores(left.detach(), right.detach().mT, out, learned), beta=beta, added=added))
+        elif min(left.ndim, right.ndim) >= 2 and (right.ndim >= 3 or not _is_parameter(right)):
+            scores = _scores(left.detach(), right.detach().mT, out, _is_parameter(right))
+            self._keep(out, replace(scores, beta=beta, added=added))
 
     def _trace_step(self, traced: Traced, operation: Operation, source: Tensor) -> Traced | None:
         """What the output of an operation on a traced tensor is; None if it is not to be traced."""
@@ -301,6 +313,9 @@ class SoftmaxTracer:
             return _trace_scores(traced, operation, source)
         if operation.name in TIMES and (weighted := _read_weighted_values(traced, operation, source)) is not None:
             return weighted
+        if operation.name in TIMES and _spreads_over_values(traced, operation, source):
+            # one value for each query and key, as in deformable attention
+            return WeightedValues(Unsupported(_own_values(traced)), source.detach(), version(source), key_axis=-1)
         if isinstance(traced, Unsupported):
             return traced if operation.carries(source) else None
         others = [x for x in _tensors(operation.args) if x is not source]
@@ -315,7 +330,7 @@ class SoftmaxTracer:
 
     def _sum_values(self, traced: WeightedValues, operation: Operation, source: Tensor) -> None:
         """Values multiplied elementwise by weights are attention once they are summed over keys."""
-        summed = operation.summed_axis(source) == source.ndim - 2
+        summed = operation.summed_axis(source) == source.ndim + traced.key_axis
         if isinstance(traced.weights, Unsupported):
             if summed:
                 _refuse(traced.weights)
@@ -410,40 +425,36 @@ class SoftmaxTracer:
             )
         if leading != factor[:-2]:
             shape = torch.Size((*leading, i, j))  # one map for the values of several heads
-        heads, note = self._count_heads(shape[:-2], factor[:-2])
-        v = v.expand(*leading, *v.shape[-2:]).reshape(*shape[:-2], *v.shape[-2:])
+        axes = self._read_axes(shape[:-2], factor[:-2])
+        v = axes.to_heads(v.expand(*leading, *v.shape[-2:]).reshape(*shape[:-2], *v.shape[-2:]))
         mask: Mask = Full()
         terms: tuple[ScoreTerm, ...] = ()
         if scores is None:
-            q, k, beta = v.new_zeros(*shape[:-1], 1), v.new_zeros(*shape[:-2], j, 1), 1.0
+            q, k, beta = v.new_zeros(*v.shape[:2], i, 1), v.new_zeros(*v.shape[:2], j, 1), 1.0
         else:
             q, k = (
-                x.reshape(*weights.shape[:-2], *x.shape[-2:]).expand(*shape[:-2], *x.shape[-2:])
+                axes.to_heads(x.reshape(*weights.shape[:-2], *x.shape[-2:]).expand(*shape[:-2], *x.shape[-2:]))
                 for x in (scores.q, scores.k)
             )
             beta = scores.beta
-            mask, terms = _read_added(scores.added, shape, heads) if weights.measured is None else (mask, terms)
+            if weights.measured is None:
+                mask, terms = _read_added([axes.to_heads(x.expand(shape)) for x in scores.added], q, k, beta)
         if weights.measured is not None:
             numbers, then = weights.measured
             if version(numbers) != then:
                 raise RuntimeError("scores were written into between their softmax and the product with the values")
-            visible, numbers, _ = split_hidden(to_batch_and_heads(numbers.expand(shape), heads))
+            visible, numbers, _ = split_hidden(axes.to_heads(numbers.expand(shape)), LARGE_SCORE)
             mask, terms = simplify_mask(collapse_repeated(visible), i, j), (MeasuredScores(numbers),)
-        q, k, v = (to_batch_and_heads(x, heads) for x in (q, k, v))
-        note = ", ".join(filter(None, ("" if scores is not None else UNKNOWN_PRODUCT, weights.note, note)))
+        note = ", ".join(filter(None, ("" if scores is not None else UNKNOWN_PRODUCT, weights.note, axes.note)))
         positions = Positions.last_rows(i, j)
         record = Record(q, k, v, mask, terms, beta, positions, ROUTE, weights.dropout, note)
-        self._found(record, out, transform)
+        self._found(record, out, HeadTransform(axes, transform))
 
-    def _count_heads(self, leading: torch.Size, factor: torch.Size) -> tuple[int | None, str]:
-        """The number of heads within the leading axes of the scores, and a note. The product may show it."""
-        if len(leading) == 2:
-            return None, ""
+    def _read_axes(self, leading: torch.Size, factor: torch.Size) -> LeadingAxes:
+        """How the leading axes of the scores are read. The product with the values may show the heads."""
         if len(leading) == 1 and len(factor) == 2 and leading.numel() == factor.numel():
-            return factor[1], ""
-        count = self._head_count()
-        heads = count_merged_heads(leading, count)
-        return heads, count.note if count is not None and heads is not None else ""
+            return read_leading_axes(leading, HeadCount(factor[1]))
+        return read_leading_axes(leading, None if len(leading) in (0, 2) else self._head_count())
 
 
 def _refuse(traced: Traced | None) -> None:
@@ -466,31 +477,39 @@ def _changed_weights(name: str) -> Unsupported:
     return Unsupported(f"values were multiplied by {name} of softmax weights, not by the weights themselves")
 
 
-def _read_added(added: tuple[Tensor, ...], shape: torch.Size, heads: int | None) -> tuple[Mask, tuple[ScoreTerm, ...]]:
-    """The mask and the score terms that all tensors added to the scores mean.
+def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> tuple[Mask, tuple[ScoreTerm, ...]]:
+    """The mask and the score terms that all tensors added to the scores mean, each (b h i j).
 
     Numbers that hide are summed first: in a row without visible keys, those with the highest sum have the weights.
     """
     low: Tensor | None = None
     terms: list[ScoreTerm] = []
+    bound = score_bound(q, k, beta) if added else 0.0
     for values in added:
-        numbers = collapse_repeated(to_batch_and_heads(values.expand(shape), heads))
-        hidden = is_hiding(numbers)
+        numbers = collapse_repeated(values)
+        hidden = is_hiding(numbers, bound)
         rest = torch.where(hidden, 0.0, numbers)
         if bool(rest.any()):
             terms.append(additive(collapse_repeated(rest)))
         if bool(hidden.any()):
             hiding = torch.where(hidden, numbers, 0.0)
             low = hiding if low is None else low + hiding
-    mask, uniform, _ = read_mask(low, *shape[-2:])
+    mask, uniform, _ = read_mask(low, q, k, beta)
     return mask, (*terms, *uniform)
 
 
 def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Tensor, ...]] | None:
     """The two factors of a matrix product, the number before it, and what is added to it."""
-    args = operation.args
-    if operation.name in PRODUCTS and len(args) == 2 and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
-        return args[0], args[1], 1.0, ()
+    if operation.name in PRODUCTS:
+        named = [operation.kwargs[name] for name in FACTORS if name in operation.kwargs]
+        left, right, *_ = [*operation.args, *named, None, None]
+        if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+            return None
+        if operation.name == "rmatmul":
+            left, right = right, left
+        if operation.name == "linear" and (_is_parameter(right) or len(operation.args) + len(operation.kwargs) > 2):
+            return None
+        return left, right.mT if operation.name in RIGHT_TRANSPOSED and right.ndim >= 2 else right, 1.0, ()
     if operation.name == "baddbmm":
         start, left, right = (operation.option(name, at, None) for at, name in enumerate(("input", "batch1", "batch2")))
         beta, alpha = (float(operation.kwargs.get(name, 1)) for name in ("beta", "alpha"))
@@ -547,12 +566,21 @@ def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -
 
 def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, source: Tensor) -> TracedScores:
     """Scores with a very low number at some pairs: as if it were added there, in place of a low number before."""
-    if value is None or value > torch.finfo(source.dtype).min / 2:
+    lowest = torch.finfo(source.dtype).min
+    if value is None or (value > lowest / 2 and not _hides(scores, value)):
         return replace(scores, exact=False)
-    hidden = hidden.detach()
+    hidden, value = hidden.detach(), value if value <= lowest / 2 else lowest
     low = torch.zeros(hidden.shape, dtype=source.dtype, device=source.device).masked_fill(hidden, value)
-    before = tuple(torch.where(hidden, 0.0, x) if bool(is_hiding(x).any()) else x for x in scores.added)
+    bound = score_bound(scores.q, scores.k, scores.beta)
+    before = tuple(torch.where(hidden, 0.0, x) if bool(is_hiding(x, bound).any()) else x for x in scores.added)
     return replace(scores, added=(*before, low))
+
+
+def _hides(scores: TracedScores, value: float) -> bool:
+    """Whether a pair with this score has a weight below rounding error, whatever the other scores are."""
+    bound = score_bound(scores.q, scores.k, scores.beta)
+    visible = (x.masked_fill(is_hiding(x, bound), 0) for x in scores.added)
+    return -value > 2 * (bound + sum(float(x.abs().max()) for x in visible if x.numel())) + MARGIN
 
 
 def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor) -> TracedWeights | Unsupported:
@@ -700,6 +728,24 @@ def _arrange_axes(x: Tensor, letters: str, wanted: str) -> Tensor | None:
         if letter not in letters:
             x = x.unsqueeze(at)
     return x
+
+
+def _is_parameter(x: Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one, as a transposed weight."""
+    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
+
+
+def _spreads_over_values(traced: TracedWeights | Unsupported, operation: Operation, source: Tensor) -> bool:
+    """Whether an elementwise product repeats weights for values that have the same last axis, that of keys."""
+    is_own_softmax = isinstance(traced, Unsupported) or traced.scores is None
+    repeated = operation.out.numel() > source.numel() > 0 and operation.out.shape[-1] == source.shape[-1] > 1
+    return is_own_softmax and repeated and operation.has_other_numbers(source)
+
+
+def _own_values(traced: TracedWeights | Unsupported) -> str:
+    if isinstance(traced, Unsupported):
+        return traced.reason
+    return "values that differ for each query were multiplied by a softmax and summed, as in deformable attention"
 
 
 def _versions(q: Tensor, k: Tensor) -> tuple[int, int]:

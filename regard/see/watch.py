@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import wraps
-from itertools import chain
+from itertools import chain, islice, product
 from types import FrameType
 from typing import Any
 
@@ -23,7 +23,7 @@ from regard.see import huggingface, multihead
 from regard.see.arguments import check_device, check_indices, resolve_indices
 from regard.see.call_adapters import (
     AxisPermutation,
-    HeadCount,
+    HeadTransform,
     OutputTransform,
     copy_record,
     from_attend,
@@ -32,15 +32,16 @@ from regard.see.call_adapters import (
     keep_heads,
     keep_rows,
 )
-from regard.see.query_positions import infer_query_positions
-from regard.see.record import Record, Seen
-from regard.see.softmax_tracer import SoftmaxTracer
+from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
+from regard.see.query_positions import infer_query_positions, is_over_channels
+from regard.see.record import Record, Seen, attention_role
+from regard.see.softmax_tracer import SoftmaxTracer, function_name
 
 Indices = Sequence[int] | Tensor
 OutputChange = Callable[[Record], Tensor | None]
-SDPA = torch.nn.functional.scaled_dot_product_attention
 NO_MODULE = "attention"  # the name of a call that no module makes
 HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads")  # attributes of modules
+FUSED_OPERATORS = ("scaled_dot_product", "flash_attention", "efficient_attention", "fused_sdp")
 RAN_EAGERLY = "torch.compile is disabled while watching: this call ran eagerly"
 
 
@@ -58,8 +59,9 @@ def watch(
     Intercepts scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its encoder layers, the
     functions of Hugging Face's attention registry, attention written by hand as a softmax between two products, and
     `regard.attend`. `seen.left_out` lists why other calls could not be recorded. Only the thread that opened the block
-    is recorded. Outputs and gradients are bitwise the same as without watching, except in code that `torch.compile`
-    compiled: it runs eagerly inside the block (`torch.compiler.set_stance("force_eager")`), and `record.note` says so.
+    is recorded; modules of the model that other threads call are listed in `left_out` too. Outputs and gradients are
+    bitwise the same as without watching, except in code that `torch.compile` compiled: it runs eagerly inside the block
+    (`torch.compiler.set_stance("force_eager")`), and `record.note` says so.
     All hooks are removed at the end of the block, and after an error; the records remain usable.
 
     model    the model to record; None, or a function that is not a method of a model, records all calls
@@ -105,6 +107,7 @@ class Watcher(TorchFunctionMode):
         self.values = values
         self.change = change
         self._thread = threading.get_ident()
+        self._other_threads: set[int] = set()
         self._disabled_depth = 0
         self._intercepted = 0  # attention calls so far, recorded or not
         self._route: str | None = None
@@ -126,6 +129,7 @@ class Watcher(TorchFunctionMode):
                 (nn.TransformerEncoderLayer, "forward", self._encoder_layer),
                 (nn.TransformerEncoder, "forward", self._encoder),
                 (torch.jit.ScriptModule, "__call__", self._torchscript),
+                (nn.Module, "__call__", self._module_call),
             ):
                 stack.enter_context(_patch_method(kind, name, wrapper))
             stack.enter_context(self)
@@ -138,12 +142,15 @@ class Watcher(TorchFunctionMode):
         out = func(*args, **kwargs)
         if self._is_disabled():
             return out
-        if func is SDPA:
-            self._record_call(lambda: self._sdpa(out, args, kwargs), out)
+        name = function_name(func)
+        if name == "scaled_dot_product_attention":
+            self._sdpa(out, args, kwargs)
+        elif name.startswith(FUSED_OPERATORS):
+            self._leave_out(f"the operator {name} was called directly; call scaled_dot_product_attention")
         elif func is torch.nn.functional.multi_head_attention_forward:
             projection = multihead.OutputProjection(args[11].detach(), args[4], batch_first=False)
             self._record_call(lambda: multihead.from_functional(*args, **kwargs), out[0], projection)
-        elif getattr(func, "__name__", "") == "flex_attention" and not kwargs:
+        elif name == "flex_attention" and not kwargs:
             self._record_call(lambda: from_flex(*args), out[0])
         else:
             with self._catch_errors():
@@ -191,9 +198,27 @@ class Watcher(TorchFunctionMode):
         with self._disabled(), torch.compiler.set_stance("default"):
             yield
 
-    def _sdpa(self, out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
-        count = None if out.ndim == 4 else self._head_count()
-        return from_sdpa(*args, **(kwargs | {"head_count": count}))
+    def _sdpa(self, out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leading = out.shape[:-2]
+        if kwargs.get("enable_gqa"):
+            axes = LeadingAxes(tuple(leading), len(leading) - 1, len(leading), tuple(leading))
+        else:
+            axes = read_leading_axes(leading, None if len(leading) == 2 else self._head_count())
+        transform = HeadTransform(axes, AxisPermutation(list(range(out.ndim))))
+        self._record_call(lambda: from_sdpa(*args, **kwargs, axes=axes), out, transform)
+
+    def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """List that another thread calls the model, once for each thread: function modes belong to one thread."""
+        thread = threading.get_ident()
+        if thread != self._thread and thread not in self._other_threads and self._is_own_module(module):
+            self._other_threads.add(thread)
+            name = self.paths.get(id(module), type(module).__name__)
+            self._leave_out(f"another thread called {name}: only the thread that opened the block is recorded")
+        return original(module, *args, **kwargs)
+
+    def _is_own_module(self, module: nn.Module) -> bool:
+        """Whether a module is part of the model, or of a copy made by nn.DataParallel."""
+        return id(module) in self.paths or getattr(module, "_is_replica", False)
 
     def _attend(self, kernel: str, call: Request, out: Tensor) -> None:
         if not self._is_disabled():
@@ -317,7 +342,11 @@ class Watcher(TorchFunctionMode):
             if (reason := _reason_unusable(whole.q)) is not None:
                 self._leave_out(reason)
             else:
-                whole = whole if positions_given else infer_query_positions(whole, self._causal)
+                module = owner if isinstance(owner, nn.Module) else next(_calling_modules(), None)
+                if is_over_channels(whole, module):
+                    whole = replace(whole, over_channels=True, positions_known=False)
+                elif not positions_given:
+                    whole = infer_query_positions(whole, self._causal, attention_role(name) == "cross")
                 record = self._select(replace(whole, name=name if count == 1 else f"{name}:{count}"))
                 self.seen.add(record)
         if record is None or out is None:
@@ -370,8 +399,7 @@ class Watcher(TorchFunctionMode):
         """The number of heads of the current call, from the registered function or an attribute of its module."""
         if self._call_heads is not None:
             return self._call_heads
-        module = next((found for found in _callers() if isinstance(found, nn.Module)), None)
-        for name in HEAD_COUNTS:
+        for module, name in product(islice(_calling_modules(), 2), HEAD_COUNTS):
             if type(count := getattr(module, name, None)) is int:
                 return HeadCount(count, f"heads read from {name}={count} of its module")
         return None
@@ -394,6 +422,15 @@ def _frames() -> Iterator[FrameType]:
 def _callers() -> Iterator[object]:
     """The `self` of each method on the call stack, innermost first."""
     return (frame.f_locals["self"] for frame in _frames() if "self" in frame.f_locals)
+
+
+def _calling_modules() -> Iterator[nn.Module]:
+    """The different modules on the call stack, innermost first."""
+    seen: set[int] = set()
+    for caller in _callers():
+        if isinstance(caller, nn.Module) and id(caller) not in seen:
+            seen.add(id(caller))
+            yield caller
 
 
 def _is_compiled_call() -> bool:

@@ -39,7 +39,9 @@ def same(first: Seen, second: Seen) -> None:
     assert repr(first) == repr(second)
     for a, b in zip(first.values(), second.values(), strict=True):
         for name in ("entropy", "lse", "largest", "where", "distance", "received"):
-            assert torch.equal(getattr(a, name), getattr(b, name)), name
+            one, other = getattr(a, name), getattr(b, name)
+            assert (one is None) == (other is None), name
+            assert one is None or torch.equal(one, other), name
         assert torch.equal(a.q, b.q)
         assert torch.equal(a.weights(), b.weights())
         assert (a.v is None) == (b.v is None)

@@ -181,19 +181,19 @@ def test_merged_batch_and_heads_are_split_by_the_head_count_of_the_module(by_han
         model(q, k, v, bias)
     record = seen["Folded"]
     assert torch.equal(record.q, q)
-    assert record.note == "heads read from num_heads=3 of its module"
+    assert record.note.startswith("heads read from num_heads=3 of its module")
     torch.testing.assert_close(record.weights(), softmax_weights(q, k, added=bias))
     model.num_heads = 5  # which six are no multiple of
     with watch(model) as seen:
         model(q, k, v, bias)
     assert seen["Folded"].q.shape == (6, 1, 5, 8)
-    assert seen["Folded"].note == ""
+    assert "heads" not in seen["Folded"].note
 
 
 def test_heads_merged_for_the_softmax_are_read_from_the_product() -> None:
     q, k, v = qkv()
     record, _ = seen_of(lambda q, k, v: (q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (2, 6)) @ v, q, k, v)
-    assert record.note == ""
+    assert record.q.shape[:2] == (2, 6)
     torch.testing.assert_close(record.weights(), softmax_weights(q, k, 1.0))
 
 
@@ -398,7 +398,9 @@ def test_only_selected_layers_heads_and_rows_are_recorded() -> None:
         record, full = seen[case.names[-1]], whole[case.names[-1]]
         i = full.q.shape[2]
         torch.testing.assert_close(record.weights(), full.weights()[:, [2, 0]][:, :, [i - 1, 1]])
-        torch.testing.assert_close(record.distance, full.distance[:, [2, 0]][:, :, [i - 1, 1]])
+        assert (full.distance is None) == (name == "t5 eager")  # its last layer is cross attention
+        if full.distance is not None:
+            torch.testing.assert_close(record.distance, full.distance[:, [2, 0]][:, :, [i - 1, 1]])
         assert record.heads == (2, 0)
         assert record.rows_kept == (i - 1, 1)
         assert record.q.shape[1:3] == (2, 2)
@@ -491,7 +493,8 @@ def test_unknown_query_positions_give_no_distance_and_a_note(tmp_path: Path) -> 
     q, k, v = qkv(i=1, j=9)
     record, _ = seen_of(functional.scaled_dot_product_attention, q, k, v, (torch.arange(9) < 7)[None])
     assert record.distance is None
-    assert record.note == "the positions of its queries are unknown: the mask hides the last key and has no diagonal"
+    unknown = "the positions of its queries are unknown: there are 1 queries and 9 keys, and the mask has no diagonal"
+    assert record.note == unknown
     (head, *_) = measure_heads(record, torch.arange(9).expand(2, -1))
     assert (head.distance, head.previous, head.first, head.induction) == (None, None, None, None)
     assert str(Seen([record]).table()).splitlines()[1].split()[-4:] == ["-", "-", "-", "-"]

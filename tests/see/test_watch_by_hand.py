@@ -193,7 +193,7 @@ CHANGED: dict[str, Any] = {
 }
 
 
-KEPT = ("minus ten thousand", "capped", "written into", "clamped", "divided and rounded", "divided and cut, in place",
+KEPT = ("capped", "written into", "clamped", "divided and rounded", "divided and cut, in place",
         "added some of")  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from regard.core import kernels
 from regard.see.record import Record
 from regard.see.watch import watch
 
+MODULE_CALL = nn.Module.__call__
 FORWARDS = {kind: kind.forward for kind in (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)}
 
 
@@ -27,6 +28,7 @@ def no_hooks_left() -> bool:
         and not hasattr(interface.get_interface, "__wrapped__")
         and torch._dynamo.eval_frame._stance.stance == "default"
         and "__call__" not in vars(torch.jit.ScriptModule)
+        and nn.Module.__call__ is MODULE_CALL
     )
 
 

@@ -1,0 +1,81 @@
+"""Which of the axes before (positions, width) are heads, in calls with any number of axes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HeadCount:
+    """The number of heads of a call, and a note on where it was read."""
+
+    heads: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LeadingAxes:
+    """How the axes before (n, c) are read: axes `first` to `last` are the heads, all others the batch.
+
+    sizes   of these axes, where an axis that holds sequences times heads is split in two
+    merged  the sizes before that split
+    """
+
+    sizes: tuple[int, ...]
+    first: int
+    last: int
+    merged: tuple[int, ...]
+    note: str = ""
+
+    @property
+    def heads(self) -> int:
+        """The number of heads."""
+        return math.prod(self.sizes[self.first : self.last])
+
+    def to_heads(self, x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
+        """Reshape to (b, h, n, c). Axes that are missing or of size one are broadcast."""
+        x = x.expand(*self.merged, *x.shape[-2:]).reshape(*self.sizes, *x.shape[-2:])
+        order = self._order()
+        return x.permute(*order, *(len(order) + at for at in range(2))).reshape(-1, self.heads, *x.shape[-2:])
+
+    def from_heads(self, x: Shaped[Tensor, "b h n c"]) -> Shaped[Tensor, "..."]:
+        """The inverse of `to_heads`."""
+        order = self._order()
+        x = x.reshape(*(self.sizes[at] for at in order), *x.shape[-2:])
+        back = [order.index(at) for at in range(len(order))]
+        return x.permute(*back, *(len(order) + at for at in range(2))).reshape(*self.merged, *x.shape[-2:])
+
+    def _order(self) -> list[int]:
+        heads = list(range(self.first, self.last))
+        return [at for at in range(len(self.sizes)) if at not in heads] + heads
+
+
+def read_leading_axes(sizes: Sequence[int], count: HeadCount | None) -> LeadingAxes:
+    """Find the heads: by the usual order of one or two axes, else by the number of heads of the module.
+
+    One axis holds sequences with one head each, or sequences times heads if it is a multiple of the number of heads.
+    Two axes are (b, h). Of more axes, the heads are the one with as many entries as the module has heads, or neighbours
+    whose product that is, as in grouped attention.
+    """
+    sizes = tuple(sizes)
+    if len(sizes) == 0:
+        return LeadingAxes(sizes, 0, 0, sizes)
+    if len(sizes) == 1:
+        if count is None or count.heads < 2 or sizes[0] < count.heads or sizes[0] % count.heads:
+            return LeadingAxes(sizes, 1, 1, sizes)
+        return LeadingAxes((sizes[0] // count.heads, count.heads), 1, 2, sizes, count.note)
+    if len(sizes) == 2:
+        return LeadingAxes(sizes, 1, 2, sizes)
+    if count is not None:
+        single = [(at, at + 1) for at in range(len(sizes)) if sizes[at] == count.heads]
+        pairs = [(at, at + 2) for at in range(1, len(sizes) - 1) if math.prod(sizes[at : at + 2]) == count.heads]
+        # (b, h, blocks) is the usual order, so axis 1 is preferred among equals
+        for first, last in sorted(single, key=lambda span: span[0] != 1) + pairs:
+            several = f"; axes {sizes} fit in several ways" if len(single) > 1 else ""
+            return LeadingAxes(sizes, first, last, sizes, f"{count.note}{several}".removeprefix("; "))
+    last = len(sizes)
+    note = f"the number of heads is unknown: of the axes {sizes} before positions the last is read as heads"
+    return LeadingAxes(sizes, last - 1, last, sizes, note)
