@@ -261,7 +261,8 @@ def main(argv: list[str]) -> int:
                 ]
             )
         )
-    return 0 if all(each.reached for each in (*long, *costs)) else 1
+    reached = [each.reached for each in long] + [each.reached for each in costs]
+    return 0 if all(reached) else 1
 
 
 def markdown_table(lines: list[WatchResult]) -> list[str]:

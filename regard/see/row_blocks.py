@@ -18,7 +18,7 @@ from regard.core.scores import BoundTerm
 from regard.core.softargmax import softargmax
 
 BLOCK = 128
-AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}  # scores in memory at a time: the CPU cache, enough work for a GPU
+AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}  # scores in memory at a time: the CPU cache, enough work for a GPU
 LOW = -1e30  # the score of a hidden pair: exp gives 0, and 0 * LOW is 0, which 0 * -inf is not
 
 
@@ -37,8 +37,13 @@ class RowBlock:
     hidden: Bool[Tensor, "#b #h r s"] | None
 
 
-def iterate_row_blocks(call: Request, rows: Int[Tensor, "r"] | None = None) -> Iterator[RowBlock]:
-    """Yield blocks of all rows, or of some, in order, each within the memory budget."""
+def iterate_row_blocks(
+    call: Request, rows: Int[Tensor, "r"] | None = None, lse: Float[Tensor, "b h i"] | None = None
+) -> Iterator[RowBlock]:
+    """Yield blocks of all rows, or of some, in order, each within the memory budget.
+
+    lse  of all rows, if it is known: then only the weights are computed, in half the time
+    """
     b, h, _, i, j, _, _ = call.sizes
     device = call.q.device
     terms = call.bound_terms()
@@ -47,26 +52,36 @@ def iterate_row_blocks(call: Request, rows: Int[Tensor, "r"] | None = None) -> I
     most = AT_ONCE.get(device.type, AT_ONCE["cpu"])
     step = max(1, most // max(1, b * h * j)) if table is None else BLOCK
     positions = key_positions(call.positions, j, device)
+    finite = not terms and all(bool(x.isfinite().all()) for x in (call.q, call.k))
     for some in rows.split(step):
         columns = _dense_columns(call.mask, some, j) if table is None else _visible_columns(table, some, j)
         width = j if columns == slice(None) else len(torch.arange(j)[columns])
         for few in some.split(max(1, most // max(1, b * h * width))):
-            yield _compute_block(call, terms, few, columns, positions)
+            yield _compute_block(call, terms, few, columns, positions, lse, finite)
 
 
-def see_rows(mask: Mask, grid: Grid) -> Bool[Tensor, "#b #h r s"]:
-    """Which of some keys some rows see; a matrix is sliced, which is faster than `see`."""
-    if isinstance(mask, DenseMask) and grid.row.shape[-1] == 1 and grid.column.shape[-2] == 1:
+def see_rows(mask: Mask, grid: Grid, columns: Tensor | slice = slice(None)) -> Bool[Tensor, "#b #h r s"]:
+    """Which keys some rows see. A matrix is sliced, which is faster than `see`.
+
+    grid     of these rows and columns, which are all keys by default
+    """
+    if isinstance(mask, DenseMask):
         data = mask.data.reshape(*(1,) * (4 - mask.data.ndim), *mask.data.shape)
         data = data if data.shape[2] == 1 else data.index_select(2, grid.row.flatten())
-        data = data if data.shape[3] == 1 else data.index_select(3, grid.column.flatten())
+        data = data if data.shape[3] == 1 else data[..., columns]
         return data.expand(-1, -1, grid.row.numel(), grid.column.numel())
     seen = mask.see(grid)
     return seen.expand(*(1,) * (4 - seen.ndim), *seen.shape[:-2], grid.row.shape[-2], grid.column.shape[-1])
 
 
 def _compute_block(
-    call: Request, terms: list[BoundTerm], rows: Tensor, columns: Tensor | slice, positions: Tensor
+    call: Request,
+    terms: list[BoundTerm],
+    rows: Tensor,
+    columns: Tensor | slice,
+    positions: Tensor,
+    lse: Tensor | None,
+    finite: bool,
 ) -> RowBlock:
     b, h, g, _, j, c, _ = call.sizes
     device, exact = call.q.device, torch.promote_types(call.q.dtype, torch.float32)
@@ -87,26 +102,34 @@ def _compute_block(
         scores = term(scores, grid)
     hidden = None
     if not isinstance(call.mask, Full):
-        hidden = ~see_rows(call.mask, grid)
-    return RowBlock(rows, columns, grid, *_normalise(call, scores, hidden), hidden)
+        hidden = ~see_rows(call.mask, grid, columns)
+        if not call.steep and finite:  # three times as fast as masked_fill_, but NaN would not be hidden
+            torch.minimum(scores, torch.where(hidden, LOW, math.inf).to(exact), out=scores)
+        else:
+            scores = scores.masked_fill_(hidden, -math.inf if call.steep else LOW)
+    if lse is None or call.steep:
+        return RowBlock(rows, columns, grid, *_normalise(call, scores), hidden)
+    known = lse[:, :, rows]
+    scores = scores.sub_(known.masked_fill(known == -math.inf, 0)[..., None])
+    unused = torch.zeros_like(known)
+    return RowBlock(rows, columns, grid, known, unused, unused, unused.long(), _exp(scores), hidden)
 
 
-def _normalise(call: Request, scores: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The log-sum-exp, the entropy, the largest weight with its index, and the weights, which overwrite the scores."""
     if not scores.shape[-1]:
         empty = scores.sum(-1)
         return empty - math.inf, empty, empty, empty.long(), scores
     if call.steep:
-        return _normalise_steep(call, scores if hidden is None else scores.masked_fill_(hidden, -math.inf))
+        return _normalise_steep(call, scores)
     if call.terms:
         scores = scores.clamp(min=LOW)  # -inf that was added
-    scores = scores if hidden is None else scores.masked_fill_(hidden, LOW)
     best, where = scores.max(-1)
     nonempty = best != LOW  # NaN is not empty: all statistics of its row are NaN
     top = best if call.sink is None else torch.maximum(best, call.sink.to(best)[:, None])
     top = top.masked_fill(~nonempty, 0)
     below = scores.sub_(top[..., None])
-    weights = below.exp()
+    weights = _exp(below)
     total = kept = weights.sum(-1)
     if call.sink is not None:
         total = kept + torch.where(nonempty, (call.sink.to(top)[:, None] - top).exp(), 0)
@@ -116,6 +139,12 @@ def _normalise(call: Request, scores: Tensor, hidden: Tensor | None) -> tuple[Te
     lse = torch.where(nonempty, top + total.log(), -math.inf)
     largest = torch.where(nonempty, (best - top).exp() * share, 0)
     return lse, entropy.masked_fill(~nonempty, 0).clamp(min=0), largest, where, weights.mul_(share[..., None])
+
+
+def _exp(x: Tensor) -> Tensor:
+    """exp(x), and 0 where that is about the smallest normal number: underflow takes ten times as long. Clamps x."""
+    smallest = 2 * torch.finfo(x.dtype).tiny
+    return torch.nn.functional.threshold_(x.clamp_(min=math.log(smallest)).exp(), 1.1 * smallest, 0.0)
 
 
 def _normalise_steep(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -129,7 +129,7 @@ class Statistics:
         sums = torch.zeros(b, h, rows, columns, device=device, dtype=exact)
         inside = torch.nn.functional.one_hot(key_cell, columns).to(exact)
         with torch.no_grad():
-            for block in iterate_row_blocks(self._request):
+            for block in iterate_row_blocks(self._request, lse=self.lse):
                 sums.index_add_(2, row_cell[block.rows], block.weights @ inside[block.columns])
         counts = row_cell.bincount(minlength=rows).clamp(min=1)
         return sums / counts[:, None]
@@ -181,7 +181,7 @@ class Statistics:
         exact = torch.promote_types(self.q.dtype, torch.float32)
         total = torch.zeros(b, h, j, device=self.q.device, dtype=exact)
         with torch.no_grad():
-            for block in iterate_row_blocks(self._request):
+            for block in iterate_row_blocks(self._request, lse=self.lse):
                 part = (x[:, :, block.rows].to(exact)[:, :, None] @ block.weights)[:, :, 0]
                 total[:, :, block.columns] += part
         return total

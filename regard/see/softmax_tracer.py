@@ -502,7 +502,8 @@ def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Te
     """The two factors of a matrix product, the number before it, and what is added to it."""
     if operation.name in PRODUCTS:
         named = [operation.kwargs[name] for name in FACTORS if name in operation.kwargs]
-        left, right, *_ = [*operation.args, *named, None, None]
+        factors: list[Any] = [*operation.args, *named, None, None]
+        left, right = factors[:2]
         if not isinstance(left, Tensor) or not isinstance(right, Tensor):
             return None
         if operation.name == "rmatmul":

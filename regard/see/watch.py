@@ -205,7 +205,7 @@ class Watcher(TorchFunctionMode):
         else:
             axes = read_leading_axes(leading, None if len(leading) == 2 else self._head_count())
         transform = HeadTransform(axes, AxisPermutation(list(range(out.ndim))))
-        self._record_call(lambda: from_sdpa(*args, **kwargs, axes=axes), out, transform)
+        self._record_call(lambda: from_sdpa(*args, **(kwargs | {"axes": axes})), out, transform)
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """List that another thread calls the model, once for each thread: function modes belong to one thread."""

@@ -116,7 +116,7 @@ def build_text_input(
 
 def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
     """The labels of a layer by its role and lengths; numbers if it has other positions than the tokens."""
-    from regard.see.relevance import attention_role
+    from regard.see.record import attention_role
     from regard.see.report import Sides, TokenLabels
 
     first, last = next(iter(words.values())), list(words.values())[-1]

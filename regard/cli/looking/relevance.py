@@ -74,7 +74,8 @@ def text_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResul
 
 def pair_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
     """Rollout from the last target token, over the source and over the target."""
-    from regard.see.relevance import attention_role, encoder_decoder_rollout
+    from regard.see.record import attention_role
+    from regard.see.relevance import encoder_decoder_rollout
     from regard.see.report import TokenRelevance
 
     both = encoder_decoder_rollout(seen)
