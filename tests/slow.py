@@ -25,6 +25,7 @@ QUICK_CASES: dict[str, int] = {
     "tests/models/": 10,
     "tests/integrations/test_huggingface_families.py": 9,
     "tests/integrations/test_huggingface_compiled.py": 1,
+    "tests/see/test_survey.py": 3,
     "tests/see/": 16,
     "tests/train/": 10,
     "tests/data/": 30,

@@ -144,7 +144,8 @@ def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 def _exp(x: Tensor) -> Tensor:
     """exp(x), and 0 where that is about the smallest normal number: underflow takes ten times as long. Clamps x."""
     smallest = 2 * torch.finfo(x.dtype).tiny
-    return torch.nn.functional.threshold_(x.clamp_(min=math.log(smallest)).exp(), 1.1 * smallest, 0.0)
+    found = x.clamp_(min=math.log(smallest)).exp()
+    return torch.nn.functional.threshold(found, 1.1 * smallest, 0.0, inplace=True)
 
 
 def _normalise_steep(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

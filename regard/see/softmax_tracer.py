@@ -249,6 +249,8 @@ class SoftmaxTracer:
         elif operation.is_softmax_over_keys and out.ndim >= 3:  # a matrix may be class probabilities
             scores = operation.option("input", 0, None)
             self._keep(out, TracedWeights(None, scores.shape, (scores.detach(), version(scores))))
+        elif operation.name == "softmax" and out.ndim >= 3 and not operation.is_softmax_over_keys:
+            self._keep(out, _no_softmax("a softmax over another axis"))
         elif operation.name in TIMES and (pairs := _read_pair_products(args, out)) is not None:
             self._keep(out, pairs)
 
@@ -332,7 +334,8 @@ class SoftmaxTracer:
         """Values multiplied elementwise by weights are attention once they are summed over keys."""
         summed = operation.summed_axis(source) == source.ndim + traced.key_axis
         if isinstance(traced.weights, Unsupported):
-            if summed:
+            axis = operation.option("dim", 1, None)
+            if summed or (operation.name == "sum" and axis in (traced.key_axis, [traced.key_axis])):
                 _refuse(traced.weights)
             return  # a factor for each of some vectors, as in a router
         if not summed or version(traced.v) != traced.version:

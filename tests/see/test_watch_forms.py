@@ -183,6 +183,16 @@ def test_deformable_attention_is_listed() -> None:
     assert "softmax" in reason
 
 
+def test_separable_and_factorised_attention_are_listed() -> None:
+    q, k, v = torch.randn(3, 2, 3, 7, 5).unbind()
+    with watch() as seen:
+        (k.mT * torch.randn(2, 3, 1, 7).softmax(-1)).sum(-1, keepdim=True)  # as in MobileViT v2
+    assert sum(seen.left_out.values()) == 1
+    with watch() as seen:
+        q @ (k.softmax(2).mT @ v)  # as in CoaT
+    assert "softmax over another axis" in next(iter(seen.left_out))
+
+
 def test_a_router_of_experts_is_not_taken_for_attention() -> None:
     with watch() as seen:
         gates = functional.linear(torch.randn(2, 7, 8), nn.Parameter(torch.randn(5, 8))).softmax(-1)
