@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -19,3 +20,9 @@ def assume_constant_result(function: Callable[P, T]) -> Callable[P, T]:
 def is_meta_or_fake(tensor: Tensor) -> bool:
     """Whether a tensor has a shape but no values: it is on the meta device, or a FakeTensor."""
     return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def can_read_values(tensor: Tensor) -> bool:
+    """Whether Python may read tensor values here: not while tracing, in torch.func, or for fake and meta tensors."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return not (torch.compiler.is_compiling() or transformed or is_meta_or_fake(tensor))

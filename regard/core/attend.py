@@ -15,7 +15,7 @@ from regard.core.input_checks import check_inputs
 from regard.core.kernels.request import Request
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import Full, Mask
-from regard.core.scores import Additive, ScoreTerm, as_terms
+from regard.core.scores import ScoreTerm, as_terms
 from regard.core.softargmax import as_beta
 
 if TYPE_CHECKING:
@@ -135,5 +135,5 @@ def prepare_request(
             visible = visible.within(
                 positions.queries, positions.queries + i - 1, positions.keys, positions.keys + j - 1
             )
-    hides = any(isinstance(term, Additive) and term.may_hide() for term in terms)
+    hides = any(term.may_hide() for term in terms)
     return Request(q, k, v, visible, terms, beta, dropout, positions, hides)

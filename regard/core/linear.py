@@ -26,6 +26,7 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Positions
 from regard.core.input_checks import check_inputs, is_autocasting
+from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import And, Mask
 
@@ -241,6 +242,7 @@ def linear_attend(
         if visible is not None:
             # before any arithmetic, because hidden values may be NaN, and NaN times zero is NaN
             k, v = k.masked_fill(~visible, 0), v.masked_fill(~visible, 0)
+        nonfinite = has_nonfinite(q, k, v)
         queries, keys, values = features.query_features(q.to(exact)), features.key_features(k.to(exact)), v.to(exact)
         if visible is not None:
             keys = keys.masked_fill(~visible, nothing)
@@ -250,10 +252,11 @@ def linear_attend(
         for start in range(0, k.shape[2], step):
             some = slice(start, start + step)
             if is_causal:
-                rows.append(_read_state(state, queries[:, :, some], keys[:, :, some], values[:, :, some], features))
+                here, own_keys, own_values = queries[:, :, some], keys[:, :, some], values[:, :, some]
+                rows.append(_read_state(state, here, own_keys, own_values, features, nonfinite))
             state = _add_keys(state, keys[:, :, some], values[:, :, some], features)
         if not is_causal:
-            rows.append(_read_state(state, queries, keys[:, :, :0], values[:, :, :0], features))
+            rows.append(_read_state(state, queries, keys[:, :, :0], values[:, :, :0], features, nonfinite))
         out = torch.cat(rows, 2) if rows else values  # no keys, so no rows either
     return LinearResult(out.to(q.dtype), state)
 
@@ -279,6 +282,7 @@ def _read_state(
     keys: Float[Tensor, "b h j r"],
     values: Float[Tensor, "b h j e"],
     features: FeatureMap,
+    nonfinite: bool,
 ) -> Float[Tensor, "b h i e"]:
     """The outputs of queries from the state and from the keys of their own chunk, up to each query's own key."""
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
@@ -290,8 +294,9 @@ def _read_state(
         pairs = (pairs - _or_zero(pairs.detach().amax((3, 4), keepdim=True))).exp()
         past, own = pairs[:, :, :, 0], pairs[:, :, :, 1:].sum(-1)
     else:
-        past, own = queries, torch.einsum("bhir,bhjr->bhij", queries, keys).masked_fill(later, 0)
-    found = torch.einsum("bhir,bhre->bhie", past, state.weighted) + torch.einsum("bhij,bhje->bhie", own, values)
+        past, own = queries, dot_products(queries, keys, nonfinite).masked_fill(later, 0)
+    found = torch.einsum("bhir,bhre->bhie", past, state.weighted)
+    found = found + weighted_sum(own, values, ~later.expand_as(own) if nonfinite else None)
     mass = (torch.einsum("bhir,bhr->bhi", past, state.total) + own.sum(-1))[..., None]
     nothing = mass == 0
     return (found / mass.masked_fill(nothing, 1)).masked_fill(nothing, 0)

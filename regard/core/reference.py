@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
 from regard.core.kernels.request import Request, center_bias, sum_terms
 from regard.core.softargmax import softargmax
 
@@ -20,8 +21,10 @@ def reference(request: Request) -> Float[Tensor, "b h i e"]:
     )
     seen = visible.unflatten(1, (g, h // g)).any(3).any(2)[..., None]
     k, v = torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
+    q = torch.where(visible.any(-1, keepdim=True), q, 0.0)
     k, v = k.repeat_interleave(h // g, 1), v.repeat_interleave(h // g, 1)
-    scores = torch.einsum("bhic,bhjc->bhij", q, k) * (1.0 if request.steep else request.beta)
+    nonfinite = has_nonfinite(q, k, v)
+    scores = dot_products(q, k, nonfinite) * (1.0 if request.steep else request.beta)
     sink = None if request.sink is None else request.sink.double()
     terms = [term.bind(q, request.beta) for term in request.terms]
     if terms and all(term.additive or term.name == "sink" for term in request.terms):
@@ -36,4 +39,4 @@ def reference(request: Request) -> Float[Tensor, "b h i e"]:
     scores = torch.where(hidden, -math.inf, scores)
     weights = softargmax(scores, beta=request.beta if request.steep else 1.0)[..., :j]
     weights = torch.nn.functional.dropout(weights, request.dropout)
-    return torch.einsum("bhij,bhje->bhie", weights, v).to(request.q.dtype)
+    return weighted_sum(weights, v, scores[..., :j] != -math.inf if nonfinite else None).to(request.q.dtype)

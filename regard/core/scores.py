@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.base.axes import format_axis, format_shape
 from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from regard.base.registry import Registry
-from regard.base.tracing import is_meta_or_fake
+from regard.base.tracing import can_read_values
 from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Grid
 from regard.core.input_checks import disable_autocast
@@ -36,6 +36,10 @@ class ScoreTerm(ABC):
 
     def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit all shapes)
         """Raise if the term was made for another number of heads or positions."""
+
+    def may_hide(self) -> bool:
+        """Whether this term may hide keys by adding -inf to their scores."""
+        return False
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."] | None:
         """The pairs that this term hides by adding -inf to their scores; None if it never does."""
@@ -84,11 +88,22 @@ class T5Buckets(ScoreTerm):
     name = "t5_buckets"
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
+        look_up, hides = self._look_up(self.table.to(q)), self.may_hide()
+        return lambda scores, grid: _add(scores, look_up(grid), hides)
+
+    def may_hide(self) -> bool:
+        return _may_hold_minus_infinity(self.table)
+
+    def hidden(self, grid: Grid) -> Bool[Tensor, "..."]:
+        return self._look_up(self.table)(grid) == -math.inf
+
+    def _look_up(self, table: Tensor) -> Callable[[Grid], Tensor]:
+        """The bias of the pairs of a grid."""
         # all distances beyond the reach share a bucket, so a table from -reach to reach has every value
-        distances = torch.arange(-self.reach, self.reach + 1, device=q.device)
-        by_distance = self.table.to(q)[t5_bucket(distances, len(self.table), self.reach, self.both_ways)].T
+        distances = torch.arange(-self.reach, self.reach + 1, device=table.device)
+        by_distance = table[t5_bucket(distances, len(table), self.reach, self.both_ways)].T
         reach = self.reach
-        return lambda scores, grid: scores + by_distance[grid.head, (grid.j - grid.i).clamp(-reach, reach) + reach]
+        return lambda grid: by_distance[grid.head, (grid.j - grid.i).clamp(-reach, reach) + reach]
 
     def settings(self) -> Hashable:
         return self.name, tuple(self.table.shape), self.reach, self.both_ways
@@ -187,27 +202,10 @@ class Additive(ScoreTerm):
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
         look_up, hides = self._look_up(self.values.to(q.dtype)), self.may_hide()
-
-        def add(scores: Tensor, grid: Grid) -> Tensor:
-            values = look_up(grid)
-            # a hidden score is -inf even where q . k is NaN
-            return torch.where(values == -math.inf, values, scores + values) if hides else scores + values
-
-        return add
+        return lambda scores, grid: _add(scores, look_up(grid), hides)
 
     def may_hide(self) -> bool:
-        """Whether some value may be -inf. Values are read on the CPU only; elsewhere the result is True."""
-        values = self.values.detach()
-        if (
-            torch.compiler.is_compiling()
-            or values.device.type != "cpu"
-            or is_meta_or_fake(values)
-            or not values.numel()
-        ):
-            return True
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return True
-        return not values.amin().item() > -math.inf  # amin of NaN is NaN
+        return _may_hold_minus_infinity(self.values)
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."]:
         return self._look_up(self.values)(grid) == -math.inf
@@ -403,6 +401,19 @@ def _as_term(term: object) -> ScoreTerm:
     if isinstance(term, Tensor):
         return additive(term)
     raise DtypeError(f"scores takes terms such as alibi(heads=8) or a tensor to add, not {type(term).__name__}")
+
+
+def _add(scores: Tensor, values: Tensor, hides: bool) -> Tensor:
+    """scores + values. If the values may hide keys, a hidden score is -inf even where q . k is NaN."""
+    return torch.where(values == -math.inf, values, scores + values) if hides else scores + values
+
+
+def _may_hold_minus_infinity(values: Tensor) -> bool:
+    """Whether some value may be -inf. Values are read on the CPU only; elsewhere the result is True."""
+    values = values.detach()
+    if values.device.type != "cpu" or not can_read_values(values) or not values.numel():
+        return True
+    return not values.amin().item() > -math.inf  # amin of NaN is NaN
 
 
 def _check_heads(term: ScoreTerm, heads: int, q: Tensor) -> None:

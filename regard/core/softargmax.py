@@ -45,8 +45,8 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
         return weights.masked_fill(top.isnan() | (top == math.inf), math.nan)
     # an empty row keeps finite scores and is zeroed afterwards, so that no NaN appears, forward or backward
     finite = torch.where(visible, scores, 0)
-    if abs(beta) > 1e4:
-        # only differences matter, and a large beta may overflow the rest
+    if abs(beta) > 1:
+        # only differences matter, and the rest may overflow
         ends = finite.masked_fill(~visible, -math.inf if beta > 0 else math.inf)
         top = ends.amax(axis, keepdim=True) if beta > 0 else ends.amin(axis, keepdim=True)
         finite = torch.where(visible, scores - top.detach(), 0)

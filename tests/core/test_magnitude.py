@@ -7,19 +7,34 @@ The truth is float64; for float64 itself it is the extended precision of numpy's
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from regard import Mask, additive, alibi, attend, causal, full, padding, sink, window
+from regard import (
+    Mask,
+    additive,
+    alibi,
+    attend,
+    causal,
+    full,
+    padding,
+    shaw,
+    sink,
+    softcap,
+    t5_buckets,
+    window,
+)
 from regard.base.errors import KernelRefusedError
+from regard.core.scores import t5_bucket
 from tests.tolerance import GRADIENT, OUTPUT, ULPS_OF_FLOAT64, error, ulp
 
 B, H, G, N, J = 1, 4, 2, 133, 197
 WIDTHS = {"cpu": (19, 13), "cuda": (24, 40)}  # c and e; a GPU's fused kernels take no odd ones
+REACH = 20  # of t5_buckets
 SIZES = (1e-3, 1e-1, 1.0, 1e1, 1e2, 1e3, 1e4, 1e6, 1e9, 1e12)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MASKS: dict[str, Callable[[], Mask]] = {
@@ -42,6 +57,9 @@ class Case:
     added: Tensor | None = None  # float32 unless q is float64
     slopes: Tensor | None = None
     sink: Tensor | None = None
+    buckets: Tensor | None = None  # a table of t5_buckets
+    relative: Tensor | None = None  # keys of shaw
+    cap: float | None = None
 
     def visible(self) -> Tensor:
         return MASKS[self.mask]().dense(N, J).expand(B, 1, N, J)
@@ -89,6 +107,25 @@ def by_terms(dtype: torch.dtype, size: float, mask: str, c: int, e: int) -> Case
     return Case(q.to(dtype), k.to(dtype), v.to(dtype), mask, slopes=slopes.to(wide), sink=logits.to(wide))
 
 
+def by_t5(dtype: torch.dtype, size: float, mask: str, c: int, e: int) -> Case:
+    q, k, v = normal(B, H, N, c, seed=21), normal(B, G, J, c, seed=22), normal(B, G, J, e, seed=23)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    table = normal(8, H, seed=24) - size * torch.tensor([1.0, 0.0, 1.0, 0.3])  # rows that are large throughout
+    table[2::3] = -size
+    return Case(q.to(dtype), k.to(dtype), v.to(dtype), mask, buckets=table.to(wide))
+
+
+def by_shaw(dtype: torch.dtype, size: float, mask: str, c: int, e: int) -> Case:
+    most = 1e3 if dtype == torch.float16 else 1e12
+    q, k, v = normal(B, H, N, c, seed=25), normal(B, G, J, c, seed=26), normal(B, G, J, e, seed=27)
+    keys = normal(9, c, seed=28) * min(size, most)
+    return Case(q.to(dtype), k.to(dtype), v.to(dtype), mask, relative=keys.to(dtype))
+
+
+def by_softcap(dtype: torch.dtype, size: float, mask: str, c: int, e: int) -> Case:
+    return replace(by_dot_product(dtype, size, mask, c, e), cap=30.0)
+
+
 def mixed(dtype: torch.dtype, size: float, mask: str, c: int, e: int) -> Case:
     """Every magnitude up to the size in one row: in what is added, and for wide dtypes in k too."""
     q, k, v = normal(B, H, N, c, seed=14), normal(B, G, J, c, seed=15), normal(B, G, J, e, seed=16)
@@ -100,7 +137,10 @@ def mixed(dtype: torch.dtype, size: float, mask: str, c: int, e: int) -> Case:
     return Case(q.to(dtype), k.to(dtype), v.to(dtype), mask, added=added.to(wide))
 
 
-SOURCES = {f.__name__: f for f in (by_dot_product, by_beta, by_what_is_added, by_terms, mixed)}
+SOURCES = {
+    f.__name__: f for f in (by_dot_product, by_beta, by_what_is_added, by_terms, mixed, by_t5, by_shaw, by_softcap)
+}
+NO_LONG_DOUBLE = ("by_shaw", "by_softcap")  # their gradients are not written out below
 
 
 def bias(case: Case, exact: torch.dtype) -> Tensor:
@@ -111,6 +151,9 @@ def bias(case: Case, exact: torch.dtype) -> Tensor:
     if case.slopes is not None:
         row, column = torch.arange(J - N, J)[:, None], torch.arange(J)[None]
         total = total - case.slopes.double()[:, None, None] * (row - column).abs()
+    if case.buckets is not None:
+        bucket = t5_bucket(torch.arange(J)[None] - torch.arange(J - N, J)[:, None], len(case.buckets), REACH, True)
+        total = total + case.buckets.double()[bucket].permute(2, 0, 1)
     total = total.masked_fill(~case.visible(), -math.inf)
     if case.sink is not None:
         total = torch.cat([total, case.sink.double()[:, None, None].expand(B, H, N, 1)], -1)
@@ -124,6 +167,13 @@ def naive(case: Case, exact: torch.dtype, turn: int = 0, device: str = "cpu") ->
     beta = case.q.shape[-1] ** -0.5 if case.beta is None else case.beta
     turned = (q * beta if turn % 2 else q).roll(turn, -1), k.roll(turn, -1)
     scores = turned[0] @ turned[1].repeat_interleave(H // G, 1).mT * (1.0 if turn % 2 else beta)
+    if case.relative is not None:
+        reach, distance = len(case.relative) // 2, torch.arange(J)[None] - torch.arange(J - N, J)[:, None]
+        own = turned[0] @ case.relative.to(device, exact).roll(turn, -1).T * (1.0 if turn % 2 else beta)
+        where = (distance.clamp(-reach, reach) + reach).to(device).expand(B, H, N, J)
+        scores = scores + own.gather(-1, where)
+    if case.cap is not None:
+        scores = torch.tanh(scores / case.cap) * case.cap
     added = bias(case, exact).to(device)
     scores = torch.nn.functional.pad(scores, (0, added.shape[-1] - J)) + added
     blind = scores.isneginf().all(-1, keepdim=True)
@@ -159,12 +209,26 @@ def extended(case: Case) -> list[Tensor]:
     return [torch.from_numpy(x.astype(np.float64)) for x in (out, of_q, *grouped)]
 
 
-def results(case: Case, kernel: str | None, device: str) -> list[Tensor]:
+def results(case: Case, kernel: str | None, device: str, setting: str = "eager") -> list[Tensor]:
+    """The output and the gradients of q, k and v, in plain, compiled or transformed code."""
     q, k, v = (x.detach().clone().to(device).requires_grad_() for x in (case.q, case.k, case.v))
     terms = [additive(case.added.to(device))] if case.added is not None else []
     terms += [alibi(slopes=case.slopes)] if case.slopes is not None else []
     terms += [sink(case.sink)] if case.sink is not None else []
-    out = attend(q, k, v, mask=MASKS[case.mask](), scores=terms or None, beta=case.beta, kernel=kernel)
+    terms += [t5_buckets(case.buckets.to(device), reach=REACH)] if case.buckets is not None else []
+    terms += [shaw(case.relative.to(device))] if case.relative is not None else []
+    terms += [softcap(case.cap)] if case.cap is not None else []
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, mask=MASKS[case.mask](), scores=terms or None, beta=case.beta, kernel=kernel)
+
+    if setting == "func":
+        out, pull = torch.func.vjp(run, *(x.detach() for x in (q, k, v)))
+        return [x.detach().cpu() for x in (out, *pull(upstream(case).to(device)))]
+    if setting != "eager":
+        torch._dynamo.reset()
+        run = torch.compile(run, fullgraph=True, backend=setting)
+    out = run(q, k, v)
     grads = torch.autograd.grad(out, (q, k, v), upstream(case).to(device))
     return [x.detach().cpu() for x in (out, *grads)]
 
@@ -172,14 +236,24 @@ def results(case: Case, kernel: str | None, device: str) -> list[Tensor]:
 def cases() -> Iterator[tuple[str, torch.dtype, str]]:
     """Each source in each dtype with one mask of its own, and in float32 with all of them."""
     for number, (source, dtype) in enumerate(itertools.product(SOURCES, DTYPES)):
+        if dtype == torch.float64 and source in NO_LONG_DOUBLE:
+            continue
         for own in MASKS if dtype == torch.float32 else [list(MASKS)[number % len(MASKS)]]:
             yield source, dtype, own
 
 
-def hold(source: str, dtype: torch.dtype, mask: str, device: str, kernels: tuple[str | None, ...]) -> None:
+def hold(
+    source: str,
+    dtype: torch.dtype,
+    mask: str,
+    device: str,
+    kernels: tuple[str | None, ...],
+    sizes: tuple[float, ...] = SIZES,
+    setting: str = "eager",
+) -> None:
     served = 0
     ordinary = 1e3 if source == "by_terms" else 1e5  # slopes times distances are up to 40 times the size
-    for size in SIZES:
+    for size in sizes:
         case = SOURCES[source](dtype, size, mask, *WIDTHS[device])
         truth = extended(case) if dtype == torch.float64 else naive(case, torch.float64)
         # half precision: what is right but for the rounding of the result
@@ -187,7 +261,7 @@ def hold(source: str, dtype: torch.dtype, mask: str, device: str, kernels: tuple
         tries = [naive(case, wide, turn, where) for turn in range(4) for where in {"cpu", device}]
         for kernel in kernels:
             try:
-                own = results(case, kernel, device)
+                own = results(case, kernel, device, setting)
             except KernelRefusedError:
                 continue
             served += 1
@@ -201,12 +275,24 @@ def hold(source: str, dtype: torch.dtype, mask: str, device: str, kernels: tuple
                 assert off <= most, (
                     f"{name} of {kernel or 'the chosen kernel'} at size {size:.0e} is off by {off:.1e}, not {most:.1e}"
                 )
-    assert served >= 2 * len(SIZES)
+    assert served >= min(2, len(kernels)) * len(sizes)
 
 
 @pytest.mark.parametrize(("source", "dtype", "mask"), list(cases()), ids=str)
 def test_every_kernel_is_as_exact_as_the_naive_method(source, dtype, mask):
     hold(source, dtype, mask, "cpu", (None, "eager", "sdpa", "blocked"))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_torch_func_are_as_exact(source, dtype):
+    hold(source, dtype, "window", "cpu", (None, "eager"), setting="func")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_compiled_code_are_as_exact(source, dtype):
+    hold(source, dtype, "causal", "cpu", (None,), (1e2, 1e4, 1e9), "aot_eager")
 
 
 @pytest.mark.cuda

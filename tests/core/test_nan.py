@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import Mask, additive, alibi, attend, causal, full, linear_attend, padding, softcap, window
+import regard
+from regard import Mask, additive, alibi, attend, causal, full, linear_attend, padding, softcap, t5_buckets, window
 from regard.base.errors import KernelRefusedError
 from regard.core.linear import elu_plus_one, performer
 from regard.core.masks import as_mask
 from regard.core.scores import Additive
 
 NAN, INF = math.nan, math.inf
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 H, G, C, E = 4, 2, 32, 16
 LENGTHS = (9, 41, 150)  # shorter than a vector of the CPU, and several blocks
 KERNELS = ["reference", "eager", "sdpa", "blocked", pytest.param("flex", marks=pytest.mark.cuda)]
@@ -101,6 +103,61 @@ def test_nan_in_a_visible_key_gives_nan_to_the_queries_that_see_it(kernel, part)
             assert (bad[..., 2] if part == "v" else bad).isnan().all(), name
             assert out[0].isfinite().all(), f"{name}: another sequence gets NaN"
             assert out[1, :2].isfinite().all(), f"{name}: heads of another key head get NaN"
+            if kernel != "flex":
+                assert out[1, :, ~rows].isfinite().all(), f"{name}: queries get NaN that do not see it"
+
+
+@pytest.mark.parametrize("kernel", KERNELS[:-1])
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("number", [NAN, INF])
+def test_nan_reaches_no_gradient_of_queries_and_keys_that_do_not_see_it(kernel, part, number):
+    """Query or key 5 is NaN; the loss is a sum over all queries that do not see it."""
+    for n, name, mask, rest in calls(kernel):
+        visible = seen(mask, n)
+        clear = torch.arange(n) != 5 if part == "q" else ~visible[:, 5]
+        if n == 41 or rest.get("beta") is not None or not clear.any():
+            continue
+        apart = ~visible[~clear].any(0)  # keys that no query sees whose output is NaN
+        q, k, v = draw(n)
+        dirty = [
+            with_(x, (1, slice(None), 5, 2), number) if part == own else x
+            for own, x in zip("qkv", (q, k, v), strict=True)
+        ]
+        clean, out = served(q, k, v, mask=mask, **rest), served(*dirty, mask=mask, **rest)
+        if clean is None or out is None:
+            continue
+        assert torch.allclose(out[:, :, clear], clean[:, :, clear], atol=1e-5), name
+        expected = torch.autograd.grad(clean[:, :, clear].square().sum(), (q, k, v))
+        found = torch.autograd.grad(out[:, :, clear].square().sum(), dirty)
+        for letter, own, other in zip("qkv", found, expected, strict=True):
+            rows = clear if letter == "q" else apart
+            assert torch.allclose(own[:, :, rows], other[:, :, rows], atol=5e-5), f"{name}: gradient of {letter}"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("number", [NAN, INF])
+@pytest.mark.parametrize("setting", ["eager", "func", "aot_eager"])
+def test_a_query_that_sees_nothing_reaches_no_gradient(kernel, number, setting):
+    for n, name, mask, rest in calls(kernel) if setting == "eager" else [(41, setting, causal(), {"kernel": kernel})]:
+        mask = mask & Mask.of("rest", lambda i, j: i != 6)
+        q, k, v = draw(n)
+        dirty = with_(q, (slice(None), slice(None), 6), number), k, v
+        if served(*dirty, mask=mask, **rest) is None:
+            continue
+
+        def loss(*x: Tensor, mask: Mask = mask, rest: dict[str, object] = rest) -> Tensor:
+            return served(*x, mask=mask, **rest).square().sum()
+
+        if setting == "func":
+            found = torch.func.grad(loss, (0, 1, 2))(*(x.detach() for x in dirty))
+        else:
+            if setting != "eager" and kernel in ("blocked", "flex"):
+                continue  # cannot be compiled
+            torch._dynamo.reset()
+            run = torch.compile(loss, backend=setting, fullgraph=True) if setting != "eager" else loss
+            found = torch.autograd.grad(run(*dirty), dirty)
+        for own, other in zip(found, torch.autograd.grad(loss(q, k, v), (q, k, v)), strict=True):
+            assert torch.allclose(own, other, atol=2e-5), name
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -197,6 +254,7 @@ def test_linear_attention_keeps_the_same_rules(form, features):
         changed = [with_(x, (1, 1, 5, 2), NAN) if part == own else x for own, x in (("k", k), ("v", v))]
         out = linear_attend(q, *changed, features=features, form=form, mask=causal()).out
         assert out[1, 2:, 5:, 2].isnan().all(), f"NaN in {part}"
+        assert out[1, 2:, :5].isfinite().all(), f"NaN in {part} reaches earlier queries"
         assert out[0].isfinite().all()
         assert out[1, :2].isfinite().all()
     for number in (NAN, INF, -INF):
@@ -210,17 +268,62 @@ def test_linear_attention_keeps_the_same_rules(form, features):
             assert own.isfinite().all()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_nan_in_a_short_row_is_not_taken_for_a_hidden_one(compiled):
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("number", [1.0, NAN, INF])
+def test_a_t5_table_of_minus_infinity_hides_keys_like_a_mask(kernel, number):
+    table = torch.linspace(-1, 1, 8 * H).view(8, H)
+    table[1] = -INF  # the bucket of distance one back, so no key but the last is seen by its neighbour
+    plain = table.clone()
+    plain[1] = 0
+    for n in LENGTHS[-1:] if kernel == "flex" else LENGTHS:
+        q, k, v = draw(n)
+        only = Mask.of("only", lambda i, j: j == 3)  # key 3 is then hidden from query 4
+        outs = []
+        for own, mask in (
+            (table, only | causal()),
+            (plain, (only | causal()) & Mask.of("far", lambda i, j: i - j != 1)),
+        ):
+            term = t5_buckets(own.to("cuda" if kernel == "flex" else "cpu"), reach=9)
+            outs.append(served(q, k, v, mask=mask, scores=[term], kernel=kernel))
+        if outs[0] is None:
+            continue
+        assert torch.allclose(*outs, atol=1e-6), (kernel, n)
+        grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs]
+        for own, other in zip(*grads, strict=True):
+            assert torch.allclose(own, other, atol=2e-5), (kernel, n)
+        mask, term = causal() & window(before=1) & Mask.of("past", lambda i, j: i != j), t5_buckets(table, reach=9)
+        dirty = [x.detach().clone().fill_(number).requires_grad_() for x in (k, v)]
+        if kernel != "flex":
+            out = served(q, *dirty, mask=mask, scores=[term], kernel=kernel)  # all that the mask shows is hidden
+            assert not out.any()
+            assert not any(x.any() for x in torch.autograd.grad(out.sum(), (q, *dirty)))
+
+
+@pytest.mark.parametrize("setting", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("part", ["query", "first key"])
+@pytest.mark.parametrize("number", [NAN, INF])
+def test_nan_in_a_short_row_is_not_taken_for_a_hidden_one(setting, part, number):
     """torch's kernel for the CPU gives zeros where fewer scores than fit a vector are NaN throughout."""
-    run = torch.compile(attend, fullgraph=True) if compiled else attend
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        for n in (1, 2, 7, 8, 9, 15, 16, 17, 31, 33):
+    torch._dynamo.reset()
+    run = attend if setting == "eager" else torch.compile(attend, fullgraph=True, backend=setting)
+    for dtype in DTYPES if setting == "eager" else (torch.float32, torch.bfloat16):
+        for n in (1, 2, 7, 8, 9, 15, 16, 17, 31, 33) if setting == "eager" else (9, 33):
             q, k, v = (x.detach().to(dtype) for x in draw(n))
-            q[1, 2, n - 1, 0] = NAN
+            q[1, :, 0, :2] = torch.tensor([1.0, -1.0])  # infinity times these is infinity minus infinity
+            k[1, :, 0, :2] = torch.tensor([1.0, -1.0])
+            row = n - 1 if part == "query" else 0
+            (q if part == "query" else k)[1, :, row, :2] = number
             out = run(q, k, v, mask=causal())
-            assert out[1, 2, n - 1].isnan().all(), (dtype, n)
+            assert out[1, :, row].isnan().all(), (dtype, n)
             assert out[0].isfinite().all()
+            assert part != "query" or out[1, :, :row].isfinite().all(), (dtype, n)
+
+
+def test_a_model_of_nan_weights_has_no_loss():
+    model = torch.nn.ModuleList([regard.nn.Attention(width=24, heads=4)])
+    for parameter in model.parameters():
+        parameter.data.fill_(NAN)
+    assert model[0](torch.randn(2, 7, 24)).isnan().all()
 
 
 def test_the_table_is_in_the_docs(root: Path):
@@ -229,7 +332,7 @@ def test_the_table_is_in_the_docs(root: Path):
     assert rows == [
         "NaN in q",
         "NaN in k or v that some query sees",
-        "NaN or infinity in k or v that no query of its sequence sees",
+        "NaN or infinity that is hidden: in a key that no query of its sequence sees, or in a query that sees nothing",
         "a score of NaN",
         "a score of +inf",
         "a score of -inf",

@@ -382,3 +382,22 @@ def test_values_in_half_precision_are_read_exactly(name, kernel):
     expected = attend(q, k, v, scores=make(values.float()), mask=causal(), kernel=kernel)
     assert out.dtype == torch.float32
     assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "blocked"])
+def test_a_bias_is_not_rounded_to_half_precision(dtype, kernel):
+    """A bias of -9.97 is -9.9375 in bfloat16, which changes a weight by 3 %."""
+    n, source = 97, torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(1, 2, n, 16, generator=source).to(dtype) for _ in range(3))
+    q = q * 0
+    values = -10 * torch.rand(n, n, generator=source)
+    out = attend(q, k, v, mask=causal() & window(before=40), scores=additive(values), kernel=kernel)
+    exact = attend(
+        *(x.double() for x in (q, k, v)),
+        mask=causal() & window(before=40),
+        scores=additive(values.double()),
+        kernel="reference",
+    )
+    rounding = (exact.to(dtype).double() - exact).abs().max()
+    assert (out.double() - exact).abs().max() <= 2 * rounding

@@ -207,3 +207,14 @@ def test_hard_choice_lets_a_gradient_of_zero_through():
     scores = torch.tensor([1.0, 3.0, -math.inf], requires_grad=True)
     softargmax(scores, math.inf).sum().backward()
     assert scores.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("beta", [1.0, 1.5, 100.0, 9e3, 1e30, -1.0, -2.0, -9e3])
+def test_scores_near_the_largest_float_do_not_overflow(dtype, beta):
+    largest = torch.finfo(dtype).max
+    scores = torch.tensor([largest, -largest, largest / 2, largest], dtype=dtype, requires_grad=True)
+    weights = softargmax(scores, beta)
+    expected = [0.5, 0.0, 0.0, 0.5] if beta > 0 else [0.0, 1.0, 0.0, 0.0]
+    assert weights.tolist() == expected
+    assert not torch.autograd.grad(weights[0], scores)[0].isnan().any()

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Protocol, cast
 
 import torch
@@ -11,15 +13,15 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError, kernel_refused
 from regard.base.registry import Registry
-from regard.core import reference
 from regard.core.kernels import blocked, eager, flex, sdpa
 from regard.core.kernels.request import Request
 
 
 class Kernel(Protocol):
-    """The interface of a kernel file."""
+    """The interface of a kernel file. Every file of this folder with a RANK is a kernel of its name."""
 
     SUMMARY: str
+    RANK: int  # its position in explanations, the fastest first
 
     def refusals(self, request: Request) -> list[str]:
         """Every reason why this kernel cannot compute the request exactly; an empty list if it can."""
@@ -34,30 +36,10 @@ class Kernel(Protocol):
         """Compute the attention output."""
 
 
-class _Reference:
-    """The float64 reference as a kernel."""
-
-    SUMMARY = "the definition of attention in float64; slow"
-
-    refusals = staticmethod(eager.refusals)
-
-    @staticmethod
-    def run(request: Request) -> Tensor:
-        return reference.reference(request)
-
-    @staticmethod
-    def work(request: Request) -> float:
-        return 25 * eager.work(request)
-
-    @staticmethod
-    def memory(request: Request) -> int:
-        b, h, _, i, j, _, _ = request.sizes
-        return 9 * b * h * i * j * 8 // 2
-
-
 KERNELS: Registry[Kernel] = Registry("kernel")
-for _kernel in (flex, sdpa, blocked, eager, _Reference):
-    KERNELS.add(_kernel.__name__.rpartition(".")[2].strip("_").lower())(cast(Kernel, _kernel))
+_files = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
+for _file in sorted((file for file in _files if hasattr(file, "RANK")), key=lambda file: file.RANK):
+    KERNELS.add(_file.__name__.rpartition(".")[2])(cast(Kernel, _file))
 
 Observer = Callable[[str, Request, Tensor], None]
 Context = Callable[[], AbstractContextManager[None]]

@@ -5,7 +5,7 @@ Time and memory are proportional to the number of visible blocks, on the CPU too
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -30,6 +30,7 @@ from regard.core.masks.data import has_matrix
 from regard.core.masks.plan_cache import Memo, joint_key
 
 SUMMARY = "gathers the visible key blocks and runs torch's fused attention on them"
+RANK = 3
 SIZE = 64  # fine enough that a window of 256 wastes little, coarse enough to fill the fused kernel
 _ALIKE = 4  # number of patterns that query blocks share; the other blocks have their own mask
 _AT_ONCE = 1 << 24  # pairs evaluated at once while planning
@@ -43,6 +44,11 @@ class BlockGroup:
     rows: Int[Tensor, "r"]
     columns: Int[Tensor, "r m"]
     visible: Bool[Tensor, "#r #b s l"]
+
+    @cached_property
+    def nonempty(self) -> Bool[Tensor, "#r #b s l"]:
+        """The mask with all keys visible in rows that see nothing: the fused kernel needs finite scores there."""
+        return self.visible | ~self.visible.any(-1, keepdim=True)
 
     @cached_property
     def sliding(self) -> bool:
@@ -117,6 +123,8 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
     k, v = request.k, request.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
+    if plan.blind is not None:
+        request = replace(request, q=request.q.masked_fill(plan.blind, 0))
     laid = ((request.q, rows), (k, columns), (v, columns))
     q, k, v = (_split_into_blocks(x, blocks, plan.spans.steps) for x, blocks in laid)  # (b h) n c
     terms = request.bound_terms()
@@ -129,9 +137,8 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
             nothing = blocks[..., :1].masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0)
             outs.append(nothing.expand(*blocks.shape[:3], e))
             continue
-        visible = (
-            group.visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if group.visible.shape[1] > 1 else group.visible
-        )
+        visible = group.visible if terms and request.hides_by_score else group.nonempty
+        visible = visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if visible.shape[1] > 1 else visible
         bias, keys, values, hidden = None, _key_blocks(k, group), _key_blocks(v, group), None
         if terms:
             bias = sum_terms(terms, _grid(request, plan.spans, group), request.q)
@@ -141,7 +148,7 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
             unseen, hidden = ~visible_keys(seen, keys.shape[1]), ~seen.any(-1, keepdim=True)
             keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
             # a row that sees nothing needs finite scores inside the fused kernel; it is zeroed below
-            visible, bias = seen | hidden, bias.masked_fill(hidden, 0)
+            visible, bias, blocks = seen | hidden, bias.masked_fill(hidden, 0), blocks.masked_fill(hidden, 0)
         out = sdpa.masked_attention(blocks, keys, values, visible, bias, sink, request.beta, request.dropout)
         outs.append(out if hidden is None else out.masked_fill(hidden, 0))
     out = torch.cat(outs)  # r (b h) s e
@@ -226,9 +233,7 @@ def _visible_in_blocks(mask: Mask, spans: Spans, rows: Tensor, columns: Tensor) 
     )
     batch = torch.arange(mask.batch() or 1)[:, None, None]
     seen = mask.see(Grid(batch, torch.zeros(1, dtype=torch.long), row, column, i, j)) & real
-    seen = seen.expand(len(rows), mask.batch() or 1, SIZE, columns.shape[1] * SIZE)
-    # a row that sees nothing needs finite scores inside the fused kernel; it is zeroed at the end
-    return seen | ~seen.any(3, keepdim=True)
+    return seen.expand(len(rows), mask.batch() or 1, SIZE, columns.shape[1] * SIZE)
 
 
 def _group_by_pattern(

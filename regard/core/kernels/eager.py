@@ -6,12 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.input_checks import disable_autocast
+from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
 from regard.core.kernels.request import Request, center_bias, sum_terms, visible_keys
 from regard.core.scores import BoundTerm
 from regard.core.softargmax import softargmax
 
 SUMMARY = "the whole score matrix, step by step, in float32 or better"
+RANK = 4
 
 
 def refusals(request: Request) -> list[str]:
@@ -51,9 +52,9 @@ def attention(
     if visible is not None:
         keep = visible_keys(visible, g)
         k, v = k.masked_fill(~keep, 0), v.masked_fill(~keep, 0)
-    # r is the query heads of one key head; they are rows of one matrix product, so no key is copied
-    with disable_autocast(q):
-        scores = torch.einsum("bgric,bgjc->bgrij", q.unflatten(1, (g, h // g)), k).flatten(1, 2)
+        q = q.masked_fill(~visible.any(-1, keepdim=True), 0)
+    nonfinite = has_nonfinite(q, k, v)
+    scores = dot_products(q, k, nonfinite)
     # softargmax applies a very large beta, after centring the scores; score terms are refused in that case
     if not request.steep:
         scores = scores * request.beta
@@ -73,9 +74,7 @@ def attention(
         scores = scores.masked_fill(hidden, -math.inf)
     weights = softargmax(scores, beta=request.beta if request.steep else 1.0)[..., :j]
     weights = torch.nn.functional.dropout(weights, request.dropout)
-    with disable_autocast(q):
-        out = torch.einsum("bgrij,bgje->bgrie", weights.unflatten(1, (g, h // g)), v)
-    return out.flatten(1, 2)
+    return weighted_sum(weights, v, scores[..., :j] != -math.inf if nonfinite else None)
 
 
 def _bound(request: Request, q: Tensor, rows: slice | None) -> list[BoundTerm]:

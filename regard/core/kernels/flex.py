@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Bool, Float, Int8
 from torch import Tensor
 
+from regard.base.tracing import can_read_values
 from regard.core.absolute_positions import Grid, Positions
 from regard.core.kernels import eager
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
     GradientGuard,
     can_poison_rows,
-    can_read_values,
     poison_gradient,
     poison_large_rows,
 )
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 SUMMARY = "torch's flex_attention with a BlockMask from the mask algebra"
+RANK = 1
 COARSE = 128  # flex's own block size, and the only one its gradient takes
 FINE = 64  # skips more of a sparse mask
 
@@ -79,7 +80,7 @@ def refusals(request: Request) -> list[str]:
         reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
     if torch.compiler.is_compiling():
         reasons.append("its block mask is computed in Python, which torch.compile cannot trace")
-    if in_unsupported_transform():
+    if in_unsupported_transform(request.q.device):
         reasons.append("it has no rule for vmap, forward-mode and second derivatives")
     if 0 in request.sizes:
         reasons.append("it does not take empty tensors")
@@ -142,6 +143,8 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
     k, v = request.k, request.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
+    if plan.blind is not None:
+        request = replace(request, q=request.q.masked_fill(plan.blind, 0))
     for term in request.terms:
         if isinstance(term, Additive) and (unseen := _unseen_by_score(term, k.shape[1])) is not None:
             k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
@@ -175,14 +178,15 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
         out, aux = result
         lse = aux.lse.detach()
         lse = lse.masked_fill(lse == -math.inf, 0)  # a row that sees nothing
+    if sink is not None:
+        # a sink adds one exponential to the sum, so the keys get sigmoid(lse - sink) of the weight
+        out = out * torch.sigmoid(aux.lse - sink[:, None])[..., None].to(out.dtype)
+    # after the factor of the sink, through which gradients reach the log-sum-exp too
     if cheap:
         poison_large_rows(out, lse)
     elif training:
         largest = lse.abs().amax()
         out = poison_gradient(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
-    if sink is not None:
-        # a sink adds one exponential to the sum, so the keys get sigmoid(lse - sink) of the weight
-        out = out * torch.sigmoid(aux.lse - sink[:, None])[..., None].to(out.dtype)
     return out if plan.blind is None else out.masked_fill(plan.blind, 0)
 
 

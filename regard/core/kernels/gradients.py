@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.errors import KernelRefusedError
-from regard.base.tracing import is_meta_or_fake
 from regard.core.input_checks import disable_autocast
+from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
+from regard.core.softargmax import softargmax
 
 TRACED_LIMIT = 3e4  # of the bound on scores in compiled code
 ORDINARY_BETA = 64.0  # beta in units of c ** -0.5; above it large scores are intended
@@ -38,10 +38,19 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def can_read_values(q: Tensor) -> bool:
-    """Whether Python may read tensor values here: not while tracing, in torch.func, or for fake and meta tensors."""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return not (torch.compiler.is_compiling() or transformed or is_meta_or_fake(q))
+def attention_by_rows(attention: RowAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The output of the naive method, in float32 or better, some rows at a time. It has no gradients."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    k, v = k.to(exact), v.to(exact)
+    with disable_autocast(q):
+        outs = [attention(q[:, :, rows].to(exact), k, v, rows).to(q.dtype) for rows in _row_slices(q, k)]
+    return torch.cat(outs, 2)
+
+
+def _row_slices(q: Tensor, k: Tensor) -> list[slice]:
+    n, h, i, _ = q.shape
+    step = max(1, _AT_ONCE // max(1, n * h * k.shape[2]))
+    return [slice(start, start + step) for start in range(0, i, step)]
 
 
 def gradients_by_rows(
@@ -53,13 +62,11 @@ def gradients_by_rows(
         q, k, v = (x if x.requires_grad else x.detach().requires_grad_() for x in (q, k, v))
         with disable_autocast(q):
             out = attention(q.to(exact), k.to(exact), v.to(exact), slice(0, q.shape[2]))
-        own, of_keys, of_values = torch.autograd.grad(out, (q, k, v), grad.to(out.dtype), create_graph=True)
-        return own, of_keys, of_values
-    n, h, i, _ = q.shape
-    step = max(1, _AT_ONCE // max(1, n * h * k.shape[2]))
+        if out.requires_grad:  # not for a torch.func.vjp that is called after its transform has ended
+            own, of_keys, of_values = torch.autograd.grad(out, (q, k, v), grad.to(out.dtype), create_graph=True)
+            return own, of_keys, of_values
     of_q, of_k, of_v = torch.empty_like(q), torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
-    for start in range(0, i, step):
-        rows = slice(start, start + step)
+    for rows in _row_slices(q, k):
         inputs = [x.detach().to(exact).requires_grad_() for x in (q[:, :, rows], k, v)]
         with torch.enable_grad(), disable_autocast(q):
             out = attention(inputs[0], inputs[1], inputs[2], rows)
@@ -70,80 +77,24 @@ def gradients_by_rows(
     return of_q, of_k.to(k.dtype), of_v.to(v.dtype)
 
 
-def dense_row_attention(added: Tensor | None, causal: bool, beta: float) -> RowAttention:
+def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout: float = 0.0) -> RowAttention:
     """Softmax attention with a dense mask or bias, written out."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> Tensor:
-        groups = q.shape[1] // k.shape[1]
-        scores = torch.einsum("ngric,ngjc->ngrij", q.unflatten(1, (k.shape[1], groups)), k).flatten(1, 2) * beta
+        nonfinite = has_nonfinite(q, k, v)
+        scores = dot_products(q, k, nonfinite) * beta
         if added is not None:
             some = added[..., rows, :] if added.shape[-2] > 1 else added
-            scores = scores.masked_fill(~some, -math.inf) if some.dtype == torch.bool else scores + some
+            bias = torch.where(some, 0.0, -math.inf) if some.dtype == torch.bool else some
+            # a hidden score is -inf even where q . k is NaN
+            scores = torch.where(bias == -math.inf, -math.inf, scores + bias)
         if causal:
             row = torch.arange(rows.start, rows.start + q.shape[2], device=q.device)[:, None]
             scores = scores.masked_fill(torch.arange(k.shape[2], device=q.device) > row, -math.inf)
-        weights = scores.softmax(-1).unflatten(1, (k.shape[1], groups))
-        return torch.einsum("ngrij,ngje->ngrie", weights, v).flatten(1, 2)
+        weights = torch.nn.functional.dropout(softargmax(scores), dropout)
+        return weighted_sum(weights, v, scores != -math.inf if nonfinite else None)
 
     return attention
-
-
-def cpu_flash_attention(
-    q: Float[Tensor, "n h i c"],
-    k: Float[Tensor, "n g j c"],
-    v: Float[Tensor, "n g j c"],
-    added: Tensor | None,
-    causal: bool,
-    beta: float,
-) -> Float[Tensor, "n h i c"]:
-    """torch's flash attention on the CPU, with exact gradients of q, k and v."""
-    if added is not None and added.dtype == torch.bool:
-        added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
-    out: Tensor = _CpuFlashAttention.apply(q, k, v, added, causal, beta)  # type: ignore[no-untyped-call]
-    return out
-
-
-def _split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
-    """Two factors of beta: one for q and a power of two for the kernel.
-
-    The kernel rounds score * scale in other ways forward and backward, which makes gradients several times less exact
-    than the naive method's. By a power of two nothing is rounded. In half precision q itself would be rounded.
-    """
-    mantissa, exponent = math.frexp(beta)
-    if dtype.itemsize < 4 or mantissa in (0.0, 0.5, -0.5):
-        return 1.0, beta
-    return mantissa, math.ldexp(1.0, exponent)
-
-
-class _CpuFlashAttention(torch.autograd.Function):
-    # no setup_context: with it, torch inspects the signature of forward at every call
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
-        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        factor, scale = _split_scale(beta, q.dtype)
-        scaled = q if factor == 1.0 else q * factor
-        out, lse = attention(scaled, k, v, 0.0, causal, attn_mask=added, scale=scale)
-        low, high = torch.aminmax(lse)
-        ctx.large = not max(-low.item(), high.item()) <= lse_limit(q)  # NaN is large
-        if ctx.large and scaled is not q:
-            # scores that tie exactly must go on to do so, which the rounding of q * factor would prevent
-            out, lse = attention(q, k, v, 0.0, causal, attn_mask=added, scale=beta)
-        ctx.causal, ctx.beta = causal, beta
-        ctx.save_for_backward(q, k, v, added, out, lse)
-        output: Tensor = out
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, added, out, lse = ctx.saved_tensors
-        if ctx.large:
-            grads = gradients_by_rows(dense_row_attention(added, ctx.causal, ctx.beta), grad, q, k, v)
-            return *grads, None, None, None
-        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        factor, scale = _split_scale(ctx.beta, q.dtype)
-        scaled = q if factor == 1.0 else q * factor
-        of_q, of_k, of_v = backward(grad, scaled, k, v, out, lse, 0.0, ctx.causal, attn_mask=added, scale=scale)
-        return of_q if factor == 1.0 else of_q * factor, of_k, of_v, None, None, None
 
 
 class GradientGuard:

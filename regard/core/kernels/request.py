@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from regard.base.tracing import assume_constant_result
 from regard.base.validation import LARGEST_FLOAT
 from regard.core.absolute_positions import Grid, Positions, whole_grid
 from regard.core.masks.algebra import Full, Mask
@@ -139,11 +140,17 @@ def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b
     return seen[..., None]
 
 
-def in_unsupported_transform() -> bool:
+def in_unsupported_transform(device: torch.device) -> bool:
     """Whether a torch.func transform is active for which torch's fused attention has no rule."""
-    if torch.compiler.is_compiling():
-        return False  # the compiler has already lowered the transform
-    if forward_ad._current_level >= 0:
+    levels = transform_levels()
+    if "Vmap" in levels or "Jvp" in levels or levels.count("Grad") > 1:
         return True
-    levels = [level.key().name for level in torch._C._functorch.get_interpreter_stack() or []]
-    return "Vmap" in levels or "Jvp" in levels or levels.count("Grad") > 1
+    if torch.compiler.is_compiling():
+        return "Grad" in levels and device.type == "cpu"  # a compiled operator has no rule for torch.func.grad
+    return forward_ad._current_level >= 0
+
+
+@assume_constant_result
+def transform_levels() -> tuple[str, ...]:
+    """The active transforms of torch.func, outermost first; compiled code knows them when it is traced."""
+    return tuple(level.key().name for level in torch._C._functorch.get_interpreter_stack() or [])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -11,13 +12,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from regard.base.tracing import assume_constant_result, is_meta_or_fake
+from regard.base.tracing import assume_constant_result, can_read_values, is_meta_or_fake
+from regard.core.kernels.cpu_flash import flash_attention
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
     GradientGuard,
     can_poison_rows,
-    can_read_values,
-    cpu_flash_attention,
     dense_row_attention,
     keep_layout,
     needs_gradient,
@@ -29,8 +29,8 @@ from regard.core.kernels.request import Request, center_bias, in_unsupported_tra
 from regard.core.masks.algebra import Full
 
 SUMMARY = "torch's fused attention; cuDNN first on Hopper"
+RANK = 2
 SHORT = 1 << 20  # entries: 4 MiB in float32
-SHORTEST = 32  # keys; at least the width of the CPU's vectors
 # cuDNN's kernel measured 1.75x torch's flash kernel on an H200 (4 x 16 heads x 4096 x 128, bfloat16)
 _HOPPER_ORDER = [
     SDPBackend.CUDNN_ATTENTION,
@@ -52,7 +52,7 @@ def refusals(request: Request) -> list[str]:
         if not term.additive and term.name != "sink"
     ]
     reasons += unfused_reasons(request)
-    if in_unsupported_transform():
+    if in_unsupported_transform(request.q.device):
         reasons.append("torch's fused attention has no rule for vmap, forward-mode and second derivatives")
     return reasons
 
@@ -86,7 +86,8 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
         unseen = ~visible_keys(visible, k.shape[1])
         k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
         awake = visible.any(-1, keepdim=True)
-        visible = visible | ~awake  # a row that sees nothing needs finite scores; it is zeroed below
+        # a row that sees nothing needs finite scores; it is zeroed below
+        visible, request = visible | ~awake, replace(request, q=request.q.masked_fill(~awake, 0))
     terms = request.bound_terms()
     bias = sum_terms(terms, request.grid(), request.q) if terms else None
     if bias is not None and awake is not None and request.hides_by_score:
@@ -125,7 +126,9 @@ def masked_attention(
     """Fused attention with a dense mask in which every row sees a key; the sink is one more key of value zero."""
     added: Tensor | None = visible
     if bias is not None or sink is not None:
-        added = center_bias(bias, visible, sink, q.shape[2], k.shape[2]).to(q.dtype)
+        added = center_bias(bias, visible, sink, q.shape[2], k.shape[2])
+        if q.device.type == "cuda":
+            added = added.to(q.dtype)  # the fused kernels of a GPU take no other
         if sink is not None:
             k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
     return fused_attention(q, k, v, beta, dropout, added=added)
@@ -143,8 +146,8 @@ def fused_attention(
 ) -> Float[Tensor, "n h i e"]:
     """torch's fused attention with exact gradients; `added` is a boolean mask or a bias that is added to the scores."""
     c, e = q.shape[-1], v.shape[-1]
-    # torch has no fused kernels for a last axis whose stride is not 1
-    q, k, v = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (q, k, v))
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:  # torch has no fused kernels for others
+        q, k, v = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (q, k, v))
     # padding with zeros changes no dot product; the extra columns of the output are cut off below
     if q.device.type == "cpu" and c != e:
         q, k, v = (
@@ -158,23 +161,30 @@ def fused_attention(
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
-    traced = torch.compiler.is_compiling()
-    if not traced and added is None and 0 < k.shape[2] < SHORTEST and not is_meta_or_fake(q):
-        # without a mask the CPU's kernel gives zeros where a short row of scores is NaN throughout
-        added = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if causal else q.new_zeros(1, 1)
-        causal = False
-    # with dropout, a learned bias or empty tensors torch uses its unfused path
-    learning = needs_gradient(q, k, v) and not dropout and not needs_gradient(added) and 0 not in (*q.shape, k.shape[2])
-    if learning and can_read_values(q):
-        return cpu_flash_attention(q, k, v, added, causal, beta)
+    empty = 0 in (*q.shape, k.shape[2])
+    if empty or is_meta_or_fake(q) or (torch.compiler.is_compiling() and torch.compiler.is_exporting()):
+        return _traced_on_cpu(q, k, v, beta, dropout, causal, added)
+    if dropout or needs_gradient(added):  # torch has no fused kernel for these
+        exact = torch.promote_types(q.dtype, torch.float32)
+        attention = dense_row_attention(added, causal, beta, dropout)
+        return attention(q.to(exact), k.to(exact), v.to(exact), slice(0, q.shape[2])).to(q.dtype)
+    return flash_attention(q, k, v, added, causal, beta)
+
+
+def _traced_on_cpu(
+    q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None
+) -> Tensor:
+    """torch's own operators only, for exported programs, fake and empty tensors; wrong gradients are NaN."""
     grouped = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
-    if learning and not is_meta_or_fake(q):
+    if is_meta_or_fake(q) or not torch.compiler.is_exporting():
+        return out
+    if needs_gradient(q, k, v):
         out = poison_gradient(out, score_bound(q, k, beta) > TRACED_LIMIT)
-    if traced and added is None:
-        # the same as above in compiled code: such a row has NaN in its query or in its first key
-        first = k[:, :, :1].isnan().any(-1, keepdim=True).repeat_interleave(q.shape[1] // k.shape[1], 1)
-        lost = q.isnan().any(-1, keepdim=True) | first.any(2, keepdim=True)
+    if added is None:
+        # the kernel gives zeros to a short row of NaN; all rows see the first key, whose score is NaN then
+        first = k[:, :, :1].repeat_interleave(q.shape[1] // k.shape[1], 1)
+        lost = (q * first).sum(-1, keepdim=True).isnan()
         out = out * torch.ones_like(lost, dtype=out.dtype).masked_fill(lost, math.nan)
     return out
 

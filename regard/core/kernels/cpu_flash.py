@@ -1,0 +1,196 @@
+"""torch's flash attention on the CPU, with exact gradients at large scores and the rules for NaN and infinity.
+
+The same two functions run in three settings: as an autograd function, as one that torch.func can transform, and as the
+operator `regard::cpu_attention` in compiled code. Where torch's kernel is not exact they compute row by row.
+"""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from regard.core.kernels.gradients import (
+    attention_by_rows,
+    dense_row_attention,
+    gradients_by_rows,
+    lse_limit,
+    needs_gradient,
+)
+from regard.core.kernels.products import is_finite
+
+# a named overload spares its search at every call
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+SHORTEST = 32  # keys; at least the width of the CPU's vectors
+Saved = tuple[Tensor, Tensor, Tensor, Tensor | None, bool, float]  # q, k, v, added, causal, beta
+
+
+def flash_attention(
+    q: Float[Tensor, "n h i c"],
+    k: Float[Tensor, "n g j c"],
+    v: Float[Tensor, "n g j c"],
+    added: Tensor | None,
+    causal: bool,
+    beta: float,
+) -> Float[Tensor, "n h i c"]:
+    """Attention with a dense mask or bias (`added`); gradients of q, k and v, but not of the bias."""
+    if added is not None and added.dtype == torch.bool:
+        added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
+    arguments = (q, k, v, added, causal, beta)
+    training = needs_gradient(q, k, v)
+    out: Tensor
+    if torch.compiler.is_compiling():
+        operators = torch.ops.regard
+        out = operators.cpu_attention(*arguments)[0] if training else operators.cpu_attention_inference(*arguments)
+    elif not training:
+        out = _infer(*arguments)
+    elif torch._C._functorch.peek_interpreter_stack() is not None:
+        out = _FlashAttention.apply(*arguments)[0]  # type: ignore[no-untyped-call]
+    else:
+        out = _QuickFlashAttention.apply(*arguments)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> tuple[Tensor, Tensor]:
+    out, lse = _FORWARD(q, k, v, 0.0, causal, attn_mask=added, scale=beta)
+    return out, lse
+
+
+def _is_exact(out: Tensor, q: Tensor, k: Tensor) -> bool:
+    """Whether the kernel met no NaN or infinity. It gives zeros to a row of NaN that is shorter than a vector."""
+    return is_finite(out) and (k.shape[2] >= SHORTEST or (is_finite(q) and is_finite(k)))
+
+
+def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
+    """The output by the naive method, some rows at a time."""
+    with torch.no_grad():
+        return attention_by_rows(dense_row_attention(added, causal, beta), q, k, v)
+
+
+def _infer(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
+    out = scaled_dot_product_attention(  # runs the same kernel, with less to do in Python
+        q, k, v, added, 0.0, causal, scale=beta, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return out if _is_exact(out, q, k) else _by_rows(q, k, v, added, causal, beta)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of each row. One NaN throughout says that torch's backward pass is not exact."""
+    factor, scale = split_scale(beta, q.dtype)
+    out, lse = _kernel(q if factor == 1.0 else q * factor, k, v, added, causal, scale)
+    low, high = torch.aminmax(lse)
+    if not max(-low.item(), high.item()) <= lse_limit(q):  # NaN is large
+        # scores that tie exactly must go on to do so, which the rounding of q * factor would prevent
+        out, lse = _kernel(q, k, v, added, causal, beta)[0], torch.full_like(lse, math.nan)
+    if not _is_exact(out, q, k):
+        out, lse = _by_rows(q, k, v, added, causal, beta), torch.full_like(lse, math.nan)
+    return out, lse
+
+
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    added: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    beta: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if is_finite(lse):
+        factor, scale = split_scale(beta, q.dtype)
+        scaled = q if factor == 1.0 else q * factor
+        of_q, of_k, of_v = _BACKWARD(grad, scaled, k, v, out, lse, 0.0, causal, attn_mask=added, scale=scale)
+        if is_finite(of_q):  # else a key may hold an infinity that scores of -inf hide
+            return of_q if factor == 1.0 else of_q * factor, of_k, of_v
+    return gradients_by_rows(dense_row_attention(added, causal, beta), grad, q, k, v)
+
+
+def split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
+    """Two factors of beta: one for q and a power of two for the kernel.
+
+    The kernel rounds score * scale in other ways forward and backward, which makes gradients several times less exact
+    than the naive method's. By a power of two nothing is rounded. In half precision q itself would be rounded.
+    """
+    mantissa, exponent = math.frexp(beta)
+    if dtype.itemsize < 4 or mantissa in (0.0, 0.5, -0.5):
+        return 1.0, beta
+    return mantissa, math.ldexp(1.0, exponent)
+
+
+class _FlashAttention(torch.autograd.Function):
+    """For torch.func: it returns the log-sum-exp too, and has a setup_context."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        return _forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Saved, output: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.causal, ctx.beta = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        q, k, v, added, out, lse = ctx.saved_tensors
+        return *_backward(grad, q, k, v, added, out, lse, ctx.causal, ctx.beta), None, None, None
+
+
+class _QuickFlashAttention(torch.autograd.Function):
+    """The same without a setup_context: with it, torch inspects the signature of forward at every call."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        out, lse = _forward(*arguments)
+        *tensors, ctx.causal, ctx.beta = arguments
+        ctx.save_for_backward(*tensors, out, lse)
+        return out
+
+    backward = _FlashAttention.backward
+
+
+def _register_operators(library: torch.library.Library) -> None:
+    """Register the operators of compiled code. Inputs of any strides are made contiguous, and results are."""
+    inputs, rest = "Tensor q, Tensor k, Tensor v, Tensor? added", "bool causal, float beta"
+    library.define(f"cpu_attention_inference({inputs}, {rest}) -> Tensor")
+    library.define(f"cpu_attention({inputs}, {rest}) -> (Tensor, Tensor)")
+    library.define(
+        f"cpu_attention_backward(Tensor grad, {inputs}, Tensor out, Tensor lse, {rest}) -> (Tensor, Tensor, Tensor)"
+    )
+
+    def contiguous(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(x.contiguous() if isinstance(x, Tensor) else x for x in values)
+
+    def fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(q.dtype, torch.float32)
+        return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=exact)
+
+    def differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grads = torch.ops.regard.cpu_attention_backward(grad, *ctx.saved_tensors, ctx.causal, ctx.beta)
+        return *grads, None, None, None
+
+    library.impl("cpu_attention_inference", lambda *x: _infer(*contiguous(x)).contiguous(), "CPU")
+    library.impl("cpu_attention", lambda *x: contiguous(_forward(*contiguous(x))), "CPU")
+    library.impl("cpu_attention_backward", lambda *x: contiguous(_backward(*contiguous(x))), "CPU")
+    register_fake = torch.library.register_fake
+    register_fake("regard::cpu_attention_inference", lambda *x: fake(*x)[0], lib=library)
+    register_fake("regard::cpu_attention", fake, lib=library)
+    register_fake(
+        "regard::cpu_attention_backward",
+        lambda grad, *x: tuple(y.new_empty(y.shape) for y in x[:3]),
+        lib=library,
+    )
+    torch.library.register_autograd(
+        "regard::cpu_attention", differentiate, setup_context=_FlashAttention.setup_context, lib=library
+    )
+
+
+if getattr(torch.ops.regard, "library", None) is None:  # this module may be imported again, operators may not
+    _library = torch.library.Library("regard", "FRAGMENT")
+    torch.ops.regard.library = _library  # type: ignore[attr-defined]  # operators live as long as their library
+    _register_operators(_library)

@@ -1,0 +1,99 @@
+"""The two matrix products of attention, q . k and weights times v, with grouped heads.
+
+The weight of a hidden key is zero, but 0 * NaN is NaN: an ordinary product passes a hidden NaN on to every row of the
+matrix. Where the inputs hold NaN or infinity, hidden pairs take no part in these products and in their gradients.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from regard.base.tracing import can_read_values
+from regard.core.input_checks import disable_autocast
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether all values are finite. Reads them; a sum that overflows counts as infinite."""
+    x = x.detach() if x.requires_grad else x
+    total = (x.sum(dtype=torch.float32) if x.dtype.itemsize == 2 else x.sum()).item()
+    return bool(total - total == 0)  # inf - inf is NaN
+
+
+def has_nonfinite(*tensors: Tensor) -> bool:
+    """Whether some tensor may hold NaN or infinity; False where reading the values is impossible or slow (a GPU)."""
+    cheap = tensors[0].device.type == "cpu" and can_read_values(tensors[0])
+    return cheap and not all(is_finite(x) for x in tensors)
+
+
+def dot_products(
+    q: Float[Tensor, "b h i c"], k: Float[Tensor, "b g j c"], nonfinite: bool = False
+) -> Float[Tensor, "b h i j"]:
+    """q . k of every pair.
+
+    nonfinite  whether q or k may hold NaN or infinity: pairs whose gradient is zero then do not reach other gradients
+    """
+    rows = _group_rows(q, k.shape[1])
+    with disable_autocast(q):
+        scores: Tensor = _DotProducts.apply(rows, k) if nonfinite else rows @ k.mT  # type: ignore[no-untyped-call]
+    return _split_rows(scores, q)
+
+
+def weighted_sum(
+    weights: Float[Tensor, "b h i j"], v: Float[Tensor, "b g j e"], visible: Bool[Tensor, "b h i j"] | None = None
+) -> Float[Tensor, "b h i e"]:
+    """weights times v. With `visible`, NaN and infinity reach only rows that see their key."""
+    rows = _group_rows(weights, v.shape[1])
+    with disable_autocast(v):
+        seen = None if visible is None else _group_rows(visible, v.shape[1])
+        out: Tensor = rows @ v if seen is None else _WeightedSum.apply(rows, v, seen)  # type: ignore[no-untyped-call]
+    return _split_rows(out, weights)
+
+
+def _group_rows(x: Shaped[Tensor, "b h i n"], g: int) -> Shaped[Tensor, "b g ri n"]:
+    """The rows of all query heads of one key head as rows of one matrix."""
+    grouped: Tensor = x.unflatten(1, (g, x.shape[1] // g)).flatten(2, 3)
+    return grouped
+
+
+def _split_rows(x: Float[Tensor, "b g ri n"], like: Float[Tensor, "b h i m"]) -> Float[Tensor, "b h i n"]:
+    """The inverse of `_group_rows`."""
+    split: Tensor = x.unflatten(2, (like.shape[1] // x.shape[1], like.shape[2])).flatten(1, 2)
+    return split
+
+
+def masked_product(
+    a: Float[Tensor, "*axes i j"], x: Float[Tensor, "*axes j e"], counts: Bool[Tensor, "*axes i j"]
+) -> Float[Tensor, "*axes i e"]:
+    """a @ x, summed over the pairs that count: a NaN in x reaches only rows for which it counts."""
+    a = torch.where(counts, a, 0)
+    finite = x.isfinite()
+    reached = counts.to(x.dtype) @ (~finite).to(x.dtype) > 0
+    return torch.where(reached, a @ x, a @ torch.where(finite, x, 0))
+
+
+class _DotProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k)
+        return q @ k.mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = ctx.saved_tensors
+        # the gradient of a hidden score is exactly zero; a visible one of NaN or +inf makes its whole row NaN
+        counts = grad != 0
+        return masked_product(grad, k, counts), masked_product(grad.mT, q, counts.mT)
+
+
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, v, visible)
+        return masked_product(weights, v, visible)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        weights, v, visible = ctx.saved_tensors
+        return torch.where(visible, grad @ v.mT, 0), masked_product(weights.mT, grad, visible.mT), None
