@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from regard.base.errors import ConfigError
-from regard.cli import work_exercises, work_quiz
+from regard.cli import work_exercises, work_grade, work_quiz
 from regard.cli.output import PictureOption, check_picture, save_picture, show_json, tell
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def mount(app: typer.Typer, clean: Callable[[Callable[..., None]], Callable[...,
     group.command(SOLVE)(clean(command))
     group.command("quiz")(clean(work_quiz.command))
     group.command("exercises")(clean(work_exercises.command))
-    app.add_typer(group, name="work", help="Worked solutions, checked answers, quiz and exercises.")
+    group.command("grade")(clean(work_grade.command))
+    app.add_typer(group, name="work", help="Worked solutions, checked answers, quiz, exercises, grading.")
 
 
 def command(
@@ -69,7 +70,7 @@ def command(
 ) -> None:
     """Work out attention step by step, or check a student's steps with --check.
 
-    Other commands: regard work quiz, regard work exercises.
+    Other commands: regard work quiz, regard work exercises, regard work grade.
     """
     from regard.work.solution import solve
 

@@ -1,5 +1,6 @@
 """`regard work exercises`: write exercise sets as notebooks, and grade what students wrote."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,22 +10,31 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import ConfigError
-from regard.cli.output import show, show_json, tell
+from regard.cli.output import JsonOption, show, show_json, tell
+from regard.cli.work_grade import ClassSeed, Seconds
 
 if TYPE_CHECKING:
     from regard.work.exercises.exercise import ExerciseSet
+
+
+KeyOption = Annotated[bool, typer.Option("--key", help="--export: also write the answers, to a.key.ipynb")]
+StudentOption = Annotated[str | None, typer.Option(help="Name of the student")]
 
 
 def command(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="self-attention, two-heads, byte-pairs, decoding or vit")
     ] = None,
-    export: Annotated[
-        Path | None, typer.Option(help="Write the set as a notebook, a.ipynb, and the answer key, a.key.ipynb")
+    export: Annotated[Path | None, typer.Option(help="Write the set as a notebook, .ipynb, or to print, .html")] = None,
+    key: KeyOption = False,
+    style: Annotated[
+        str | None, typer.Option(help="--export --key: nbgrader or otter, one notebook that these tools turn into two")
     ] = None,
+    student: StudentOption = None,
+    class_seed: ClassSeed = None,
     grade: Annotated[Path | None, typer.Option(help="Grade a student's .py or .ipynb file")] = None,
-    seconds: Annotated[float, typer.Option(help="Time limit for the file and for each exercise")] = 60.0,
-    json: Annotated[bool, typer.Option("--json", help="Print the list or the grades as JSON")] = False,
+    seconds: Seconds = 60.0,
+    json: JsonOption = False,
 ) -> None:
     """List exercise sets, write one as a notebook, or grade a file."""
     from regard.work.exercises import EXERCISE_SETS
@@ -39,28 +49,59 @@ def command(
             show(sets_table(sets))
         return
     exercise_set = EXERCISE_SETS[name]
+    if (student is None) != (class_seed is None):
+        raise ConfigError("--student and --class-seed go together: they draw the variants of a student")
+    if student is not None and class_seed is not None:
+        exercise_set = exercise_set.for_student(student, class_seed)
     if export is not None and grade is not None:
         raise ConfigError("--export writes a set and --grade reads an answer; use one of them")
     if export is not None:
-        from regard.work.notebook import exercise_notebook, write_notebooks
-
-        answer_key = exercise_notebook(exercise_set, answer_key=True)
-        for file in write_notebooks(exercise_notebook(exercise_set), answer_key, export):
-            tell(f"saved {file}")
+        export_set(exercise_set, export, key, style)
     elif grade is not None:
-        grade_student_file(name, grade, seconds, json)
+        grade_student_file(exercise_set, grade, seconds, json)
     elif json:
         show_json(to_json(exercise_set))
     else:
         print_set(exercise_set)
 
 
-def grade_student_file(name: str, path: Path, seconds: float, json: bool) -> None:
+def export_set(exercise_set: "ExerciseSet", path: Path, key: bool, style: str | None) -> None:
+    """Write a set as a notebook or a page, and with `key` its answers."""
+    from regard.work.notebook import STYLES, exercise_notebook, to_text
+    from regard.work.printing import exercise_page
+
+    if style is not None:
+        STYLES[style]
+        if not key or path.suffix != ".ipynb":
+            raise ConfigError(f"--style {style} writes an .ipynb file that contains the solutions; add --key")
+        write_exports(path, lambda _: to_text(exercise_notebook(exercise_set, style=style)), key=False)
+    elif path.suffix == ".html":
+        write_exports(path, lambda answers: exercise_page(exercise_set, answer_key=answers), key)
+    else:
+        write_exports(path, lambda answers: to_text(exercise_notebook(exercise_set, answer_key=answers)), key)
+
+
+def write_exports(path: Path, make: Callable[[bool], str], key: bool) -> None:
+    """Write a new .ipynb or .html file, and with `key` its answers to a second one."""
+    from regard.work.notebook import write_new_file
+
+    if path.suffix not in (".ipynb", ".html"):
+        raise ConfigError(f"--export writes an .ipynb or .html file, not {path}")
+    files = {path: False, **({path.with_name(f"{path.stem}.key{path.suffix}"): True} if key else {})}
+    for file in files:
+        if file.exists():  # before any experiment runs
+            raise ConfigError(f"{file} already exists and is not overwritten; remove it, or choose another name")
+    for file, answers in files.items():
+        write_new_file(file, make(answers))
+        tell(f"saved {file}")
+
+
+def grade_student_file(exercise_set: "ExerciseSet", path: Path, seconds: float, json: bool) -> None:
     """Grade a file; the exit code is 1 unless everything is correct."""
     from regard.work.grading import grade_file
 
     tell(f"running {path}")
-    result = grade_file(name, path, seconds)
+    result = grade_file(exercise_set, path, seconds)
     if json:
         show_json(result.to_dict())
     else:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.base.errors import ConfigError
-from regard.cli.output import show_json, tell
+from regard.cli.output import JsonOption, show_json, tell
+from regard.cli.work_exercises import KeyOption, StudentOption, write_exports
+from regard.cli.work_grade import ClassSeed
 
 if TYPE_CHECKING:
     from regard.work.quiz import QuestionResult, Quiz, QuizQuestion
@@ -17,20 +19,26 @@ DEFAULTS: dict[str, Any] = {"student": "student", "count": 5, "seed": 0}
 
 
 def command(
-    student: Annotated[str | None, typer.Option(help="Name of the student; every name gets other questions")] = None,
+    student: StudentOption = None,
     count: Annotated[int | None, typer.Option(min=1, help="Number of questions; default 5")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the questions; default 0")] = None,
+    class_seed: ClassSeed = None,
     answers: Annotated[
         Path | None, typer.Option(help='Grade a file of answers: {"student": ..., "answers": {"1": "b"}}')
     ] = None,
-    export: Annotated[
-        Path | None, typer.Option(help="Write the quiz as a notebook, a.ipynb, and the answer key, a.key.ipynb")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the questions or the grades as JSON")] = False,
+    export: Annotated[Path | None, typer.Option(help="Write the quiz as a notebook, .ipynb, or a page, .html")] = None,
+    key: KeyOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Predict the results of experiments of the lab, then run them."""
     from regard.work.quiz import Quiz
 
+    if class_seed is not None:
+        from regard.work.exercises.exercise import student_seed
+
+        if student is None or seed is not None:
+            raise ConfigError("--class-seed needs --student and replaces --seed")
+        seed = student_seed(student, class_seed)
     chosen: dict[str, Any] = {"student": student, "count": count, "seed": seed}
     given: dict[str, Any] = {}
     if answers is not None:
@@ -43,7 +51,7 @@ def command(
     if answers is not None:
         grade_answers(quiz, given, json)
     elif export is not None:
-        export_notebooks(quiz, export)
+        export_quiz(quiz, export, key)
     elif json:
         show_json(quiz.to_dict())
     else:
@@ -128,12 +136,17 @@ def grade_answers(quiz: "Quiz", answers: dict[str, Any], json: bool) -> None:
         raise typer.Exit(1)
 
 
-def export_notebooks(quiz: "Quiz", path: Path) -> None:
-    """Write the quiz as a notebook, and the answer key, for which every experiment runs."""
-    from regard.work.notebook import notebook_paths, write_notebooks
+def export_quiz(quiz: "Quiz", path: Path, key: bool) -> None:
+    """Write the quiz as a notebook or a page, and with `key` its answers, for which every experiment runs."""
+    from regard.work.notebook import to_text
+    from regard.work.printing import quiz_page
     from regard.work.quiz_notebook import quiz_notebook
 
-    notebook_paths(path)  # report an existing file before anything runs
-    tell(f"running {len(quiz.questions)} experiments for the answer key")
-    for file in write_notebooks(quiz_notebook(quiz), quiz_notebook(quiz, answer_key=True), path):
-        tell(f"saved {file}")
+    def make(answers: bool) -> str:
+        if path.suffix == ".html":
+            return quiz_page(quiz, answer_key=answers)
+        return to_text(quiz_notebook(quiz, answer_key=answers))
+
+    if key:
+        tell(f"running {len(quiz.questions)} experiments for the answer key")
+    write_exports(path, make, key)

@@ -55,18 +55,20 @@ class FileGrade:
         return {"file": self.file, "ok": self.ok, "grades": [asdict(grade) for grade in self.grades]}
 
 
-def grade(exercise_set: str, exercise: str, answer: Any) -> Grade:
+def grade(exercise_set: str, exercise: str, answer: Any, variant: str = "") -> Grade:
     """Grade a student's answer to one exercise.
 
     exercise_set  the name of the set, such as "two-heads"
     exercise      the name of the exercise in the set, such as "head"
     answer        the function or class that the student wrote
+    variant       the variant of the tasks, as the notebook states it
 
     >>> from regard.work.exercises.solutions.self_attention import softmax_columns
     >>> print(grade("self-attention", "softmax", softmax_columns))
     self-attention, softmax: correct.
     """
     found = EXERCISE_SETS[exercise_set]
+    found = found.with_variant(variant) if variant else found
     return make_grade(found, found[exercise], found[exercise].find_mistake(answer))
 
 
@@ -77,7 +79,7 @@ def make_grade(exercise_set: ExerciseSet, exercise: Exercise, result: CheckResul
     return Grade(exercise_set.name, exercise.name, False, result.mistake, result.feedback)
 
 
-def grade_file(exercise_set: str, path: Path, seconds: float = 60.0) -> FileGrade:
+def grade_file(exercise_set: ExerciseSet, path: Path, seconds: float = 60.0) -> FileGrade:
     """Grade a .py or .ipynb file in a separate process, on inputs that are drawn after the file has run.
 
     seconds  time limit for the file and for each call
@@ -85,7 +87,7 @@ def grade_file(exercise_set: str, path: Path, seconds: float = 60.0) -> FileGrad
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{path} is neither a .py nor an .ipynb file")
     sources = read_sources(path)
-    found = grade_sources(EXERCISE_SETS[exercise_set], sources, Limits(seconds), readable=[path.parent])
+    found = grade_sources(exercise_set, sources, Limits(seconds), readable=[path.parent])
     return FileGrade(str(path), tuple(found.values()))
 
 

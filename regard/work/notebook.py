@@ -2,21 +2,26 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from regard.base.errors import ConfigError
-from regard.work.exercises.exercise import ExerciseSet
+from regard.base.registry import Registry
+from regard.work.exercises.exercise import Exercise, ExerciseSet
 from regard.work.exercises.run_answer import CELL
 
 Cell = dict[str, Any]
 Notebook = dict[str, Any]
 ROLE = "regard"  # the metadata key for the role of a cell
-TEST = "test"
 
 
 def markdown_cell(name: str, text: str) -> Cell:
     return {"cell_type": "markdown", "id": name, "metadata": {}, "source": _split_lines(text)}
+
+
+def raw_cell(name: str, text: str) -> Cell:
+    return {"cell_type": "raw", "id": name, "metadata": {}, "source": _split_lines(text)}
 
 
 def code_cell(name: str, text: str, *, role: str | None = None) -> Cell:
@@ -49,44 +54,81 @@ def _split_lines(text: str) -> list[str]:
     return text.strip("\n").splitlines(keepends=True)
 
 
-def exercise_notebook(exercise_set: ExerciseSet, *, answer_key: bool = False) -> Notebook:
-    """A set as a notebook: for each exercise a text, a cell to fill in and a test. The answer key has the solutions."""
+def exercise_notebook(exercise_set: ExerciseSet, *, answer_key: bool = False, style: str | None = None) -> Notebook:
+    """A set as a notebook: for each exercise a text, a cell to fill in and a test.
+
+    answer_key  the solutions instead of the cells to fill in
+    style       "nbgrader" or "otter": the source from which these tools make a student's version, with the solutions
+                between marks
+    """
     title = f"# {exercise_set.title}{': the solutions' * answer_key}\n\n{exercise_set.about}"
     cells = [
+        *([raw_cell("config", f"# ASSIGNMENT CONFIG\nname: {exercise_set.name}")] if style == "otter" else []),
         markdown_cell("about", title),
         code_cell("setup", exercise_set.setup_code),
         code_cell("grading", "from regard.work import grade", role="import"),
     ]
     for number, exercise in enumerate(exercise_set.exercises, 1):
-        test = f'print(grade("{exercise_set.name}", "{exercise.name}", {exercise.function_name}))'
-        cells += [
-            markdown_cell(f"{exercise.name}-prompt", f"## {number}. {exercise.title}\n\n{exercise.prompt}"),
-            code_cell(f"{exercise.name}-code", exercise.source if answer_key else exercise.starter),
-            code_cell(f"{exercise.name}-test", test, role=TEST),
-        ]
+        variant = f', variant="{exercise_set.variant}"' if exercise_set.variant else ""
+        call = f'grade("{exercise_set.name}", "{exercise.name}", {exercise.function_name}{variant})'
+        prompt = markdown_cell(f"{exercise.name}-prompt", f"## {number}. {exercise.title}\n\n{exercise.prompt}")
+        if style is not None:
+            cells += STYLES[style](exercise, prompt, f"result = {call}\nassert result.correct, result")
+            continue
+        code = exercise.source if answer_key else exercise.starter
+        test = code_cell(f"{exercise.name}-test", f"print({call})", role="test")
+        cells += [prompt, code_cell(f"{exercise.name}-code", code), test]
+    if exercise_set.closing_code:
+        cells.append(code_cell("training", exercise_set.closing_code, role="training"))
     return build_notebook(cells)
 
 
-def notebook_paths(path: Path) -> tuple[Path, Path]:
-    """The paths of a notebook and its answer key, `a.ipynb` and `a.key.ipynb`; raises if one of them exists."""
-    if path.suffix != ".ipynb":
-        raise ConfigError(f"the name of a notebook ends in .ipynb, not {path}")
-    files = path, path.with_name(f"{path.stem}.key.ipynb")
-    for file in files:
-        if file.exists():  # a student may have worked in it
-            raise ConfigError(f"{file} already exists and is not overwritten; remove it, or choose another name")
-    return files
+def _nbgrader_cells(exercise: Exercise, prompt: Cell, test: str) -> list[Cell]:
+    """The cells of an exercise with the metadata of nbgrader; a test is worth one point."""
+    code = code_cell(f"{exercise.name}-code", exercise.marked_source("### BEGIN SOLUTION", "### END SOLUTION"))
+    tests = code_cell(f"{exercise.name}-test", test, role="test")
+    for cell, graded in ((code, False), (tests, True)):
+        about = {"grade": graded, "solution": not graded, "locked": graded, "task": False, "schema_version": 3}
+        cell["metadata"]["nbgrader"] = {**about, "grade_id": cell["id"], **({"points": 1} if graded else {})}
+    return [prompt, code, tests]
 
 
-def write_notebooks(student: Notebook, answer_key: Notebook, path: Path) -> tuple[Path, Path]:
-    """Write a student's notebook and its answer key; return both paths."""
-    files = notebook_paths(path)
-    for file, notebook in zip(files, (student, answer_key), strict=True):
-        try:
-            file.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {file}: {error.strerror}") from None
-    return files
+def _otter_cells(exercise: Exercise, prompt: Cell, test: str) -> list[Cell]:
+    """The cells of an exercise for `otter assign`; raw cells mark its parts."""
+    name = exercise.name
+    code = code_cell(f"{name}-code", exercise.marked_source("# BEGIN SOLUTION", "# END SOLUTION"))
+    return [
+        raw_cell(f"{name}-begin", f"# BEGIN QUESTION\nname: {name.replace('-', '_')}\npoints: 1"),
+        prompt,
+        raw_cell(f"{name}-solution", "# BEGIN SOLUTION"),
+        code,
+        raw_cell(f"{name}-solved", "# END SOLUTION"),
+        raw_cell(f"{name}-tests", "# BEGIN TESTS"),
+        code_cell(f"{name}-test", test, role="test"),
+        raw_cell(f"{name}-tested", "# END TESTS"),
+        raw_cell(f"{name}-end", "# END QUESTION"),
+    ]
+
+
+STYLES: Registry[Callable[[Exercise, Cell, str], list[Cell]]] = Registry("style of a notebook")
+STYLES.add("nbgrader")(_nbgrader_cells)
+STYLES.add("otter")(_otter_cells)
+
+
+def write_new_file(path: Path, text: str) -> None:
+    """Write a file that does not exist yet: a student may have worked in one that does."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} already exists and is not overwritten; remove it, or choose another name") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def to_text(notebook: Notebook) -> str:
+    """A notebook as the text of an .ipynb file."""
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_sources(path: Path) -> list[tuple[str, str]]:

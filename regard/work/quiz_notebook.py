@@ -1,6 +1,6 @@
 """Write a quiz as a notebook: for each question a cell for the prediction and one that runs the experiment."""
 
-from regard.work.notebook import TEST, Notebook, build_notebook, code_cell, markdown_cell
+from regard.work.notebook import Notebook, build_notebook, code_cell, markdown_cell
 from regard.work.quiz import Quiz
 
 ABOUT = """\
@@ -23,7 +23,7 @@ def quiz_notebook(quiz: Quiz, *, answer_key: bool = False) -> Notebook:
         cells += [
             markdown_cell(f"question-{number}", "\n".join([f"## {number}", "", question.content.text, "", *form])),
             code_cell(f"prediction-{number}", f"prediction_{number} = {prediction}"),
-            code_cell(f"run-{number}", f"print(quiz.answer({number}, prediction_{number}))", role=TEST),
+            code_cell(f"run-{number}", f"print(quiz.answer({number}, prediction_{number}))", role="test"),
         ]
         if answer_key:
             cells.append(markdown_cell(f"explanation-{number}", "\n\n".join(question.grade().explanation)))

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import typer
+from markupsafe import escape
 from typer.testing import CliRunner, Result
 
 from regard.cli import clean
 from regard.cli.work import mount
 from regard.work.exercises import EXERCISE_SETS
+from regard.work.exercises.exercise import student_seed
 from regard.work.quiz import Quiz
 
 run = CliRunner()
@@ -41,16 +43,60 @@ def test_an_exercise_set_is_described() -> None:
     assert "feedforward_norm(x)" not in json.dumps(told)
 
 
-def test_an_exercise_set_is_written_with_its_answer_key(tmp_path: Path) -> None:
-    path = tmp_path / "heads.ipynb"
+@pytest.mark.parametrize("ending", ["ipynb", "html"])
+def test_answers_are_written_only_with_the_key_option(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"heads.{ending}"
     done = work("exercises", "two-heads", "--export", str(path))
-    assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == f"saved {path}\nsaved {tmp_path / 'heads.key.ipynb'}\n"
-    assert "omega_c @ two_heads" in (tmp_path / "heads.key.ipynb").read_text()
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", f"saved {path}\n")
     assert "omega_c @ two_heads" not in path.read_text()
-    again = work("exercises", "two-heads", "--export", str(path))
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    again = work("exercises", "two-heads", "--export", str(path), "--key")
     assert (again.exit_code, again.stdout) == (2, "")
     assert "is not overwritten" in again.stderr
+    path.unlink()
+    assert work("exercises", "two-heads", "--export", str(path), "--key").exit_code == 0
+    assert "omega_c @ two_heads" in (tmp_path / f"heads.key.{ending}").read_text()
+    assert "omega_c @ two_heads" not in path.read_text()
+
+
+def test_a_grading_tool_gets_one_file_with_the_solutions(tmp_path: Path) -> None:
+    path = tmp_path / "heads.ipynb"
+    done = work("exercises", "two-heads", "--export", str(path), "--style", "nbgrader", "--key")
+    assert (done.exit_code, [file.name for file in tmp_path.iterdir()]) == (0, ["heads.ipynb"])
+    assert "### BEGIN SOLUTION" in path.read_text()
+
+
+def test_a_student_gets_variants_of_the_tasks(tmp_path: Path) -> None:
+    told = json.loads(work("exercises", "vit", "--student", "ann", "--class-seed", "secret", "--json").stdout)
+    drawn = EXERCISE_SETS["vit"].for_student("ann", "secret")
+    assert [each["prompt"] for each in told["exercises"]] == [each.prompt for each in drawn.exercises]
+    assert "**Your variant:**" in json.dumps(told)
+    path = tmp_path / "quiz.html"
+    assert work("quiz", "--student", "ann", "--class-seed", "a", "--count", "2", "--export", str(path)).exit_code == 0
+    questions = Quiz.of("ann", count=2, seed=student_seed("ann", "a")).questions
+    page = path.read_text()
+    assert all(str(escape(question.content.text)) in page for question in questions)
+
+
+def test_a_class_is_graded_to_a_csv_file(tmp_path: Path) -> None:
+    folder, out = tmp_path / "class", tmp_path / "out.csv"
+    folder.mkdir()
+    exercises = EXERCISE_SETS["self-attention"]
+    right = "\n\n".join([exercises.setup_code, *(task.source for task in exercises.exercises)])
+    (folder / "ann.py").write_text(right)
+    (folder / "ben.py").write_text(right.replace(" / np.sqrt(Q.shape[0])", ""))
+    done = work("grade", str(folder), "--csv", str(out), "--seconds", "30", "--megabytes", "900")
+    assert done.exit_code == 0
+    assert [line.split() for line in done.stdout.splitlines() if "self-attention" in line] == [
+        ["ann", "self-attention", "3", "of", "3"],
+        ["ben", "self-attention", "2", "of", "3"],
+    ]
+    lines = out.read_text().splitlines()
+    assert lines[0] == "student,exercise,question,points,max_points,status,message"
+    assert lines[-1].startswith("ben,self-attention,scaled,0,1,wrong,missing scale: you did not divide the scores")
+    (folder / "ben.py").unlink()
+    shown = work("grade", str(folder), "--exercises", "self-attention", "--quiz", "1", "--class-seed", "x", "--json")
+    assert [each["exercise"] for each in json.loads(shown.stdout)] == ["self-attention"] * 3 + ["quiz"]
 
 
 def test_a_file_is_graded_with_an_exit_code(tmp_path: Path) -> None:
@@ -83,7 +129,15 @@ def test_the_exit_code_of_a_wrong_file_is_one(tmp_path: Path) -> None:
     [
         (["exercises", "two-head"], "unknown exercise set 'two-head'; did you mean 'two-heads'?"),
         (["exercises", "--export", "a.ipynb"], "name an exercise set: self-attention, two-heads"),
-        (["exercises", "vit", "--export", "a.txt"], "the name of a notebook ends in .ipynb, not a.txt"),
+        (["exercises", "vit", "--export", "a.txt"], "--export writes an .ipynb or .html file, not a.txt"),
+        (["exercises", "vit", "--export", "a.ipynb", "--style", "otter"], "contains the solutions; add --key"),
+        (["exercises", "vit", "--export", "a.ipynb", "--style", "ottr"], "unknown style of a notebook 'ottr'"),
+        (["exercises", "vit", "--student", "ann"], "--student and --class-seed go together"),
+        (["quiz", "--class-seed", "x"], "--class-seed needs --student and replaces --seed"),
+        (["grade", "missing"], "missing is not a folder; give the folder of the submissions"),
+        (["grade", ".", "--exercises", "vits"], "unknown exercise set 'vits'"),
+        (["grade", ".", "--csv", "missing/a.csv"], "there is no folder missing"),
+        (["grade", ".", "--megabytes", "0"], "seconds and megabytes must be positive"),
         (["exercises", "vit", "--grade", "a.txt"], "a.txt is neither a .py nor an .ipynb file"),
         (["exercises", "vit", "--grade", "a.py"], "cannot read a.py: No such file"),
         (["exercises", "vit", "--grade", "a.py", "--export", "a.ipynb"], "use one of them"),
@@ -98,7 +152,7 @@ def test_the_exit_code_of_a_wrong_file_is_one(tmp_path: Path) -> None:
         ),
         (["quiz", "--answers", "ann.json"], "question 1 needs"),
         (["quiz", "--answers", "ann.json", "--export", "a.ipynb"], "use one of them"),
-        (["quiz", "--export", "a.py"], "the name of a notebook ends in .ipynb"),
+        (["quiz", "--export", "a.py"], "--export writes an .ipynb or .html file"),
     ],
 )
 def test_an_error_is_one_line(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +216,7 @@ def test_a_quiz_answered_to_the_end_does_not_stop_early() -> None:
 
 def test_a_quiz_is_written_as_a_notebook(tmp_path: Path) -> None:
     path = tmp_path / "quiz.ipynb"
-    done = work("quiz", "--student", "ann", "--count", "2", "--export", str(path))
+    done = work("quiz", "--student", "ann", "--count", "2", "--export", str(path), "--key")
     assert (done.exit_code, done.stdout) == (0, "")
     assert "Quiz.of('ann', count=2, seed=0)" in path.read_text()
     assert "The run: " in (tmp_path / "quiz.key.ipynb").read_text()

@@ -21,7 +21,7 @@ from regard.work.exercises import EXERCISE_SETS
 from regard.work.exercises.exercise import PlantedMistake
 from regard.work.exercises.solutions import byte_pairs, decoding, self_attention, two_heads, vit
 from regard.work.grading import Grade, grade_file
-from regard.work.notebook import exercise_notebook, read_code_cells, write_notebooks
+from regard.work.notebook import exercise_notebook, read_code_cells, to_text, write_new_file
 
 EVERY = [(name, exercise.name) for name in EXERCISE_SETS for exercise in EXERCISE_SETS[name].exercises]
 
@@ -730,6 +730,50 @@ CORRECT = [
 ]
 
 
+CORRECT += [
+    (
+        "vit",
+        "patches",
+        """
+        class ImagePatches(nn.Module):
+            def __init__(self, channels, patch, width):
+                super().__init__()
+                self.project = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+
+            def forward(self, images):
+                return self.project(images).flatten(2).transpose(1, 2)
+        """,
+    ),
+    (
+        "vit",
+        "attention",
+        """
+        class SelfAttention(nn.Module):
+            def __init__(self, width, heads):
+                super().__init__()
+                self.heads = heads
+                self.qkv = nn.Linear(width, 3 * width)
+                self.out = nn.Linear(width, width)
+
+            def forward(self, x):
+                q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+                weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+                return self.out((weights @ v).transpose(1, 2).flatten(2))
+        """,
+    ),
+    (
+        "vit",
+        "vit",
+        """
+        class VisionTransformer(VisionTransformer):
+            def __init__(self, patches, blocks, tokens, width, classes):
+                super().__init__(patches, blocks, tokens, width, classes)
+                self.positions = nn.Parameter(torch.zeros(tokens + 1, width))
+        """,
+    ),
+]
+
+
 @pytest.mark.parametrize(("set_name", "name", "source"), CORRECT, ids=lambda each: str(each)[:30].strip())
 def test_another_correct_answer_is_correct(set_name: str, name: str, source: str) -> None:
     found = grade_source(set_name, name, source)
@@ -944,26 +988,33 @@ def check_notebook_format(notebook: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", list(EXERCISE_SETS))
-def test_a_notebook_is_valid_and_its_answer_key_is_correct(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "work.ipynb"
+def test_a_notebook_is_valid_and_its_answer_key_is_correct(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     exercise_set = EXERCISE_SETS[name]
-    answer_key = exercise_notebook(exercise_set, answer_key=True)
-    files = write_notebooks(exercise_notebook(exercise_set), answer_key, path)
-    assert files == (path, tmp_path / "work.key.ipynb")
     answers = []
-    for file in files:
-        made = json.loads(file.read_text(encoding="utf-8"))
+    for notebook in (exercise_notebook(exercise_set), exercise_notebook(exercise_set, answer_key=True)):
+        made = json.loads(to_text(notebook))
         check_notebook_format(made)
         space: dict[str, Any] = {"__name__": "student"}
         for cell in made["cells"]:
-            if cell["cell_type"] == "code":
+            if cell["cell_type"] == "code" and cell["id"] != "training":
                 exec("".join(cell["source"]), space)
         answers.append(capsys.readouterr().out.splitlines())
     names = [exercise.name for exercise in exercise_set.exercises]
     assert answers[0] == [f"{name}, {each}: not yet. To do: it is not written yet" for each in names]
     assert answers[1] == [f"{name}, {each}: correct." for each in names]
+
+
+def test_the_last_cell_trains_the_vision_transformer_and_prints_its_accuracy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exercise_set = EXERCISE_SETS["vit"]
+    cells = exercise_notebook(exercise_set, answer_key=True)["cells"]
+    assert cells[-1]["id"] == "training"
+    space = run_code("vit", "")
+    exec(exercise_set.closing_code.replace("range(1, 21)", "range(1, 5)"), space)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2", "epoch 3", "epoch 4"]
+    assert float(lines[-1].split()[-1]) > 0.3
 
 
 @pytest.mark.parametrize("name", list(EXERCISE_SETS))
@@ -979,16 +1030,85 @@ def test_a_students_notebook_does_not_contain_the_solution(name: str) -> None:
         assert not any(mistake.hint in text for mistake in exercise.mistakes)
 
 
-def test_a_notebook_is_never_overwritten(tmp_path: Path) -> None:
-    made = exercise_notebook(EXERCISE_SETS["decoding"])
-    (tmp_path / "a.key.ipynb").write_text("mine")
-    with pytest.raises(ConfigError, match=r"a\.key\.ipynb already exists and is not overwritten; remove it"):
-        write_notebooks(made, made, tmp_path / "a.ipynb")
-    assert not (tmp_path / "a.ipynb").exists()
-    with pytest.raises(ConfigError, match=r"the name of a notebook ends in \.ipynb"):
-        write_notebooks(made, made, tmp_path / "a.json")
+def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a.ipynb").write_text("mine")
+    with pytest.raises(ConfigError, match=r"a\.ipynb already exists and is not overwritten; remove it"):
+        write_new_file(tmp_path / "a.ipynb", "other")
+    assert (tmp_path / "a.ipynb").read_text() == "mine"
     with pytest.raises(ConfigError, match="cannot write"):
-        write_notebooks(made, made, tmp_path / "missing" / "a.ipynb")
+        write_new_file(tmp_path / "missing" / "a.ipynb", "")
+
+
+@pytest.mark.parametrize("style", ["nbgrader", "otter"])
+def test_the_source_for_a_grading_tool_has_the_solutions_between_marks(style: str) -> None:
+    exercise_set = EXERCISE_SETS["two-heads"]
+    cells = exercise_notebook(exercise_set, style=style)["cells"]
+    source = "\n".join("".join(cell["source"]) for cell in cells)
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    assert (
+        source.count("# BEGIN SOLUTION")
+        == source.count("# END SOLUTION")
+        == len(exercise_set.exercises) * (2 if style == "otter" else 1)
+    )
+    # outside the marks nothing of the solution is left
+    public = re.sub(r"(?ms)^ +#+ BEGIN SOLUTION.*?END SOLUTION$", "", source)
+    assert "omega_c @ two_heads" in source
+    assert "omega_c @ two_heads" not in public
+    space: dict[str, Any] = {"__name__": "student"}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), space)  # the tests pass on the solutions
+    if style == "nbgrader":
+        metadata = [cell["metadata"]["nbgrader"] for cell in cells if "nbgrader" in cell["metadata"]]
+        assert sum(each.get("points", 0) for each in metadata) == len(exercise_set.exercises)
+        assert {each["grade_id"] for each in metadata if each["solution"]} == {
+            f"{exercise.name}-code" for exercise in exercise_set.exercises
+        }
+    else:
+        assert [cell["source"][0] for cell in cells if cell["cell_type"] == "raw"][:2] == [
+            "# ASSIGNMENT CONFIG\n",
+            "# BEGIN QUESTION\n",
+        ]
+
+
+VARIANTS = [
+    (name, number, option)
+    for name in EXERCISE_SETS
+    for number, options in enumerate(EXERCISE_SETS[name].variants)
+    for option in range(1, len(options) + 1)
+]
+
+
+@pytest.mark.parametrize(("name", "number", "option"), VARIANTS)
+def test_a_variant_has_its_own_solution_and_text(name: str, number: int, option: int) -> None:
+    plain = EXERCISE_SETS[name]
+    digits = ["0"] * len(plain.variants)
+    digits[number] = str(option)
+    varied = plain.with_variant("".join(digits))
+    chosen = plain.variants[number][option - 1]
+    for before, after in zip(plain.exercises, varied.exercises, strict=True):
+        assert after.find_mistake(after.solution) is None
+        if after.name in chosen.exercises:
+            assert chosen.text in after.prompt
+            assert after.find_mistake(before.solution) is not None, "the plain solution is wrong in the variant"
+    assert all(any(old in each.prompt for each in plain.exercises) for old, _ in chosen.prompt_edits)
+    cells = exercise_notebook(varied)["cells"]
+    assert any(f'variant="{varied.variant}"' in "".join(cell["source"]) for cell in cells)
+
+
+def test_every_exercise_has_variants_and_students_get_different_ones() -> None:
+    for name in EXERCISE_SETS:
+        exercise_set = EXERCISE_SETS[name]
+        varied = {each for options in exercise_set.variants for option in options for each in option.exercises}
+        assert varied == {exercise.name for exercise in exercise_set.exercises}
+        drawn = {exercise_set.for_student(f"student {number}", "secret").variant for number in range(30)}
+        assert len(drawn) > 5
+        again = exercise_set.for_student("ann", "secret").variant
+        assert again == exercise_set.for_student("ann", "secret").variant
+    others = {EXERCISE_SETS["vit"].for_student("ann", f"seed {number}").variant for number in range(20)}
+    assert len(others) > 5
+    with pytest.raises(ConfigError, match="vit has no variant '99'; use the one in the notebook"):
+        grade("vit", "vit", None, variant="99")
 
 
 def test_code_cells_are_read_without_tests_and_magic_lines(tmp_path: Path) -> None:
@@ -1034,7 +1154,7 @@ def test_a_file_runs_in_a_separate_process_with_a_time_limit(tmp_path: Path) -> 
     path = tmp_path / "student.py"
     source = STUDENT.format(setup_code=EXERCISE_SETS["decoding"].setup_code)
     path.write_text(source)
-    found = grade_file("decoding", path, seconds=2)
+    found = grade_file(EXERCISE_SETS["decoding"], path, seconds=2)
     assert not found.ok
     grades = {each.exercise: (each.correct, each.feedback) for each in found.grades}
     assert list(grades) == [exercise.name for exercise in EXERCISE_SETS["decoding"].exercises]
@@ -1053,7 +1173,7 @@ def test_a_notebook_is_graded_cell_by_cell(tmp_path: Path) -> None:
     made["cells"][7]["source"] = ["def merge(symbols, pair)"]
     path = tmp_path / "a.ipynb"
     path.write_text(json.dumps(made))
-    found = {each.exercise: each for each in grade_file("byte-pairs", path).grades}
+    found = {each.exercise: each for each in grade_file(EXERCISE_SETS["byte-pairs"], path).grades}
     assert found["count"].feedback == "it fails with NameError in line 2 of cell 5: name 'wrong' is not defined"
     assert (
         "merge is not defined, and the file fails with ZeroDivisionError in line 3 of cell 5" in found["merge"].feedback
@@ -1064,7 +1184,7 @@ def test_a_notebook_is_graded_cell_by_cell(tmp_path: Path) -> None:
 def test_a_file_that_never_ends_is_stopped(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text("import time\ntime.sleep(99)")
-    found = grade_file("self-attention", path, seconds=1)
+    found = grade_file(EXERCISE_SETS["self-attention"], path, seconds=1)
     assert {each.feedback for each in found.grades} == {
         "the file, before any exercise was reached, took longer than 1 seconds"
     }
@@ -1073,10 +1193,10 @@ def test_a_file_that_never_ends_is_stopped(tmp_path: Path) -> None:
 def test_a_file_that_is_not_code_is_refused(tmp_path: Path) -> None:
     for name, words in (("a.txt", "is neither a .py nor an .ipynb file"), ("a.py", "cannot read .*: No such file")):
         with pytest.raises(ConfigError, match=words):
-            grade_file("vit", tmp_path / name)
+            grade_file(EXERCISE_SETS["vit"], tmp_path / name)
     (tmp_path / "b.py").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
-        grade_file("vit", tmp_path / "b.py")
+        grade_file(EXERCISE_SETS["vit"], tmp_path / "b.py")
     (tmp_path / "c.py").write_text("")
     with pytest.raises(ConfigError, match="seconds and megabytes must be positive, not 0 and 2048"):
-        grade_file("vit", tmp_path / "c.py", seconds=0)
+        grade_file(EXERCISE_SETS["vit"], tmp_path / "c.py", seconds=0)

@@ -40,6 +40,15 @@ class ProcessEndedError(Exception):
     """The process ended, or was stopped because it exceeded a limit."""
 
 
+@contextmanager
+def reject_malformed_replies() -> Iterator[None]:
+    """End the grading of a process that sends something else than a result: its code may write what it likes."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ProcessEndedError("sent a reply that is not a result") from None
+
+
 @dataclass
 class AnswerProcess:
     """The names that a submission defines and the errors it raised; `ask` performs requests on them."""
@@ -54,10 +63,15 @@ class AnswerProcess:
 
     def ask(self, name: str, request: tuple[Any, ...]) -> Any:
         """Perform a request on the function or class of this name."""
-        try:
-            return decode(self._exchange([name, encode(request)], self.limits.seconds))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise ProcessEndedError("sent a reply that is not a result") from None
+        with reject_malformed_replies():
+            reply = decode(self._exchange([name, encode(request)], self.limits.seconds))
+            if request[0] != "call" and not isinstance(reply, RaisedError):
+                result, names = reply  # a module's shapes or output, and names of parameters
+                if not all(isinstance(each, str) for each in names):
+                    raise TypeError
+                if request[0] == "build" and not all(isinstance(n, int) for shape in result.values() for n in shape):
+                    raise TypeError
+            return reply
 
     def _exchange(self, message: Any, seconds: float) -> Any:
         try:
@@ -112,8 +126,9 @@ def run_submission(
         start |= {"readable": [str(each) for each in readable], "megabytes": limits.megabytes}
         try:
             started._exchange(start, STARTUP_SECONDS)
-            found = started.read_reply(limits.seconds)
-            started.names, started.errors = found["names"], [RaisedError(**each) for each in found["errors"]]
+            with reject_malformed_replies():
+                found = started.read_reply(limits.seconds)
+                started.names, started.errors = found["names"], [RaisedError(**each) for each in found["errors"]]
             yield started
         finally:
             if process.poll() is None:

@@ -177,13 +177,22 @@ def compare_results(
     if unfinished is not None:
         return _error_result(exercise, unfinished)
     for mistake in exercise.mistakes:
-        if all(map(is_same, results, outcomes(exercise.wrong_solution(mistake)))):
+        pairs = zip(results, outcomes(exercise.wrong_solution(mistake)), strict=True)
+        same = [_same_or_both_fail(*pair, is_same) for pair in pairs]
+        # a mistake that fails in some shapes is known by what it gives in others
+        if all(same) and not all(isinstance(results[index], RaisedError) for index in wrong):
             return CheckResult(mistake.name, mistake.hint)
     first = wrong[0]
     if isinstance(results[first], RaisedError):
         return _error_result(exercise, results[first])
     correct = expected[first] if transform is None else transform(expected[first])
     return CheckResult(None, f"{describe_difference(results[first], correct)}. No known mistake gives this.")
+
+
+def _same_or_both_fail(one: Any, other: Any, is_same: Callable[[Any, Any], bool]) -> bool:
+    return isinstance(one, RaisedError) == isinstance(other, RaisedError) and (
+        isinstance(one, RaisedError) or is_same(one, other)
+    )
 
 
 def _error_result(exercise: Exercise, error: RaisedError) -> CheckResult:
@@ -209,7 +218,10 @@ def same_result(one: Any, other: Any) -> bool:
         return bool(np.allclose(first, second, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True))
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(same_result(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
+    try:
+        return bool(one == other)
+    except ValueError:  # arrays inside other containers
+        return False
 
 
 def _as_array(value: Any) -> "np.ndarray | None":

@@ -8,6 +8,7 @@ an edit of the solution, and a sentence in the prompt.
 
 import ast
 import functools
+import hashlib
 import importlib
 import inspect
 import re
@@ -25,7 +26,7 @@ from regard.base.errors import ConfigError
 from regard.base.registry import Registry
 from regard.work.exercises.run_answer import perform
 
-_TODO_BODY = re.compile(r"((?:^( +)# TODO.*\n)+)(?:^\2.*\n|^\n(?=\2))+", re.MULTILINE)
+_TODO_BODY = re.compile(r"((?:^( +)# TODO.*\n)+)((?:^\2.*\n|^\n(?=\2))+)", re.MULTILINE)
 CHECK_SEED = 0  # of the inputs on which a student checks an answer; whoever grades a class draws other inputs
 
 Edits = tuple[tuple[str, str], ...]  # pairs of a text of the solution's module and its replacement
@@ -63,6 +64,7 @@ class Exercise:
     module: str  # of the reference solution
     check: Check
     mistakes: tuple[PlantedMistake, ...]
+    example: str = ""  # the end of the prompt: what the solution gives for the inputs of the notebook
     edits: Edits = ()  # of the module, in a variant
 
     @property
@@ -79,6 +81,10 @@ class Exercise:
     def starter(self) -> str:
         """The solution's source with `raise NotImplementedError` in place of the code below each `# TODO`."""
         return _TODO_BODY.sub(r"\1\2raise NotImplementedError\n", self._source_with_todos)
+
+    def marked_source(self, begin: str, end: str) -> str:
+        """The solution's source with a line before and after the code below each `# TODO`, as grading tools need it."""
+        return _TODO_BODY.sub(rf"\1\2{begin}\n\3\2{end}\n", self._source_with_todos)
 
     @property
     def _source_with_todos(self) -> str:
@@ -118,9 +124,9 @@ def edited_module(name: str, edits: Edits) -> types.ModuleType:
 
 @dataclass(frozen=True)
 class Variant:
-    """A change of the task: edits of the solutions and of the prompt, and a sentence at the end of the prompt."""
+    """A change of the task: edits of the solutions and of the prompts, and a sentence at the end of some prompts."""
 
-    exercise: str
+    exercises: tuple[str, ...]
     text: str
     edits: Edits
     prompt_edits: Edits = ()
@@ -147,7 +153,7 @@ class ExerciseSet:
 
     def for_student(self, student: str, class_seed: str) -> "ExerciseSet":
         """The set with the variants of one student, drawn by a seed that only the teacher knows."""
-        random = Random(f"{class_seed}\n{student}\n{self.name}")
+        random = Random(f"{student_seed(student, class_seed)}\n{self.name}")
         return self.with_variant("".join(str(random.randint(0, len(options))) for options in self.variants))
 
     def with_variant(self, variant: str) -> "ExerciseSet":
@@ -162,13 +168,19 @@ class ExerciseSet:
         return replace(self, variant=variant, exercises=tuple(_vary(each, chosen, edits) for each in self.exercises))
 
 
+def student_seed(student: str, class_seed: str) -> int:
+    """A seed for one student; the seed of the class cannot be computed from it."""
+    return int(hashlib.sha256(f"{class_seed}\n{student}".encode()).hexdigest()[:12], 16)
+
+
 def _vary(exercise: Exercise, chosen: list[Variant], edits: Edits) -> Exercise:
     """An exercise with the edits of the chosen variants, and with the planted mistakes that they leave possible."""
-    prompt = exercise.prompt
+    # the numbers of the example belong to the task as it is
+    prompt = exercise.prompt.removesuffix(exercise.example) if chosen else exercise.prompt
     for variant in chosen:
-        if variant.exercise == exercise.name:
-            for old, new in variant.prompt_edits:
-                prompt = prompt.replace(old, new)
+        for old, new in variant.prompt_edits:
+            prompt = prompt.replace(old, new)
+        if exercise.name in variant.exercises:
             prompt += f"\n**Your variant:** {variant.text}\n"
     source = edited_source(exercise.module, edits)
     mistakes = tuple(each for each in exercise.mistakes if all(old in source for old, _ in each.edits))
@@ -192,15 +204,16 @@ def load_set(name: str, checks: Mapping[str, Check]) -> ExerciseSet:
                 entry["name"],
                 entry["title"],
                 entry["function"],
-                entry["prompt"],
+                entry["prompt"] + entry.get("example", ""),
                 module,
                 checks[entry["name"]],
                 tuple(mistakes(entry["mistakes"]) + mistakes(shared)),
+                entry.get("example", ""),
             )
         )
     variants = tuple(
         tuple(
-            Variant(each["exercise"], each["text"], _edits(each["edits"]), _edits(each.get("prompt_edits", [])))
+            Variant(tuple(each["exercises"]), each["text"], _edits(each["edits"]), _edits(each.get("prompt_edits", [])))
             for each in entry["options"]
         )
         for entry in texts.get("variants", [])

@@ -13,7 +13,7 @@ def _head_cases(generator: np.random.Generator) -> list[Case]:
 
 def _two_head_cases(generator: np.random.Generator) -> list[Case]:
     cases: list[Case] = []
-    for d, n in ((6, 5), (10, 3), (8, 6)):
+    for d, n in ((6, 5), (10, 3), (8, 8)):
         heads = (_draw_head(generator, d, d // 2) for _ in range(2))
         cases.append((generator.normal(size=(d, n)), *heads))
     return cases

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.work.exercises.checks import Case, Draw, ModuleCheck
+from regard.work.exercises.checks import Case, Draw, FunctionCheck, ModuleCheck
 from regard.work.exercises.exercise import load_set
 from regard.work.exercises.run_answer import TorchModule
 
@@ -27,6 +27,16 @@ def _encoder(width: int, heads: int) -> TorchModule:
     return TorchModule("TransformerEncoderLayer", settings)
 
 
+def _accuracy_cases(generator: np.random.Generator) -> list[Case]:
+    """Logits and labels, of which about half are predicted correctly; in the last case as many classes as images."""
+    cases: list[Case] = []
+    for b, w in ((97, 4), (53, 7), (31, 31)):
+        logits = generator.normal(size=(b, w))
+        labels = np.where(generator.random(b) < 0.5, logits.argmax(1), generator.integers(w, size=b))
+        cases.append((torch.from_numpy(logits), torch.from_numpy(labels)))
+    return cases
+
+
 CHANNELS = TorchModule("Flatten", {"start_dim": 2})  # in place of patches: every channel is a token
 
 VIT = load_set(
@@ -42,5 +52,6 @@ VIT = load_set(
                 ((CHANNELS, _encoder(6, 2), 5, 6, 5), (2, 5, 3, 2)), ((CHANNELS, _encoder(4, 1), 9, 4, 3), (3, 9, 2, 2))
             )
         ),
+        "accuracy": FunctionCheck((_accuracy_cases,)),
     },
 )

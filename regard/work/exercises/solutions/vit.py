@@ -1,7 +1,7 @@
 """Reference solutions: the Vision Transformer, part by part."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
@@ -83,3 +83,9 @@ class VisionTransformer(nn.Module):
         first = self.class_token.expand(patches.shape[0], -1, -1)
         x = torch.cat([first, patches], dim=1) + self.positions
         return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+def accuracy(logits: Float[Tensor, "b w"], labels: Int[Tensor, "b"]) -> float:
+    """Return the share of images whose likeliest class is the label."""
+    # TODO: the argmax over the classes, compared with the labels; the mean
+    return float((logits.argmax(-1) == labels).double().mean())

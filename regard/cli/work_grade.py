@@ -1,0 +1,49 @@
+"""`regard work grade`: grade the submissions of a class."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from regard.cli.output import JsonOption, check_folder, show, show_json, tell, write_file
+
+ClassSeed = Annotated[
+    str | None, typer.Option(help="Secret of the teacher: draws other variants of the tasks for each student")
+]
+Seconds = Annotated[float, typer.Option(help="Time limit for the file and for each call")]
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="Folder of submissions: ann.ipynb, ben.py, or a folder per student")],
+    csv: Annotated[Path | None, typer.Option(help="Write the points to this .csv file")] = None,
+    exercises: Annotated[
+        list[str] | None, typer.Option(help="Grade this exercise set; may be repeated [those that a file defines]")
+    ] = None,
+    quiz: Annotated[int, typer.Option(min=0, help="Number of questions of the quiz; 0: no quiz")] = 0,
+    class_seed: ClassSeed = None,
+    seconds: Seconds = 60.0,
+    megabytes: Annotated[int, typer.Option(help="Memory limit for a submission")] = 2048,
+    json: JsonOption = False,
+) -> None:
+    """Grade a class: each submission runs in its own process, on inputs drawn afterwards."""
+    from dataclasses import asdict
+
+    from regard.work.exercises.answer_process import Limits
+    from regard.work.grade_class import ClassOptions, grade_class, to_csv
+
+    check_folder(csv)
+    options = ClassOptions(tuple(exercises or ()), quiz, class_seed, Limits(seconds, megabytes))
+    rows = list(grade_class(folder, options, tell))
+    if csv is not None:
+        write_file(csv, lambda: csv.write_text(to_csv(rows), encoding="utf-8"))
+    if json:
+        show_json([asdict(row) for row in rows])
+        return
+    table = Table("student", "exercise", "points", box=box.SIMPLE_HEAD)
+    for student, exercise in dict.fromkeys((row.student, row.exercise) for row in rows):
+        own = [row for row in rows if (row.student, row.exercise) == (student, exercise)]
+        points = f"{sum(row.points for row in own)} of {sum(row.max_points for row in own)}"
+        table.add_row(student, exercise or own[0].message, points if exercise else "")
+    show(table)

@@ -1,0 +1,150 @@
+"""Grade the submissions of a class: exercises in separate processes, and quizzes, as rows of a CSV file.
+
+A student is a file or a folder: `ann.ipynb`, or `ann/` with any files. The name comes from there, never from what a
+file contains, and so do the variants, which are drawn by the seed of the class.
+"""
+
+import ast
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field, fields
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from regard.base.errors import ConfigError
+from regard.work.exercises import EXERCISE_SETS
+from regard.work.exercises.answer_process import Limits, Sources
+from regard.work.exercises.exercise import student_seed
+from regard.work.grading import SUFFIXES, grade_sources
+from regard.work.notebook import read_sources
+from regard.work.quiz import Quiz
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """The points of one student for one question."""
+
+    student: str
+    exercise: str  # an exercise set, or "quiz"
+    question: str
+    points: int
+    max_points: int
+    status: str  # correct, wrong, error, or missing
+    message: str
+
+
+@dataclass(frozen=True)
+class ClassOptions:
+    """How a class is graded.
+
+    exercise_sets  names of the sets to grade; all sets of which a submission defines a function, if empty
+    quiz           number of questions of the quiz; 0 if there is none
+    class_seed     the seed of the variants; None if everybody has the same tasks
+    """
+
+    exercise_sets: tuple[str, ...] = ()
+    quiz: int = 0
+    class_seed: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def grade_class(
+    folder: Path, options: ClassOptions, progress: Callable[[str], None] = lambda text: None
+) -> Iterator[ClassRow]:
+    """Grade all submissions of a folder, student by student.
+
+    progress  called with a message before each student
+    """
+    for name in options.exercise_sets:
+        EXERCISE_SETS[name]  # an unknown name is an error before anything runs
+    for student, files in find_submissions(folder).items():
+        progress(f"grading {student}: {', '.join(file.name for file in files)}")
+        try:
+            sources = [pair for file in files if file.suffix != ".json" for pair in read_sources(file)]
+            answers = read_predictions(sources, [file for file in files if file.suffix == ".json"])
+        except ConfigError as error:
+            yield ClassRow(student, "", "", 0, 0, "error", str(error))
+            continue
+        readable = [folder / student] if (folder / student).is_dir() else []
+        yield from _grade_exercises(student, sources, options, [folder], readable)
+        if options.quiz:
+            yield from _grade_quiz(student, answers, options)
+
+
+def find_submissions(folder: Path) -> dict[str, list[Path]]:
+    """The files of each student, by name."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; give the folder of the submissions")
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() in (*SUFFIXES, ".json") and not any(part.startswith(".") for part in path.parts):
+            inside = path.relative_to(folder)
+            found.setdefault(inside.parts[0] if len(inside.parts) > 1 else path.stem, []).append(path)
+    if not found:
+        raise ConfigError(f"{folder} has no submissions: no .py, .ipynb or .json files")
+    return found
+
+
+def _grade_exercises(
+    student: str, sources: Sources, options: ClassOptions, hidden: Sequence[Path], readable: Sequence[Path]
+) -> Iterator[ClassRow]:
+    text = "\n".join(source for _, source in sources)
+    defined = set(re.findall(r"(?m)^(?:def|class)\s+(\w+)", text))
+    names = options.exercise_sets or [
+        name for name in EXERCISE_SETS if defined & {each.function_name for each in EXERCISE_SETS[name].exercises}
+    ]
+    if not names and not options.quiz:
+        yield ClassRow(student, "", "", 0, 0, "missing", "no function of any exercise is defined")
+    for name in names:
+        exercise_set = EXERCISE_SETS[name]
+        if options.class_seed is not None:
+            exercise_set = exercise_set.for_student(student, options.class_seed)
+        for question, grade in grade_sources(exercise_set, sources, options.limits, hidden, readable).items():
+            status = {"error": "error", "not written": "missing", "to do": "missing"}.get(grade.mistake or "", "wrong")
+            message = f"{grade.mistake}: {grade.feedback}" if grade.mistake else grade.feedback
+            row = (int(grade.correct), 1, "correct" if grade.correct else status, message)
+            yield ClassRow(student, name, question, *row)
+
+
+def read_predictions(sources: Sources, json_files: Sequence[Path] = ()) -> dict[str, Any]:
+    """The answers of a quiz by number, read without running code: `prediction_1 = "b"`, or a .json file of answers."""
+    found: dict[str, Any] = {}
+    for file in json_files:
+        try:
+            found |= json.loads(file.read_text(encoding="utf-8"))["answers"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ConfigError(f'{file.name} should hold an object like {{"answers": {{"1": "b", "2": 0.3}}}}') from None
+    for _, source in sources:
+        for number, value in re.findall(r"(?m)^prediction_(\d+)\s*=\s*([^#\n]+)", source):
+            try:
+                found[number] = ast.literal_eval(value.strip())
+            except (ValueError, SyntaxError):
+                found[number] = value.strip()
+    return {number: value for number, value in found.items() if value is not ...}
+
+
+def _grade_quiz(student: str, answers: dict[str, Any], options: ClassOptions) -> Iterator[ClassRow]:
+    seed = 0 if options.class_seed is None else student_seed(student, options.class_seed)
+    for question in Quiz.of(student, count=options.quiz, seed=seed).questions:
+        given = answers.get(str(question.number))
+        try:
+            result = question.grade(given)
+            points = int(result.ok)
+            status = "correct" if result.ok else "missing" if given is None else "wrong"
+            message = str(result).splitlines()[0]
+        except ConfigError as error:
+            points, status, message = 0, "wrong", str(error)
+        yield ClassRow(student, "quiz", str(question.number), points, 1, status, message)
+
+
+def to_csv(rows: Sequence[ClassRow]) -> str:
+    """Rows as CSV. A text that a spreadsheet would take for a formula begins with an apostrophe."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(each.name for each in fields(ClassRow))
+    for row in rows:
+        writer.writerow(f"'{each}" if str(each)[:1] in set("=+-@\t") else each for each in astuple(row))
+    return out.getvalue()

@@ -1,0 +1,44 @@
+"""Printable HTML pages of exercise sets and quizzes, with or without the answers."""
+
+import re
+
+from markupsafe import Markup, escape
+
+from regard.base.html import join_html, render_page, tag
+from regard.work.exercises.exercise import ExerciseSet
+from regard.work.quiz import Quiz
+
+
+def exercise_page(exercise_set: ExerciseSet, *, answer_key: bool = False) -> str:
+    """A set as a printable page: texts and code to complete, or the solutions."""
+    title = f"{exercise_set.title}{': the solutions' * answer_key}"
+    body = [tag("h1", title), _paragraphs(exercise_set.about), tag("pre", exercise_set.setup_code)]
+    for number, exercise in enumerate(exercise_set.exercises, 1):
+        code = exercise.source if answer_key else exercise.starter
+        heading = tag("h2", f"{number}. {exercise.title}")
+        body.append(tag("article", heading, _paragraphs(exercise.prompt), tag("pre", code)))
+    return render_page(title, *body)
+
+
+def quiz_page(quiz: Quiz, *, answer_key: bool = False) -> str:
+    """A quiz as a printable page; the answer key runs every experiment."""
+    title = f"A quiz for {quiz.student}{': the answers' * answer_key}"
+    body = [tag("h1", title)]
+    for question in quiz.questions:
+        choices = tag("ol", *(tag("li", text) for text in question.choices.values()), type="a")
+        answer = choices if question.choices else tag("p", f"A number, {question.content.tolerance}: ____________")
+        parts = [tag("h2", str(question.number)), tag("p", question.content.text), answer]
+        if answer_key:
+            parts += [tag("p", line) for line in str(question.grade()).splitlines()[0:1] + question.grade().explanation]
+        body.append(tag("article", *parts))
+    return render_page(title, *body)
+
+
+def _paragraphs(text: str) -> Markup:
+    """Markdown paragraphs with `code` and **bold** text as HTML."""
+
+    def inline(paragraph: str) -> Markup:
+        marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(paragraph)))
+        return Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", marked))
+
+    return join_html(tag("p", inline(each)) for each in text.strip().split("\n\n"))

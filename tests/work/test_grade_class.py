@@ -1,0 +1,219 @@
+"""Grading a class: forgeries get no points, limits hold, variants come from the seed of the class."""
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from regard.base.errors import ConfigError, UnknownNameError
+from regard.work.exercises import EXERCISE_SETS
+from regard.work.exercises.answer_process import Limits
+from regard.work.exercises.exercise import ExerciseSet, student_seed
+from regard.work.exercises.run_answer import NextTokenTable, OtherValue, RaisedError, TorchModule, decode, encode
+from regard.work.grade_class import ClassOptions, ClassRow, find_submissions, grade_class, read_predictions, to_csv
+from regard.work.quiz import Quiz
+
+SET = "self-attention"
+LIMITS = Limits(seconds=20, megabytes=700)
+
+
+def solve(exercise_set: ExerciseSet) -> str:
+    return "\n\n".join([exercise_set.setup_code, *(each.source for each in exercise_set.exercises)])
+
+
+def grade_one(folder: Path, source: str, name: str = "ann.py", **options: str) -> list[ClassRow]:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(source)
+    return list(grade_class(folder, ClassOptions((SET,), limits=LIMITS, **options)))  # type: ignore[arg-type]
+
+
+# each defines answers that are right, or pretends that they are
+FORGERIES = {
+    "imports the solutions": "from regard.work.exercises.solutions.self_attention import *",
+    "reads the solutions": """
+from pathlib import Path
+import regard
+exec(Path(regard.__file__).with_name("work").joinpath("exercises/solutions/self_attention.py").read_text())
+""",
+    "imports the file of the solutions": """
+import importlib.util, regard
+path = regard.__file__.replace("__init__.py", "work/exercises/solutions/self_attention.py")
+spec = importlib.util.spec_from_file_location("solutions", path)
+solutions = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(solutions)
+softmax_columns, self_attention = solutions.softmax_columns, solutions.self_attention
+scaled_self_attention = solutions.scaled_self_attention
+""",
+    "reads the file of a neighbour": "exec(open('FOLDER/ben.py').read())",
+    "starts a process that reads": """
+import subprocess, regard
+path = regard.__file__.replace("__init__.py", "work/exercises/solutions/self_attention.py")
+exec(subprocess.run(["cat", path], capture_output=True, text=True).stdout)
+""",
+    "patches the checks": """
+import sys
+class Same:
+    def __eq__(self, other):
+        return True
+def softmax_columns(*inputs):
+    return Same()
+self_attention = scaled_self_attention = softmax_columns
+main = sys.modules["__main__"]
+main.perform = main.encode = lambda *inputs: {"correct": True}
+try:
+    import regard.work.exercises.checks as checks
+    checks.same_result = lambda one, other: True
+except ImportError:
+    pass
+""",
+    "writes results": """
+import json, os, sys
+def softmax_columns(scores):
+    for number in range(3, 20):
+        try:
+            os.write(number, b'{"correct": true, "exercise": "softmax", "ok": true}\\n' * 9)
+        except OSError:
+            pass
+    for path in sys.argv[1:]:
+        open(path, "w").write("correct")
+self_attention = scaled_self_attention = softmax_columns
+""",
+    "writes results at once": """
+import os
+for number in range(3, 20):
+    try:
+        os.write(number, b'{"names": ["softmax_columns"], "errors": []}\\n{"correct": true}\\n' * 9)
+    except OSError:
+        pass
+""",
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forgery_gets_no_points(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "class"
+    folder.mkdir()
+    if "neighbour" in name:
+        (folder / "ben.py").write_text(solve(EXERCISE_SETS[SET]))
+    rows = [row for row in grade_one(folder, FORGERIES[name].replace("FOLDER", str(folder))) if row.student == "ann"]
+    assert [(row.points, row.max_points) for row in rows] == [(0, 1)] * 3
+    assert all(row.status != "correct" for row in rows)
+
+
+def test_an_honest_solution_gets_all_points(tmp_path: Path) -> None:
+    rows = grade_one(tmp_path, "from regard.work import grade\n" + solve(EXERCISE_SETS[SET]))
+    assert [(row.student, row.question, row.points, row.status) for row in rows] == [
+        ("ann", "softmax", 1, "correct"),
+        ("ann", "attention", 1, "correct"),
+        ("ann", "scaled", 1, "correct"),
+    ]
+
+
+def test_torch_modules_are_graded_in_the_other_process(tmp_path: Path) -> None:
+    exercise_set = EXERCISE_SETS["vit"]
+    source = solve(exercise_set).replace("self.blocks(x))[:, 0]", "self.blocks(x)).mean(1)")
+    (tmp_path / "ann.py").write_text(source)
+    rows = list(grade_class(tmp_path, ClassOptions(("vit",), limits=LIMITS)))
+    assert [row.points for row in rows] == [1, 1, 1, 0, 1]
+    assert rows[3].message.startswith("mean instead of class token: you read the class from the mean")
+
+
+def test_limits_and_forbidden_calls_are_reported(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    (tmp_path / "class").mkdir()
+    rows = grade_one(
+        tmp_path / "class",
+        f"""
+import os
+def softmax_columns(scores):
+    return bytearray(3 * 10**9)
+def self_attention(*inputs):
+    os.system("touch {marker}")
+def scaled_self_attention(*inputs):
+    open("{marker}", "w")
+""",
+    )
+    assert "MemoryError" in rows[0].message
+    assert "os.system is not allowed while answers are graded" in rows[1].message
+    assert "marker cannot be written while answers are graded" in rows[2].message
+    assert not marker.exists()
+
+
+def test_variants_come_from_the_seed_of_the_class(tmp_path: Path) -> None:
+    varied = EXERCISE_SETS[SET].for_student("ann", "secret")
+    assert varied.variant not in ("000", EXERCISE_SETS[SET].for_student("ann", "other").variant)
+    source = solve(varied) + "\nvariant = '000'\nclass_seed = 'other'\n"
+    assert sum(row.points for row in grade_one(tmp_path, source, class_seed="secret")) == 3
+    assert sum(row.points for row in grade_one(tmp_path, source, class_seed="other")) < 3
+    # the same file under another name has other tasks
+    (tmp_path / "ann.py").unlink()
+    names = [f"student{number}" for number in range(9)]
+    first = {name: EXERCISE_SETS[SET].for_student(name, "secret").variant[0] for name in names}
+    other = next(name for name in names if first[name] != varied.variant[0])
+    assert sum(row.points for row in grade_one(tmp_path, source, f"{other}/answer.py", class_seed="secret")) < 3
+
+
+def test_a_quiz_is_graded_without_running_code(tmp_path: Path) -> None:
+    quiz = Quiz.of("ann", count=2, seed=student_seed("ann", "secret"))
+    lines = [f"prediction_{each.number} = {each.correct_answer!r}  # mine" for each in quiz.questions]
+    (tmp_path / "ann.py").write_text("\n".join([*lines, "raise SystemExit"]))
+    (tmp_path / "ben.json").write_text(json.dumps({"seed": 7, "answers": {"1": "zz"}}))
+    rows = list(grade_class(tmp_path, ClassOptions(quiz=2, class_seed="secret")))
+    assert [(row.student, row.exercise, row.question, row.points, row.status) for row in rows] == [
+        ("ann", "quiz", "1", 1, "correct"),
+        ("ann", "quiz", "2", 1, "correct"),
+        ("ben", "quiz", "1", 0, "wrong"),
+        ("ben", "quiz", "2", 0, "missing"),
+    ]
+    assert read_predictions([("a", "prediction_1 = ...\nprediction_2 = b")]) == {"2": "b"}
+
+
+def test_submissions_are_found_by_file_and_by_folder(tmp_path: Path) -> None:
+    for name in ("ann.py", "ben/first.ipynb", "ben/more/second.py", ".hidden/x.py", "notes.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    found = find_submissions(tmp_path)
+    assert {student: [file.name for file in files] for student, files in found.items()} == {
+        "ann": ["ann.py"],
+        "ben": ["first.ipynb", "second.py"],
+    }
+    rows = list(grade_class(tmp_path, ClassOptions(limits=LIMITS)))
+    assert [(row.student, row.status) for row in rows] == [("ann", "missing"), ("ben", "error")]
+    assert "is not a Jupyter notebook" in rows[1].message
+
+
+def test_wrong_options_are_reported_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a folder; give the folder of the submissions"):
+        list(grade_class(tmp_path / "missing", ClassOptions()))
+    with pytest.raises(ConfigError, match="has no submissions"):
+        list(grade_class(tmp_path, ClassOptions()))
+    with pytest.raises(UnknownNameError, match="unknown exercise set 'vits'"):
+        list(grade_class(tmp_path, ClassOptions(("vits",))))
+
+
+def test_csv_has_the_columns_of_the_rows_and_no_formulas() -> None:
+    rows = [ClassRow("=1+1", SET, "softmax", 1, 1, "correct", ""), ClassRow("b", SET, "scaled", 0, 1, "wrong", "x, y")]
+    found = list(csv.reader(io.StringIO(to_csv(rows))))
+    assert found[0] == ["student", "exercise", "question", "points", "max_points", "status", "message"]
+    assert found[1][0] == "'=1+1"
+    assert found[2] == ["b", SET, "scaled", "0", "1", "wrong", "x, y"]
+
+
+def test_values_survive_the_way_between_processes() -> None:
+    import numpy as np
+    import torch
+
+    table = NextTokenTable(np.array([[0.25, 0.75], [1.0, 0.0]]))
+    value = (1, [2.5, None], {("a", "b"): "x"}, np.arange(6).reshape(2, 3), torch.ones(2, dtype=torch.float64), table)
+    found = decode(json.loads(json.dumps(encode(value))))
+    assert found[:3] == value[:3]
+    np.testing.assert_array_equal(found[3], value[3])
+    assert torch.equal(found[4], value[4])
+    np.testing.assert_array_equal(found[5]([0, 1]), [1.0, 0.0])
+    assert decode(encode(RaisedError("A", "", "b"))) == RaisedError("A", "", "b")
+    assert decode(encode(TorchModule("Flatten", {"start_dim": 2}))) == TorchModule("Flatten", {"start_dim": 2})
+    assert isinstance(decode(encode(os)), OtherValue)
