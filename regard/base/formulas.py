@@ -263,6 +263,8 @@ def _precedence(each: Expression, flat: bool) -> int:
             return _PRODUCT
         case Row(parts) if SPACE in parts:
             return _LOWEST
+        case Row((Operator("-"), *_)):
+            return _SUM
     return _ATOM
 
 

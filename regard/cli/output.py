@@ -4,8 +4,9 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -61,10 +62,43 @@ PictureOption = Annotated[
 
 
 def save_picture(figure: "Figure", path: Path) -> None:
-    """Save a matplotlib figure in the format of the suffix."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")  # drawn as a box
+    """Save a matplotlib figure in the format of the suffix.
+
+    Characters that matplotlib's font lacks, such as Chinese ones, are drawn in another installed font. Without one they
+    are boxes, and a message says so. In SVG files text stays text, drawn in the fonts of whoever looks at it.
+    """
+    import matplotlib
+
+    settings: dict[str, Any] = {"svg.fonttype": "none"}
+    text = "".join(each.get_text() for each in figure.findobj(matplotlib.text.Text))
+    missing = set(text) - _characters(matplotlib.font_manager.findfont("DejaVu Sans")) - {"\n"}
+    if missing and path.suffix != ".svg":
+        found = find_font(missing)
+        if found is None:
+            shown = "".join(sorted(missing)[:9])
+            tell(f"no installed font has {shown}: these are drawn as boxes; install Noto Sans CJK, or use .svg")
+        else:
+            for each in figure.findobj(matplotlib.text.Text):
+                each.set_fontfamily(["DejaVu Sans", found])
+    with warnings.catch_warnings(), matplotlib.rc_context(settings):
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
         write_file(path, lambda: figure.savefig(path))
+
+
+def find_font(characters: set[str]) -> str | None:
+    """The name of an installed font that has all these characters."""
+    from matplotlib import font_manager
+
+    wide = sorted(font_manager.fontManager.ttflist, key=lambda font: "CJK" not in font.name)
+    return next((font.name for font in wide if characters <= _characters(font.fname)), None)
+
+
+@cache
+def _characters(path: str) -> frozenset[str]:
+    """The characters of a font file."""
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(map(chr, FT2Font(path).get_charmap()))
 
 
 def write_file(path: Path, write: Callable[[], object]) -> None:

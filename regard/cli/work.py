@@ -38,7 +38,10 @@ def mount(app: typer.Typer, clean: Callable[[Callable[..., None]], Callable[...,
 def command(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|FILE]", help="three-tokens, udl-12-1, udl-12-2, or a .json, .csv or .npz file"),
+        typer.Argument(
+            metavar="[NAME|FILE]",
+            help="three-tokens and udl-12-1 (not scaled), udl-12-2 (scaled), or a .json, .csv or .npz file",
+        ),
     ] = None,
     q: Annotated[str | None, typer.Option("--q", help="Queries: '1,-1/2;0,1', or a .csv, .json or .npy file")] = None,
     k: Annotated[str | None, typer.Option("--k", help="Keys")] = None,
@@ -52,7 +55,11 @@ def command(
         str | None, typer.Option(help="rows (a token is a row) or columns; default rows, or as in the problem")
     ] = None,
     scaled: Annotated[
-        bool | None, typer.Option("--scaled/--unscaled", help="Divide the scores by the square root of the width")
+        bool | None,
+        typer.Option(
+            "--scaled/--unscaled",
+            help="Divide the scores by the square root of the width [as in the problem; scaled if it does not say]",
+        ),
     ] = None,
     mask: Annotated[str | None, typer.Option(help="Mask, for example 'causal()'")] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Number of heads that share the width")] = None,

@@ -40,7 +40,7 @@ def udl_12_1() -> ProblemFields:
 
 @BUILTIN_PROBLEMS.add("udl-12-2")
 def udl_12_2() -> ProblemFields:
-    """Notebook 12.2 of the same book: 6 tokens of width 8 in columns, two heads of width 4, output projection."""
+    """Notebook 12.2 of the same book: 6 tokens of width 8 in columns, two heads, scaled, output projection."""
     width, tokens, heads = 8, 6, 2
     inputs = _to_matrix(_normal_generator(3)(width, tokens))
     draw = _normal_generator(0)

@@ -162,7 +162,7 @@ def check(solution: Solution, answer: StudentSteps) -> Review:
             (correct if written.matches(true) or not comments else carried_forward).append("result")
         else:
             comments.append(verdict.comment)
-    return Review(problem.name, tuple(correct), tuple(carried_forward), tuple(comments))
+    return Review(problem.name, problem.scaled, tuple(correct), tuple(carried_forward), tuple(comments))
 
 
 def _tokens_in_rows(problem: Problem, matrix: StudentMatrix) -> StudentMatrix:

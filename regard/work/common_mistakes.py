@@ -194,11 +194,11 @@ def _softmax_mistakes() -> Iterator[CommonMistake]:
         "the weights are in percent; those of a query should add up to 1, not to 100",
         lambda scores, visible: 100 * softmax(scores, visible),
     )
-    yield mistake(
-        "another base",
-        "these are powers of 2 instead of powers of e",
-        lambda scores, visible: softmax(scores * np.log(2), visible),
-    )
+    for base in (2, 10):
+        yield mistake("another base", f"these are powers of {base} instead of powers of e", _with_base(base))
+    after = "the weights were divided by the square root of the width, after the softmax; "
+    for scaled, advice in ((True, "divide the scores before it"), (False, "this problem has no scale")):
+        yield CommonMistake("scale after softmax", "weights", after + advice, _scale_after_softmax(scaled))
     yield mistake("sign", "the scores have the wrong sign", lambda scores, visible: softmax(-scores, visible))
     for name, explanation, change in (
         ("mask forgotten", "hidden keys have weights too", np.ones_like),
@@ -225,6 +225,16 @@ def _softmax_mistakes() -> Iterator[CommonMistake]:
         "hidden scores became 0, whose exponential is 1; they should become minus infinity",
         lambda scores, visible: softmax(np.where(visible, scores, 0.0), np.ones_like(visible)),
         needs_mask=True,
+    )
+
+
+def _with_base(base: int) -> WeightFunction:
+    return lambda scores, visible: softmax(scores * np.log(base), visible)
+
+
+def _scale_after_softmax(scaled: bool) -> StepFunction:
+    return lambda head, values: (
+        softmax(values["scores"], head.visible) / np.sqrt(head.width) if head.scaled == scaled else None
     )
 
 

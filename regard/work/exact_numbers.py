@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from regard.base.formulas import Expression, Number, Product, Quotient, Root
+from regard.base.formulas import Expression, Number, Operator, Product, Quotient, Root, Row
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,16 @@ def divide(a: Value, b: Value) -> Value:
 
 
 def format_value(value: Value) -> Expression:
-    """The value as a formula: 5/2, 3/(2 sqrt(2)), or a decimal."""
+    """The value as a formula: 5/2, 3/(2 sqrt(2)), 4 sqrt(2), or a decimal."""
     if not isinstance(value, Surd):
         return Number(value)
     whole = value.coefficient * value.radicand  # c sqrt(r) = c r / sqrt(r), the form in which it arose
     root = Root(Number(value.radicand))
+    if math.gcd(whole.numerator, value.radicand) > 1:  # 8/sqrt(2) is 4 sqrt(2)
+        top, bottom = abs(value.coefficient.numerator), value.coefficient.denominator
+        product: Expression = root if top == 1 else Product((Number(top), root), dot=False)
+        product = product if bottom == 1 else Quotient(product, Number(bottom))
+        return Row((Operator("-"), product)) if value.coefficient < 0 else product
     below: Expression = root if whole.denominator == 1 else Product((Number(whole.denominator), root), dot=False)
     return Quotient(Number(Fraction(whole.numerator)), below)
 

@@ -17,6 +17,7 @@ SETTINGS = ("name", "convention", "scaled", "mask", "heads", "tokens")
 SUFFIXES = (".json", ".csv", ".npy", ".npz")
 MAX_EXACT_DIGITS = 9  # a number with more digits is a measurement and becomes a float
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d{1,3})?", re.IGNORECASE)
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _FRACTION = re.compile(r"[+-]?\d+\s*/\s*\d+")
 
 MaskReader = Callable[[str], Mask]
@@ -27,9 +28,15 @@ class NumberText(str):
     """A number of a JSON file as it is written there, so that its digits are known."""
 
 
+def normalize_number(written: object) -> str:
+    """The text of a number with a minus sign and a decimal point as Python writes them: -0,5 becomes -0.5."""
+    text = str(written).strip().replace("\u2212", "-")
+    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) else text
+
+
 def parse_number(written: object, where: str) -> Value:
     """Parse a number: a fraction if it has at most nine digits, a float otherwise."""
-    text = str(written).strip().replace("\u2212", "-")
+    text = normalize_number(written)
     if _FRACTION.fullmatch(text):
         numerator, denominator = (int(part) for part in text.split("/"))
         if denominator:
@@ -44,11 +51,18 @@ def parse_number(written: object, where: str) -> Value:
 
 
 def parse_matrix(text: str, where: str) -> Matrix:
-    """Parse a matrix: numbers separated by commas or spaces, rows by semicolons or line breaks."""
+    """Parse a matrix: numbers separated by commas or spaces, rows by semicolons or line breaks.
+
+    With spaces between the numbers a comma between digits is a decimal comma: 0,5 1,5; 2 3,25.
+    """
     lines = [line for line in re.split(r"[;\n]", text) if line.strip()]
     if not lines:
         raise ConfigError(f"{where} is empty; type a matrix such as '1,-1/2;0,1', or name a file")
-    return _parse_rows([re.split(r"\s*,\s*|\s+", line.strip()) for line in lines], where)
+    rows = [line.split() for line in lines]
+    cells = [cell for row in rows for cell in row if "," in cell]
+    if not cells or not all(map(_DECIMAL_COMMA.fullmatch, cells)) or min(map(len, rows)) == 1:
+        rows = [re.split(r"\s*,\s*|\s+", line.strip()) for line in lines]
+    return _parse_rows(rows, where)
 
 
 def read_matrix(source: str, where: str) -> MatrixPerHead:
@@ -197,7 +211,7 @@ def _read_csv(path: Path) -> dict[str, Matrix]:
     blocks: dict[str, list[tuple[Value, ...]]] = {}
     name = ""
     for number, line in enumerate(lines, 1):
-        text = line.strip().strip(",").strip()
+        text = line.strip().strip(",;").strip()
         where = f"{path}, line {number}"
         if not text:
             continue
@@ -207,7 +221,8 @@ def _read_csv(path: Path) -> dict[str, Matrix]:
                 raise ConfigError(f"{where} starts {name!r} a second time")
             blocks[name] = []
             continue
-        cells = [cell.strip() for cell in line.split(",")]
+        # a spreadsheet that writes decimal commas separates cells by semicolons
+        cells = [cell.strip() for cell in line.split(";" if ";" in line else ",")]
         row = tuple(parse_number(cell, f"{where}, column {column}") for column, cell in enumerate(cells, 1))
         rows = blocks.setdefault(name, [])
         if rows and len(row) != len(rows[0]):

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
+
 from regard.base.html import Markup, tag
 from regard.base.shading import shade
 from regard.work.exact_numbers import to_floats
@@ -42,13 +44,18 @@ def attention_maps(solution: Solution) -> list[AttentionMap]:
 
 def render_text(attention_map: AttentionMap) -> str:
     """The map for a terminal: a shade for each weight and the weight itself."""
-    width = max(9, *(len(name) + 2 for name in attention_map.columns))
-    edge = max(len(name) for name in (*attention_map.rows, attention_map.row_kind))
+    width = max(9, *(cell_len(name) + 2 for name in attention_map.columns))
+    edge = max(cell_len(name) for name in (*attention_map.rows, attention_map.row_kind))
+
+    def center(name: str) -> str:
+        """Centre a name by the columns it takes in a terminal: Chinese and Japanese characters take two."""
+        return name.center(width - cell_len(name) + len(name))
+
     lines = [f"{attention_map.row_kind.rjust(edge)} \\ {attention_map.column_kind}"]
-    lines.append(" " * (edge + 1) + "".join(name.center(width) for name in attention_map.columns))
+    lines.append(" " * (edge + 1) + "".join(map(center, attention_map.columns)))
     for name, row in zip(attention_map.rows, attention_map.weights, strict=True):
         cells = "".join(f"{shade(round(weight, 2)) * 2} {weight:.2f}".center(width) for weight in row)
-        lines.append(f"{name.rjust(edge)} {cells}")
+        lines.append(f"{' ' * (edge - cell_len(name))}{name} {cells}")
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -217,11 +217,13 @@ def _generate_question(number: int, template: QuestionTemplate, student: str, se
 
 
 def parse_number(answer: object) -> float | None:
-    """Parse a finite number; None if it is not one. Commas only separate thousands: 0,5 is ambiguous and refused."""
+    """Parse a finite number; None if it is not one. 1,024 has a thousands separator, 0,25 a decimal comma."""
     if isinstance(answer, str):
         text = answer.strip()
-        if "," in text:
-            text = text.replace(",", "") if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d*)?", text) else ""
+        if re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
+            text = text.replace(",", "")
+        elif re.fullmatch(r"-?\d+,\d+", text):
+            text = text.replace(",", ".")
         try:
             number = float(text)
         except ValueError:

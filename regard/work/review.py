@@ -65,6 +65,7 @@ class Review:
     """The checked steps and all mistakes in order; the first is the one to correct."""
 
     problem: str
+    scaled: bool
     correct: tuple[str, ...]
     carried_forward: tuple[str, ...]  # steps without a mistake of their own that use the numbers of an earlier mistake
     comments: tuple[ReviewComment, ...]
@@ -75,10 +76,11 @@ class Review:
 
     def __str__(self) -> str:
         correct = f"Correct: {', '.join(self.correct)}." if self.correct else "Correct: nothing so far."
+        name = f"{self.problem} ({'scaled' if self.scaled else 'not scaled'})"
         if self.ok:
-            return f"{self.problem}: every step that is written is correct.\n{correct}"
+            return f"{name}: every step that is written is correct.\n{correct}"
         first, *more = map(str, self.comments)
-        parts = [f"{self.problem}: the first mistake is at {self.comments[0].location}.", first, correct]
+        parts = [f"{name}: the first mistake is at {self.comments[0].location}.", first, correct]
         parts += [f"Follows from the mistake: {', '.join(self.carried_forward)}."] if self.carried_forward else []
         parts += [f"Another mistake, given the numbers above it:\n{each}" for each in more]
         return "\n".join(parts)
@@ -87,6 +89,7 @@ class Review:
         """The review as plain values for JSON."""
         return {
             "problem": self.problem,
+            "scaled": self.scaled,
             "ok": self.ok,
             "correct": list(self.correct),
             "carried_forward": list(self.carried_forward),

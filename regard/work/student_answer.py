@@ -11,7 +11,7 @@ from typing import Any
 from regard.base.errors import ConfigError, ShapeError
 from regard.work.attention_steps import STEPS, Array
 from regard.work.exact_numbers import format_count
-from regard.work.files import NumberText, parse_number, read_json
+from regard.work.files import NumberText, normalize_number, parse_number, read_json
 from regard.work.problem import ROLES
 from regard.work.solution import Solution
 
@@ -162,7 +162,7 @@ def _parse_cell(cell: Any, where: str) -> WrittenNumber | None:
         return None
     if isinstance(cell, int | float | Fraction) and not isinstance(cell, bool):
         cell = NumberText(cell)
-    text = str(cell).strip().replace("\u2212", "-")
+    text = normalize_number(cell)
     value = float(parse_number(NumberText(text) if isinstance(cell, str) else cell, where))
     if "/" in text:
         return WrittenNumber(text, value, None)

@@ -137,6 +137,8 @@ PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
     ("no exponentials", "weights", lambda s: s["scaled"] / s["scaled"].sum(1, keepdims=True)),
     ("percent", "weights", lambda s: 100 * softmax(s["scaled"])),
     ("another base", "weights", lambda s: softmax(s["scaled"] * np.log(2))),
+    ("another base", "weights", lambda s: softmax(s["scaled"] * np.log(10))),
+    ("scale after softmax", "weights", lambda s: softmax(s["scores"]) / np.sqrt(s["q"].shape[1])),
     ("sign", "weights", lambda s: softmax(-s["scaled"])),
     ("rows and columns exchanged", "weights", lambda s: softmax(s["scaled"]).T),
     ("transposed product", "output", lambda s: s["weights"].T @ s["v"]),
@@ -375,8 +377,10 @@ def test_the_scale_of_all_heads_together_is_recognised() -> None:
     assert "the width of all heads together" in found[0].explanation
 
 
-@pytest.mark.parametrize(("name", "base", "times"), [("percent", np.e, 100), ("another base", 2.0, 1)])
-def test_percent_and_powers_of_two_are_recognised(name: str, base: float, times: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "base", "times"), [("percent", np.e, 100), ("another base", 2, 1), ("another base", 10, 1)]
+)
+def test_percent_and_powers_of_another_base_are_recognised(name: str, base: float, times: int) -> None:
     raised = base ** np.array([[1.5, -2.5, 8], [-3.5, -3.5, 6], [8.5, 8, -13.25]])
     weights = rounded(times * raised / raised.sum(1, keepdims=True))
     (comment,) = review(named("three-tokens"), {"weights": weights}).comments

@@ -43,7 +43,7 @@ def test_long_numbers_become_floats() -> None:
     assert isinstance(parse_number("0.1234567891234", "x"), float)
 
 
-@pytest.mark.parametrize("written", ["x", "1/0", "nan", "inf", "", "1,2", "True"])
+@pytest.mark.parametrize("written", ["x", "1/0", "nan", "inf", "", "1,2,3", "True"])
 def test_text_that_is_not_a_number_is_refused(written: str) -> None:
     with pytest.raises(ConfigError, match=r"w, row 1 is .* but should be a number such as 3, -0.5 or -1/2"):
         parse_number(written, "w, row 1")
@@ -58,6 +58,17 @@ def test_matrices_are_typed_with_commas_or_spaces() -> None:
     assert parse_matrix("1,-1/2; 0 1", "q") == ((1, -HALF), (0, 1))
     with pytest.raises(ConfigError, match="q, row 2 has 1 number, but row 1 has 2"):
         parse_matrix("1,2;3", "q")
+    assert parse_matrix("0,5 -1,25; 2 3", "q") == ((HALF, Fraction(-5, 4)), (2, 3)), "decimal commas"
+    assert parse_matrix("1,2; 3,4", "q") == ((1, 2), (3, 4))
+
+
+def test_decimal_commas_are_read_from_files(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("q;\n0,5;-1,25\nk;\n1;2\nv;\n3;4\n")
+    assert read_fields(path)[0]["q"] == (((HALF, Fraction(-5, 4)),),)
+    path = tmp_path / "mine.json"
+    path.write_text('{"q": [["0,5", "-1,25"]]}')
+    assert read_fields(path)[0]["q"] == (((HALF, Fraction(-5, 4)),),)
     with pytest.raises(ConfigError, match="q is empty; type a matrix such as"):
         parse_matrix(" ; ", "q")
 

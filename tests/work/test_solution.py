@@ -10,12 +10,22 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from regard.base.errors import ConfigError, ShapeError
+from regard.base.formulas import text
 from regard.core.attend import attend
 from regard.core.masks import causal, documents, full, padding, window
 from regard.core.masks.algebra import Mask
 from regard.work import solution as module
 from regard.work.builtin_problems import BUILTIN_PROBLEMS
-from regard.work.exact_numbers import Matrix, Surd, divide_by_sqrt, simplify_sqrt, subtract, to_floats, transpose
+from regard.work.exact_numbers import (
+    Matrix,
+    Surd,
+    divide_by_sqrt,
+    format_value,
+    simplify_sqrt,
+    subtract,
+    to_floats,
+    transpose,
+)
 from regard.work.problem import Problem, build_problem, mask_from_rows
 from regard.work.solution import DisagreementError, Solution, solve
 
@@ -299,3 +309,19 @@ def test_an_error_names_the_matrices_that_were_split_into_heads() -> None:
         ShapeError, match=r"k has width 1, but q has width 2.*; k and v came once and were split into 2"
     ):
         build_problem("cut", {"q": (pair, pair), "k": (wide,), "v": (wide,)})
+
+
+@pytest.mark.parametrize(
+    ("value", "width", "shown"),
+    [
+        (2, 2, "√2"),
+        (8, 2, "4√2"),
+        (3, 2, "3/√2"),
+        (Fraction(3, 2), 2, "3/(2√2)"),
+        (3, 6, "√6/2"),
+        (-2, 2, "-√2"),
+        (6, 8, "3/√2"),
+    ],
+)
+def test_scaled_scores_are_simplified(value: Fraction | int, width: int, shown: str) -> None:
+    assert text(format_value(divide_by_sqrt(Fraction(value), width))) == shown

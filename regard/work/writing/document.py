@@ -81,7 +81,8 @@ def build_document(solution: Solution, *, digits: int = DIGITS, every_step: bool
     if every_step and count > MAX_ENTRIES:
         raise ConfigError(f"{count:,} entries are too many to write out one by one; use steps='brief'")
     problem = solution.problem
-    blocks: list[Block] = [Heading(f"Worked solution: {problem.name}", 1), Paragraph(_introduction(solution, digits))]
+    title = f"Worked solution: {problem.name} ({'scaled' if problem.scaled else 'not scaled'})"
+    blocks: list[Block] = [Heading(title, 1), Paragraph(_introduction(solution, digits))]
     blocks += _given_matrices(problem, digits)
     blocks += _overview_formulas(problem)
     head: int | None = None
