@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, RenderableType
@@ -69,7 +69,6 @@ def save_picture(figure: "Figure", path: Path) -> None:
     """
     import matplotlib
 
-    settings: dict[str, Any] = {"svg.fonttype": "none"}
     text = "".join(each.get_text() for each in figure.findobj(matplotlib.text.Text))
     missing = set(text) - _characters(matplotlib.font_manager.findfont("DejaVu Sans")) - {"\n"}
     if missing and path.suffix != ".svg":
@@ -80,7 +79,7 @@ def save_picture(figure: "Figure", path: Path) -> None:
         else:
             for each in figure.findobj(matplotlib.text.Text):
                 each.set_fontfamily(["DejaVu Sans", found])
-    with warnings.catch_warnings(), matplotlib.rc_context(settings):
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.fonttype": "none"}):
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
         write_file(path, lambda: figure.savefig(path))
 

@@ -119,6 +119,9 @@ def command(
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run")],
     data: MovedData = None,
+    show_count: Annotated[
+        int, typer.Option("--show", min=0, help="birthplaces: print this many test questions with the model's answers")
+    ] = 0,
     device: Device = None,
     json: JsonOption = False,
 ) -> None:
@@ -128,17 +131,38 @@ def evaluate(
     from regard.train.distributed import join_process_group
 
     recipe, settings, model, tokenizer = load_finished_run(folder)
+    if show_count and not hasattr(recipe.module, "evaluate_with_answers"):
+        raise ConfigError(f"--show prints questions and answers of birthplaces; {folder} has a run of {recipe.name}")
     with join_process_group("ddp", device) as group:
         model.to(group.device)
         message = tell if group.is_main else ignore
         location = RunLocation(data=find_data(folder, data), group=group, on_message=message)
-        metrics = recipe.module.evaluate(settings, model, tokenizer, location)
+        answered: list[Any] = []
+        if show_count:
+            evaluate_with_answers = recipe.module.evaluate_with_answers
+            metrics, answered, baseline = evaluate_with_answers(settings, model, tokenizer, location, show_count)
+        else:
+            metrics = recipe.module.evaluate(settings, model, tokenizer, location)
     if not group.is_main:
         return
     if json:
-        show_json({"recipe": recipe.name, "metrics": metrics, "folder": str(folder)})
-    else:
-        print_metrics(metrics)
+        shown = {"answers": [asdict(each) for each in answered], "baseline": asdict(baseline)} if answered else {}
+        show_json({"recipe": recipe.name, "metrics": metrics, "folder": str(folder), **shown})
+        return
+    print_metrics(metrics)
+    if answered:
+        print(f"accuracy of always answering {baseline.place!r}  {baseline.accuracy:.4g}")
+        show(_answers_table(answered))
+
+
+def _answers_table(answered: list[Any]) -> Table:
+    """A table of questions with the model's answer, the truth, the confidence, and whether it is right."""
+    table = Table("", "question", "answer", "truth", "confidence", box=box.SIMPLE_HEAD)
+    for each in answered:
+        verdict = "right" if each.correct else "wrong"
+        confidence = f"{each.confidence:.0%}{'' if each.given else ', not given'}"
+        table.add_row(verdict, Text(each.question), Text(each.answer), Text(each.truth), confidence)
+    return table
 
 
 def build_settings(recipe: "Recipe", data: Path | None, variant: str | None, changes: list[str]) -> Any:

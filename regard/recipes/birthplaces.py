@@ -7,6 +7,7 @@ Time: built-in one minute of one core; the real set four to six minutes on one H
 Memory: built-in under 1 GB; the real set 5.7 GiB of GPU memory.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from regard.recipes.calibration import NEVER, AnswerLikelihood, Confidence, cali
 from regard.recipes.name_likelihood import name_log_likelihood
 from regard.recipes.reading_comprehension import PassageCollection
 from regard.recipes.recipe import Phase, RecipeResult, RunLocation, TrainingSetup
-from regard.recipes.span_infilling import MAX_ANSWER, QuestionMix, SpanInfillingTask, grade_answers
+from regard.recipes.span_infilling import MAX_ANSWER, QuestionMix, SpanInfillingTask, generate_answers, grade_answers
 from regard.recipes.unknown_people import make_unknown_questions
 from regard.train.optimizers import AdamW, Muon
 from regard.train.plan import TrainingPlan
@@ -371,3 +372,48 @@ def predict_answers(
     answers, correct = grade_answers(model, tokenizer, questions)
     names = name_log_likelihood(model, tokenizer, [each.text for each in questions])
     return list(map(AnswerLikelihood, answers, names)), correct
+
+
+@dataclass(frozen=True)
+class AnsweredQuestion:
+    """A test question with the model's answer.
+
+    confidence  calibrated probability that the answer is correct
+    given       whether the confidence reaches the threshold, so that `regard ask` gives the answer
+    """
+
+    question: str
+    answer: str
+    truth: str
+    confidence: float
+    correct: bool
+    given: bool
+
+
+@dataclass(frozen=True)
+class ConstantBaseline:
+    """The accuracy of answering every test question by the most frequent place of the training questions."""
+
+    place: str
+    accuracy: float
+
+
+def evaluate_with_answers(
+    settings: BirthplaceSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation, count: int
+) -> tuple[dict[str, float], list[AnsweredQuestion], ConstantBaseline]:
+    """Metrics, answers to `count` test questions, half of them errors if there are any, and the constant baseline."""
+    assert isinstance(model, GPT)
+    splits = load_data(location.data, settings)
+    metrics, confidence = evaluate_with_confidence(settings, model, tokenizer, splits)
+    texts = [each.text for each in splits.test]
+    generated = generate_answers(model, tokenizer, texts)
+    answered = []
+    for question, text, name in zip(splits.test, generated, name_log_likelihood(model, tokenizer, texts), strict=True):
+        answer, likelihood = tokenizer.decode(text.body), AnswerLikelihood(text.log_probability, name)
+        score, given = confidence.score(likelihood), confidence.accepts(likelihood)
+        answered.append(AnsweredQuestion(question.text, answer, question.place, score, answer == question.place, given))
+    errors, hits = ([each for each in answered if each.correct == correct] for correct in (False, True))
+    wrong = errors[: max(count // 2, count - len(hits))]
+    place = Counter(each.place for each in splits.train).most_common(1)[0][0]
+    baseline = ConstantBaseline(place, sum(each.place == place for each in splits.test) / len(splits.test))
+    return metrics, [*wrong, *hits[: count - len(wrong)]], baseline

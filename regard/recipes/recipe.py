@@ -9,6 +9,7 @@ A module of this folder that is listed in `RECIPES` has
     prepare       (settings, location) -> TrainingSetup: the untrained model, its tasks and its tokenizer
     run           optional: (settings, location) -> RecipeResult; `train_and_evaluate` by default
     evaluate      (settings, model, tokenizer, location) -> metrics of a trained model on test data
+    evaluate_with_answers  optional: the same with a count of test questions to answer, for `regard eval --show`
 """
 
 import json

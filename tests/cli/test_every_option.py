@@ -22,7 +22,7 @@ OPTIONS = [
 def test_an_option_is_explained_and_tested(command, option):
     assert getattr(option, "help", None), "help= is missing"
     # the options of `check` are the arguments of regard.check, which are tested there
-    names = [*option.opts, option.name] if command == "regard check" else option.opts
+    names = [*option.opts, option.name] if command == "regard check" else [*option.opts, *option.secondary_opts]
     assert any(f'"{name}' in TESTS or f"{name} " in TESTS or f"{name}=" in TESTS for name in names), "no test uses it"
 
 

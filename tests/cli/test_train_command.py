@@ -22,6 +22,7 @@ from regard.cli.train import build_settings, read_run
 from regard.models.gpt import GPT, Learned, SyntheticAttention
 from regard.models.presets import build_from_config
 from regard.models.saving import load, save
+from regard.recipes.birthplaces import load_data
 from regard.recipes.recipe import RECIPES, RecipeResult, get_recipe, save_result
 from regard.recipes.run_folder import begin_run
 from regard.train import distributed
@@ -70,6 +71,21 @@ def test_eval_gives_the_metrics_of_the_finished_run(folder: Path) -> None:
     metrics = json.loads(regard("eval", str(folder), "--json", "--device", "cpu").stdout)["metrics"]
     saved = json.loads((folder / "result.json").read_text())["metrics"]
     assert metrics == {name: saved[name] for name in metrics}
+
+
+def test_eval_shows_questions_with_the_answers_of_the_model(folder: Path) -> None:
+    shown = json.loads(regard("eval", str(folder), "--show", "4", "--json", "--device", "cpu").stdout)
+    assert len(shown["answers"]) == 4
+    for each in shown["answers"]:
+        assert each["correct"] == (each["answer"] == each["truth"])
+        assert 0 <= each["confidence"] <= 1
+        assert each["question"].startswith("Where was ")
+    splits = load_data(None, get_recipe("birthplaces").settings(real=False))
+    assert shown["baseline"]["place"] in {each.place for each in splits.train}
+    assert 0 <= shown["baseline"]["accuracy"] < 0.5
+    text = regard("eval", str(folder), "--show", "2", "--device", "cpu").stdout
+    assert f"accuracy of always answering {shown['baseline']['place']!r}" in text
+    assert text.count("Where was ") == 2
 
 
 def test_a_folder_with_a_run_is_not_overwritten(folder: Path) -> None:
