@@ -88,7 +88,8 @@ def find_font(characters: set[str]) -> str | None:
     """The name of an installed font that has all these characters."""
     from matplotlib import font_manager
 
-    wide = sorted(font_manager.fontManager.ttflist, key=lambda font: "CJK" not in font.name)
+    fonts = [font for font in font_manager.fontManager.ttflist if "Last Resort" not in font.name]  # it has boxes only
+    wide = sorted(fonts, key=lambda font: "CJK" not in font.name)
     return next((font.name for font in wide if characters <= _characters(font.fname)), None)
 
 

@@ -29,7 +29,9 @@ def quiz_page(quiz: Quiz, *, answer_key: bool = False) -> str:
         answer = choices if question.choices else tag("p", f"A number, {question.content.tolerance}: ____________")
         parts = [tag("h2", str(question.number)), tag("p", question.content.text), answer]
         if answer_key:
-            parts += [tag("p", line) for line in str(question.grade()).splitlines()[0:1] + question.grade().explanation]
+            result = question.grade()
+            answer = str(result).splitlines()[0].partition(": the answer is ")[2]
+            parts += [tag("p", tag("strong", f"Answer: {answer}")), *(tag("p", line) for line in result.explanation)]
         body.append(tag("article", *parts))
     return render_page(title, *body)
 
