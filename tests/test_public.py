@@ -22,7 +22,7 @@ SURFACE = {
     *("sinusoidal", "rotary", "grid_positions"),
     *("DynamicCache", "SlidingWindowCache", "StaticCache", "Stream"),
     *("build", "list_models", "load", "generate"),
-    *("watch", "check", "Report", "conformance"),
+    *("watch", "check", "Report", "conformance", "show"),
     *FORMS,  # every mask
     *TERMS,  # every score term
 }
@@ -74,6 +74,23 @@ def test_type_checkers_see_the_names_that_exist() -> None:
         module = declared[name]
         assert module
         assert getattr(importlib.import_module(module), name) is getattr(regard, name)
+
+
+def test_attend_imports_no_compiler_and_nothing_for_pages_pictures_or_commands() -> None:
+    heavy = (
+        "jinja2",
+        "matplotlib",
+        "rich",
+        "typer",
+        "PIL",
+        "triton",
+        "transformers",
+        "torch._dynamo",
+        "torch._inductor",
+    )
+    code = f"import sys, torch, regard; regard.attend; print([name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 def test_importing_regard_does_not_import_torch() -> None:

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
+from regard.base.display import TextDisplay
 from regard.conform.fact import Fact, Failure
 from regard.conform.inputs import MAX_LINE
 
@@ -39,7 +40,7 @@ class Convention:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(TextDisplay):
     """The result of a check. `print` it to read it."""
 
     subject: str

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from regard.base.display import TextDisplay
 from regard.base.errors import ConfigError
 from regard.core.kernels import Explanation, explain, observe_requests
 from regard.core.kernels.request import Request
@@ -21,7 +22,7 @@ class LayerExplanation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ModelExplanation:
+class ModelExplanation(TextDisplay):
     """The attention calls of one forward pass, in order."""
 
     layers: tuple[LayerExplanation, ...]

@@ -29,6 +29,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.base.config import override
+from regard.base.display import show_page
 from regard.base.errors import ConfigError
 from regard.base.formulas import Expression, parse_latex
 from regard.base.registry import Registry
@@ -131,6 +132,13 @@ class Claim:
     budget: float  # seconds on two cores
     source: str
     module: ModuleType
+
+    def _repr_html_(self) -> str:
+        """The page that a notebook shows: question, claim and the shipped result."""
+        from regard.lab.html_page import claims_page  # imports this module
+        from regard.lab.results import shipped_results
+
+        return show_page(claims_page([(self, shipped_results().get(self.id))], self.question))
 
     @property
     def maths(self) -> str:

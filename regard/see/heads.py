@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.base.display import TextDisplay
 from regard.base.errors import ConfigError, ShapeError
 from regard.core.absolute_positions import key_positions
 from regard.core.input_checks import disable_autocast
@@ -49,7 +50,7 @@ COLUMNS = tuple(column.name for column in fields(HeadSummary))
 
 
 @dataclass(frozen=True)
-class HeadTable:
+class HeadTable(TextDisplay):
     """A table with one row for each head, which can be printed and sorted."""
 
     heads: tuple[HeadSummary, ...]

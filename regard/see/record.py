@@ -10,12 +10,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.base.display import show_grids, show_text
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.core.absolute_positions import Grid, key_positions
+from regard.core.masks.drawing import shade_cells
 from regard.see.row_statistics import Statistics
 
 if TYPE_CHECKING:
     from regard.see.heads import HeadTable
+
+DRAWN_HEADS, DRAWN_CELLS = 8, 32
 
 
 CROSS = ("cross", "encdec", "enc_dec", "encoder_attn", "multihead_attn")  # in the names of cross-attention modules
@@ -78,6 +82,14 @@ class Record(Statistics):
         terms = "".join(f" + {term!r}" for term in self.terms)
         over = " over channels" if self.over_channels else ""
         return f"{self.name}: b={b} h={h} i={i} j={self.k.shape[2]}{over}, {self.mask!r}{terms}, by {self.route}"
+
+    def _repr_html_(self) -> str:
+        """The picture that a notebook shows: the maps of the first heads of the first sequence, pooled."""
+        cells = min(self.q.shape[2], DRAWN_CELLS), min(self.k.shape[2], DRAWN_CELLS)
+        maps = self.pooled(cells)[0, :DRAWN_HEADS].cpu()
+        heads = self.heads or range(len(maps))
+        grids = [(f"head {head}", shade_cells(each / each.max())) for head, each in zip(heads, maps, strict=False)]
+        return show_text(repr(self)) + show_grids(grids)
 
 
 def _is_contiguous(rows: tuple[int, ...]) -> bool:
@@ -173,6 +185,10 @@ class Seen(Mapping[str, Record]):
         if record.name in self._records:
             raise ConfigError(f"{record.name!r} is already recorded")
         self._records[record.name] = record
+
+    def _repr_html_(self) -> str:
+        """The text that a notebook shows: every record, and a table of its heads."""
+        return show_text(f"{self!r}\n\n{self.table()}" if self._records else repr(self))
 
     def __repr__(self) -> str:
         lines = [repr(record) for record in self.records] or ["nothing recorded"]

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from regard.base.display import show_page
 from regard.base.errors import UnknownNameError
 from regard.see.heads import HeadSummary, HeadTable, hidden_cells, measure_heads
 from regard.see.record import Record, Seen
@@ -100,6 +101,12 @@ class AttentionReport:
     overlays: tuple[Overlay, ...] = ()
     image: UInt8[Tensor, "y x channels"] | None = None
     notes: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """The page that a notebook shows."""
+        from regard.see.report_html import render_report  # imports this module
+
+        return show_page(render_report(self))
 
     def small_maps(self, name: str, most: int) -> list[HeadMap]:
         """The map of every head of a layer, pooled to at most `most` cells a side."""

@@ -8,8 +8,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from regard.base.display import show_page
 from regard.base.errors import ConfigError, RegardError
 from regard.base.formulas import (
+    DIGITS,
     Chain,
     Difference,
     Expression,
@@ -78,6 +80,13 @@ class Solution:
 
     problem: Problem
     steps: tuple[SolutionStep, ...]
+
+    def _repr_html_(self) -> str:
+        """The page that a notebook shows."""
+        from regard.work.writing import html  # imports this module
+        from regard.work.writing.document import build_document
+
+        return show_page(html.write(build_document(self), DIGITS))
 
     def step(self, key: str, head: int | None = None) -> SolutionStep:
         """The step of that name; `head` counts from 1 and is needed if there are several."""

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from regard.base.display import TextDisplay
 from regard.base.errors import ConfigError, kernel_refused
 from regard.base.registry import Registry
 from regard.core.kernels import blocked, eager, flex, sdpa
@@ -134,7 +135,7 @@ class KernelAnswer:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(TextDisplay):
     """The chosen kernel, the reasons of kernels that refuse, visible pairs and costs."""
 
     call: str

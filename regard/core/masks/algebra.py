@@ -268,6 +268,12 @@ class Mask:
 
         return draw(self, queries, keys, positions=positions, ax=ax)
 
+    def _repr_html_(self) -> str:
+        """The picture that a notebook shows."""
+        from regard.core.masks.drawing import draw_html
+
+        return draw_html(self)
+
     def within(self, first: int, last: int, start: int, stop: int) -> "Mask":
         """A simpler mask, if there is one, that is equal on queries first..last and keys start..stop."""
         none, everything = self.box(first, last, start, stop)

@@ -3,12 +3,15 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.base.display import show_grids
 from regard.base.shading import shade
 from regard.core.absolute_positions import Positions
 from regard.core.masks.algebra import Mask, resolve_positions
+from regard.core.masks.data import DenseMask
+from regard.core.masks.mask_mod import BlockMaskMask
 
 _MOST_CELLS = 64  # a wider matrix is pooled to at most this many cells a side
 
@@ -20,7 +23,6 @@ def draw(
     positions, keys = resolve_positions(queries, keys, positions)
     seen = mask.dense(queries, keys, positions=positions)
     seen = seen.flatten(0, -3)[0] if seen.ndim > 2 else seen  # the first sequence is drawn
-    shares = _pool(seen)
     if ax is not None:
         first, start = positions.queries, positions.keys if isinstance(positions.keys, int) else 0
         edges = (start - 0.5, start + keys - 0.5, first + queries - 0.5, first - 0.5)
@@ -28,8 +30,42 @@ def draw(
         ax.set_title(repr(mask), fontsize=8)
         ax.set_xlabel("key position j")
         ax.set_ylabel("query position i")
+    return draw_matrix(seen)
+
+
+def draw_matrix(seen: Bool[Tensor, "i j"]) -> str:
+    """A boolean matrix as text."""
+    shares = pool_shares(seen)
     exact = shares.shape == seen.shape
     return "\n".join("".join(_cell(share, exact) for share in row) for row in shares.tolist())
+
+
+def default_sizes(mask: Mask) -> tuple[int, int] | None:
+    """Numbers of queries and keys that suit a mask with data: those of its matrix, or the positions it covers."""
+    for child in (mask, *mask.children()):
+        if isinstance(child, DenseMask):
+            return child.data.shape[-2], child.data.shape[-1]
+        if isinstance(child, BlockMaskMask):
+            return child.lengths
+        found = None if child is mask else default_sizes(child)
+        if found is not None:
+            return found
+    length = mask.length()
+    return None if length is None else (length, length)
+
+
+def draw_html(mask: Mask) -> str:
+    """A mask as a picture for a notebook, with its expression below."""
+    queries, keys = default_sizes(mask) or (16, 16)
+    queries, keys = (queries, keys) if mask.by_pair() else (min(queries, 48), min(keys, 48))
+    seen = mask.dense(queries, keys, positions=Positions(0, 0) if queries == keys else None)
+    shares = pool_shares(seen.flatten(0, -3)[0] if seen.ndim > 2 else seen)
+    return show_grids([(repr(mask), shade_cells(shares))])
+
+
+def shade_cells(shares: Float[Tensor, "q k"]) -> list[list[str]]:
+    """CSS colours of shares from 0 to 1."""
+    return [[f"rgb(42 111 187 / {100 * share:.0f}%)" for share in row] for row in shares.tolist()]
 
 
 def _cell(share: float, exact: bool) -> str:
@@ -38,7 +74,8 @@ def _cell(share: float, exact: bool) -> str:
     return shade(share) * 2
 
 
-def _pool(seen: Tensor) -> Float[Tensor, "q k"]:
+def pool_shares(seen: Bool[Tensor, "i j"]) -> Float[Tensor, "q k"]:
+    """The share of visible pairs in each cell of a picture of at most 64 x 64 cells."""
     step = max(1, -(-max(seen.shape) // _MOST_CELLS))
     if step == 1 or not seen.numel():
         return seen.float()
