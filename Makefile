@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 CODE := regard tests $(wildcard bench)
 
 .DEFAULT_GOAL := help
-.PHONY: run test check fix slow bench docs clean help
+.PHONY: run test check fix slow faults bench docs clean help
 
 run: $(VENV)/.run  ## the tour
 	$(PY) -m regard tour
@@ -34,6 +34,10 @@ fix: $(VENV)/.test  ## let ruff put style right
 
 slow: $(VENV)/.test  ## the tests that take minutes
 	$(PYTEST) -m slow
+
+faults: $(VENV)/.test  ## kills, signals, bit flips, truncations, full disks and fuzzed files
+	$(PYTEST) tests/fuzz tests/base/test_files.py tests/base/test_plain_pickle.py tests/train/test_checkpoint.py \
+		tests/train/test_loop.py tests/train/test_distributed.py
 
 bench: $(VENV)/.test  ## ratios against peers
 	$(PY) -m bench

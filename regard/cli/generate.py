@@ -2,13 +2,13 @@
 
 from dataclasses import asdict, replace
 from enum import StrEnum
-from json import loads as parse_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.base.errors import CheckpointError, ConfigError, DataError
+from regard.base.files import read_json
 from regard.base.validation import check_integer
 from regard.cli.output import JsonOption, show_json, tell, write_text
 from regard.cli.text_input import check_argument, read_stdin
@@ -140,15 +140,14 @@ def find_model(name: str) -> str:
         return name
     from regard.models.gpt import GPT
     from regard.models.saving import load_config
-    from regard.recipes.run_folder import read_json_fields
 
     if not (folder / RESULT).is_file():
-        recipe = read_json_fields(folder / RUN, "recipe")["recipe"]
+        recipe = read_json(folder / RUN, CheckpointError, "recipe")["recipe"]
         raise ConfigError(
             f"{name} has a run of {recipe} that is not finished; `regard train {recipe} --resume --folder {name}` "
             "resumes it"
         )
-    recipe = read_json_fields(folder / RESULT, "recipe")["recipe"]
+    recipe = read_json(folder / RESULT, CheckpointError, "recipe")["recipe"]
     if not isinstance(load_config(folder / "model"), GPT.Config):
         other = OTHER_COMMANDS.get(recipe, "`regard eval {0}` evaluates it").format(name)
         raise ConfigError(f"{name} has a run of {recipe}, whose model does not continue a text; {other}")
@@ -219,10 +218,7 @@ def special_tokens(name: str, key: str, vocab: int) -> list[int]:
     """The special tokens such as eos_token_id in a folder's Hugging Face files; empty if there are none."""
     for file in (Path(name) / each for each in CONFIG_FILES):
         if file.is_file():
-            try:
-                about = parse_json(file.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise CheckpointError(f"{file} is not JSON: {error}") from None
+            about = read_json(file, CheckpointError)
             found = about.get(key) if isinstance(about, dict) else None
             tokens = found if isinstance(found, list) else [found]
             if known := [token for token in tokens if isinstance(token, int) and 0 <= token < vocab]:

@@ -1,6 +1,7 @@
 """`regard train` and `regard eval`: train a recipe, and evaluate a finished run."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +18,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from regard.base.errors import ConfigError
+from regard.base.errors import CheckpointError, ConfigError
+from regard.base.files import read_json
 from regard.cli.output import JsonOption, show, show_json, tell
-from regard.cli.settings import Setting, apply_settings, list_settings
+from regard.cli.settings import Setting, apply_settings, list_settings, parse_literal
 
 if TYPE_CHECKING:
     from regard.recipes.recipe import Recipe
@@ -35,10 +37,13 @@ Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Change a setting: --set model.depth=4. May be repeated. `regard train list NAME` shows all settings",
+        help="Change a setting: --set steps=500, --set model.depth=4. May be repeated. `regard train list NAME` "
+        "shows all settings",
     ),
 ]
-Variant = Annotated[str | None, typer.Option(help="A variant of the recipe; `regard train list` shows them")]
+Variant = Annotated[
+    str | None, typer.Option(help="A variant of the recipe, or several: finetune,cpu. `regard train list` shows them")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU if there is one]")]
 
 
@@ -52,7 +57,10 @@ def command(
     settings: Changes = None,
     folder: Annotated[Path | None, typer.Option(help="Folder for checkpoints, log and model [runs/NAME]")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the run in the folder, with its settings and data")
+        bool,
+        typer.Option(
+            "--resume", help="Resume the run in the folder, with its settings and data. --set steps=N extends it"
+        ),
     ] = False,
     parallel: Annotated[
         Parallel, typer.Option(help="With torchrun. ddp: the whole model on each process. fsdp: shards")
@@ -78,7 +86,7 @@ def command(
 
     recipe = get_recipe(name)
     run_folder = folder or Path("runs") / name
-    with_saved_settings = resume and not settings and variant is None
+    with_saved_settings = resume and variant is None
     complete = None if with_saved_settings else build_settings(recipe, data, variant, settings or [])
     last_step = "stopped before the first step was done"
     try:
@@ -94,17 +102,18 @@ def command(
             if resume:
                 group.run_on_main(lambda: check_recipe(recipe, run_folder))
             if with_saved_settings:
-                complete, data = group.run_on_main(lambda: read_run(recipe, run_folder, data, message))
+                changes = settings or []
+                complete, data = group.run_on_main(lambda: read_run(recipe, run_folder, data, changes, message))
             restarted = group.run_on_main(lambda: has_restarted(run_folder))
             location = RunLocation(
                 data=data, folder=run_folder, resume=resume or restarted, group=group, tensorboard=tensorboard,
                 on_message=message, on_progress=record,
             )  # fmt: skip
             outcome = recipe.run(complete, location)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":
             tell(f"{last_step}; {describe_resume(run_folder)}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(128 + getattr(stop, "number", signal.SIGINT)) from None
     if not group.is_main:
         return None
     if json:
@@ -113,6 +122,7 @@ def command(
     else:
         print_metrics(outcome.metrics)
         print(f"parameters: {outcome.parameters:,}\nmodel: {run_folder / 'model'}")
+        print(f"next: {recipe.next_command(complete, run_folder)}")
     return None
 
 
@@ -165,10 +175,21 @@ def _answers_table(answered: list[Any]) -> Table:
     return table
 
 
-def build_settings(recipe: "Recipe", data: Path | None, variant: str | None, changes: list[str]) -> Any:
-    """Return the settings of a recipe for this data, in one of its forms, with the changes of `--set`."""
+def build_settings(
+    recipe: "Recipe", data: Path | None, variant: str | None, changes: list[str], saved: Any = None
+) -> Any:
+    """Return the settings of a recipe for this data, in one of its forms, with the changes of `--set`.
+
+    saved  settings to change instead of those of the recipe
+    """
+    from regard.recipes.recipe import set_steps
+
+    start = recipe.settings(real=data is not None, variant=variant) if saved is None else saved
+    steps = [text for text in changes if text.partition("=")[0].strip() == "steps"]
     try:
-        complete = apply_settings(recipe.settings(real=data is not None, variant=variant), changes)
+        complete = apply_settings(start, [text for text in changes if text not in steps])
+        for text in steps:
+            complete = set_steps(complete, parse_literal(text.partition("=")[2].strip()))
     except ConfigError as error:
         raise ConfigError(f"{error}; `regard train list {recipe.name}` shows its settings") from None
     check_data(data)
@@ -181,26 +202,27 @@ def check_data(data: Path | None) -> None:
 
 
 def read_run(
-    recipe: "Recipe", folder: Path, data: Path | None, message: Callable[[str], None]
+    recipe: "Recipe", folder: Path, data: Path | None, changes: list[str], message: Callable[[str], None]
 ) -> tuple[Any, Path | None]:
-    """Return the settings and the data of the run in a folder; those of a new run if the folder has none."""
+    """Return the settings, with changes, and the data of the run in a folder; those of a new run if it has none."""
     from regard.base.config import from_json
-    from regard.recipes.run_folder import RUN_FILE, find_data, read_json_fields
+    from regard.recipes.run_folder import RUN_FILE, find_data
 
     check_data(data)
     if not (folder / RUN_FILE).is_file():
         message(f"{folder} has no run to resume; starting one")
-        return build_settings(recipe, data, None, []), data
-    saved = read_json_fields(folder / RUN_FILE, "settings")["settings"]
-    return from_json(f"{folder / RUN_FILE}: settings", recipe.settings_type, saved), find_data(folder, data)
+        return build_settings(recipe, data, None, changes), data
+    saved = read_json(folder / RUN_FILE, CheckpointError, "settings")["settings"]
+    kept: Any = from_json(f"{folder / RUN_FILE}: settings", recipe.settings_type, saved)
+    return build_settings(recipe, data, None, changes, kept), find_data(folder, data)
 
 
 def check_recipe(recipe: "Recipe", folder: Path) -> None:
     """Raise ConfigError if the folder has a run of another recipe."""
-    from regard.recipes.run_folder import RUN_FILE, read_json_fields
+    from regard.recipes.run_folder import RUN_FILE
 
     if (folder / RUN_FILE).is_file() and (
-        saved := read_json_fields(folder / RUN_FILE, "recipe")["recipe"]
+        saved := read_json(folder / RUN_FILE, CheckpointError, "recipe")["recipe"]
     ) != recipe.name:
         raise ConfigError(
             f"{folder} has a run of {saved}, not of {recipe.name}; resume it with `regard train {saved} --resume "

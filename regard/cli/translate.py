@@ -2,13 +2,13 @@
 
 import sys
 from dataclasses import asdict, dataclass
-from json import loads as parse_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.base.errors import ConfigError, DataError
+from regard.base.errors import CheckpointError, ConfigError, DataError
+from regard.base.files import read_json
 from regard.cli.output import JsonOption, show_json, tell
 from regard.cli.text_input import check_argument, read_stdin
 
@@ -140,5 +140,5 @@ def load_run(folder: Path) -> TranslationRun:
     if recipe.name != "translation":
         raise ConfigError(f"{folder} has a run of {recipe.name}, which does not translate; give one of translation")
     assert isinstance(model, Transformer)
-    metrics = parse_json((folder / RESULT_FILE).read_text(encoding="utf-8"))["metrics"]
+    metrics = read_json(folder / RESULT_FILE, CheckpointError, "metrics")["metrics"]
     return TranslationRun(settings, model, pairs, metrics[LENGTH_PENALTY])

@@ -1,6 +1,5 @@
 """`regard work quiz`: predict the result of an experiment, then run it."""
 
-import json as json_module
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.base.errors import ConfigError
+from regard.base.files import read_json
 from regard.cli.output import JsonOption, show_json, tell
 from regard.cli.work_exercises import KeyOption, StudentOption, write_exports
 from regard.cli.work_grade import ClassSeed
@@ -60,12 +60,7 @@ def command(
 
 def read_answers(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the answers of a file by question number, and the settings of the quiz that the file states."""
-    try:
-        found = json_module.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
+    found = read_json(path, ConfigError)
     if not isinstance(found, dict) or not isinstance(found.get("answers"), dict):
         raise ConfigError(f'{path} should hold an object like {{"student": "ann", "answers": {{"1": "b", "2": 0.3}}}}')
     own = {name: value for name, value in found.items() if name != "answers"}

@@ -1,14 +1,18 @@
 """Archives: the files of a folder or of a tar, by name."""
 
+import io
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from regard.base import files
 from regard.base.errors import DataError
+from regard.base.files import describe
 from regard.data.folders import check_all_read, is_system_file, list_files
 from regard.data.plain_text import read_bytes
 
+GZIP_PREFIX = b"\x1f\x8b"
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
@@ -18,6 +22,7 @@ class Archive:
 
     path: Path
     members: Mapping[str, str]
+    tar: bytes = b""  # decompressed; empty for a folder
 
     def __contains__(self, name: str) -> bool:
         return name in self.members
@@ -39,44 +44,40 @@ class Archive:
         if self.path.is_dir():
             return read_bytes(self.path / member)
         try:
-            with tarfile.open(self.path) as tar:
+            with tarfile.open(fileobj=io.BytesIO(self.tar), mode="r:") as tar:
+                size = tar.getmember(member).size
                 file = tar.extractfile(member)
                 assert file is not None  # only regular files are listed
-                data = file.read()
-                if len(data) != tar.getmember(member).size:
-                    raise EOFError(f"{len(data)} of {tar.getmember(member).size} bytes")
+                data = file.read(size) if size <= len(self.tar) else b""  # a sparse file can state any size
+                if len(data) != size:
+                    raise EOFError(f"it has {len(data)} of {size} bytes")
                 return data
-        except Exception as error:  # each compression method raises errors of its own
-            raise DataError(f"{self.full_path(name)} is damaged and cannot be unpacked: {error}") from None
+        except Exception as error:  # tarfile raises errors of many kinds
+            raise DataError(f"{self.full_path(name)} is damaged and cannot be unpacked: {describe(error)}") from None
 
 
 def open_archive(path: Path) -> Archive:
     """List the files directly in a folder, or all files of a tar."""
+    data = b""
     if path.is_dir():
         members = [file.name for file in list_files(path)]
     else:
+        data = files.read_bytes(path)
+        data = files.decompress(path, data) if data.startswith(GZIP_PREFIX) else data
         try:
-            with tarfile.open(path) as tar:
+            with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
                 members = [member.name for member in tar if member.isfile()]
-                _check_tar_end(path, tar)
-        except DataError:
-            raise
-        except Exception as error:  # each compression method raises errors of its own
-            raise DataError(f"{path} is damaged or not an archive: {error}") from None
+                end = tar.offset
+        except Exception as error:  # tarfile raises errors of many kinds
+            raise DataError(f"{path} is damaged or not an archive: {describe(error)}") from None
+        # tarfile takes a damaged header for the end, which is a block of zeros
+        if len(data) - end < tarfile.BLOCKSIZE or data[end:].strip(b"\0"):
+            raise DataError(f"{path} is damaged or truncated at byte {end} (decompressed); download it again")
     members = [member for member in members if not any(map(is_system_file, member.removeprefix("./").split("/")))]
     names = {member.rpartition("/")[2]: member for member in members}
     if len(names) < len(members):
         raise DataError(f"{path} has files with the same name in different folders; unpack it and pass one folder")
-    return Archive(path, names)
-
-
-def _check_tar_end(path: Path, tar: tarfile.TarFile) -> None:
-    """Raise if the end of a listed tar is not a block of zeros: tarfile takes a damaged header for the end."""
-    assert tar.fileobj is not None  # it was just read
-    tar.fileobj.seek(tar.offset)
-    rest = tar.fileobj.read(-1)
-    if len(rest) < tarfile.BLOCKSIZE or rest.strip(b"\0"):
-        raise DataError(f"{path} is damaged or truncated at byte {tar.offset} (decompressed); download it again")
+    return Archive(path, names, data)
 
 
 def is_tar(path: Path) -> bool:

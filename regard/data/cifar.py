@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from regard.base.errors import DataError
+from regard.base.plain_pickle import load_plain_pickle
 from regard.data.archives import Archive
 from regard.data.images import Images, concatenate_images, select_split, split_from_name
-from regard.data.plain_pickle import load_plain_pickle
 from regard.data.plain_text import decode_text, read_bytes
 
 PIXELS = 3 * 32 * 32
@@ -40,8 +40,7 @@ def is_cifar_file(file: Path) -> bool:
     """Whether a file is named .bin or is a pickle."""
     if file.suffix.lower() == ".bin":
         return True
-    with file.open("rb") as opened:
-        return opened.read(3).startswith(PICKLE_PREFIXES)
+    return read_bytes(file).startswith(PICKLE_PREFIXES)
 
 
 def read_cifar(archive: Archive, split: str = "train") -> Images:
@@ -125,7 +124,7 @@ def _read_pickle_batch(where: str, data: bytes, classes: tuple[str, ...] | None)
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
         found = f"an array {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
         raise DataError(f"{where}: 'data' should be an array (images, {PIXELS}), not {found}")
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+    if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 1 << 62 for label in labels):
         raise DataError(f"{where}: 'labels' or 'fine_labels' should be a list of integers")
     if len(labels) != len(pixels):
         raise DataError(f"{where} has {len(pixels)} images, but {len(labels)} labels")
@@ -175,4 +174,5 @@ def _number_classes(count: int) -> tuple[str, ...]:
 
 
 def _to_text(value: Any) -> str:
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
+    text = value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+    return text if isinstance(text, str) else f"a {type(text).__name__}"

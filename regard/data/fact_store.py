@@ -78,7 +78,7 @@ class FactStore:
                 return connection.execute(query, values).fetchall()
             finally:
                 connection.close()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise DataError(f"{self.file} is not a fact store, or cannot be read: {error}") from None
 
     @contextmanager

@@ -1,6 +1,5 @@
 """Image files in a folder for each class (ImageFolder)."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,12 @@ import numpy as np
 import torch
 
 from regard.base.errors import DataError
+from regard.base.media_files import decode_image
 from regard.data.folders import check_all_read, list_entries, list_files, list_folders
 from regard.data.images import Images
 from regard.data.plain_text import read_bytes
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"}
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -31,7 +30,7 @@ class ImageCollector:
 
     def add(self, where: str, data: bytes, label: int) -> None:
         """Decode an image file; `where` names it in errors."""
-        image = decode_image(where, data, self.size)
+        image = decode_pixels(where, data, self.size)
         if self._pixels and image.shape != self._pixels[0].shape:
             height, width, _ = self._pixels[0].shape
             raise DataError(
@@ -69,26 +68,12 @@ def read_image_folder(folder: Path, size: tuple[int, int] | None = None) -> Imag
     return collector.images(tuple(subfolder.name for subfolder in classes))
 
 
-def decode_image(where: str, data: bytes, size: tuple[int, int] | None = None) -> Pixels:
+def decode_pixels(where: str, data: bytes, size: tuple[int, int] | None = None) -> Pixels:
     """Decode an image file to (height, width, 3); `where` names it in errors."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL.Image import Resampling
 
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            if image.mode not in EIGHT_BIT_MODES:
-                raise DataError(f"{where} has pixels of mode {image.mode!r}; expected 8 bits per channel")
-            rgb = image.convert("RGB")
-    except DataError:
-        raise
-    except UnidentifiedImageError:  # its message is about an object in memory
-        raise DataError(
-            f"{where} cannot be read as an image: its {len(data)} bytes are truncated or of an unknown format"
-        ) from None
-    except Exception as error:  # decoders raise errors of all kinds
-        raise DataError(f"{where} cannot be read as an image: {error}") from None
-    if size is not None:
-        rgb = rgb.resize((size[1], size[0]), Image.Resampling.BICUBIC)
-    return np.asarray(rgb)
+    rgb = decode_image(where, data).convert("RGB")
+    return np.asarray(rgb if size is None else rgb.resize((size[1], size[0]), Resampling.BICUBIC))
 
 
 def resize_images(images: Images, size: tuple[int, int]) -> Images:

@@ -3,7 +3,6 @@
 Files have names such as train-00000-of-00002.parquet. Class names are in the metadata of the schema.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import ConfigError, DataError
+from regard.base.files import parse_json
 from regard.data.archives import Archive
 from regard.data.image_folder import ImageCollector
 from regard.data.images import Images, select_split
@@ -110,8 +110,9 @@ class _ParquetReader:
         if b"huggingface" not in metadata:
             return None
         try:
-            names = json.loads(metadata[b"huggingface"])["info"]["features"][self.label].get("names")
-        except (ValueError, LookupError, TypeError, AttributeError):
+            about = parse_json(self.file, metadata[b"huggingface"].decode("utf-8", errors="replace"))
+            names = about["info"]["features"][self.label].get("names")
+        except (DataError, LookupError, TypeError, AttributeError):
             raise DataError(
                 f"{self.file}: the metadata 'huggingface' should be JSON with info.features.{self.label}"
             ) from None

@@ -1,10 +1,9 @@
 """Text files: UTF-8, optionally compressed with gzip, with errors that name the line and byte."""
 
-import gzip
 import os
-import zlib
 from pathlib import Path
 
+from regard.base import files
 from regard.base.errors import DataError
 from regard.data.folders import walk_files
 
@@ -16,10 +15,10 @@ def read_text(path: str | os.PathLike[str]) -> str:
     place = Path(path)
     if not place.is_dir():
         return read_text_file(place)
-    files = sorted(file for file in walk_files(place) if _is_text_file(file))
-    if not files:
+    found = sorted(file for file in walk_files(place) if _is_text_file(file))
+    if not found:
         raise DataError(f"{place} has no .txt files; pass a file, or a folder that has some")
-    texts = [read_text_file(file) for file in files]
+    texts = [read_text_file(file) for file in found]
     return "".join(text if text.endswith("\n") else f"{text}\n" for text in texts[:-1]) + texts[-1]
 
 
@@ -47,16 +46,8 @@ def read_lines(file: Path) -> list[str]:
 
 def read_bytes(file: Path) -> bytes:
     """Read a file, decompressed if its name ends in .gz."""
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}") from None
-    if file.suffix.lower() != ".gz":
-        return data
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file} is damaged and cannot be decompressed: {error}") from None
+    data = files.read_bytes(file)
+    return files.decompress(file, data) if file.suffix.lower() == ".gz" else data
 
 
 def check_utf8(text: str) -> str:

@@ -1,10 +1,8 @@
 """Spoken digits: recordings of single digits from WAV or .npz files, and strings concatenated from them."""
 
-import io
 import math
 import os
 import re
-import wave
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,12 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
+from regard.base import media_files
+from regard.base.array_files import read_arrays
 from regard.base.errors import ConfigError, DataError
 from regard.base.validation import check_integer, check_number
 from regard.data.digit_strings import DigitStrings
 from regard.data.folders import check_all_read, list_files, walk_files
-from regard.data.plain_text import read_bytes
 from regard.data.records import Records
 from regard.data.resample import resample
 from regard.data.sampler import random_index, sampler_generator
@@ -26,9 +25,7 @@ from regard.data.splits import random_split
 from regard.data.tones import check_length
 
 FILE_NAME = re.compile(r"(\d)_([^_]+)_(\d+)")
-MAX_SAMPLE_RATE = 1_000_000
 NPZ_FIELDS = ("samples", "offsets", "digit", "speaker", "speakers", "sample_rate")
-ZIP_PREFIXES = (b"PK\x03\x04", b"PK\x05\x06")
 PAUSE = (0.05, 0.2)  # seconds of silence between digits
 
 
@@ -70,24 +67,8 @@ def read_spoken_digits(path: str | os.PathLike[str], sample_rate: int | None = N
 
 def read_wav(file: str | os.PathLike[str]) -> tuple[Float32[Tensor, "_"], int]:
     """Read a WAV file of integers: samples from -1 to 1 (the mean of all channels), and the sample rate."""
-    try:
-        with wave.open(io.BytesIO(Path(file).read_bytes()), "rb") as opened:
-            channels, width, rate, frames = opened.getparams()[:4]
-            data = opened.readframes(frames)
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}") from None
-    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk is longer than the file
-        raise DataError(f"{file} is not a WAV file of integers: {str(error) or 'it ends inside its header'}") from None
-    if not 0 < rate < MAX_SAMPLE_RATE:
-        raise DataError(f"{file} has a sample rate of {rate}; expected 1 to {MAX_SAMPLE_RATE - 1}")
-    if width > 4:
-        raise DataError(f"{file} has {8 * width} bits per sample; expected 8, 16, 24 or 32")
-    if len(data) != frames * channels * width:
-        raise DataError(f"{file} is truncated: it has {len(data) // (channels * width)} of {frames} samples")
-    if not frames:
-        raise DataError(f"{file} has no samples")
-    sound = torch.from_numpy(_decode_samples(data, width)).reshape(frames, channels).double().mean(1)
-    return (sound / 2.0 ** (8 * width - 1)).float(), rate
+    samples, rate = media_files.read_wav(Path(file))
+    return torch.from_numpy(samples).mean(1).float(), rate
 
 
 def make_digit_strings(
@@ -134,17 +115,6 @@ def check_pause(pause: tuple[float, float]) -> None:
         raise ConfigError(f"pause={pause} is the minimum and maximum silence in seconds, 0 or more, in this order")
 
 
-def _decode_samples(data: bytes, width: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
-    """Little-endian samples of `width` bytes as integers; 8-bit samples are unsigned with 128 for silence."""
-    if width == 1:
-        return np.frombuffer(data, dtype=np.uint8).astype(np.int32) - 128
-    if width == 3:
-        padded = np.zeros((len(data) // 3, 4), dtype=np.uint8)
-        padded[:, 1:] = np.frombuffer(data, dtype=np.uint8).reshape(-1, 3)
-        return padded.reshape(-1).view("<i4").astype(np.int32) >> 8
-    return np.frombuffer(data, dtype=f"<i{width}").astype(np.int32)
-
-
 def _files_with_suffix(place: Path, suffix: str) -> list[Path]:
     return [file for file in list_files(place) if file.suffix.lower() == suffix]
 
@@ -178,20 +148,9 @@ def _read_wav_folder(place: Path, sample_rate: int | None) -> Recordings:
 
 def _read_npz(file: Path) -> Recordings:
     """Read an .npz file: all samples in one array, and the offsets of the recordings."""
-    data = read_bytes(file)
-    try:
-        if not data.startswith(ZIP_PREFIXES):  # numpy would load anything else as a pickle
-            raise ValueError("it is not an .npz file")
-        opened = np.load(io.BytesIO(data), allow_pickle=False)
-        missing = [name for name in NPZ_FIELDS if name not in opened.files]
-        if missing:
-            raise ValueError(f"{', '.join(missing)} is missing")
-        arrays = {name: opened[name] for name in NPZ_FIELDS}
-        broken = [name for name in NPZ_FIELDS if not isinstance(arrays[name], np.ndarray)]
-        if broken:
-            raise ValueError(f"{broken[0]} is not an array")
-    except Exception as error:  # each compression method raises errors of its own
-        raise DataError(f"{file} is not a set of recordings: {error}; expected {', '.join(NPZ_FIELDS)}") from None
+    arrays = read_arrays(file, names=NPZ_FIELDS)
+    if not isinstance(arrays, dict):
+        raise DataError(f"{file} is a single array; expected an .npz file with {', '.join(NPZ_FIELDS)}")
     samples, offsets, digits = arrays["samples"], arrays["offsets"], arrays["digit"]
     if samples.dtype != np.int16 or samples.ndim != 1:
         raise DataError(f"{file}: samples should be a one-dimensional int16 array, not {samples.dtype} {samples.shape}")
@@ -211,8 +170,9 @@ def _read_npz(file: Path) -> Recordings:
     unknown = np.flatnonzero((speaker < 0) | (speaker >= len(names)))
     _check_records(file, f"has a speaker that is not one of {len(names)}", unknown)
     rate = arrays["sample_rate"]
-    if rate.size != 1 or rate.dtype.kind not in "iu" or not 0 < int(rate.reshape(())) < MAX_SAMPLE_RATE:
-        raise DataError(f"{file}: sample_rate should be one integer, from 1 to {MAX_SAMPLE_RATE - 1}, not {rate}")
+    if rate.size != 1 or rate.dtype.kind not in "iu" or not 0 < int(rate.reshape(())) < media_files.MAX_SAMPLE_RATE:
+        most = media_files.MAX_SAMPLE_RATE - 1
+        raise DataError(f"{file}: sample_rate should be one integer, from 1 to {most}, not {rate}")
     scaled = torch.from_numpy(samples.astype(np.float32)) / 2**15
     return Recordings(
         tuple(scaled.split(np.diff(starts).tolist())),

@@ -1,6 +1,5 @@
 """Tokenizers: the protocol, a byte tokenizer, tokenizers of Hugging Face, and streaming decoding."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from tokenizers import Tokenizer as _Library
 
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError, ConfigError, UnknownNameError
+from regard.base.files import MAX_JSON_BYTES, describe, read_json, read_text
 
 TOKENIZER_FILE = "tokenizer.json"
 REPLACEMENT = "\ufffd"  # the replacement character of Unicode, for bytes that are not UTF-8
@@ -83,12 +83,11 @@ class PretrainedTokenizer:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        text = read_text(file, CheckpointError, MAX_JSON_BYTES)
         try:
-            self._library = _Library.from_str(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
+            self._library = _Library.from_str(text)
         except Exception as error:  # the library raises plain Exception
-            raise CheckpointError(f"{file} is not a tokenizer: {error}") from None
+            raise CheckpointError(f"{file} is not a tokenizer: {describe(error)}") from None
 
     @property
     def vocab(self) -> int:
@@ -102,7 +101,7 @@ class PretrainedTokenizer:
         return str(self._library.decode(check_tokens(ids), skip_special_tokens=True))
 
     def __repr__(self) -> str:
-        return f"Loaded({str(self.file)!r})"
+        return f"PretrainedTokenizer({str(self.file)!r})"
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -112,10 +111,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         file = file / TOKENIZER_FILE
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist; pass a {TOKENIZER_FILE}, or a folder with one")
-    try:
-        about = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        about = None  # PretrainedTokenizer reports what is wrong
+    about = read_json(file, CheckpointError)
     return tokenizer_from_json(about) if isinstance(about, dict) and "kind" in about else PretrainedTokenizer(file)
 
 

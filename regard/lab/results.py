@@ -25,6 +25,7 @@ import torch
 import regard
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError
+from regard.base.files import read_json
 from regard.lab.claim import Claim, Numbers, Outcome, Verdict, WrongAnswer, claims
 
 FORMAT = "regard-lab-2"
@@ -276,11 +277,11 @@ def shipped_results() -> dict[str, Result]:
 
 def _read(path: Path) -> dict[str, Result]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_hook=decode_floats)
+        found = read_json(path, CheckpointError, "format", "results", object_hook=decode_floats)
         if found["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         results = [Result(**each) for each in found["results"]]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (CheckpointError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a result of the lab: {error}; delete it and run its claim again"
         ) from None

@@ -4,7 +4,6 @@ The weights are named by a hash of their contents, and `config.json`, which name
 After a crash the folder has either the old model or the new one.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from torch import Tensor
 from regard.base.atomic_write import write_atomically
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError
+from regard.base.files import file_digest, read_json
 from regard.base.tracing import is_meta_or_fake
 from regard.models.model import Config, Model
 from regard.models.presets import MODEL_CLASSES, ZOO, build_from_config, list_models
@@ -141,10 +141,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         there = _list_names(sorted(each.name for each in folder.iterdir() if each.name != LOCK))
         raise CheckpointError(f"{folder} has no {CONFIG}; it has: {there}")
-    try:
-        about = json.loads(file.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from None
+    about = read_json(file, CheckpointError)
     if not isinstance(about, dict):
         raise CheckpointError(f"{file} should be an object, not {type(about).__name__}")
     return about
@@ -173,8 +170,7 @@ def pickle_error(file: Path) -> CheckpointError:
 
 def content_hash(file: Path) -> str:
     """The first 16 digits of the SHA-256 of a file."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()[:16]
+    return file_digest(file)[:16]
 
 
 def _weights_name(file: Path) -> str:

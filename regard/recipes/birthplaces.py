@@ -34,6 +34,14 @@ from regard.train.optimizers import AdamW, Muon
 from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine, Linear
 
+_CPU_PLAN = {"compile": False, "precision": "float32", "batch_size": 32, "evaluate_every": 400, "save_every": 400}
+CPU_SETTINGS = {
+    **{f"{name}.{key}": value for name in ("pretraining", "self_training") for key, value in _CPU_PLAN.items()},
+    "pretraining.steps": 2400, "pretraining.schedule.warmup": 150, "self_training.steps": 400, "model.width": 128,
+    "model.depth": 3, "model.heads": 4,
+}  # fmt: skip
+NEXT_COMMAND = 'regard ask {folder} "Where was NAME born?"'
+
 
 @dataclass(frozen=True, kw_only=True)
 class BirthplaceSettings:

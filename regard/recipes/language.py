@@ -41,6 +41,14 @@ from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine, Linear
 from regard.train.task import Loss, Task
 
+_CPU_PLAN = {"compile": False, "precision": "float32", "batch_size": 16, "evaluate_every": 500, "save_every": 500}
+CPU_SETTINGS = {
+    **{f"{name}.plan.{setting}": value for name in ("gpt", "bert") for setting, value in _CPU_PLAN.items()},
+    "gpt.plan.steps": 2000, "gpt.model.context": 128, "gpt.model.width": 128, "gpt.model.depth": 4,
+    "gpt.model.heads": 4, "bert.plan.steps": 3000, "bert.model.context": 64, "bert.model.width": 128,
+    "bert.model.depth": 2, "bert.bpe_vocab": 2048,
+}  # fmt: skip
+NEXT_COMMAND = {"gpt": 'regard generate {folder} "TEXT"', "bert": 'regard look {folder}/model "TEXT"'}
 ARCHITECTURES = ("gpt", "bert")
 NGRAM_BASELINES = {"single characters": 1, "trigrams": 3}  # orders of the n-gram models that GPT is compared with
 

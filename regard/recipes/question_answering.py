@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regard.base.config import from_json, to_json
-from regard.base.errors import ConfigError, RegardError
+from regard.base.errors import CheckpointError, ConfigError, RegardError
+from regard.base.files import read_json
 from regard.base.lock import lock_folder
 from regard.base.validation import check_range
 from regard.data.birthplaces_dataset import QUESTION, BirthplaceQuestion
@@ -17,7 +18,6 @@ from regard.recipes import birthplaces
 from regard.recipes.calibration import AnswerLikelihood, Confidence
 from regard.recipes.name_likelihood import extract_name, name_log_likelihood
 from regard.recipes.recipe import RESULT_FILE, RecipeResult, RunLocation, load_finished_run, save_result
-from regard.recipes.run_folder import read_json_fields
 from regard.recipes.span_infilling import QuestionMix, generate_answers
 from regard.train.checkpoint import convert_os_errors
 from regard.train.loop import fit
@@ -147,7 +147,7 @@ class QuestionAnswerer:
         if splits.validation and splits.test:
             return birthplaces.evaluate_with_confidence(settings, self.model, self.tokenizer, splits)
         location.on_message("every validation or test question was taught: metrics and confidence are not updated")
-        return read_json_fields(self.folder / RESULT_FILE, "metrics")["metrics"], self.confidence
+        return read_json(self.folder / RESULT_FILE, CheckpointError, "metrics")["metrics"], self.confidence
 
     def _is_learnable(self, fact: StoredFact) -> bool:
         """Whether the model can read the question and its answer."""
@@ -175,7 +175,7 @@ def load_question_answerer(folder: Path, store: Path | None = None) -> QuestionA
     recipe, settings, model, tokenizer = load_finished_run(folder)
     if recipe.name != "birthplaces" or not isinstance(model, GPT) or not isinstance(tokenizer, CharacterTokenizer):
         raise ConfigError(f"{folder} has a run of {recipe.name!r}; questions are answered by a run of 'birthplaces'")
-    about = read_json_fields(folder / RESULT_FILE, "confidence")["confidence"]
+    about = read_json(folder / RESULT_FILE, CheckpointError, "confidence")["confidence"]
     confidence = from_json(f"{folder / RESULT_FILE}: confidence", Confidence, about)
     return QuestionAnswerer(
         folder, settings, model.eval(), tokenizer, confidence, open_fact_store(store or folder / "facts.sqlite")

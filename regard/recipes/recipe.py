@@ -6,6 +6,8 @@ A module of this folder that is listed in `RECIPES` has
     built_in      () -> settings for the built-in data set; a frozen dataclass with everything that decides the run
     real          () -> settings for real data, read from a path
     VARIANTS      optional: {name: (settings) -> settings}, other ways to run the recipe, each with a docstring
+    CPU_SETTINGS  changes of the settings for real data that make the run fit a CPU, by name; the variant `cpu`
+    NEXT_COMMAND  the command to try after training; {folder} is the folder of the run
     prepare       (settings, location) -> TrainingSetup: the untrained model, its tasks and its tokenizer
     run           optional: (settings, location) -> RecipeResult; `train_and_evaluate` by default
     evaluate      (settings, model, tokenizer, location) -> metrics of a trained model on test data
@@ -26,20 +28,24 @@ from typing import Any, Generic, TypeVar
 from safetensors import SafetensorError
 
 from regard.base.atomic_write import write_atomically
-from regard.base.config import from_json, to_json
+from regard.base.config import from_json, override, to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError, UnknownNameError
+from regard.base.files import read_json
+from regard.base.validation import check_integer
 from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.characters import CharacterTokenizer
 from regard.data.tokenizers import tokenizer_from_json
 from regard.models.model import Model
 from regard.models.saving import load, save
-from regard.recipes.run_folder import RUN_FILE, begin_run, check_can_begin, read_json_fields
+from regard.recipes.run_folder import RUN_FILE, begin_run, check_can_begin
+from regard.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from regard.train.loop import Progress, fit
 from regard.train.plan import TrainingPlan
 from regard.train.process_group import SINGLE_PROCESS, ProcessGroup
 from regard.train.task import Task
 
 RESULT_FILE = "result.json"
+LONG_RUN = 3600  # seconds, from which a run on a CPU is reported with smaller settings
 RECIPES = ("birthplaces", "vision", "translation", "language", "speech")
 RecipeTokenizer = CharacterTokenizer | BytePairTokenizer
 T = TypeVar("T")
@@ -60,7 +66,8 @@ class RunLocation:
 
     data      path of real data; None uses the built-in set
     folder    where checkpoints, the log and the finished model are written; None writes nothing
-    on_start  called once all data are read, before the first step
+    on_start     called once all data are read, before the first step
+    on_estimate  called after the first steps with the estimated seconds of the remaining training
     """
 
     data: Path | None = None
@@ -71,6 +78,7 @@ class RunLocation:
     on_message: Callable[[str], None] = lambda text: None
     on_progress: Callable[[str, Progress], None] = lambda phase, progress: None
     on_start: Callable[[], None] = lambda: None
+    on_estimate: Callable[[float], None] = lambda seconds: None
 
     def fit_arguments(self, phase: str) -> dict[str, Any]:
         """Keyword arguments of `fit` for one phase of the run."""
@@ -106,13 +114,21 @@ class TrainingSetup:
 
     def train(self, location: RunLocation) -> float:
         """Train the model, one phase after another. Returns the seconds it took."""
-        seconds = 0.0
+        seconds, reports = 0.0, [location.on_estimate]
         location.group.run_on_main(location.on_start)
-        for phase in self.phases:
+        for number, phase in enumerate(self.phases):
+            _check_extension(phase, self.phases[number + 1 :], location)
+            later = sum(each.plan.steps * each.plan.batch_size for each in self.phases[number + 1 :])
+
+            def on_timing(step: float, left: int, plan: TrainingPlan = phase.plan, later: int = later) -> None:
+                if reports:  # the first phase that trains
+                    reports.pop()(step * (left + later / plan.batch_size))
+
             started = time.perf_counter()
             task = phase.task if phase.make_task is None else phase.make_task()
             seconds += time.perf_counter() - started
-            seconds += fit(self.model, task, phase.plan, **location.fit_arguments(phase.name)).seconds
+            arguments = location.fit_arguments(phase.name)
+            seconds += fit(self.model, task, phase.plan, on_timing=on_timing, **arguments).seconds
         return seconds
 
 
@@ -145,7 +161,14 @@ class Recipe:
     @property
     def variants(self) -> dict[str, Callable[[Any], Any]]:
         """Other ways to run the recipe: functions from settings to settings, by name."""
-        return getattr(self.module, "VARIANTS", {})
+        return {**getattr(self.module, "VARIANTS", {}), "cpu": self._fit_cpu}
+
+    def _fit_cpu(self, settings: Any) -> Any:
+        """Settings for a CPU: a smaller model, smaller batches and fewer steps, in float32. Built-in data need none."""
+        if not any(plan.compile for plan in find_plans(settings).values()):
+            return settings
+        changes = self.module.CPU_SETTINGS.items()
+        return override(settings, {name: value for name, value in changes if getattr(settings, name.split(".")[0])})
 
     @property
     def settings_type(self) -> type:
@@ -153,14 +176,28 @@ class Recipe:
         return type(self.module.built_in())
 
     def settings(self, *, real: bool, variant: str | None = None) -> Any:
-        """The settings for real data or for the built-in set, in a variant of the recipe if one is named."""
+        """The settings for real data or for the built-in set, in variants of the recipe, separated by commas."""
         settings = self.module.real() if real else self.module.built_in()
-        if variant is None:
-            return settings
-        if variant not in self.variants:
-            available = f"available: {', '.join(self.variants)}" if self.variants else "it has no variants"
-            raise UnknownNameError(f"{self.name} has no variant {variant!r}; {available}")
-        return self.variants[variant](settings)
+        for name in variant.split(",") if variant else []:
+            if name not in self.variants:
+                raise UnknownNameError(f"{self.name} has no variant {name!r}; available: {', '.join(self.variants)}")
+            settings = self.variants[name](settings)
+        return settings
+
+    def next_command(self, settings: Any, folder: Path) -> str:
+        """The command to try after training."""
+        command = self.module.NEXT_COMMAND
+        return (command if isinstance(command, str) else command[settings.architecture]).format(folder=folder)
+
+    def describe_time(self, seconds: float, device: str) -> str:
+        """A sentence about the estimated time of a run; for a long one on a CPU, with smaller settings."""
+        text = f"the training takes about {format_duration(seconds)} on this {'CPU' if device == 'cpu' else 'GPU'}"
+        if device != "cpu" or seconds <= LONG_RUN:
+            return text
+        return (
+            f"{text}. Settings for a CPU: `regard train {self.name} --variant cpu`. Fewer steps: --set steps=N. Ctrl-C "
+            "saves a checkpoint and stops"
+        )
 
     def run(self, settings: Any, location: RunLocation) -> RecipeResult:
         """Train, evaluate, and save the model in the folder."""
@@ -171,6 +208,8 @@ class Recipe:
             location.group.run_on_main(lambda: check_can_begin(folder, self.name, as_json, resume=resume))
             location.group.run_on_main(lambda: _check_no_learned_facts(folder))
             location = replace(location, on_start=lambda: begin_run(folder, self.name, as_json, data, resume=resume))
+        device, message = location.group.device.type, location.on_message
+        location = replace(location, on_estimate=lambda seconds: message(self.describe_time(seconds, device)))
         default = partial(train_and_evaluate, self.module.prepare, self.module.evaluate)
         outcome: RecipeResult = getattr(self.module, "run", default)(settings, location)
         if location.folder is not None and location.group.is_main:
@@ -191,11 +230,47 @@ def train_and_evaluate(
     return RecipeResult({**metrics, "seconds": seconds}, setup.model, setup.tokenizer)
 
 
+def find_plans(settings: Any) -> dict[str, TrainingPlan]:
+    """The training plans of a run, one for each phase, by the names of their settings."""
+    found = {name: value for name, value in vars(settings).items() if isinstance(value, TrainingPlan)}
+    return found or {f"{settings.architecture}.plan": settings.chosen.plan}
+
+
+def set_steps(settings: T, steps: int) -> T:
+    """The settings of a run with this number of optimizer steps in all; phases keep their proportions."""
+    check_integer("steps", steps, 1)
+    plans = find_plans(settings)
+    total = sum(plan.steps for plan in plans.values())
+    changes = {f"{name}.steps": max(1, round(steps * plan.steps / total)) for name, plan in plans.items()}
+    return override(settings, changes)
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in words, such as "40 seconds", "12 minutes" or "3.5 hours"."""
+    for size, unit in ((3600, "hours"), (60, "minutes")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{max(1, round(seconds))} seconds"
+
+
+def _check_extension(phase: Phase, later: tuple[Phase, ...], location: RunLocation) -> None:
+    """Raise if a phase gets more steps after a later phase has begun, which would have to be trained again."""
+    if location.folder is None or not location.resume:
+        return
+    done = {each.name: CheckpointFolder(location.folder / each.name / CHECKPOINTS).steps() for each in (phase, *later)}
+    begun = [each.name for each in later if done[each.name]]
+    if begun and phase.plan.steps > max(done[phase.name], default=0):
+        raise ConfigError(
+            f"{phase.name}.steps cannot be increased, because {begun[-1]} has begun; extend that one with --set "
+            f"{begun[-1]}.steps=N, or start again in another --folder"
+        )
+
+
 def _check_no_learned_facts(folder: Path) -> None:
     """Raise if the model in the folder was trained further by `regard ask --learn`: a new run would overwrite it."""
     if not (folder / RESULT_FILE).is_file():
         return
-    learned = read_json_fields(folder / RESULT_FILE, "settings")["settings"].get("learned", ())
+    learned = read_json(folder / RESULT_FILE, CheckpointError, "settings")["settings"].get("learned", ())
     if learned:
         raise ConfigError(
             f"the model in {folder} has learned {len(learned)} answers since it was trained, which would be lost; "
@@ -207,17 +282,18 @@ def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
     """Load a finished run from its folder: the recipe, the settings, the model and its tokenizer."""
     file = folder / RESULT_FILE
     if not file.is_file():
-        started = read_json_fields(folder / RUN_FILE, "recipe")["recipe"] if (folder / RUN_FILE).is_file() else None
-        resume = f"Resume the unfinished one with `regard train {started} --resume --folder {folder}`."
-        train = f"Train one with `regard train NAME --folder {folder}`."
-        raise CheckpointError(f"{folder} has no finished run ({RESULT_FILE}). {train if started is None else resume}")
-    about = read_json_fields(file, "recipe", "settings", "metrics")
+        fix = f"Train one with `regard train NAME --folder {folder}`."
+        if (folder / RUN_FILE).is_file():
+            started = read_json(folder / RUN_FILE, CheckpointError, "recipe")["recipe"]
+            fix = f"Resume the unfinished one with `regard train {started} --resume --folder {folder}`."
+        raise CheckpointError(f"{folder} has no finished run ({RESULT_FILE}). {fix}")
+    about = read_json(file, CheckpointError, "recipe", "settings", "metrics")
     recipe = get_recipe(about["recipe"])
     settings: Any = from_json(f"{file}: settings", recipe.settings_type, about["settings"])
     tokens = folder / "model" / "tokenizer.json"
     if about.get("tokenizer", False) and not tokens.is_file():
         raise CheckpointError(f"{tokens} is missing, and the model cannot be used without it; train the run again")
-    tokenizer = tokenizer_from_json(read_json_fields(tokens)) if tokens.is_file() else None
+    tokenizer = tokenizer_from_json(read_json(tokens, CheckpointError)) if tokens.is_file() else None
     return recipe, settings, load(folder / "model"), tokenizer
 
 

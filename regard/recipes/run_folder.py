@@ -8,8 +8,9 @@ from typing import Any
 
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError, DataError
+from regard.base.files import file_digest, read_json
 from regard.data.folders import walk_files
-from regard.train.checkpoint import convert_os_errors
+from regard.train.checkpoint import RESUMABLE, convert_os_errors
 
 RUN_FILE = "run.json"
 UNCOMPARED_FIELDS = ("data at", "launch")  # may differ when a run is resumed
@@ -21,7 +22,7 @@ def check_can_begin(folder: Path, recipe: str, settings: Any, *, resume: bool) -
     settings  as JSON
     """
     with convert_os_errors(folder):
-        kept = read_json_fields(folder / RUN_FILE) if (folder / RUN_FILE).is_file() else None
+        kept = read_json(folder / RUN_FILE, CheckpointError, "recipe") if (folder / RUN_FILE).is_file() else None
     if kept is not None and not resume:
         raise ConfigError(f"{folder} has a run already; continue it with --resume, or choose another --folder")
     if kept is not None:
@@ -36,7 +37,7 @@ def begin_run(folder: Path, recipe: str, settings: Any, data: Path | None, *, re
     text = json.dumps({**wanted, "data at": where, "launch": launch_id()}, indent=1) + "\n"
     with convert_os_errors(folder):
         if (folder / RUN_FILE).is_file():
-            _check_same(folder, read_json_fields(folder / RUN_FILE), wanted)
+            _check_same(folder, read_json(folder / RUN_FILE, CheckpointError, "recipe"), wanted)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / RUN_FILE, lambda path: path.write_text(text))
 
@@ -45,7 +46,7 @@ def has_restarted(folder: Path) -> bool:
     """Whether torchrun restarted this process, for the run in the folder."""
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not (folder / RUN_FILE).is_file():
         return False
-    return bool(read_json_fields(folder / RUN_FILE).get("launch") == launch_id())
+    return bool(read_json(folder / RUN_FILE, CheckpointError, "recipe").get("launch") == launch_id())
 
 
 def launch_id() -> str | None:
@@ -58,8 +59,8 @@ def _check_same(folder: Path, kept: Any, wanted: Any) -> None:
     changed = sorted(differences(kept, wanted))
     if changed:
         raise ConfigError(
-            f"the run in {folder} is different: {'; '.join(changed[:4])}; resume it with its own settings, or choose "
-            "another --folder"
+            f"the run in {folder} is different: {'; '.join(changed[:4])}. Resume it with its own settings, of which "
+            f"{', '.join(sorted(RESUMABLE))} may change, or choose another --folder"
         )
 
 
@@ -69,7 +70,7 @@ def differences(kept: Any, wanted: Any, name: str = "") -> list[str]:
         names = dict.fromkeys([*wanted, *(each for each in kept if each not in UNCOMPARED_FIELDS)])
         inner = ((f"{name}.{each}".removeprefix("."), kept.get(each), wanted.get(each)) for each in names)
         return [text for path, one, other in inner for text in differences(one, other, path)]
-    if kept == wanted:
+    if kept == wanted or name.rpartition(".")[2] in RESUMABLE:
         return []
     name = name.removeprefix("settings.")
     return ["its data are different"] if name == "data" else [f"{name} was {kept!r} and is {wanted!r}"]
@@ -79,7 +80,7 @@ def find_data(folder: Path, given: Path | None) -> Path | None:
     """The data of the run in a folder: the given path, or else the path used when it started."""
     if given is not None or not (folder / RUN_FILE).is_file():
         return given
-    kept = read_json_fields(folder / RUN_FILE, "data", "data at")
+    kept = read_json(folder / RUN_FILE, CheckpointError, "data", "data at")
     if kept["data"] is None:
         return None
     where = Path(kept["data at"])
@@ -93,26 +94,7 @@ def fingerprint(data: Path, run: Path) -> str:
     own = run.resolve()
     files = [file for file in walk_files(data) if own not in file.resolve().parents] if data.is_dir() else [data]
     try:
-        digests = [(file.relative_to(data).as_posix(), _digest(file)) for file in files]
+        digests = [(file.relative_to(data).as_posix(), file_digest(file, "blake2b")) for file in files]
     except OSError as error:
         raise DataError(f"{data} cannot be read: {error}") from None
     return hashlib.blake2b(repr(digests).encode(), digest_size=8).hexdigest()
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "blake2b").hexdigest()
-
-
-def read_json_fields(file: Path, *names: str) -> dict[str, Any]:
-    """Read a JSON file of a run; raise if one of the named fields is missing."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is damaged: {error}; train the run again") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file} is damaged: it is not a JSON object; train the run again")
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise CheckpointError(f"{file} is damaged: {missing[0]} is missing; train the run again")
-    return found

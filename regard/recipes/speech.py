@@ -53,6 +53,8 @@ from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine
 from regard.train.task import Loss
 
+CPU_SETTINGS = {"plan.compile": False, "plan.precision": "float32", "plan.batch_size": 32, "plan.steps": 800}
+NEXT_COMMAND = "regard listen {folder} FILE.wav"
 SILENCE = 5.0  # maximum seconds of long silences in evaluation
 SILENCE_NOISE = (0.0, 0.001, 0.01)  # standard deviations of noise in silences where no digit is expected
 

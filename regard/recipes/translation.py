@@ -43,6 +43,12 @@ from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine, Linear
 from regard.train.task import Loss
 
+CPU_SETTINGS = {
+    "plan.compile": False, "plan.precision": "float32", "plan.batch_size": 64, "plan.steps": 3000,
+    "plan.schedule.warmup": 200, "plan.evaluate_every": 1000, "plan.save_every": 500, "r_drop": 0.0, "bpe_vocab": 4000,
+    "model.depth": 2,
+}  # fmt: skip
+NEXT_COMMAND = 'regard translate {folder} "TEXT"'
 SPECIAL = PAD, START, END = "pad", "start", "end"
 SPELLINGS = 16  # tokenisations of a word by BPE dropout, sampled once; training picks one for each occurrence
 PAD_MULTIPLE = 8  # batches are padded to a multiple of this: fewer shapes, and shapes that kernels are fast for

@@ -40,6 +40,12 @@ from regard.train.task import Loss
 
 EVAL_BATCH = 1000  # images
 SPLIT_SEED = 1  # the same split for every seed, so that runs with different seeds are comparable
+CPU_SETTINGS = {
+    "plan.compile": False, "plan.precision": "float32", "plan.batch_size": 128, "plan.steps": 3000,
+    "plan.schedule.warmup": 150, "plan.evaluate_every": 500, "plan.save_every": 500, "model.width": 96,
+    "model.depth": 4, "model.ff_width": 192,
+}  # fmt: skip
+NEXT_COMMAND = "regard look {folder}/model IMAGE.png"
 NetworkConfig = ViTConfig | DaViTConfig | CNNConfig
 ARCHITECTURE_NAMES: Mapping[type[NetworkConfig], str] = {ViTConfig: "vit", DaViTConfig: "davit", CNNConfig: "cnn"}
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from regard.base.errors import ConfigError
+from regard.base.files import read_bytes
+from regard.base.media_files import decode_image
 
 MODES = {1: "L", 3: "RGB"}
 HALF = (0.5, 0.5, 0.5)
@@ -27,16 +29,8 @@ def read_image(
     if channels not in MODES:
         raise ConfigError(f"an image has 1 channel (grey) or 3 (red, green, blue), not {channels}")
     file = Path(path)
-    try:
-        with Image.open(file) as opened:
-            upright = ImageOps.exif_transpose(opened).convert(MODES[channels])
-            resized = upright.resize((side, side), Image.Resampling(resample))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {file}; give the path of a png or jpeg") from None
-    except UnidentifiedImageError:
-        raise ConfigError(f"{file} is not an image; give a png or jpeg") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # pillow's errors for damage
-        raise ConfigError(f"{file} cannot be read as an image: {error}; give an undamaged png or jpeg") from None
+    upright = decode_image(file, read_bytes(file, ConfigError), ConfigError).convert(MODES[channels])
+    resized = upright.resize((side, side), Image.Resampling(resample))
     return torch.frombuffer(bytearray(resized.tobytes()), dtype=torch.uint8).reshape(side, side, channels)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError
+from regard.base.files import describe, parse_json
 from regard.core.absolute_positions import Positions
 from regard.core.masks.algebra import Mask, Predicate
 from regard.core.masks.data import DenseMask
@@ -58,16 +59,18 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
         raise CheckpointError(f"there is no file {file}; seen.save(path) writes one")
     try:
         with safe_open(file, framework="pt", device=str(device)) as opened:
-            header = json.loads((opened.metadata() or {}).get("regard", "{}"))
+            header = parse_json(file, (opened.metadata() or {}).get("regard", "{}"), CheckpointError)
             # cloned, because sums depend on the alignment of memory, and the file does not align tensors
             tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{file} is not a valid safetensors file: {error}") from None
-    if header.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{file} has no attention records: its format is {header.get('format')!r}, not {FORMAT!r}"
-        )
-    return Seen([_decode(each, tensors) for each in header["records"]], header["left_out"])
+    saved = header.get("format") if isinstance(header, dict) else None
+    if saved != FORMAT:
+        raise CheckpointError(f"{file} has no attention records: its format is {saved!r:.60}, not {FORMAT!r}")
+    try:
+        return Seen([_decode(each, tensors) for each in header["records"]], header["left_out"])
+    except (KeyError, TypeError, AttributeError, ValueError, AssertionError) as error:
+        raise CheckpointError(f"{file} is damaged: {describe(error)}") from None
 
 
 def _classes() -> dict[str, type]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from regard.base.atomic_write import UNFINISHED, write_atomically
 from regard.base.config import to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError
+from regard.base.files import file_digest, read_json
 from regard.train import rng_state
 from regard.train.plan import TrainingPlan
 from regard.train.process_group import SINGLE_PROCESS, ProcessGroup
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 FORMAT = "regard-checkpoint-2"
 CHECKPOINTS = "checkpoints"
 PLAN = "plan.json"
+RESUMABLE = {
+    "steps",
+    "evaluate_every",
+    "save_every",
+    "keep_checkpoints",
+    "patience",
+}  # may change when a run is resumed
 THEN_RESUME = ", then --resume continues from the last checkpoint"
 NAME = re.compile(r"step-\d{8,}")
 
@@ -140,8 +148,8 @@ class CheckpointFolder:
         _remove_old(self.folder, checkpoint.step, self.keep)
 
 
-def prepare_run_folder(folder: Path, plan: TrainingPlan, resume: bool) -> None:
-    """Write the plan to a new run's folder, or check that a run to resume has the same plan."""
+def prepare_run_folder(folder: Path, resume: bool) -> None:
+    """Remove temporary files of a killed run. Raises ConfigError if the folder has a run that is not resumed."""
     for file in folder.glob(f"{UNFINISHED}*"):  # left by a killed run
         file.unlink()
     begun = CheckpointFolder(folder / CHECKPOINTS).steps()
@@ -149,18 +157,23 @@ def prepare_run_folder(folder: Path, plan: TrainingPlan, resume: bool) -> None:
         raise ConfigError(
             f"{folder} already has a run; resume it with resume=True (--resume), or choose another folder"
         )
-    file, wanted = folder / PLAN, to_json(plan)
-    if not begun:
-        write_atomically(file, lambda path: path.write_text(json.dumps(wanted, indent=1) + "\n"))
-        return
-    try:
-        saved: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"the plan of this run is damaged or missing, so it cannot be resumed: {error}") from None
-    changed = sorted(name for name in {*saved, *wanted} if saved.get(name) != wanted.get(name))
+
+
+def write_plan(folder: Path, plan: TrainingPlan) -> None:
+    """Write the plan of a run to plan.json, for readers. Resuming uses the plan in the checkpoint."""
+    text = json.dumps(to_json(plan), indent=1) + "\n"
+    write_atomically(folder / PLAN, lambda path: path.write_text(text))
+
+
+def _check_plan(folder: Path, saved: dict[str, Any], wanted: dict[str, Any], step: int) -> None:
+    """Raise if a run is resumed with another plan; what `RESUMABLE` names may change."""
+    changed = sorted(name for name in {*saved, *wanted} - RESUMABLE if saved.get(name) != wanted.get(name))
     if changed:
         changes = ", ".join(f"{name} was {saved.get(name)!r} and is {wanted.get(name)!r}" for name in changed)
-        raise ConfigError(f"the run in {folder} has another plan: {changes}; resume it with the same settings")
+        allowed = ", ".join(sorted(RESUMABLE))
+        raise ConfigError(f"the run in {folder} has another plan: {changes}; only {allowed} may change")
+    if wanted["steps"] < step:
+        raise ConfigError(f"steps={wanted['steps']}, but the run in {folder} has done {step} steps already")
 
 
 def capture(trainer: "Trainer") -> Checkpoint:
@@ -175,6 +188,7 @@ def capture(trainer: "Trainer") -> Checkpoint:
     metadata = {
         "rng": [values for _, values in rng_states], "losses": trainer.losses, "metrics": trainer.metrics,
         "stale_evaluations": trainer.stale_evaluations, "seconds": trainer.seconds,
+        "unreported": [trainer.total.item(), trainer.count.item()], "plan": to_json(trainer.plan),
         "scaler": None if trainer.scaler is None else trainer.scaler.state_dict(),
     }  # fmt: skip
     tensors = {f"{section}/{name}": t for section, each in sections.items() for name, t in each.items()}
@@ -200,7 +214,10 @@ def resume(trainer: "Trainer", checkpoints: CheckpointFolder) -> None:
     metadata, group = checkpoint.metadata, trainer.group
     if trainer.scaler is not None:
         trainer.scaler.load_state_dict(metadata["scaler"])
+    _check_plan(checkpoints.folder.parent, metadata["plan"], to_json(trainer.plan), checkpoint.step)
     trainer.step, trainer.seconds = checkpoint.step, metadata["seconds"]
+    for name, value in zip(("total", "count"), metadata["unreported"], strict=True):
+        getattr(trainer, name).fill_(value)
     trainer.stale_evaluations = metadata["stale_evaluations"]
     trainer.losses = [(step, loss) for step, loss in metadata["losses"]]
     trainer.metrics = [(step, metrics) for step, metrics in metadata["metrics"]]
@@ -233,7 +250,7 @@ def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
         write_atomically(file, lambda path: save_file(copies, path))
     except SafetensorError as error:  # raised when the disk is full
         raise OSError(str(error)) from error
-    return {file.name: _digest(file)}
+    return {file.name: file_digest(file)}
 
 
 def _verify(file: Path, group: ProcessGroup) -> dict[str, Any]:
@@ -244,19 +261,15 @@ def _verify(file: Path, group: ProcessGroup) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: files were added or removed")
     for name in names[group.rank :: group.world_size]:
         part = file.parent / name
-        if not part.is_file() or _digest(part) != about["sha256"][name]:
+        if not part.is_file() or file_digest(part) != about["sha256"][name]:
             raise CheckpointError(f"{part} is damaged: its checksum does not match")
     return about
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        text: dict[str, Any] = json.loads(file.read_text())
-        about: dict[str, Any] = text["checkpoint"]
-        valid = text["sha256"] == _json_digest(about)
-    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
-        raise CheckpointError(f"{file} is damaged: {type(error).__name__}: {error}") from None
-    if not valid:
+    found = read_json(file, CheckpointError, "sha256", "checkpoint")
+    about: dict[str, Any] = found["checkpoint"]
+    if found["sha256"] != _json_digest(about):
         raise CheckpointError(f"{file} is damaged: its checksum does not match")
     if about["format"] != FORMAT:
         raise CheckpointError(f"{file} has the format {about['format']!r}, not {FORMAT!r}")
@@ -300,11 +313,6 @@ def _remove_unfinished(folder: Path) -> None:
     for each in [*written, *folder.glob(f"{UNFINISHED}*")]:
         if each.name.startswith(UNFINISHED) or not each.with_suffix(".json").is_file():
             shutil.rmtree(each) if each.is_dir() else each.unlink()
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _json_digest(about: dict[str, Any]) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from regard.base.atomic_write import write_atomically
-from regard.base.errors import ConfigError
+from regard.base.errors import ConfigError, DataError
+from regard.base.files import parse_json
 
 NAME = "log.jsonl"
 
@@ -49,9 +50,9 @@ def _open_log(file: Path, start: int) -> TextIO:
     lines = []
     for line in file.read_text(errors="replace").splitlines() if file.is_file() else []:
         try:
-            if json.loads(line)["step"] <= start:
+            if parse_json(file, line)["step"] <= start:
                 lines.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
+        except (DataError, KeyError, TypeError):
             break
     write_atomically(file, lambda path: path.write_text("".join(lines)))
     return file.open("a")

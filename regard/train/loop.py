@@ -23,7 +23,9 @@ from regard.train.checkpoint import (
     convert_os_errors,
     prepare_run_folder,
     resume as resume_trainer,
+    write_plan,
 )
+from regard.train.interrupts import SignalRecorder, TrainingInterruptedError
 from regard.train.log import MetricsLog
 from regard.train.optimizers import CombinedOptimizer
 from regard.train.plan import TrainingPlan
@@ -32,6 +34,7 @@ from regard.train.process_group import SINGLE_PROCESS, ProcessGroup, local_shard
 from regard.train.task import Task
 
 LOG_EVERY = 10  # steps between log lines; reading the loss makes the CPU wait for the GPU
+TIMED_STEPS = 3  # steps after the first one, from which the time of a run is estimated
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def fit(
     tensorboard: bool = False,
     on_message: Callable[[str], None] = lambda text: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_timing: Callable[[float, int], None] = lambda seconds, steps: None,
 ) -> TrainingResult:
     """Train a model in place and return the result.
 
@@ -87,6 +91,10 @@ def fit(
     tensorboard  write events for TensorBoard to the folder
     on_message   called with messages for the user, such as a damaged checkpoint
     on_progress  called every few steps
+    on_timing    called once, after the first few steps, with the seconds of a step and the number of steps left
+
+    Ctrl-C and SIGTERM save a checkpoint after the current step, if there is a folder and one process. Then the run
+    stops with TrainingInterruptedError, a KeyboardInterrupt. A second signal stops it at once.
 
     See `docs/training.md` for an example.
     """
@@ -96,15 +104,16 @@ def fit(
         raise ConfigError("load_best_at_end needs a folder for checkpoints; pass folder=")
     plan.micro_batch_size(group.world_size)
     if not group.is_main:
-        on_message, on_progress = _ignore, _ignore
+        on_message, on_progress, on_timing = _ignore, _ignore, _ignore
     with ExitStack() as stack:
         if folder is not None:
-            group.run_on_main(lambda: _open_folder(folder, plan, resume, stack))
-        trainer = Trainer(model, task, plan, folder, group, on_message, on_progress)
+            group.run_on_main(lambda: _open_folder(folder, resume, stack))
+        trainer = Trainer(model, task, plan, folder, group, on_message, on_progress, on_timing)
         if resume and trainer.checkpoints is not None:
             resume_trainer(trainer, trainer.checkpoints)
         if folder is not None and group.is_main:
             with convert_os_errors(folder, "the log", THEN_RESUME):
+                write_plan(folder, plan)
                 trainer.log = MetricsLog(folder, trainer.step, tensorboard=tensorboard)
             stack.callback(trainer.log.close)
         return trainer.run()
@@ -127,10 +136,11 @@ class Trainer:
         group: ProcessGroup = SINGLE_PROCESS,
         on_message: Callable[[str], None] = lambda text: None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_timing: Callable[[float, int], None] = lambda seconds, steps: None,
     ) -> None:
         rng_state.seed_generators(plan.seed, group.rank)
         self.original, self.task, self.plan, self.folder, self.group = model, task, plan, folder, group
-        self.on_message, self.on_progress = on_message, on_progress
+        self.on_message, self.on_progress, self.on_timing = on_message, on_progress, on_timing
         self.model = group.prepare(model)
         self.parameters = dict(self.model.named_parameters())
         wrapped = group.wrap(self.model)
@@ -149,30 +159,36 @@ class Trainer:
         self.step = 0
         self.stale_evaluations = 0  # validations since the best one
         self.seconds = 0.0
+        self.total, self.count = self._zero(), self._zero()  # of the losses since the last report
         self.losses: list[tuple[int, float]] = []
         self.metrics: list[tuple[int, dict[str, float]]] = []
 
     def run(self) -> TrainingResult:
-        """Train until the last step or until early stopping, and return the result."""
-        start, before = time.perf_counter(), self.seconds
-        total, count = self._zero(), self._zero()
+        """Train until the last step, early stopping or a signal, and return the result."""
+        start, before, first = time.perf_counter(), self.seconds, self.step
         last_time, last_step = start, self.step
         self.model.train()
-        with Prefetcher(self.load_batch, self.step, self.plan.steps) as batches:
+        # several processes would have to agree on the step to stop at
+        signals = SignalRecorder(enabled=self.group.world_size == 1)
+        with Prefetcher(self.load_batch, self.step, self.plan.steps) as batches, signals:
             while self.step < self.plan.steps and not self._should_stop_early():
+                if signals.received is not None:
+                    break
                 step_total, step_count = self.train_step(
                     batches.next(), self.plan.schedule.lr_factor(self.step, self.plan.steps)
                 )
-                total += step_total
-                count += step_count
+                self.total += step_total
+                self.count += step_count
                 self.step += 1
                 if self.averager is not None:
                     self.averager.update(self.step)
+                if self.step - first in (1, 1 + TIMED_STEPS):
+                    self._time_first_steps(self.step - first)
                 evaluate, save = self._is_due(self.plan.evaluate_every), self._is_due(self.plan.save_every)
                 if not (evaluate or save or self._is_due(LOG_EVERY) or self.step == 1):
                     continue
-                loss = self._mean_loss(total.item(), count.item())
-                total, count = self._zero(), self._zero()
+                loss = self._mean_loss(self.total.item(), self.count.item())
+                self.total, self.count = self._zero(), self._zero()
                 now = time.perf_counter()
                 self.seconds = before + now - start
                 samples = (self.step - last_step) * self.plan.batch_size
@@ -182,12 +198,27 @@ class Trainer:
                 if evaluate or save:
                     self._save()
                 last_time, last_step = time.perf_counter(), self.step
+        if signals.received is not None:
+            self.seconds = before + time.perf_counter() - start
+            if self.step > first:
+                self._save()
+            raise TrainingInterruptedError(signals.received)
         if self.step < self.plan.steps:
             self.on_message(
                 f"early stopping after step {self.step}: the score was best {self.stale_evaluations} validations ago"
             )
         self._load_final_weights()
         return TrainingResult(self.original, self.step, self.losses, self.metrics, before + time.perf_counter() - start)
+
+    def _time_first_steps(self, done: int) -> None:
+        """Measure the steps after the first one, which is slower, and call `on_timing`."""
+        if self.group.device.type == "cuda":
+            torch.cuda.synchronize(self.group.device)
+        if done == 1:
+            self._timing_start = time.perf_counter()
+        else:
+            seconds = (time.perf_counter() - self._timing_start) / TIMED_STEPS
+            self.on_timing(seconds, self.plan.steps - self.step)
 
     def load_batch(self, step: int) -> list[Any]:
         """Return the micro-batches of a step for this process."""
@@ -333,12 +364,12 @@ class Trainer:
         return torch.zeros((), dtype=torch.float64, device=self.group.device)
 
 
-def _open_folder(folder: Path, plan: TrainingPlan, resume: bool, stack: ExitStack) -> None:
+def _open_folder(folder: Path, resume: bool, stack: ExitStack) -> None:
     """Create the folder, lock it until the stack is closed, and check that the run may be written there."""
     with convert_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(lock_folder(folder))
-        prepare_run_folder(folder, plan, resume)
+        prepare_run_folder(folder, resume)
 
 
 @contextmanager
@@ -356,5 +387,5 @@ def _is_finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or bool(local_shard(tensor).isfinite().all())
 
 
-def _ignore(value: object) -> None:
+def _ignore(*values: object) -> None:
     """Messages and progress of processes other than rank 0."""

@@ -4,7 +4,6 @@ torch.distributed.checkpoint records which shard is in which file, so a checkpoi
 of processes, one included.
 """
 
-import hashlib
 import os
 import shutil
 import warnings
@@ -21,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from regard.base.atomic_write import UNFINISHED
 from regard.base.errors import CheckpointError
+from regard.base.files import file_digest
 from regard.train.process_group import ProcessGroup, local_shard
 
 
@@ -92,7 +92,7 @@ def _create_empty(folder: Path) -> None:
 def _sync_and_digest(file: Path) -> str:
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return file_digest(file)
 
 
 def _replace_folder(temporary: Path, folder: Path) -> None:

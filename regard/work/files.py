@@ -1,12 +1,12 @@
 """Parse matrices and problems: typed text, or JSON, CSV and NumPy files."""
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from regard.base import files
 from regard.base.errors import ConfigError
 from regard.base.validation import LARGEST_FLOAT
 from regard.core.masks.algebra import Mask
@@ -119,17 +119,11 @@ def parse_fields(found: Mapping[str, Any], where: str, read_mask: MaskReader | N
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; its numbers stay text."""
+    text = files.read_text(path, ConfigError, files.MAX_JSON_BYTES)
     try:
-        return json.loads(
-            path.read_text(encoding="utf-8"), parse_float=NumberText, parse_int=NumberText, parse_constant=NumberText
-        )
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{path}, line {error.lineno}, column {error.colno} is not JSON: {error.msg}; "
-            'fractions are in quotes, "-1/2"'
-        ) from None
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        return files.parse_json(path, text, ConfigError, number=NumberText)
+    except ConfigError as error:
+        raise ConfigError(f'{error}; fractions are in quotes, "-1/2"') from None
 
 
 def _parse_setting(name: str, value: Any, where: str, read_mask: MaskReader | None) -> Any:
@@ -204,10 +198,7 @@ def _parse_bias(value: Any, where: str) -> BiasPerHead:
 
 def _read_csv(path: Path) -> dict[str, Matrix]:
     """Read the matrices of a CSV file: a line with a name starts one, the lines after it are its rows."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    lines = files.read_text(path, ConfigError).splitlines()
     blocks: dict[str, list[tuple[Value, ...]]] = {}
     name = ""
     for number, line in enumerate(lines, 1):
@@ -240,16 +231,12 @@ def _read_csv(path: Path) -> dict[str, Matrix]:
 
 def _load_numpy(path: Path) -> Any:
     """Load arrays as nested lists; short binary fractions such as 0.5 stay exact."""
-    import numpy
+    from regard.base.array_files import read_arrays
 
-    try:
-        loaded = numpy.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    if isinstance(loaded, numpy.ndarray):
-        return _to_lists(loaded, str(path))
-    with loaded:
-        return {name: _to_lists(loaded[name], f"{path}: {name}") for name in loaded.files}
+    loaded = read_arrays(path, ConfigError)
+    if isinstance(loaded, dict):
+        return {name: _to_lists(array, f"{path}: {name}") for name, array in loaded.items()}
+    return _to_lists(loaded, str(path))
 
 
 def _to_lists(array: Any, where: str) -> Any:

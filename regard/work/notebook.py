@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import ConfigError
+from regard.base.files import read_json, read_text
 from regard.base.registry import Registry
 from regard.work.exercises.exercise import Exercise, ExerciseSet
 from regard.work.exercises.run_answer import CELL
@@ -135,27 +136,19 @@ def read_sources(path: Path) -> list[tuple[str, str]]:
     """The code of a .py or .ipynb file: pairs of the file name shown in a traceback and the source."""
     if path.suffix.lower() == ".ipynb":
         return [(f"{CELL}{number}", source) for number, source in read_code_cells(path)]
-    try:
-        return [(str(path), path.read_text(encoding="utf-8"))]
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text") from None
+    return [(str(path), read_text(path, ConfigError))]
 
 
 def read_code_cells(path: Path) -> list[tuple[int, str]]:
     """The code cells of a notebook with their numbers, without the cells that have a role and IPython magic lines."""
+    cells, found = read_json(path, ConfigError, "cells")["cells"], []
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        found = []
         for number, cell in enumerate(cells, 1):
             if cell["cell_type"] == "code" and ROLE not in cell.get("metadata", {}):
                 source = cell["source"]
                 text = source if isinstance(source, str) else "".join(source)
                 # an empty line instead, so that the lines after it keep their numbers
                 found.append((number, re.sub(r"(?m)^[ \t]*[%!?].*$", "", text)))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         raise ConfigError(f"{path} is not a Jupyter notebook of format 4") from None
     return found

@@ -186,7 +186,7 @@ def test_generation_config_overrides_the_end_token(model: GPT, tmp_path: Path) -
     (tmp_path / "generation_config.json").write_text("{")
     result = run.invoke(app, ["generate", str(tmp_path), "Where"])
     assert result.exit_code == 2
-    assert "generation_config.json is not JSON" in result.stderr
+    assert "generation_config.json, line 1, column 2 is not JSON" in result.stderr
 
 
 def test_an_encoder_decoder_answers_the_prompt(tmp_path: Path) -> None:

@@ -446,8 +446,10 @@ def test_errors_of_text_and_images(gpt: str, vit: str, picture: str, tmp_path: P
     assert error_of(vit, "a" * 5000).startswith(f"{vit} takes an image, but there is no file 'aaa")
     broken = tmp_path / "broken.png"
     broken.write_text("no image")
-    assert error_of(vit, str(broken)) == f"{broken} is not an image; give a png or jpeg"
-    assert error_of(vit, str(tmp_path)).startswith(f"{tmp_path} cannot be read as an image: ")
+    assert error_of(vit, str(broken)) == (
+        f"{broken} cannot be read as an image: its 8 bytes are truncated or of an unknown format"
+    )
+    assert error_of(vit, str(tmp_path)) == f"{tmp_path} is a folder; pass a file"
     assert error_of(vit, picture, "--tokenizer", "x.json") == f"--tokenizer is for text; {vit} takes an image"
 
 

@@ -23,7 +23,7 @@ from regard.models.gpt import GPT, Learned, SyntheticAttention
 from regard.models.presets import build_from_config
 from regard.models.saving import load, save
 from regard.recipes.birthplaces import load_data
-from regard.recipes.recipe import RECIPES, RecipeResult, get_recipe, save_result
+from regard.recipes.recipe import RECIPES, RecipeResult, get_recipe, save_result, set_steps
 from regard.recipes.run_folder import begin_run
 from regard.train import distributed
 from regard.train.loop import Progress
@@ -119,9 +119,11 @@ def test_the_settings_and_data_of_a_run_are_read_from_its_folder(name: str, real
         data.mkdir()
     settings = apply_settings(get_recipe(name).settings(real=real), ["seed=7"])
     begin_run(tmp_path / "run", name, to_json(settings), data, resume=False)
-    assert read_run(get_recipe(name), tmp_path / "run", None, pytest.fail) == (settings, data)
+    assert read_run(get_recipe(name), tmp_path / "run", None, [], pytest.fail) == (settings, data)
     given = tmp_path / "run"
-    assert read_run(get_recipe(name), tmp_path / "run", given, pytest.fail) == (settings, given)
+    assert read_run(get_recipe(name), tmp_path / "run", given, [], pytest.fail) == (settings, given)
+    longer, _ = read_run(get_recipe(name), tmp_path / "run", None, ["steps=90000"], pytest.fail)
+    assert longer == set_steps(settings, 90_000)
 
 
 def test_resuming_a_run_of_another_recipe_raises_an_error(folder: Path) -> None:
@@ -133,33 +135,31 @@ def test_resuming_a_run_of_another_recipe_raises_an_error(folder: Path) -> None:
 
 def test_resume_without_a_run_starts_one_with_a_message(tmp_path: Path) -> None:
     messages: list[str] = []
-    settings, data = read_run(get_recipe("vision"), tmp_path, None, messages.append)
+    settings, data = read_run(get_recipe("vision"), tmp_path, None, [], messages.append)
     assert (settings, data) == (get_recipe("vision").settings(real=False), None)
     assert messages == [f"{tmp_path} has no run to resume; starting one"]
 
 
-@pytest.mark.parametrize(
-    ("at", "resume"),
-    [(1, "there is no checkpoint yet, so --resume starts"), (10, "--resume continues from step 8 of ")],
-)
-def test_an_interrupted_run_prints_how_to_resume(
-    at: int, resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("at", "number"), [(1, signal.SIGINT), (10, signal.SIGTERM)])
+def test_an_interrupted_run_saves_a_checkpoint_and_prints_how_to_resume(
+    at: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(self: object, phase: str, now: Progress) -> None:
         if now.step == at:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     birthplaces = ("train", "birthplaces", "--folder", str(tmp_path / "run"))
     longer = ("--set", "pretraining.steps=13", "--set", "pretraining.save_every=4")
     with monkeypatch.context() as patched, interruptible():
         patched.setattr("regard.cli.train._ProgressLines.__call__", interrupt)
         ran = regard(*birthplaces, *TINY, *longer)
-    assert (ran.exit_code, ran.stdout) == (130, "")
+    assert (ran.exit_code, ran.stdout) == (128 + number, "")
     assert ran.stderr.splitlines()[-1].startswith(
-        f"stopped at step {at} of 13 of pretraining or a little later; {resume}"
+        f"stopped at step {at} of 13 of pretraining or a little later; --resume continues from step {at} of "
     )
-    again = regard(*birthplaces, "--resume", "--device", "cpu")
-    assert (again.exit_code, "13/13" in again.stderr) == (0, True), again.stderr
+    again = regard(*birthplaces, "--resume", "--device", "cpu", "--set", "steps=15")
+    assert (again.exit_code, "15/15" in again.stderr) == (0, True), again.stderr
+    assert f'next: regard ask {tmp_path / "run"} "Where was NAME born?"' in again.stdout
 
 
 @contextmanager

@@ -130,8 +130,8 @@ def test_a_check_is_printed_as_json(tmp_path: Path) -> None:
         (["three-tokens", "--out", "missing/a.md"], "cannot write missing/a.md"),
         (["three-tokens", "--mask", "casual()"], "did you mean 'causal'?"),
         (["three-tokens", "--heads", "3"], "which cannot be split into 3 heads; try heads = 2"),
-        (["three-tokens", "--check", "missing.json"], "cannot read missing.json"),
-        (["missing.json"], "cannot read missing.json: No such file"),
+        (["three-tokens", "--check", "missing.json"], "missing.json cannot be read"),
+        (["missing.json"], "missing.json cannot be read: No such file"),
         (["--q", "all.npz"], "all.npz has several matrices"),
     ],
 )

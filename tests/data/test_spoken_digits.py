@@ -219,8 +219,8 @@ def test_an_npz_file_is_read_directly_and_from_its_folder(tmp_path: Path) -> Non
             ("sample_rate", np.array(rate), rf"sample_rate should be one integer, from 1 to 999999, not {rate}")
             for rate in (0, 1_000_000, 4_000_000_000, 0.5)
         ),
-        ("speakers", None, r"is not a set of recordings: speakers is missing; expected samples, offsets"),
-        ("speakers", np.array([None, "a"]), r"is not a set of recordings: .*allow_pickle=False"),
+        ("speakers", None, r"cannot be read as arrays: speakers is missing"),
+        ("speakers", np.array([None, "a"]), r"cannot be read as arrays: .*allow_pickle=False"),
     ],
 )
 def test_invalid_npz_fields_are_named(name: str, value: Any, words: str, tmp_path: Path) -> None:
@@ -241,15 +241,13 @@ def test_damaged_missing_and_repeated_sets_are_named(tmp_path: Path) -> None:
     data = (tmp_path / "set.npz").read_bytes()
     for damaged in (data[:-40], b"", b"no archive", data[:140] + b"\xff\xff" + data[142:]):
         (tmp_path / "set.npz").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"set\.npz is not a set of recordings"):
+        with pytest.raises(DataError, match=r"set\.npz cannot be read as arrays"):
             read_spoken_digits(tmp_path)
     (tmp_path / "set.npz").write_text("plain text\n" * 9)
-    with pytest.raises(
-        DataError, match=r"set\.npz is not a set of recordings: it is not an \.npz file; expected sampl"
-    ):
+    with pytest.raises(DataError, match=r"set\.npz cannot be read as arrays: it is not an \.npy or \.npz file"):
         read_spoken_digits(tmp_path)
     np.save(tmp_path / "single.npy", np.zeros(3))
-    with pytest.raises(DataError, match=r"single\.npy is not a set of recordings: it is not an \.npz file"):
+    with pytest.raises(DataError, match=r"single\.npy is a single array; expected an \.npz file with samples"):
         read_spoken_digits(tmp_path / "single.npy")
     np.savez(tmp_path / "other.npz", **ARRAYS)
     (tmp_path / "set.npz").rename(tmp_path / "set.NPZ")
@@ -267,7 +265,7 @@ def test_a_flipped_byte_is_found_in_every_compression(packing: int, tmp_path: Pa
     assert len(read_spoken_digits(tmp_path)) == 3
     data[80] ^= 0x55
     (tmp_path / "set.npz").write_bytes(data)
-    with pytest.raises(DataError, match=r"set\.npz is not a set of recordings: .*; expected samples"):
+    with pytest.raises(DataError, match=r"set\.npz cannot be read as arrays: "):
         read_spoken_digits(tmp_path)
 
 
@@ -275,12 +273,12 @@ def test_a_member_that_is_not_an_array_and_an_unknown_compression_are_named(tmp_
     np.savez(tmp_path / "set.npz", **{name: value for name, value in ARRAYS.items() if name != "digit"})
     with zipfile.ZipFile(tmp_path / "set.npz", "a") as archive:
         archive.writestr("digit.npy", "4 0 9")
-    with pytest.raises(DataError, match=r"set\.npz is not a set of recordings: digit is not an array; expected"):
+    with pytest.raises(DataError, match=r"set\.npz cannot be read as arrays: digit is not an array"):
         read_spoken_digits(tmp_path)
     data = (tmp_path / "set.npz").read_bytes()
     entry = data.index(b"PK\x01\x02")
     (tmp_path / "set.npz").write_bytes(data[: entry + 10] + b"\x63" + data[entry + 11 :])
-    with pytest.raises(DataError, match=r"is not a set of recordings: That compression method is not supported"):
+    with pytest.raises(DataError, match=r"cannot be read as arrays: That compression method is not supported"):
         read_spoken_digits(tmp_path)
 
 

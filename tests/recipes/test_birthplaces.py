@@ -8,6 +8,7 @@ import torch
 
 from regard.base.config import from_json, override
 from regard.base.errors import ConfigError, DataError, UnknownNameError
+from regard.base.files import read_json
 from regard.base.lock import lock_folder
 from regard.data.birthplaces_dataset import BirthplaceQuestion
 from regard.data.characters import CharacterTokenizer
@@ -22,7 +23,6 @@ from regard.recipes.name_likelihood import name_log_likelihood
 from regard.recipes.question_answering import load_question_answerer, with_threshold
 from regard.recipes.reading_comprehension import PassageCollection
 from regard.recipes.recipe import RunLocation, get_recipe, load_finished_run
-from regard.recipes.run_folder import read_json_fields as read_run
 from regard.recipes.span_infilling import MAX_ANSWER, QuestionMix, SpanInfillingTask, generate_answers
 
 SURE = Confidence(odds=1.0, name=0.0, offset=9.0, ceiling=0.99, precision=0.9, threshold=0.9, coverage=1.0)
@@ -193,7 +193,7 @@ def test_a_model_is_not_tested_on_questions_it_was_taught(tmp_path: Path) -> Non
     left = birthplaces.load_data(None, settings)
     assert {*left.validation, *left.test} == {*found.validation, *found.test} - {*told}
     metrics = birthplaces.evaluate(settings, model, tokenizer, RunLocation())
-    assert read_run(tmp_path / "result.json")["metrics"] == metrics
+    assert read_json(tmp_path / "result.json")["metrics"] == metrics
     with pytest.raises(ConfigError, match="has learned 4 answers since it was trained, which would be lost; train in"):
         get_recipe("birthplaces").run(tiny(), RunLocation(folder=tmp_path, resume=True))
     for each in (*found.validation, *found.test):
@@ -201,7 +201,7 @@ def test_a_model_is_not_tested_on_questions_it_was_taught(tmp_path: Path) -> Non
     messages: list[str] = []
     load_question_answerer(tmp_path).learn(RunLocation(on_message=messages.append), steps=1)
     assert "every validation or test question was taught: metrics and confidence are not updated" in messages
-    assert read_run(tmp_path / "result.json")["metrics"] == metrics
+    assert read_json(tmp_path / "result.json")["metrics"] == metrics
 
 
 def test_a_blank_answer_is_not_given(done: Path, tmp_path: Path) -> None:

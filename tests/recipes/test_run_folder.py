@@ -16,7 +16,7 @@ def test_a_folder_is_begun_once_and_gone_on_with_as_it_was(tmp_path: Path) -> No
     begin_run(tmp_path, "vision", SETTINGS, None, resume=True)
     with pytest.raises(ConfigError, match="has a run already; continue it with --resume"):
         begin_run(tmp_path, "vision", SETTINGS, None, resume=False)
-    with pytest.raises(ConfigError, match=r"is different: plan.steps was 5 and is 6; seed was 1 and is 2; resume"):
+    with pytest.raises(ConfigError, match=r"is different: seed was 1 and is 2. Resume"):
         begin_run(tmp_path, "vision", {"seed": 2, "plan": {"steps": 6}}, None, resume=True)
     with pytest.raises(ConfigError, match="recipe was 'vision' and is 'speech'"):
         begin_run(tmp_path, "speech", SETTINGS, None, resume=True)
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_written_and_files_that_are_damaged_are_told(tmp
         with pytest.raises(TrainingError, match=f"the run cannot be saved in .*{folder}: {why}; fix this or choose"):
             begin_run(tmp_path / folder, "vision", SETTINGS, None, resume=False)
     (tmp_path / RUN_FILE).write_text('{"recipe": "vis')
-    with pytest.raises(CheckpointError, match=f"{RUN_FILE} is damaged: "):
+    with pytest.raises(CheckpointError, match=f"{RUN_FILE}, line 1, column 12 is not JSON: "):
         begin_run(tmp_path, "vision", SETTINGS, None, resume=True)
     (tmp_path / RUN_FILE).write_text('{"recipe": "vision"}')
     with pytest.raises(CheckpointError, match=r"Resume the unfinished one with `regard train vision --resume --folder"):

@@ -365,15 +365,17 @@ def test_an_image_is_read_upright_resized_and_scaled(tmp_path: Path) -> None:
 
 
 def test_errors_of_read_image(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no file .*none\.png; give the path of a png or jpeg"):
+    with pytest.raises(ConfigError, match=r"none\.png cannot be read: No such file or directory"):
         read_image(tmp_path / "none.png", 8)
     (tmp_path / "text.png").write_text("no image")
-    with pytest.raises(ConfigError, match=r"text\.png is not an image; give a png or jpeg"):
+    with pytest.raises(
+        ConfigError, match=r"text\.png cannot be read as an image: its 8 bytes are truncated or of an unknown"
+    ):
         read_image(tmp_path / "text.png", 8)
     Image.effect_noise((64, 64), 50).save(tmp_path / "half.png")
     whole = (tmp_path / "half.png").read_bytes()
     (tmp_path / "half.png").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match=r"half\.png cannot be read as an image: .*; give an undamaged png or jpeg"):
+    with pytest.raises(ConfigError, match=r"half\.png cannot be read as an image: "):
         read_image(tmp_path / "half.png", 8)
     with pytest.raises(ConfigError, match=r"1 channel \(grey\) or 3 \(red, green, blue\), not 4"):
         read_image(tmp_path / "half.png", 8, channels=4)

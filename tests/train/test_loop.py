@@ -19,6 +19,7 @@ from regard.base.errors import CheckpointError, ConfigError, TrainingError
 from regard.train import checkpoint
 from regard.train.averaging import ExponentialAverage, LastKAverage
 from regard.train.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
+from regard.train.interrupts import TrainingInterruptedError
 from regard.train.log import MetricsLog
 from regard.train.loop import Progress, TrainingResult, fit
 from regard.train.optimizers import AdamW, Muon
@@ -410,14 +411,15 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["loss", "evaluate", "save"])
-def test_an_interrupt_leaves_a_valid_checkpoint_and_no_unfinished_file(
+def test_a_second_interrupt_leaves_a_valid_checkpoint_and_no_unfinished_file(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*args: Any) -> None:
         if where == "save":
             Path(args[1]).write_bytes(b"half")
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(5)
+        for _ in range(2):  # the second one stops at once
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
 
     owner, name, count = {"loss": (Points, "loss", 11), "evaluate": (Points, "evaluate", 2)}.get(
         where, (checkpoint, "save_file", 4)
@@ -533,12 +535,70 @@ def test_resuming_without_a_valid_checkpoint_raises_an_error(tmp_path: Path) -> 
 def test_a_run_is_resumed_with_the_same_plan_only(tmp_path: Path) -> None:
     fit(Tiny(), Points(), plan(), folder=tmp_path)
     with pytest.raises(
-        ConfigError, match=r"has another plan: max_grad_norm was 0.3 and is 0.5, steps was 12 and is 24; resume"
+        ConfigError, match=r"has another plan: max_grad_norm was 0.3 and is 0.5; only evaluate_every, .*, steps may"
     ):
         fit(Tiny(), Points(), plan(steps=24, max_grad_norm=0.5), folder=tmp_path, resume=True)
-    (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(CheckpointError, match="the plan of this run is damaged or missing, so it cannot be resumed: "):
-        fit(Tiny(), Points(), plan(), folder=tmp_path, resume=True)
+    with pytest.raises(ConfigError, match=r"steps=11, but the run in .* has done 12 steps already"):
+        fit(Tiny(), Points(), plan(steps=11), folder=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[" * 100_000, b"\xff"])
+def test_a_damaged_plan_does_not_block_the_checkpoints(damage: bytes, tmp_path: Path) -> None:
+    whole = fit(Tiny(), Points(), plan(), folder=tmp_path / "whole")
+    with pytest.raises(TrainingInterruptedError):
+        fit(Tiny(), Interrupted(7, signal.SIGINT), plan(), folder=tmp_path / "run")
+    (tmp_path / "run" / "plan.json").write_bytes(damage)
+    assert same(fit(Tiny(), Points(), plan(), folder=tmp_path / "run", resume=True), whole)
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["steps"] == 12
+
+
+class Interrupted(Points):
+    """The task, which sends a signal to its own process in one loss."""
+
+    def __init__(self, at: int, number: int) -> None:
+        super().__init__()
+        self.at, self.number, self.calls = at, number, 0
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        self.calls += 1
+        if self.calls == self.at:
+            assert threading.current_thread() is threading.main_thread()
+            signal.raise_signal(self.number)
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("at", [1, 7, 11])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_a_checkpoint_and_the_resumed_run_is_the_same(number: int, at: int, tmp_path: Path) -> None:
+    made = plan(averaging=ExponentialAverage(decay=0.8))
+    whole = fit(Tiny(dropout=0.2), Points(), made)
+    before = signal.getsignal(number)
+    with pytest.raises(TrainingInterruptedError, match=signal.Signals(number).name) as found:
+        fit(Tiny(dropout=0.2), Interrupted(at, number), made, folder=tmp_path)
+    assert found.value.number == number
+    assert signal.getsignal(number) == before
+    assert checkpoint_steps(tmp_path)[-1] == at
+    assert same(fit(Tiny(dropout=0.2), Points(), made, folder=tmp_path, resume=True), whole)
+
+
+def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
+    fit(Tiny(), Points(), plan(), folder=tmp_path)
+    longer = plan(steps=18, save_every=5)
+    fitted = fit(Tiny(), Points(), longer, folder=tmp_path, resume=True)
+    assert fitted.steps == 18
+    assert [step for step, _ in fitted.losses][:2] == [1, 4]
+    assert checkpoint_steps(tmp_path)[-1] == 18
+    assert json.loads((tmp_path / "plan.json").read_text())["steps"] == 18
+    assert same(fit(Tiny(), Points(), longer, folder=tmp_path, resume=True), fitted), "it is finished"
+
+
+def test_the_time_of_a_step_is_measured_once() -> None:
+    timed: list[tuple[float, int]] = []
+    fit(Tiny(), Points(), plan(), on_timing=lambda *found: timed.append(found))
+    ((seconds, left),) = timed
+    assert (seconds > 0, left) == (True, 8)
+    fit(Tiny(), Points(), plan(steps=3), on_timing=lambda *found: timed.append(found))
+    assert len(timed) == 1, "three steps are too few"
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -1191,7 +1191,10 @@ def test_a_file_that_never_ends_is_stopped(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_code_is_refused(tmp_path: Path) -> None:
-    for name, words in (("a.txt", "is neither a .py nor an .ipynb file"), ("a.py", "cannot read .*: No such file")):
+    for name, words in (
+        ("a.txt", "is neither a .py nor an .ipynb file"),
+        ("a.py", "a.py cannot be read: No such file"),
+    ):
         with pytest.raises(ConfigError, match=words):
             grade_file(EXERCISE_SETS["vit"], tmp_path / name)
     (tmp_path / "b.py").write_bytes(b"\xff")

@@ -138,7 +138,7 @@ def test_numpy_files_are_read(tmp_path: Path) -> None:
         ("a.csv", "q\nk\n1\n", "names 'q', but no row of numbers follows"),
         ("a.csv", "", "is empty; write a name such as q"),
         ("a.txt", "1", "should be a .json, .csv or .npz file"),
-        ("a.npz", "no archive", "cannot read .*a.npz"),
+        ("a.npz", "no archive", "a.npz cannot be read as arrays"),
     ],
 )
 def test_an_error_in_a_file_names_its_location(name: str, text: str, message: str, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_an_error_in_a_file_names_its_location(name: str, text: str, message: st
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read .*gone.json: No such file"):
+    with pytest.raises(ConfigError, match=r"gone.json cannot be read: No such file"):
         read_problem(tmp_path / "gone.json")
 
 

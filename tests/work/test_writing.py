@@ -175,6 +175,15 @@ def test_markdown_has_its_formulas_in_fences(name: str, changes: dict[str, Any])
     assert r"\begin{aligned}" in source
 
 
+def test_a_fence_in_a_token_does_not_end_the_code_block() -> None:
+    source = write_solution("markdown", solved("three-tokens", tokens=("```", "<img src=x>", "````")))
+    fence = re.search(r"^(`+)text$", source, re.MULTILINE)
+    assert fence is not None
+    body = source.split(f"{fence[1]}text\n")[1].split(f"\n{fence[1]}\n")[0]
+    assert "````" in body
+    assert len(fence[1]) == 5
+
+
 def test_token_names_are_escaped() -> None:
     changes = CASES[1][1]
     assert "<b>" not in write_solution("html", solved("three-tokens", **changes))

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.base.errors import CheckpointError, ConfigError
+from regard.base.files import read_json
 from regard.cli.generate import find_tokenizer, special_tokens
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def pixel_scaling(loaded: "LoadedModel") -> tuple[tuple[float, ...], tuple[float
     if not file.is_file():
         return half, half, 2, f"the default, without {PREPROCESSOR}"
     try:
-        about = loads(file.read_text(encoding="utf-8"))
+        about = read_json(file, CheckpointError)
         mean, std = (tuple(float(x) for x in about.get(name) or half) for name in ("image_mean", "image_std"))
         resample = int(about.get("resample", 2))
     except (ValueError, TypeError, AttributeError) as error:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError, ShapeError, UnknownNameError
+from regard.base.files import read_json
 from regard.base.registry import Registry
 from regard.models.convert import bart, bert, gpt2, llama, vit
 from regard.models.convert.family import Family
@@ -120,10 +121,10 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 def _read_index(folder: Path) -> dict[str, str]:
     """The file of each tensor."""
     try:
-        where = json.loads((folder / INDEX).read_text())["weight_map"]
+        where = read_json(folder / INDEX, CheckpointError)["weight_map"]
         if all(isinstance(file, str) for file in where.values()):
             return dict(where)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         pass
     raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files")
 

@@ -24,7 +24,10 @@ def _block(block: Block, digits: int) -> str:
         case FormulaList(expressions):
             return f"$$\n\\begin{{aligned}}\n{align_rows(expressions, digits)}\n\\end{{aligned}}\n$$"
         case MapFigure(attention_map):
-            return f"```text\n{render_text(attention_map)}\n```"
+            text = render_text(attention_map)
+            # a token can have backticks; a fence ends at as many of them as it begins with
+            fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 0)
+            return f"{fence}text\n{text}\n{fence}"
 
 
 def escape_markdown(text: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from regard.base.errors import DataError
-from regard.data.plain_pickle import load_plain_pickle
+from regard.base.plain_pickle import load_plain_pickle
 
 PLAIN = {
     b"labels": [3, 0, 255, 256, 70_000, -1, 2**40],
@@ -140,6 +140,39 @@ def test_a_pickle_cannot_grow_without_bounds_or_end() -> None:
     round_about.append(round_about)
     with pytest.raises(DataError, match=r"f is damaged after opcode STOP at byte \d+: maximum recursion"):
         load_plain_pickle("f", pickle.dumps(round_about))
+
+
+NESTED = b")" + b"q\x00h\x00\x86" * 60  # a tuple of two tuples of two tuples ..., 2^60 of them, in 300 bytes
+
+
+def test_a_nested_key_is_refused_before_it_is_hashed() -> None:
+    for program in (b"}" + NESTED + b"K\x01s.", b"}(" + NESTED + b"K\x01u.", b"(" + NESTED + b"K\x01d."):
+        with pytest.raises(DataError, match="a key is a tuple, not text, bytes or an integer"):
+            load_plain_pickle("f", b"\x80\x02" + program)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
+        + NESTED
+        + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R\x89U\x00tb.",
+        b"cnumpy\ndtype\n" + NESTED + b"\x85R.",
+        NESTED + NESTED + b"\x93.",
+        b"X\x10\x27\x00\x00" + b"a" * 10_000 + b"X\x01\x00\x00\x00b\x93.",
+    ],
+)
+def test_messages_are_short(program: bytes) -> None:
+    with pytest.raises(DataError) as found:
+        load_plain_pickle("f", b"\x80\x02" + program)
+    assert len(str(found.value)) < 500
+
+
+def test_the_same_bytes_are_made_once() -> None:
+    text = b"X\x00\x00\x10\x00" + b"a" * (1 << 20) + b"q\x01X\x06\x00\x00\x00latin1\x86q\x02"
+    call = b"c_codecs\nencode\nh\x02R"
+    found = load_plain_pickle("f", b"\x80\x02" + text + b"0](".replace(b"0", b"q\x03") + call * 500 + b"e.")
+    assert len({id(each) for each in found}) == 1
 
 
 def test_every_opcode_there_is_is_read_or_refused() -> None:

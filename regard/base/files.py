@@ -1,0 +1,140 @@
+"""Bounded file readers: bytes, text, gzip and JSON.
+
+They read regular files only and limit bytes, depth and digits. Every damaged file raises the error of the class that is
+passed as `error`, whose message names the file.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from regard.base.errors import DataError, RegardError
+
+MAX_BYTES = 1 << 34  # of a file
+MAX_JSON_BYTES = 1 << 28
+MAX_DEPTH = 100  # lists and objects inside each other, in JSON
+MAX_DIGITS = 1000  # characters of a number, in JSON
+MAX_EXPANSION = 200, 1 << 24  # a compressed file may become this many times as large, plus these bytes
+Error = type[RegardError]
+
+
+def read_bytes(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> bytes:
+    """Read a regular file of at most `most` bytes. A device or a pipe has no end, so it is refused."""
+    try:
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "a device or a pipe"
+            raise error(f"{path} is {kind}; pass a file")
+        with path.open("rb") as opened:
+            data = opened.read(most + 1)
+    except OSError as failure:
+        raise error(f"{path} cannot be read: {failure.strerror or failure}") from None
+    except ValueError as failure:  # a null character in the path
+        raise error(f"{str(path)!r} cannot be read: {failure}") from None
+    if len(data) > most:
+        raise error(f"{path} has more than {most:,} bytes, which is too large")
+    return data
+
+
+def read_text(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> str:
+    """Read a text file in UTF-8, without a byte order mark."""
+    data = read_bytes(path, error, most)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as failure:
+        raise error(f"{path} is not UTF-8 text: {describe(failure)}") from None
+
+
+def max_expanded(size: int) -> int:
+    """The maximum size of `size` bytes after decompression."""
+    return MAX_EXPANSION[0] * size + MAX_EXPANSION[1]
+
+
+def decompress(where: Path | str, data: bytes, error: Error = DataError) -> bytes:
+    """Decompress gzip data; `where` names the file in errors."""
+    most = max_expanded(len(data))
+    try:
+        with gzip.open(io.BytesIO(data)) as opened:
+            found = opened.read(most + 1)
+    except (OSError, EOFError, zlib.error) as failure:
+        raise error(f"{where} is damaged and cannot be decompressed: {describe(failure)}") from None
+    if len(found) > most:
+        raise error(f"{where} decompresses to more than {MAX_EXPANSION[0]} times its size, which is refused")
+    return found
+
+
+def read_json(path: Path, error: Error = DataError, *fields: str, **hooks: Callable[[Any], Any]) -> Any:
+    """Read a JSON file.
+
+    fields  names that must be in the file, which then must be an object
+    hooks   `number` and `object_hook` of `parse_json`
+    """
+    found = parse_json(path, read_text(path, error, MAX_JSON_BYTES), error, **hooks)
+    if fields and not isinstance(found, dict):
+        raise error(f"{path} is damaged: it is not a JSON object")
+    for name in fields:
+        if name not in found:
+            raise error(f"{path} is damaged: {name} is missing")
+    return found
+
+
+def parse_json(
+    where: Path | str,
+    text: str,
+    error: Error = DataError,
+    *,
+    number: Callable[[str], Any] | None = None,
+    object_hook: Callable[[dict[str, Any]], Any] | None = None,
+) -> Any:
+    """Parse JSON; `where` names its source in errors.
+
+    number       converts the text of each number; by default to int or float
+    object_hook  converts each object
+    """
+
+    def convert(digits: str, kind: Callable[[str], Any]) -> Any:
+        if len(digits) > MAX_DIGITS:
+            raise ValueError(f"a number has {len(digits):,} characters, more than {MAX_DIGITS:,}")
+        return (number or kind)(digits)
+
+    try:
+        found = json.loads(
+            text,
+            parse_int=lambda digits: convert(digits, int),
+            parse_float=lambda digits: convert(digits, float),
+            parse_constant=lambda word: convert(word, float),
+            object_hook=object_hook,
+        )
+        _check_depth(found)
+    except json.JSONDecodeError as failure:
+        at = f"line {failure.lineno}, column {failure.colno}"
+        raise error(f"{where}, {at} is not JSON: {failure.msg}") from None
+    except (ValueError, RecursionError) as failure:
+        why = f"it is nested more than {MAX_DEPTH} deep" if isinstance(failure, RecursionError) else describe(failure)
+        raise error(f"{where} is not valid JSON: {why}") from None
+    return found
+
+
+def file_digest(file: Path, algorithm: str = "sha256") -> str:
+    """The checksum of a file in hexadecimal digits."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, algorithm).hexdigest()
+
+
+def describe(failure: BaseException) -> str:
+    """The message of an error, shortened, or the name of its class."""
+    return str(failure)[:200] or type(failure).__name__
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [each for each in level if isinstance(each, dict | list)]
+        if not containers:
+            return
+        level = [inner for each in containers for inner in (each.values() if isinstance(each, dict) else each)]
+    raise RecursionError

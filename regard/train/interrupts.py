@@ -1,0 +1,43 @@
+"""Signals that stop a run: Ctrl-C (SIGINT) and SIGTERM are recorded, so that a checkpoint can be saved first."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class TrainingInterruptedError(KeyboardInterrupt):
+    """A run was stopped by a signal after a checkpoint was saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class SignalRecorder:
+    """Record the first SIGINT or SIGTERM inside the `with` block instead of stopping at once; a second one stops."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        # Python allows handlers in the main thread only
+        self.enabled = enabled and threading.current_thread() is threading.main_thread()
+        self.received: int | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "SignalRecorder":
+        if self.enabled:
+            self._handlers = {each: signal.signal(each, self._record) for each in SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for each, handler in self._handlers.items():
+            signal.signal(each, handler)
+        self._handlers = {}

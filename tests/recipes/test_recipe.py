@@ -1,0 +1,116 @@
+"""What all recipes share: steps, settings for a CPU, the estimated time, extending a run and the next command."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.base.config import override
+from regard.base.errors import ConfigError, UnknownNameError
+from regard.cli import app
+from regard.models.presets import build_from_config
+from regard.recipes import birthplaces
+from regard.recipes.recipe import (
+    RECIPES,
+    RunLocation,
+    find_plans,
+    format_duration,
+    get_recipe,
+    set_steps,
+)
+
+COMMANDS = {command.name for command in app.registered_commands}
+
+
+def steps(settings: Any) -> list[int]:
+    return [plan.steps for plan in find_plans(settings).values()]
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("name", RECIPES)
+def test_steps_mean_the_steps_of_the_whole_run(name: str, real: bool) -> None:
+    settings = get_recipe(name).settings(real=real)
+    assert sum(steps(set_steps(settings, 340))) == 340
+    assert set_steps(settings, sum(steps(settings))) == settings
+    with pytest.raises(ConfigError, match="steps is 0, but must be at least 1"):
+        set_steps(settings, 0)
+
+
+def test_phases_keep_their_proportion() -> None:
+    assert steps(birthplaces.real()) == [7000, 1500]
+    assert steps(set_steps(birthplaces.real(), 850)) == [700, 150]
+    bert = get_recipe("language").settings(real=True, variant="bert")
+    assert find_plans(bert) == {"bert.plan": bert.bert.plan}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_settings_for_a_cpu_are_smaller(name: str) -> None:
+    recipe = get_recipe(name)
+    assert recipe.settings(real=False, variant="cpu") == recipe.settings(real=False)
+    large, small = recipe.settings(real=True), recipe.settings(real=True, variant="cpu")
+    for one, other in zip(find_plans(large).values(), find_plans(small).values(), strict=True):
+        assert one.steps * one.batch_size > 4 * other.steps * other.batch_size
+        assert (other.precision, other.compile) == ("float32", False)
+    for settings in (large, small):
+        config = settings.chosen.model if name == "language" else settings.model
+        build_from_config(config, seed=0)
+
+
+def test_variants_are_combined_and_unknown_ones_are_refused() -> None:
+    recipe = get_recipe("birthplaces")
+    both = recipe.settings(real=True, variant="finetune,cpu")
+    assert both.finetuning is not None
+    assert (both.pretraining.precision, both.self_training) == ("float32", None)
+    with pytest.raises(UnknownNameError, match=r"has no variant 'small'; available: finetune, .*, cpu"):
+        recipe.settings(real=True, variant="small")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_next_command_is_a_command(name: str, tmp_path: Path) -> None:
+    recipe = get_recipe(name)
+    for variant in recipe.variants:
+        settings = recipe.settings(real=False, variant=variant)
+        program, command, first, *_ = shlex.split(recipe.next_command(settings, tmp_path))
+        assert (program, first.startswith(str(tmp_path))) == ("regard", True)
+        assert command in COMMANDS
+
+
+def test_a_long_run_on_a_cpu_is_reported_with_smaller_settings() -> None:
+    recipe = get_recipe("vision")
+    assert recipe.describe_time(70, "cpu") == "the training takes about 70 seconds on this CPU"
+    assert recipe.describe_time(72_000, "cuda") == "the training takes about 20 hours on this GPU"
+    text = recipe.describe_time(72_000, "cpu")
+    assert (
+        "20 hours on this CPU. Settings for a CPU: `regard train vision --variant cpu`. Fewer steps: --set st" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "1 seconds"), (89, "89 seconds"), (95, "1.6 minutes"), (5500, "1.5 hours")]
+)
+def test_durations_are_readable(seconds: float, words: str) -> None:
+    assert format_duration(seconds) == words
+
+
+def tiny(**changes: Any) -> birthplaces.BirthplaceSettings:
+    settings = override(
+        birthplaces.built_in(), {"people": 12, "validation": 3, "pretraining.steps": 5, "model.width": 16}
+    )
+    return replace(settings, finetuning=replace(settings.pretraining, steps=5), **changes)
+
+
+def test_a_run_is_extended_in_its_last_phase_only(tmp_path: Path) -> None:
+    recipe = get_recipe("birthplaces")
+    estimates: list[str] = []
+    location = RunLocation(folder=tmp_path / "run", on_message=estimates.append)
+    recipe.run(tiny(), location)
+    assert len([text for text in estimates if "the training takes about" in text]) == 1, "one estimate for all phases"
+    again = replace(location, resume=True)
+    longer = override(tiny(), {"finetuning.steps": 7})
+    seen: list[tuple[str, int]] = []
+    recipe.run(longer, replace(again, on_progress=lambda phase, now: seen.append((phase, now.step))))
+    assert seen == [("finetuning", 7)]
+    with pytest.raises(ConfigError, match=r"pretraining\.steps cannot be increased, because finetuning has begun; ext"):
+        recipe.run(override(longer, {"pretraining.steps": 9}), again)
